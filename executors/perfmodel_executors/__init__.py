@@ -29,16 +29,14 @@ if TYPE_CHECKING:
     from perfmodel_executors.techniques import measure_technique
 
 _HOMES = {
-    "calibrate_cpu": "perfmodel_executors.measure.calibrate",
-    "calibrate_on": "perfmodel_executors.engines.calibrate",
-    "execute_on": "perfmodel_executors.engines.run",
-    "execute_repeatedly": "perfmodel_executors.measure.repeated",
-    "execute_scenario": "perfmodel_executors.run",
-    "explain_occupancy": "perfmodel_executors.compiled.step",
-    "measure_quality": "perfmodel_executors.quality",
-    "measure_sensitivity": "perfmodel_executors.quality",
-    "measure_technique": "perfmodel_executors.techniques",
-    "validate_executor": "perfmodel_executors.run",
+    **dict.fromkeys(("measure_quality", "measure_sensitivity"), "quality"),
+    **dict.fromkeys(("execute_scenario", "validate_executor"), "run"),
+    "calibrate_cpu": "measure.calibrate",
+    "calibrate_on": "engines.calibrate",
+    "execute_on": "engines.run",
+    "execute_repeatedly": "measure.repeated",
+    "explain_occupancy": "compiled.step",
+    "measure_technique": "techniques",
 }
 
 
@@ -48,4 +46,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'perfmodel_executors' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(home), name)
+    return getattr(import_module(f"perfmodel_executors.{home}"), name)

@@ -1,12 +1,9 @@
-"""`ExecutedBackend`: plans of the engine run on real tensors, timed.
-
-Durations are those of the device's clock: on a CPU, time of the executing thread, since wall time measures the
-neighbours on a shared machine. The forward pass is what is timed: building the batch's index tensors included, sampling
-included, scheduling not.
+"""`ExecutedBackend`: plans of the engine run on real tensors, timed by the device's clock: the forward pass, building
+index tensors and sampling included, scheduling not.
 
 A step whose shape was not seen before is first run once untimed: the BLAS compiles kernels for each new matrix shape
-(0.2 to 10 ms measured, as much as a whole step), which a serving engine does once when it starts. Running a step twice
-is harmless: it writes the same keys and values to the same slots.
+(0.2 to 10 ms measured, as much as a whole step), which a serving engine does when it starts. Running a step twice
+writes the same keys and values to the same slots.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -79,31 +76,21 @@ class ExecutedBackend:
         self._first_blocks.update({key: table[0] for key, table in plan.block_tables.items() if table})
         segments, sampled = self._segments(plan)
         self.runner.reserve_for(segments)
-        copying = self._copy_blocks(plan)
+        copying = 0
+        if plan.copied_out or plan.copied_back:
+            # Before the step and only once: its warm-up writes blocks whose old contents have to be there by then.
+            copying, _ = self._timed(partial(self.runner.copy_blocks, plan.copied_out, plan.copied_back))
         if self.speculator is not None:
             return self._speculate(self.speculator, plan, segments[len(plan.decodes) :], sampled)
-        shape = (*self._shape(plan), *sorted(segment.num_layers or 0 for segment in segments))
+        shape = (*_shape(plan), *sorted(segment.num_layers or 0 for segment in segments))
         duration, tokens = self._timed(partial(self.runner.run, segments), shape)
         for (request, position), token in zip(sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
-        self._note_stages(duration, copying)
-        return Outcome(duration + copying, tokens)
-
-    def _note_stages(self, duration: int, copying: int) -> None:
-        """What each pipeline stage took of a step of `duration`; the first waits for copies, too."""
         spent = self.runner.stage_ns
-        if spent:
-            whole = sum(spent)
-            first, *rest = [round(duration * each / whole) for each in spent]
+        if spent:  # the first stage waits for copies, too
+            first, *rest = [round(duration * own / sum(spent)) for own in spent]
             self.stage_ticks = StageTicks(0, 0, (copying + first, *rest))
-
-    def _copy_blocks(self, plan: StepPlan) -> int:
-        """Ticks of the copies to a second tier and back, which come before the step and only once: a warm-up of the
-        step writes blocks whose old contents have to be there by then."""
-        if not (plan.copied_out or plan.copied_back):
-            return 0
-        duration, _ = self._timed(partial(self.runner.copy_blocks, plan.copied_out, plan.copied_back))
-        return duration
+        return Outcome(duration + copying, tokens)
 
     def _speculate(
         self,
@@ -112,10 +99,9 @@ class ExecutedBackend:
         chunks: list[TokenSegment],
         sampled: list[tuple[Request, int]],
     ) -> Outcome:
-        """As `execute`, with drafts; the tokens of a request come together."""
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))
-        shape = (*self._shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
+        shape = (*_shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
 
         def settle(verified: Verified) -> int:
             speculator.settle(drafting, verified)
@@ -129,14 +115,13 @@ class ExecutedBackend:
             proposer.release(grant.request.request_id)
         assert self.acceptance is not None
         guessed = verified.guessed or [None] * len(drafting)
-        each_drafted = zip(plan.decodes, drafting, verified.paths, verified.num_drafted, guessed, strict=True)
-        for request, each, path, count, guess in each_drafted:
+        judged = zip(plan.decodes, drafting, verified.paths, verified.num_drafted, guessed, strict=True)
+        for request, sequence, path, count, guess in judged:
             if request.status is not RequestStatus.FINISHED:  # since the plan was made
-                self.acceptance.add(each.depth, path, count, guess)
+                self.acceptance.add(sequence.depth, path, count, guess)
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:
-        """Forget a finished request."""
         self._lose_blocks(request)
         self.tokens.release(request)
         if self._draws is not None:
@@ -168,9 +153,6 @@ class ExecutedBackend:
             unseen = settle(result) if settle is not None else 0
             duration = self._clock_ns() - start + unseen
         return max(1, round(duration * PS_PER_NS * factor)), result
-
-    def _shape(self, plan: StepPlan) -> tuple[Hashable, ...]:
-        return plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths)
 
     def _drafting(self, plan: StepPlan) -> list[Drafting]:
         depths = plan.draft_depths or [0] * len(plan.decodes)
@@ -213,3 +195,7 @@ class ExecutedBackend:
             if is_sampled:
                 sampled.append((request, computed + new))
         return segments, sampled
+
+
+def _shape(plan: StepPlan) -> tuple[Hashable, ...]:
+    return plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths)

@@ -32,11 +32,14 @@ def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> 
         raise PerfmodelError(
             f"the scenario is for {hardware.name}, but torch sees no GPU here; use --set hardware=cpu."
         )
-    others = [name for name in present if not hardware.is_called(name)]
-    if others:
+    other = next((name for name in present if not hardware.is_called(name)), None)
+    if other is not None:
+        try:
+            file = load_hardware(other).name
+        except SpecError:
+            file = "cpu"
         raise PerfmodelError(
-            f"the scenario is for {hardware.name}, but the GPU here is {others[0]}; use --set "
-            f"hardware={_file_of(others[0])}."
+            f"the scenario is for {hardware.name}, but the GPU here is {other}; use --set hardware={file}."
         )
     if num_devices > len(present):
         raise PerfmodelError(
@@ -67,7 +70,6 @@ def default_kernels(device: torch.device) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
@@ -85,8 +87,7 @@ class StepClock(Protocol):
 class DeviceClock:
     """Nanoseconds of a step, as differences between two calls.
 
-    A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, which is not disturbed by the
-    machine's other work.
+    A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, whatever else the machine does.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -100,7 +101,6 @@ class DeviceClock:
 
     @property
     def meaning(self) -> str:
-        """What durations are, for a report."""
         return "thread CPU time" if self._device.type == "cpu" else "wall time to the end of the device's work"
 
 
@@ -117,18 +117,9 @@ def memory_as_a_sentence(device: torch.device) -> Iterator[None]:
 
 
 def _present_gpus() -> list[str]:
-    """The names of the GPUs that torch sees."""
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
-def _file_of(name: str) -> str:
-    """The hardware file for a GPU of this name, `cpu` where there is none."""
-    try:
-        return load_hardware(name).name
-    except SpecError:
-        return "cpu"
 
 
 def interprets_triton() -> bool:

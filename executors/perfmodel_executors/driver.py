@@ -1,16 +1,14 @@
 """The executed clock: turns the serve loop over a backend that does the work.
 
-By default the clock is *virtual*: it advances by each step's measured duration and jumps over idle time. Queueing is
-replayed exactly, a noisy machine disturbs only durations, and a run takes as long as its work. `WallClock` runs live:
-arrivals are waited for, and the time is that of the wall.
+By default it is *virtual*: it advances by each step's measured duration and jumps over idle time, so that queueing is
+replayed exactly and a run takes as long as its work. `WallClock` runs live.
 """
 
 import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Request, ServeLoop, StepPlan, StepRecord
@@ -21,35 +19,26 @@ from perfmodel.sim.traffic.workload import ThinkTime, no_think_time
 _PS_PER_NS = 1000
 
 
-class Clock(Protocol):
-    """The clock of a run, in picoseconds since its start."""
+class VirtualClock:
+    """Picoseconds since the start of a run; advances by the durations that it is given."""
+
+    def __init__(self) -> None:
+        self._tick = 0
 
     @property
-    def now(self) -> int: ...
+    def now(self) -> int:
+        return self._tick
 
     def pass_step(self, duration: int) -> None:
         """A step that took `duration` has just been executed."""
-        ...
+        self._tick += duration
 
     def wait_until(self, tick: int) -> None:
         """Nothing happens before `tick`."""
-        ...
+        self._tick = max(self._tick, tick)
 
 
-class VirtualClock:
-    """Advances by the durations that it is given."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def pass_step(self, duration: int) -> None:
-        self.now += duration
-
-    def wait_until(self, tick: int) -> None:
-        self.now = max(self.now, tick)
-
-
-class WallClock:
+class WallClock(VirtualClock):
     """Follows the machine's monotonic clock, and sleeps when there is nothing to do."""
 
     def __init__(self) -> None:
@@ -66,57 +55,6 @@ class WallClock:
         time.sleep(max(0, tick - self.now) / 1e12)
 
 
-class Arriving(Protocol):
-    """Which requests come when."""
-
-    @property
-    def next_tick(self) -> int | None:
-        """When the next one comes that is known to."""
-        ...
-
-    def pop_due(self, now: int) -> Iterator[Request]:
-        """Those that have come by `now`."""
-        ...
-
-    def on_finished(self, request: Request, now: int) -> None:
-        """`request` has its answer."""
-        ...
-
-
-class RequestArrivals:
-    """Requests by arrival; in a closed loop (`concurrency`) each answer lets the next one in, a think time after it."""
-
-    def __init__(
-        self, requests: Iterator[Request], concurrency: int | None, think_time: ThinkTime = no_think_time
-    ) -> None:
-        self._source, self._think_time = requests, think_time
-        self._next = next(requests, None)
-        self._is_closed = concurrency is not None
-        self._users = [(0, number) for number in range(concurrency or 0)]  # when each sends; of a tick, in which order
-        self._order = count(concurrency or 0)
-
-    @property
-    def next_tick(self) -> int | None:
-        if self._next is None or (self._is_closed and not self._users):
-            return None
-        return self._users[0][0] if self._is_closed else self._next.arrival
-
-    def pop_due(self, now: int) -> Iterator[Request]:
-        while (tick := self.next_tick) is not None and tick <= now:
-            request = self._next
-            assert request is not None
-            if self._is_closed:
-                heapq.heappop(self._users)
-                request.arrival = tick
-            self._next = next(self._source, None)
-            yield request
-
-    def on_finished(self, request: Request, now: int) -> None:
-        """`request` has its answer."""
-        if self._is_closed:
-            heapq.heappush(self._users, (now + self._think_time(request.request_id), next(self._order)))
-
-
 class InStages(NamedTuple):
     """line: the stages; ticks: says what the plan that was executed last took on each"""
 
@@ -125,23 +63,19 @@ class InStages(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """A plan that has been executed, and when it would be back."""
-
     plan: StepPlan
     started: int
     end: int
     num_accepted: Sequence[int] | None
 
 
-class ConversationArrivals:
-    """Turns of conversations: the first at its own time, each other a pause after the answer before it; with
-    `concurrency` so many conversations at a time, the next one a think time after the end of one."""
+class RequestArrivals:
+    """Turns of conversations, (pause, request) each, of which a plain request is one: the first at its own time, each
+    other a pause after the answer before it; with `concurrency` so many conversations at a time, the next one a think
+    time after the end of one."""
 
     def __init__(
-        self,
-        conversations: Iterator[list[tuple[int, Request]]],
-        concurrency: int | None,
-        think_time: ThinkTime = no_think_time,
+        self, conversations: Iterator[list[tuple[int, Request]]], concurrency: int | None, think_time: ThinkTime
     ) -> None:
         self._source, self._think_time = conversations, think_time
         self._next = next(conversations, None)
@@ -152,18 +86,19 @@ class ConversationArrivals:
 
     @property
     def _next_begin(self) -> int | None:
-        """When the next conversation begins, if it is known to."""
         if self._next is None or (self._is_closed and not self._users):
             return None
         return self._users[0] if self._is_closed else self._next[0][1].arrival
 
     @property
     def next_tick(self) -> int | None:
+        """When the next request comes that is known to."""
         begin = self._next_begin
         ticks = [*([] if begin is None else [begin]), *(tick for tick, _, _ in self._due[:1])]
         return min(ticks, default=None)
 
     def pop_due(self, now: int) -> Iterator[Request]:
+        """Those that have come by `now`."""
         while (begin := self._next_begin) is not None and begin <= now:
             assert self._next is not None
             if self._is_closed:
@@ -189,12 +124,12 @@ class ConversationArrivals:
         heapq.heappush(self._due, (arrival, request.request_id, request))
 
 
-def arrivals_of(workload: Workload) -> Arriving:
+def arrivals_of(workload: Workload) -> RequestArrivals:
     """What comes when, as the scenario says; without what the engine refuses."""
     if workload.traffic.has_conversations:
-        return ConversationArrivals(workload.conversations(), workload.concurrency, workload.think_time)
-    requests = (request for request in workload.requests() if not workload.refuses(request))
-    return RequestArrivals(requests, workload.concurrency, workload.think_time)
+        return RequestArrivals(workload.conversations(), workload.concurrency, workload.think_time)
+    chains = ([(0, request)] for request in workload.requests() if not workload.refuses(request))
+    return RequestArrivals(chains, workload.concurrency, workload.think_time)
 
 
 def serve(
@@ -205,7 +140,7 @@ def serve(
     on_step: Callable[[StepRecord], None],
     concurrency: int | None = None,
     think_time: ThinkTime = no_think_time,
-    clock: Clock | None = None,
+    clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
     """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
@@ -215,29 +150,23 @@ def serve(
     clock:                   virtual unless given
     stages:                  several, on a virtual clock
     """
-    arrivals = RequestArrivals(requests, concurrency, think_time)
+    arrivals = RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
     return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
 
 
 def serve_arrivals(
     loop: ServeLoop,
     backend: Backend,
-    arrivals: Arriving,
+    arrivals: RequestArrivals,
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None],
-    clock: Clock | None = None,
+    clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
-    """Serves all that arrives and returns the tick at which the last step ended.
+    """Serves all that arrives and returns the tick at which the last step ended; see `serve`.
 
     Of several pipeline stages plans are executed when they are made, one after another, and end when they would be
     through: which tokens a plan has does not depend on those under way with it.
-
-    loop, backend:        plan the steps, and execute them
-    arrivals:             which requests come when
-    on_finished, on_step: told of each request that is done, and of each step
-    clock:                virtual unless given
-    stages:               several, on a virtual clock
     """
     clock = clock or VirtualClock()
     under_way: deque[_UnderWay] = deque()

@@ -1,9 +1,8 @@
 """Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses.
 
-A step of n sequences runs the graph of the next captured size. The rows that pad it belong to no sequence: they read a
-context of one token and write to a scratch block, and to a row of states, that no sequence owns. Which row of states a
-sequence has is an input like its block table; should the rows have moved, because there are more, graphs are captured
-anew. What captures is passed in, so all but the capture itself runs on any device.
+A step of n sequences runs the graph of the next captured size. Rows that pad it read a context of one token and write
+to a scratch block, and to a row of states, that no sequence owns. Should rows of states have moved, because there are
+more, graphs are captured anew. What captures is passed in, so all but the capture itself runs on any device.
 """
 
 from bisect import bisect_left
@@ -66,8 +65,8 @@ class CudaCapture:
 class DecodeInputs:
     """The inputs of a decode step at fixed addresses, filled with one copy from the host.
 
-    Block tables are long and change seldom (a sequence gets a block every `block_size` steps): rows are sent again only
-    where they differ from those of the step before. Comparing lists of equal integers takes a tenth of copying them.
+    Rows of block tables, which are long, are sent only where they differ from those of the step before.
+
     is_drawn:    tokens are drawn with the rows' random numbers
     scratch_row: of states, for rows that pad; None: the model has no states
     """
@@ -150,10 +149,10 @@ class DecodeInputs:
 
 
 class StandIns(NamedTuple):
-    """Sequences to capture with, whatever comes first in a run: kernels choose their tiles by how long these take.
+    """Sequences to capture with, since kernels choose their tiles by how long these take.
 
-    Each has `TUNED_CONTEXT` tokens, as far as contexts and the pool of blocks allow, and a token of its own, so that
-    experts are chosen as differently as in a run. They read any blocks, and write to the scratch block alone.
+    Each has `TUNED_CONTEXT` tokens, as far as contexts and the pool allow, and a token of its own, so that experts are
+    chosen as differently as in a run. They read any blocks, and write to the scratch block alone.
     """
 
     vocab_size: int
@@ -162,17 +161,13 @@ class StandIns(NamedTuple):
     max_context: int
 
     def segments(self, size: int) -> list[TokenSegment]:
-        """`size` sequences."""
         share = self.scratch // size * self.block_size
         context = max(1, min(TUNED_CONTEXT, self.max_context, share))
         last = (context - 1) // self.block_size
         return [
-            TokenSegment(
-                [row * _STRIDE % self.vocab_size],
-                context - 1,
-                [*((row * last + i) % self.scratch for i in range(last)), self.scratch],
-            )
+            TokenSegment([row * _STRIDE % self.vocab_size], context - 1, [*table, self.scratch])
             for row in range(size)
+            for table in [[(row * last + i) % self.scratch for i in range(last)]]
         ]
 
 
@@ -218,9 +213,8 @@ class DecodeGraphs:
         self._scratch_row = cache.states.take_row() if cache.states.layers else None
         self._num_rows = cache.states.num_rows
         is_drawn = decoder.chooser.settings is not None
-        self._inputs = DecodeInputs(
-            self.sizes[-1], width, cache.block_size, scratch, decoder.device, is_drawn, self._scratch_row
-        )
+        limits = (self.sizes[-1], width, cache.block_size, scratch)
+        self._inputs = DecodeInputs(*limits, decoder.device, is_drawn, self._scratch_row)
         self._replays: dict[int, Compute] = {}
 
     def of(self, decoder: Decoder, cache: KVCache) -> "DecodeGraphs":
@@ -235,13 +229,11 @@ class DecodeGraphs:
         )
 
     def run(self, segments: Sequence[TokenSegment]) -> list[int]:
-        """The next token of each segment."""
         size = padded_size(len(segments), self.sizes)
         assert size is not None, f"{len(segments)} sequences and graphs of up to {self.sizes[-1]}"
         states = self._cache.states
-        rows = states.rows_of_decodes(
-            ((each.block_table, each.num_computed) for each in segments), self._cache.block_size
-        )
+        sequences = ((segment.block_table, segment.num_computed) for segment in segments)
+        rows = states.rows_of_decodes(sequences, self._cache.block_size)
         if states.num_rows != self._num_rows:
             self._replays.clear()
             self._num_rows = states.num_rows

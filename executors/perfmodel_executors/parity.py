@@ -20,33 +20,9 @@ from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.support import CPU
 
 _SIZES: dict[str, Any] = {
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
-}
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_LATENT: dict[str, Any] = {
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 3,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "first_k_dense_replace": 1,
+    **{"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 101},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+    **{"tie_word_embeddings": False, "pad_token_id": 0, "initializer_range": 0.3},
 }
 
 
@@ -64,182 +40,109 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
 
-_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
-_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
-_MAMBA = {"state_size": 16, "conv_kernel": 4, "n_groups": 2, "chunk_size": 16, "expand": 2}
-_HALF_ROTARY = _rope("default", partial_rotary_factor=0.5)
-_SHARED = _EXPERTS | {"shared_expert_intermediate_size": 40, "norm_topk_prob": True}
-_DELTA_NET = _rope("default", partial_rotary_factor=0.25) | {
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 24,
-    "linear_conv_kernel_dim": 4,
+_HEAD = {"head_dim": 16}
+_TIED = {"tie_word_embeddings": True}
+_WINDOW: dict[str, Any] = {"sliding_window": 9}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_ONE_GROUP = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+_SHARED = _EXPERTS | {"shared_expert_intermediate_size": 40}
+_LATENT: dict[str, Any] = {
+    **{"q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+    **{"num_key_value_heads": 4, "num_hidden_layers": 3, "first_k_dense_replace": 1},
+    **{"n_shared_experts": 2, "n_group": 4, "topk_group": 2, **_ROUTED},
+}
+_MAMBA = {"conv_kernel": 4, "n_groups": 2, "chunk_size": 16}
+_HALF_ROTARY = _rope("default", partial_rotary_factor=0.5) | _HEAD
+_DELTA_NET = {
+    **_rope("default", partial_rotary_factor=0.25),
+    **{"num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 32, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4},
     # A head whose state says next to nothing is normalised all the same; this bounds what rounding becomes.
     "rms_norm_eps": 1e-3,
 }
+_LONGROPE = _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
+_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+_YARN = {"factor": 8.0, "original_max_position_embeddings": 32}
+_ROPES = {
+    **{"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0}},
+    **{"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+}
+_GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+_GREEDY = {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False}
+_LIMITED = {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "norm_topk_prob": False}
 
 REFERENCES: dict[str, Reference] = {
     "llama": Reference("Llama 1, 2", "llama"),
-    "llama-mqa": Reference("Llama 1, 2", "llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "llama-biases": Reference("Llama 1, 2", "llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama-mqa": Reference("Llama 1, 2", "llama", {"num_key_value_heads": 1} | _TIED),
+    "llama-biases": Reference("Llama 1, 2", "llama", {"attention_bias": True, "mlp_bias": True} | _HEAD),
     "llama-llama3": Reference("Llama 3", "llama", _LLAMA3),
-    "llama-yarn": Reference("Llama 3", "llama", _YARN),
+    "llama-yarn": Reference("Llama 3", "llama", _rope("yarn", factor=4.0, original_max_position_embeddings=64)),
     "llama-linear": Reference("Llama 3", "llama", _rope("linear", factor=4.0)),
     "llama-dynamic": Reference("Llama 3", "llama", _rope("dynamic", factor=2.0)),
-    "mistral": Reference("Mistral", "mistral", {"sliding_window": 9}),
+    "mistral": Reference("Mistral", "mistral", _WINDOW),
     "qwen2": Reference("Qwen2", "qwen2"),
-    "qwen3": Reference("Qwen3", "qwen3", {"head_dim": 16}),
+    "qwen3": Reference("Qwen3", "qwen3", _HEAD),
     "phi3": Reference("Phi-3", "phi3", {"sliding_window": 13}),
     "phi3-longrope-short": Reference(
-        "Phi-3",
-        "phi3",
-        _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
-        | {"original_max_position_embeddings": 128, "sliding_window": None},
-        max_model_len=128,
+        "Phi-3", "phi3", _LONGROPE | {"original_max_position_embeddings": 128, "sliding_window": None}, 128
     ),
     "phi3-longrope-long": Reference(
-        "Phi-3",
-        "phi3",
-        _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
-        | {"original_max_position_embeddings": 16, "sliding_window": None},
+        "Phi-3", "phi3", _LONGROPE | {"original_max_position_embeddings": 16, "sliding_window": None}
     ),
     "smollm3": Reference("SmolLM3", "smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
-    "granite": Reference(
-        "Granite",
-        "granite",
-        {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 2.0,
-        },
-    ),
+    "granite": Reference("Granite", "granite", _GRANITE),
     "olmo2": Reference("OLMo 2", "olmo2"),
     "mixtral": Reference("Mixtral", "mixtral", {"num_local_experts": 6, "sliding_window": None}),
-    "qwen2-moe": Reference(
-        "Qwen2-MoE",
-        "qwen2_moe",
-        _EXPERTS | {"shared_expert_intermediate_size": 40, "norm_topk_prob": False, "mlp_only_layers": [0]},
-    ),
-    "qwen3-moe": Reference("Qwen3-MoE", "qwen3_moe", _EXPERTS | {"norm_topk_prob": True, "head_dim": 16}),
-    "qwen3-moe-not-renormalised": Reference(
-        "Qwen3-MoE", "qwen3_moe", _EXPERTS | {"norm_topk_prob": False, "head_dim": 16}
-    ),
-    "gemma": Reference("Gemma", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen2-moe": Reference("Qwen2-MoE", "qwen2_moe", _SHARED | {"norm_topk_prob": False, "mlp_only_layers": [0]}),
+    "qwen3-moe": Reference("Qwen3-MoE", "qwen3_moe", _EXPERTS | {"norm_topk_prob": True} | _HEAD),
+    "qwen3-moe-not-renormalised": Reference("Qwen3-MoE", "qwen3_moe", _EXPERTS | {"norm_topk_prob": False} | _HEAD),
+    "gemma": Reference("Gemma", "gemma", _HEAD | _TIED),
     "gemma2": Reference(
         "Gemma 2",
         "gemma2",
-        {
-            "head_dim": 16,
-            "tie_word_embeddings": True,
-            "num_hidden_layers": 4,
-            "sliding_window": 9,
-            "query_pre_attn_scalar": 12,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-        },
+        {"num_hidden_layers": 4, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 2.0}
+        | {"final_logit_softcapping": 3.0, **_HEAD, **_TIED, **_WINDOW},
     ),
     "gemma3": Reference(
         "Gemma 3",
         "gemma3_text",
-        {
-            "head_dim": 16,
-            "tie_word_embeddings": True,
-            "num_hidden_layers": 6,
-            "sliding_window": 9,
-            "query_pre_attn_scalar": 12,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-            },
-        },
+        {"num_hidden_layers": 6, "query_pre_attn_scalar": 12, "rope_parameters": _ROPES, **_HEAD, **_TIED, **_WINDOW},
     ),
     "gpt-oss": Reference(
         "gpt-oss",
         "gpt_oss",
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 16,
-            "sliding_window": 9,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-        }
-        | _rope("yarn", factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32),
+        {"num_hidden_layers": 4, "num_local_experts": 6, "num_experts_per_tok": 2, **_HEAD, **_WINDOW}
+        | _rope("yarn", beta_fast=32.0, beta_slow=1.0, truncate=False, **_YARN),
     ),
-    "deepseek-v2": Reference(
-        "DeepSeek-V2",
-        "deepseek_v2",
-        _LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "norm_topk_prob": False},
-    ),
-    "deepseek-v2-lite": Reference(
-        "DeepSeek-V2",
-        "deepseek_v2",
-        _LATENT
-        | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
-    ),
+    "deepseek-v2": Reference("DeepSeek-V2", "deepseek_v2", _LATENT | _LIMITED),
+    "deepseek-v2-lite": Reference("DeepSeek-V2", "deepseek_v2", _LATENT | _GREEDY),
     "deepseek-v3": Reference("DeepSeek-V3", "deepseek_v3", _LATENT | {"routed_scaling_factor": 2.5}),
     "deepseek-v3-yarn": Reference(
         "DeepSeek-V3",
         "deepseek_v3",
-        _LATENT
-        | _rope("yarn", factor=8.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=32)
-        | {"routed_scaling_factor": 2.5},
+        _LATENT | _rope("yarn", mscale=1.0, mscale_all_dim=1.0, **_YARN) | {"routed_scaling_factor": 2.5},
     ),
-    "mamba2": Reference(
-        "Mamba 2",
-        "mamba2",
-        _MAMBA | {"num_heads": 8, "head_dim": 12, "num_attention_heads": 4},
-    ),
+    "mamba2": Reference("Mamba 2", "mamba2", _MAMBA | {"state_size": 16, "expand": 2, "num_heads": 8, "head_dim": 12}),
     "nemotron-h": Reference(
         "Nemotron-H",
         "nemotron_h",
-        {
-            "ssm_state_size": 16,
-            "conv_kernel": 4,
-            "n_groups": 2,
-            "chunk_size": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 12,
-            "head_dim": 16,
-            "num_hidden_layers": 4,
-            "layers_block_type": ["mamba", "mlp", "attention", "moe"],
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "moe_shared_expert_intermediate_size": 20,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            # NVIDIA's own code and vLLM limit time steps by time_step_limit; transformers by this, and only in prompts.
-            "time_step_min": 1e-9,
-        },
+        {"ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 12, "num_hidden_layers": 4}
+        | {"layers_block_type": ["mamba", "mlp", "attention", "moe"], "moe_shared_expert_intermediate_size": 20}
+        # NVIDIA's own code and vLLM limit time steps by time_step_limit; transformers by this, and only in prompts.
+        | {"time_step_min": 1e-9, **_HEAD, **_MAMBA, **_ROUTED, **_ONE_GROUP},
     ),
-    "qwen3-next": Reference("Qwen3-Next", "qwen3_next", _DELTA_NET | _SHARED),
+    "qwen3-next": Reference("Qwen3-Next", "qwen3_next", _DELTA_NET | _SHARED | {"norm_topk_prob": True}),
     "qwen3.5": Reference("Qwen3.5", "qwen3_5_text", _DELTA_NET),
-    "qwen3.5-moe": Reference("Qwen3.5", "qwen3_5_moe_text", _DELTA_NET | _SHARED),
+    "qwen3.5-moe": Reference("Qwen3.5", "qwen3_5_moe_text", _DELTA_NET | _SHARED | {"norm_topk_prob": True}),
     "glm4-moe": Reference(
         "GLM-4.5",
         "glm4_moe",
-        _HALF_ROTARY
-        | {
-            "head_dim": 16,
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 1.5,
-        },
+        {"attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+        | {**_HALF_ROTARY, **_ROUTED, **_ONE_GROUP},
     ),
     "minimax-m2": Reference(
-        "MiniMax-M2", "minimax_m2", _HALF_ROTARY | {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3}
+        "MiniMax-M2", "minimax_m2", _HALF_ROTARY | {"num_local_experts": 8, "num_experts_per_tok": 3}
     ),
 }
 

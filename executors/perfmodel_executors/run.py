@@ -13,7 +13,6 @@ from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.evidence.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
 from perfmodel.evidence.report import ValidationReport
-from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
@@ -24,21 +23,17 @@ from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import (
-    InStages,
-    WallClock,
-    arrivals_of,
-    serve_arrivals,
-)
+from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve_arrivals
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import open_ranks, open_runner
-from perfmodel_executors.prompts import text_of
-from perfmodel_executors.runner import RunnerSetup, StepRunner
+from perfmodel_executors.quality.tokenizer import text_of
+from perfmodel_executors.runner import Runner, RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
-from perfmodel_executors.speculation import build_speculator, check_speculation
+from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator, check_speculation
+from perfmodel_executors.speculation.measured import with_acceptance
 
 Progress = Callable[[int, int | None], None]
 
@@ -65,10 +60,8 @@ def execute_scenario(
     Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
     """
     torch.set_num_threads(1)
-    check_engine(scenario.engine)
-    check_speculation(scenario.model, scenario.engine)
     scenario = as_executed(scenario)
-    engine = scenario.engine
+    engine, model = scenario.engine, scenario.model
     if live and engine.pipeline_parallel_size > 1:
         raise PerfmodelError(
             f"{scenario.name} has pipeline stages, whose plans are executed one after another and overlap on the "
@@ -76,26 +69,20 @@ def execute_scenario(
         )
     ranks = num_ranks(scenario)
     device = find_device(scenario.hardware, ranks)
-    num_blocks = plan_memory(scenario.model, scenario.hardware, engine).num_kv_blocks
-    settings = settings_of(scenario.sampling, scenario.model)
-    setup = RunnerSetup(scenario.model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
+    num_blocks = plan_memory(model, scenario.hardware, engine).num_kv_blocks
+    settings = settings_of(scenario.sampling, model)
+    setup = RunnerSetup(model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
     with memory_as_a_sentence(device), open_runner(setup) as runner:
-        clock = runner.new_clock()
         speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
-        backend = ExecutedBackend(
-            *(runner.decoder, engine.block_size, scenario.seed, clock),
-            drift=drift,
-            runner=runner,
-            speculator=speculator,
-            text=text_of(scenario),
-            draws=_draws_of(scenario),
-        )
+        backend = _backend(scenario, runner, speculator, drift)
         tier = second_tier(scenario, step_costs(scenario)) if engine.kv_offload is not None else None
         result = _run(scenario, wrap(backend), backend, progress, out, live, tier)
-        num_nan = runner.decoder.chooser.num_nan
+        num_nan, clock = runner.decoder.chooser.num_nan, runner.new_clock().meaning
     where = device_name(device) if ranks == 1 else f"{ranks} ranks of {device_name(device)}"
-    weights = _weights_in_words(scenario.model)
-    notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock.meaning}."]
+    weights = "random weights"
+    if model.weights_origin is not None:
+        weights = f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
+    notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock}."]
     if settings is not None:
         notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
     if num_nan:
@@ -111,19 +98,25 @@ def execute_scenario(
     return replace(result, notes=(*result.notes, *notes))
 
 
-def _draws_of(scenario: Scenario) -> Draws | None:
-    """Random numbers of the scenario's tokens; None where they are chosen greedily."""
-    return None if settings_of(scenario.sampling, scenario.model) is None else Draws(_draw_seed(scenario))
+def _backend(
+    scenario: Scenario,
+    runner: Runner,
+    speculator: Speculator | PipelinedSpeculator | None,
+    drift: DriftMeter | None,
+) -> ExecutedBackend:
+    is_drawn = settings_of(scenario.sampling, scenario.model) is not None
+    return ExecutedBackend(
+        *(runner.decoder, scenario.engine.block_size, scenario.seed),
+        drift=drift,
+        runner=runner,
+        speculator=speculator,
+        text=text_of(scenario),
+        draws=Draws(_draw_seed(scenario)) if is_drawn else None,
+    )
 
 
 def _draw_seed(scenario: Scenario) -> int:
     return scenario.seed if scenario.sampling.seed is None else scenario.sampling.seed
-
-
-def _weights_in_words(model: ModelSpec) -> str:
-    if model.weights_origin is None:
-        return "random weights"
-    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
 
 
 def validate_executor(
@@ -136,13 +129,9 @@ def validate_executor(
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares.
 
     Workload i is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the
-    speed that the machine had while calibrating (a reference step before each step says how fast it is now): without,
-    the drift of a shared machine would be counted as an error of the model.
+    speed that the machine had while calibrating.
     """
-    check_on_cpu(scenario)
-    check_engine(scenario.engine)
-    check_speculation(scenario.model, scenario.engine)
-    scenario = as_executed(scenario)
+    scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
         machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
         comparisons = []
@@ -164,35 +153,24 @@ def serve_calibrated(
 ) -> tuple[RunResult, list[StepPair]]:
     """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
     scenario = times.with_link(scenario)
-    executed = ExecutedBackend(
-        *(times.decoder, scenario.engine.block_size, scenario.seed),
-        drift=times.drift_meter(),
-        runner=times.runner,
-        speculator=times.speculator,
-        text=text_of(scenario),
-        draws=_draws_of(scenario),
-    )
-    shadowed = ShadowedBackend(executed, _predictor(scenario, calibration))
-    tier = second_tier(scenario, step_costs(scenario, calibration))
-    return _run(scenario, shadowed, executed, progress, tier=tier), shadowed.pairs
-
-
-def _predictor(scenario: Scenario, calibration: Calibration) -> Backend:
-    """What the simulator asks for durations."""
     costs, config = step_costs(scenario, calibration), scenario.engine.speculative_config
+    tier = second_tier(scenario, costs)
+    executed = _backend(scenario, times.runner, times.speculator, times.drift_meter())
     if config is None:
-        backend = SimulatedBackend(costs.pricer())
-        tier = second_tier(scenario, costs)
-        backend.restore = None if tier is None else tier.cost
-        return backend
-    # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
-    config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-    return SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed), config.ahead)
+        predictor = SimulatedBackend(costs.pricer())
+        predictor.restore = None if tier is None else tier.cost
+    else:  # what it makes of drafts is not looked at: durations of a given plan do not depend on it
+        config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
+        predictor = SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed), config.ahead)
+    shadowed = ShadowedBackend(executed, predictor)
+    return _run(scenario, shadowed, executed, progress, tier=tier), shadowed.pairs
 
 
 def as_executed(scenario: Scenario) -> Scenario:
     """The scenario with its model in the formats, and its layers in the KV blocks, that it is executed in: memory is
-    planned for those."""
+    planned for those. Raises PerfmodelError for what its engine asks for and is not executed."""
+    check_engine(scenario.engine)
+    check_speculation(scenario.model, scenario.engine)
     if not scenario.engine.inference_mode:
         raise PerfmodelError(
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "
@@ -201,18 +179,18 @@ def as_executed(scenario: Scenario) -> Scenario:
     ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
     if served_model(scenario.model, scenario.engine).has_states:
         ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
-    engine = scenario.engine.model_copy(update=ours)
-    return scenario.model_copy(update={"engine": engine})
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=ours)})
 
 
-def check_on_cpu(scenario: Scenario) -> None:
-    """Raises PerfmodelError for what is not served by this machine's CPU."""
+def as_executed_on_cpu(scenario: Scenario) -> Scenario:
+    """`as_executed`; raises PerfmodelError for what is not served by this machine's CPU, too."""
     if scenario.hardware.kind != "cpu":
         raise PerfmodelError(
             f"{scenario.name} is for {scenario.hardware.name}, but calibrations are compared with what was executed "
             f"on a CPU; use --set hardware=cpu."
         )
     num_ranks(scenario)
+    return as_executed(scenario)
 
 
 def num_ranks(scenario: Scenario) -> int:
@@ -269,25 +247,25 @@ def _run(
             while gaps:
                 collector.add_gap(*gaps.pop())
 
-        clock = WallClock() if live else None
         line = FlowLine(scenario.engine.pipeline_parallel_size)
         stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
+        clock = WallClock() if live else None
         serve_arrivals(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
-    scheduler = loop.scheduler
+    offload = None
+    if tier is not None and host is not None:
+        offload = copied([(host, num_ranks(scenario) * tier.cost.block_bytes)])
     totals = DeviceTotals(
         num_devices=scenario.num_devices,
         kv_cache_usage_peak=max(collector.used_blocks_peak.values(), default=0) / num_blocks,
         usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
-        num_preemptions=scheduler.num_preemptions,
-        prefix_tokens_asked=scheduler.num_prefix_tokens_asked,
-        prefix_tokens_hit=scheduler.num_prefix_tokens_hit,
-        kv_offload=None
-        if tier is None or host is None
-        else copied([(host, num_ranks(scenario) * tier.cost.block_bytes)]),
+        num_preemptions=loop.scheduler.num_preemptions,
+        prefix_tokens_asked=loop.scheduler.num_prefix_tokens_asked,
+        prefix_tokens_hit=loop.scheduler.num_prefix_tokens_hit,
+        kv_offload=offload,
     )
     if executed.acceptance is not None:
-        scenario = executed.acceptance.put_into(scenario)
+        scenario = with_acceptance(scenario, executed.acceptance.acceptance())
     summary = summarize(scenario, collector, totals)
     return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)

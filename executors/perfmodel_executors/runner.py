@@ -26,12 +26,8 @@ from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.sampling import SamplingSettings
 
 
-class Runner(Protocol):
-    """Takes steps: the new tokens of sequences in, the next token of each sampled one out.
-
-    decoder, cache: of this rank; graphs: what decodes are replayed from; keeps_kv: as of a `StepRunner`
-    stage_ns: what each pipeline stage took of the last step, by the runner's clock; empty where there is but one
-    """
+class Passes(Protocol):
+    """Takes passes of a decoder, or of its heads; `graphs`: what decodes are replayed from."""
 
     @property
     def decoder(self) -> Decoder: ...
@@ -45,6 +41,21 @@ class Runner(Protocol):
     @property
     def keeps_kv(self) -> bool: ...
 
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
+        """Make room for the KV blocks of `segments`, where the pool grows."""
+        ...
+
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
+        """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
+        ...
+
+
+class Runner(Passes, Protocol):
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out.
+
+    stage_ns: what each pipeline stage took of the last step, by the runner's clock; empty where there is but one
+    """
+
     @property
     def stage_ns(self) -> Sequence[int]: ...
 
@@ -52,16 +63,8 @@ class Runner(Protocol):
         """What its steps are timed with."""
         ...
 
-    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
-        """Make room for the KV blocks of `segments`, where the pool grows."""
-        ...
-
     def release(self, first_block: int) -> None:
         """The sequence that begins with this block has lost its blocks."""
-        ...
-
-    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
-        """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
         ...
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
@@ -83,6 +86,7 @@ class StepRunner:
         self.graphs = graphs
         self.keeps_kv = keeps_kv
         self.host_pages = HostPages(cache)
+        self.copy_blocks = self.host_pages.copy
         self.stage_ns: Sequence[int] = ()
 
     def new_clock(self) -> StepClock:
@@ -121,15 +125,13 @@ class StepRunner:
             tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()
             return tokens, x_TC
 
-    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        self.host_pages.copy(out, back)
-
     def candidates(self, segments: Sequence[TokenSegment], count: int) -> list[list[int]]:
         """The `count` most likely next tokens of each row that is wanted, the likeliest first."""
+        if count == 1:
+            return [[token] for token in self.run(segments)]
         with torch.inference_mode():
             batch = build_batch(segments, self.cache.block_size, self.decoder.device, self.decoder.ring)
-            ranked: list[list[int]] = self.decoder.forward(batch, self.cache).topk(count, dim=-1).indices.tolist()
-            return ranked
+            return self.decoder.chooser.candidates(self.decoder.forward(batch, self.cache), count)
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
 
     capture: how decode steps are captured; by default as CUDA graphs on a GPU, not at all on a CPU
 
-    Raises DoesNotFitError where weights or KV blocks exceed the device's memory, PerfmodelError for what is not
-    executed yet.
+    Raises DoesNotFitError for too little memory, PerfmodelError for what is not executed yet.
     """
     model, engine, device = setup.model, setup.engine, setup.device
     if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():

@@ -5,24 +5,15 @@ from statistics import fmean
 
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import SpecError
-from perfmodel.evidence.executed.compare import StepPair
 from perfmodel.evidence.executed.technique import Sides, TechniqueRun
-from perfmodel.evidence.fit.whole_steps import fit_steps
 from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.calibrate import (
-    ENGINE,
-    ServedModel,
-    StepTimes,
-    documented,
-    time_together,
-)
-from perfmodel_executors.models.support import CPU, check_engine
+from perfmodel_executors.measure.calibrate import ServedModel, StepTimes, documented, fit_together, time_together
+from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import Ranks, open_ranks
-from perfmodel_executors.run import as_executed, check_on_cpu, num_ranks, serve_calibrated
-from perfmodel_executors.speculation import check_speculation
+from perfmodel_executors.run import as_executed_on_cpu, num_ranks, serve_calibrated
 
 Progress = Callable[[int, int | None], None]
 
@@ -46,56 +37,37 @@ def measure_technique(
 ) -> list[TechniqueRun]:
     """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed.
 
-    One fit over both grids, so that the simulated ratio is the physics' and not one of two fits. Which side is
-    executed first alternates. None of the workload's steps is calibrated on.
+    One fit over both grids, so that the simulated ratio is the physics'. Which side is executed first alternates.
 
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
     """
-    sides = [_checked(scenario), _checked(baseline)]
+    sides = [as_executed_on_cpu(side) for side in (scenario, baseline)]
     with open_ranks(_num_ranks(sides), CPU) as ranks:
-        return _measured(sides, ranks, metric, repeats, progress, budget_s, min_rounds)
+        times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)
+        runs = []
+        for number in range(repeats):
+            seeded = [side.model_copy(update={"seed": side.seed + number}) for side in sides]
+            simulated, executed, errors = [0.0] * _PAIR, [0.0] * _PAIR, [0.0] * _PAIR
+            for i in range(_PAIR) if number % 2 else reversed(range(_PAIR)):
+                result, steps = serve_calibrated(seeded[i], times[i], calibration, progress)
+                executed[i] = _metric(result, metric)
+                predicted_s, measured_s = fmean(s.predicted_s for s in steps), fmean(s.measured_s for s in steps)
+                errors[i] = predicted_s / measured_s - 1  # of the executed steps, all together
+                # With the acceptance that was measured, where tokens are drafted.
+                simulated[i] = _metric(simulate(result.scenario, calibration=calibration), metric)
+            runs.append(TechniqueRun(Sides(*simulated), Sides(*executed), Sides(*errors)))
+    return runs
 
 
 def _num_ranks(sides: Sequence[Scenario]) -> int:
     """Ranks of the sides that have several, which must be as many: one group of processes serves them all."""
-    found = sorted({number for side in sides if (number := num_ranks(side)) > 1})
-    if len(found) > 1:
+    counts = sorted({number for side in sides if (number := num_ranks(side)) > 1})
+    if len(counts) > 1:
         raise SpecError(
-            f"{sides[0].name}: {found[0]} and {found[1]} ranks are not executed beside each other; give both sides as "
-            f"many, or one of them one."
+            f"{sides[0].name}: {counts[0]} and {counts[1]} ranks are not executed beside each other; give both sides "
+            f"as many, or one of them one."
         )
-    return found[0] if found else 1
-
-
-def _measured(
-    sides: Sequence[Scenario],
-    ranks: Ranks,
-    metric: str,
-    repeats: int,
-    progress: Progress | None,
-    budget_s: float,
-    min_rounds: int,
-) -> list[TechniqueRun]:
-    """As `measure_technique`, on `ranks`."""
-    times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)
-    runs = []
-    for number in range(repeats):
-        seeded = [side.model_copy(update={"seed": side.seed + number}) for side in sides]
-        simulated, executed, errors = [0.0] * _PAIR, [0.0] * _PAIR, [0.0] * _PAIR
-        for i in range(_PAIR) if number % 2 else reversed(range(_PAIR)):
-            result, steps = serve_calibrated(seeded[i], times[i], calibration, progress)
-            executed[i], errors[i] = _metric(result, metric), _bias(steps)
-            # With the acceptance that was measured, where tokens are drafted.
-            simulated[i] = _metric(simulate(result.scenario, calibration=calibration), metric)
-        runs.append(TechniqueRun(Sides(*simulated), Sides(*executed), Sides(*errors)))
-    return runs
-
-
-def _checked(scenario: Scenario) -> Scenario:
-    check_on_cpu(scenario)
-    check_engine(scenario.engine)
-    check_speculation(scenario.model, scenario.engine)
-    return as_executed(scenario)
+    return counts[0] if counts else 1
 
 
 def _calibrated(
@@ -103,25 +75,20 @@ def _calibrated(
 ) -> tuple[list[StepTimes], Calibration]:
     """The timed steps of each side, and one fit to all of them; sides that serve alike are timed once."""
     served = [ServedModel.of(side) for side in sides]
-    distinct = list(dict.fromkeys(map(_what_steps_depend_on, served)))
-    kept = [next(s for s in served if _what_steps_depend_on(s) == each) for each in distinct]
-    found = time_together(kept, budget_s, min_rounds, progress, ranks)
-    rows = [row for part in found for row in part.rows]
-    samples = [values for part in found for values in part.samples]
-    fit = fit_steps(sides[0].hardware, rows, samples, ENGINE)
-    times = [found[distinct.index(_what_steps_depend_on(each))] for each in served]
-    return times, documented(fit, found, "perfmodel validate techniques")
+    distinct: dict[str, ServedModel] = {}
+    for own in served:
+        distinct.setdefault(_what_steps_depend_on(own), own)
+    times = time_together(list(distinct.values()), budget_s, min_rounds, progress, ranks)
+    fit = fit_together(sides[0].hardware, times)
+    by_steps = dict(zip(distinct, times, strict=True))
+    calibration = documented(fit, times, "perfmodel validate techniques")
+    return [by_steps[_what_steps_depend_on(own)] for own in served], calibration
 
 
 def _what_steps_depend_on(served: ServedModel) -> str:
     """Equal for sides that differ in how steps are composed only."""
     engine = served.engine.model_dump(exclude=_COMPOSES_STEPS)
     return repr((served.model, engine, served.span, served.sampling, served.routing, served.seed))
-
-
-def _bias(steps: list[StepPair]) -> float:
-    """How much longer the executed steps were predicted to take than they took, all together."""
-    return fmean(step.predicted_s for step in steps) / fmean(step.measured_s for step in steps) - 1
 
 
 def _metric(result: RunResult, metric: str) -> float:

@@ -1,9 +1,8 @@
 """Token ids of requests: the engine knows counts and block hashes only, the executor needs values.
 
-A prompt's ids follow from its block hashes: equal hashes give equal ids, so that a cached block holds exactly what
-the request that finds it would have computed. Tokens without a hash follow from the request's id. Ids are random, or
-stretches of a text from random places: models answer those as they do in use. A later turn of a conversation begins
-with what was said before it, the model's answers as they came.
+A prompt's ids follow from its block hashes, so that a cached block holds what the request that finds it would have
+computed; without a hash, from the request's id. They are random, or stretches of a text. A later turn of a conversation
+begins with what was said before it.
 """
 
 from collections.abc import Hashable, Sequence
@@ -53,7 +52,6 @@ class TokenStore:
             raise AssertionError(f"{request} sampled position {position} but has {len(tokens)} tokens")
 
     def outputs(self, request: Request) -> list[int]:
-        """The ids generated so far."""
         return self.of(request)[request.num_prompt_tokens :]
 
     def release(self, request: Request) -> None:

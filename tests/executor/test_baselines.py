@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from perfmodel.evidence.sources.measured import KernelRecord  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.gpu_suite.parts.kernels import measure_problem  # noqa: E402
+from perfmodel_executors.gpu_suite.kernels import measure_problem  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.kv_pages import (  # noqa: E402

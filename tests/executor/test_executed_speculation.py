@@ -23,10 +23,9 @@ from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
-from perfmodel_executors.speculation.ngram import lookup  # noqa: E402
+from perfmodel_executors.speculation.lookahead import lookup  # noqa: E402
 from perfmodel_executors.speculation.pipelined import DraftedAhead, PipelinedProposer  # noqa: E402
-from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
-from perfmodel_executors.speculation.tree import DraftTree  # noqa: E402
+from perfmodel_executors.speculation.proposer import Drafting, DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 
 DECODERS = {name: Decoder(MODELS[name], torch.float32, seed=1) for name in ("gqa", "window", "moe")}
@@ -182,7 +181,7 @@ def test_a_tree_counts_its_nodes_by_depth():
     assert tree.path(9) == [2, 5, 9]
     assert [tree.rank(node) for node in tree.path(9)] == [1, 0, 0]
     assert tree.ancestors[9] == 1 | 1 << 2 | 1 << 5 | 1 << 9
-    assert [tree.size(depth) - 1 for depth in range(4)] == list(
+    assert [tree.levels[depth].stop - 1 for depth in range(4)] == list(
         SpeculativeConfig(method="self_skip", draft_layers=1, tree=(2, 2, 1)).nodes_by_depth
     )
 

@@ -15,9 +15,12 @@ from perfmodel.specs.traffic import ExpertRouting  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.moe import ExpertLayer  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
-from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
+from perfmodel_executors.models.decoder import (  # noqa: E402
+    Decoder,
+    load_decoder,
+    route_tokens,
+)
 from perfmodel_executors.models.popularity import popular_biases  # noqa: E402
-from perfmodel_executors.models.routing import route_tokens  # noqa: E402
 
 FLOAT32 = EngineSpec(dtype="float32")
 SKEWED = ExpertRouting(distribution="power_law", alpha=1.2)

@@ -19,8 +19,9 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
 from perfmodel.evidence.sources.measured import SmokeCheck, read_measurements  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.gpu_suite.parts.kernels import difference, tensors_of  # noqa: E402
-from perfmodel_executors.gpu_suite.parts.smoke import (  # noqa: E402
+from perfmodel_executors.gpu_suite.kernels import difference, tensors_of  # noqa: E402
+from perfmodel_executors.gpu_suite.runner import SHARES, Results, run_tasks  # noqa: E402
+from perfmodel_executors.gpu_suite.smoke import (  # noqa: E402
     SERVED,
     check_parity,
     check_problem,
@@ -28,8 +29,6 @@ from perfmodel_executors.gpu_suite.parts.smoke import (  # noqa: E402
     dtypes_of,
     smoke_tasks,
 )
-from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
-from perfmodel_executors.gpu_suite.runner import SHARES, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench, Task  # noqa: E402
 from perfmodel_executors.gpu_suite.worker import Worker  # noqa: E402
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels  # noqa: E402
@@ -205,7 +204,7 @@ def test_the_smoke_finds_what_is_wrong(monkeypatch):
     problem = problems_of("rms_norm", "tiny", torch.bfloat16)[0]
     kernels = load_kernels()
     monkeypatch.setattr(
-        "perfmodel_executors.gpu_suite.parts.smoke.load_kernels",
+        "perfmodel_executors.gpu_suite.smoke.load_kernels",
         lambda name: (
             SimpleNamespace(rms_norm=(lambda *args: 1.05 * kernels.rms_norm(*args))) if name == "wrong" else kernels
         ),

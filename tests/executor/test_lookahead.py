@@ -45,7 +45,7 @@ def test_the_window_is_what_the_model_says_of_its_columns():
         assert 1 + len(proposer.propose(drafting, [])[0]) == (3 + 2) * (4 - 1)
         rows = [list(row) for row in proposer._iterations[0].rows]
         verified = lookahead.run(drafting, [])
-        said = branches.last_row(proposer._said[0])
+        said = branches.last_row(proposer._predicted[0])
         for column in range(3):
             behind = [*rows[0][1 : column + 1], *(row[column] for row in rows[1:])]
             assert said[column] == likeliest([*tokens, *behind])

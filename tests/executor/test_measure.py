@@ -19,11 +19,7 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig  # noqa: E402
 from perfmodel_executors.measure.bench import StepBench, StepGrants  # noqa: E402
 from perfmodel_executors.measure.calibrate import widest_pass  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange, calibration_grid, drafting_grid  # noqa: E402
-from perfmodel_executors.measure.protocol import (  # noqa: E402
-    DriftMeter,
-    measure_paired,
-    quantile,
-)
+from perfmodel_executors.measure.protocol import DriftMeter, PairedCases, measure_together, quantile  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 
@@ -50,7 +46,8 @@ class FakeMachine:
 def test_pairing_cancels_drift():
     machine = FakeMachine()
     cases = {"short": machine.work(1_000_000), "long": machine.work(5_000_000)}
-    measured = measure_paired(cases, machine.work(2_000_000), min_rounds=12, budget_s=0, clock_ns=lambda: machine.now)
+    groups = [PairedCases(cases, machine.work(2_000_000))]
+    (measured,) = measure_together(groups, min_rounds=12, budget_s=0, clock_ns=lambda: machine.now)
     assert measured.num_rounds == 12
     assert measured.seconds["long"] / measured.seconds["short"] == pytest.approx(5, rel=0.01)
     assert measured.seconds["short"] / measured.reference_s == pytest.approx(0.5, rel=0.01)

@@ -13,13 +13,12 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.errors import SpecError  # noqa: E402
 from perfmodel_executors.gpu_suite import processes  # noqa: E402
-from perfmodel_executors.gpu_suite.processes import ChildPool  # noqa: E402
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, ChildPool  # noqa: E402
 from perfmodel_executors.gpu_suite.readings import FIELDS, DeviceReader  # noqa: E402
-from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
-from perfmodel_executors.gpu_suite.runner import FIRST, run_tasks  # noqa: E402
+from perfmodel_executors.gpu_suite.runner import FIRST, Results, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.session import SuiteRequest, measure  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
-from perfmodel_executors.gpu_suite.worker import BudgetSpentError, TuningRetries, Worker  # noqa: E402
+from perfmodel_executors.gpu_suite.worker import TuningRetries, Worker  # noqa: E402
 
 
 class Asked:

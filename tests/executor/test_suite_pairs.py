@@ -15,8 +15,8 @@ from perfmodel.evidence.sources.measured import (  # noqa: E402
 )
 from perfmodel.files.catalog import data_dir  # noqa: E402
 from perfmodel.specs import load_hardware, load_scenario  # noqa: E402
-from perfmodel_executors.gpu_suite.parts.serving import PAIRS, SCENARIOS, pair_tasks, serve, serving_tasks, sides_of  # noqa: E402  # noqa: E402
-from perfmodel_executors.gpu_suite.results import Results  # noqa: E402
+from perfmodel_executors.gpu_suite.runner import Results  # noqa: E402
+from perfmodel_executors.gpu_suite.serving import PAIRS, SCENARIOS, pair_tasks, serve, serving_tasks, sides_of  # noqa: E402  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402
 from perfmodel_executors.models.support import check_capturable, check_engine, check_executable  # noqa: E402
 from perfmodel_executors.run import as_executed  # noqa: E402

@@ -4,17 +4,14 @@ Registers, stack and shared memory are from `cuobjdump -res-usage`; spills and t
 the disassembly (`nvdisasm`): STL and LDL move registers to local memory and back, HMMA (Ampere), HGMMA (Hopper) and
 UTC*MMA (Blackwell) are matrix products of tensor cores, LDGSTS and UTMALDG load global memory straight into SRAM.
 
-Hopper's products run beside other instructions only where the assembler can prove that nothing touches their registers
-meanwhile. Where it cannot, it waits for each one and says so (advice C7510 to C7519), and the binary does not: such a
-kernel is right, and slower. It proves nothing of left operands that lie in registers: a kernel that leaves such a
-product under way while it writes the operands of the next one gave other results each time on an H200.
+Where Hopper's assembler cannot prove that nothing touches a product's registers meanwhile, it waits for each one and
+says so (advice C7510 to C7519), and the binary does not. It proves nothing of left operands that lie in registers: a
+kernel that leaves such a product under way while it writes the next operands gave other results each time on an H200.
 
-How many thread blocks of a compiled kernel run at once on one compute unit of a GPU.
+    blocks at once = min( registers, shared memory, warps, blocks ) of a compute unit over those of a block
 
-    blocks = min( registers, shared memory, warps, blocks ) of the unit over those of a block
-
-Registers are handed out to whole warps in units of 256, and a block's shared memory has 1 KiB of the system's beside
-it. Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; CUDA occupancy calculator.
+Registers are handed out to whole warps in units of 256; a block's shared memory has 1 KiB of the system's beside it.
+Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; CUDA occupancy calculator.
 """
 
 import re
@@ -167,12 +164,7 @@ def shared_limit_bytes(hardware: HardwareSpec) -> int:
 
 
 def occupancy(hardware: HardwareSpec, num_warps: int, registers_per_thread: int, shared_bytes: int) -> Occupancy:
-    """Occupancy of a kernel with blocks of `num_warps` warps.
-
-    registers_per_thread: as compiled
-    shared_bytes:         static and dynamic, of one block
-
-    hardware: with its compute units' registers and shared memory
+    """Occupancy of a kernel with blocks of `num_warps` warps, each of `shared_bytes`, static and dynamic.
 
     Raises SpecError for a block that the device cannot hold at all, and for a device without known limits.
     """

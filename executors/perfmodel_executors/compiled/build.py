@@ -1,9 +1,8 @@
 """Compile a recorded launch for a GPU that need not be there.
 
-The signature is what Triton derives from the arguments when it launches: pointers by their element type, integers as
-i32 or i64, `None` and integers equal to 1 as constants; pointers (allocations are aligned to 512 bytes) and integers
-divisible by 16 are declared to the compiler as such, without which it neither vectorises nor pipelines. Integers that a
-kernel names in `do_not_specialize` (numbers of tokens, which change with every step) are only their type.
+The signature is what Triton derives from the arguments: pointers by their element type, integers as i32 or i64, `None`
+and integers equal to 1 as constants; pointers and integers divisible by 16 are declared as such, without which it
+neither vectorises nor pipelines. Integers in `do_not_specialize` (numbers of tokens) are only their type.
 """
 
 from dataclasses import dataclass, field
@@ -82,15 +81,8 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
     tensor_memory = int(getattr(built.metadata, "tmem_size", 0) or 0)
     facts = read_binary(built.asm["cubin"], built.asm["ptx"], shared, tensor_memory)
     held = occupancy(hardware, launch.options.num_warps, facts.registers, shared)
-    return CompiledKernel(
-        launch.name,
-        hardware.name,
-        launch.options.num_warps,
-        launch.options.num_stages,
-        launch.constants,
-        facts,
-        held,
-    )
+    num_warps, num_stages = options.values()
+    return CompiledKernel(launch.name, hardware.name, num_warps, num_stages, launch.constants, facts, held)
 
 
 def device_limits(hardware: HardwareSpec) -> DeviceLimits:
@@ -123,8 +115,7 @@ def compute_capability(hardware: HardwareSpec) -> int:
 def _specialise(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     names = list(launch.kernel.arg_names)
     values = dict(zip(names, launch.args, strict=False)) | launch.constants
-    missing = [name for name in names if name not in values]
-    if missing:
+    if missing := [name for name in names if name not in values]:
         raise PerfmodelError(f"{launch.name} was launched without {', '.join(missing)}.")
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}

@@ -1,7 +1,5 @@
-"""The kernels of one whole step of a scenario, compiled for its hardware: what the model's real shapes launch.
-
-The decoder runs on the `meta` device, where tensors have shapes and no memory, with its launches recorded.
-"""
+"""The kernels of one whole step of a scenario, compiled for its hardware: the decoder runs on the `meta` device, where
+tensors have shapes and no memory, with its launches recorded."""
 
 import math
 from collections.abc import Callable
@@ -66,34 +64,20 @@ def compile_step(
 
 def record_step(decoder: Decoder, block_size: int, shape: BatchShape) -> None:
     """Takes a step of `shape` with a decoder on `meta`, for what is recorded of it."""
-    cache = decoder.new_cache(block_size, _num_blocks(shape, block_size))
-    decoder.next_tokens(_batch(shape, block_size), cache)
-
-
-def _batch(shape: BatchShape, block_size: int) -> StepBatch:
-    """A batch of the shape, without contents."""
 
     def empty(*size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.int64, device=META)
 
-    context = -(-shape.decode_context // max(1, shape.num_decodes))
-    longest = max((new + done for new, done in shape.prefills), default=0)
-    return StepBatch(
-        tokens_T=empty(shape.num_tokens),
-        positions_T=empty(shape.num_tokens),
-        slots_T=empty(shape.num_tokens),
-        tables_DM=empty(shape.num_decodes, -(-context // block_size)),
-        contexts_D=empty(shape.num_decodes),
-        tables_GM=empty(len(shape.prefills), -(-longest // block_size)),
-        starts_G=empty(len(shape.prefills) + 1),
-        computed_G=empty(len(shape.prefills)),
-        sample_rows_S=empty(shape.num_samples),
+    chunks, context = len(shape.prefills), -(-shape.decode_context // max(1, shape.num_decodes))
+    lengths = [new + done for new, done in shape.prefills]
+    batch = StepBatch(
+        *(empty(shape.num_tokens), empty(shape.num_tokens), empty(shape.num_tokens)),
+        *(empty(shape.num_decodes, -(-context // block_size)), empty(shape.num_decodes)),
+        *(empty(chunks, -(-max(lengths, default=0) // block_size)), empty(chunks + 1), empty(chunks)),
+        empty(shape.num_samples),
     )
-
-
-def _num_blocks(shape: BatchShape, block_size: int) -> int:
-    tokens = shape.decode_context + sum(new + done for new, done in shape.prefills)
-    return -(-tokens // block_size) + shape.num_decodes + len(shape.prefills)
+    num_blocks = -(-(shape.decode_context + sum(lengths)) // block_size) + shape.num_decodes + chunks
+    decoder.next_tokens(batch, decoder.new_cache(block_size, num_blocks))
 
 
 def explain_occupancy(

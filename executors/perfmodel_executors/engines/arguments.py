@@ -17,28 +17,14 @@ ENGINE = "vllm"
 
 # Fields with vLLM's own names and meanings; those that a scenario leaves open are the version's defaults on the device.
 _ALWAYS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "scheduling_policy",
-    "async_scheduling",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "max_model_len",
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching"),
+    *("enable_chunked_prefill", "scheduling_policy", "async_scheduling"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "max_model_len"),
 )
 _WHERE_GIVEN = (
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "mamba_ssm_cache_dtype",
-    "gpu_memory_utilization",
-    "long_prefill_token_threshold",
-    "scheduler_reserve_full_isl",
-    "disable_hybrid_kv_cache_manager",
-    "enforce_eager",
-    "enable_expert_parallel",
+    *("dtype", "quantization", "kv_cache_dtype", "mamba_ssm_cache_dtype"),
+    *("gpu_memory_utilization", "long_prefill_token_threshold", "scheduler_reserve_full_isl"),
+    *("disable_hybrid_kv_cache_manager", "enforce_eager", "enable_expert_parallel"),
 )
 _NOT_ARGUMENTS = {"profile", "calibration", "version", "num_gpu_blocks_override", "speculative_config", "split_kv"}
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -126,12 +112,9 @@ def write_model(model: str, folder: Path) -> tuple[str, bool]:
     if path.name == "config.json" and path.is_file():
         path = path.parent
     if path.is_dir() and (path / "config.json").is_file():
-        has_weights = any(any(path.glob(pattern)) for pattern in _WEIGHTS)
-        return (
-            (str(path), True)
-            if has_weights
-            else (_write(json.loads((path / "config.json").read_text(encoding="utf-8")), folder), False)
-        )
+        if any(any(path.glob(pattern)) for pattern in _WEIGHTS):
+            return str(path), True
+        return _write(json.loads((path / "config.json").read_text(encoding="utf-8")), folder), False
     if path.is_file() and path.suffix == ".gguf":
         return str(path), True
     card = looked_up("models", model)

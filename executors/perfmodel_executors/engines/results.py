@@ -1,10 +1,11 @@
 """What another engine tells of a run, as our own executed runs have it: records, totals, and what it ran on."""
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from perfmodel.cost import plan_memory, usd_per_hour
 from perfmodel.engine import Request, StepRecord
@@ -28,11 +29,7 @@ _SETTINGS = (
 
 
 def collected(
-    scenario: Scenario,
-    lines: Iterator[list[Any]],
-    facts: dict[str, Any],
-    progress: Progress | None,
-    out: Path | None,
+    scenario: Scenario, lines: Iterator[list[Any]], facts: dict[str, Any], progress: Progress | None, out: Path | None
 ) -> RunResult:
     """The records of one load, as `lines` bring them, up to the one that says that it is done.
 
@@ -42,12 +39,16 @@ def collected(
     """
     turns, expected = scenario.traffic.has_conversations, Workload(scenario).num_requests
     totals: dict[str, Any] = {}
-    turn_of = _turns(scenario) if turns else {}
-    with Collector(out, has_turns=turns) as collector, _ChunkFile(out) as chunks:
+    conversations = Workload(scenario).conversations() if turns else ()
+    turn_of = {request.request_id: (request.session, request.turn) for chain in conversations for _, request in chain}
+    with Collector(out, has_turns=turns) as collector, _chunk_file(out) as chunks:
         for kind, *values in lines:
             if kind == "step":
-                collector.add_step(_step_record(values[0]))
-                chunks.add(values[0][0], values[1])
+                record = StepRecord(*values[0])
+                times = {name: getattr(record, name) * _PS_PER_NS for name in ("start", "end", "first_duration")}
+                collector.add_step(record._replace(**times))
+                if chunks is not None:
+                    chunks.writelines(f"{values[0][0]},{tokens},{computed}\n" for tokens, computed in values[1])
                 for gap in values[2]:
                     collector.add_gap(gap * _PS_PER_NS)
             elif kind == "request":
@@ -68,26 +69,12 @@ def collected(
             (out / "acceptance.json").write_text(
                 counts.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n"
             )
-        scenario = _with_acceptance(scenario, counts)
+        config = scenario.engine.speculative_config
+        assert config is not None
+        acceptance = Acceptance(per_position=counts.rates, offered=num_offered / counts.examined[0])
+        drafting = {"speculative_config": config.model_copy(update={"acceptance": acceptance})}
+        scenario = scenario.model_copy(update={"engine": scenario.engine.model_copy(update=drafting)})
     return summarized(scenario, collector, facts, totals)
-
-
-def _turns(scenario: Scenario) -> dict[int, tuple[Hashable | None, int]]:
-    """The conversation of each request, and which of its turns it is."""
-    conversations = Workload(scenario).conversations()
-    return {request.request_id: (request.session, request.turn) for turns in conversations for _, request in turns}
-
-
-def _with_acceptance(scenario: Scenario, counts: MeasuredAcceptance) -> Scenario:
-    """The scenario with the acceptance that was counted, for whoever simulates it."""
-    config = scenario.engine.speculative_config
-    assert config is not None
-    assert counts.offered is not None
-    acceptance = Acceptance(per_position=counts.rates, offered=counts.offered / counts.examined[0])
-    engine = scenario.engine.model_copy(
-        update={"speculative_config": config.model_copy(update={"acceptance": acceptance})}
-    )
-    return scenario.model_copy(update={"engine": engine})
 
 
 def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], totals: dict[str, Any]) -> RunResult:
@@ -110,12 +97,6 @@ def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], 
     )
 
 
-def _step_record(fields: list[int]) -> StepRecord:
-    record = StepRecord(*fields)
-    times = {name: getattr(record, name) * _PS_PER_NS for name in ("start", "end", "first_duration")}
-    return record._replace(**times)
-
-
 def _request(fields: list[int]) -> Request:
     number, arrival, scheduled, first, finished, prompt, output, cached, preemptions = fields
     request = Request(number, arrival * _PS_PER_NS, prompt, output)
@@ -125,24 +106,13 @@ def _request(fields: list[int]) -> Request:
     return request
 
 
-class _ChunkFile:
-    """`chunks.csv`: the parts of prompts that each step computed; a context manager."""
-
-    def __init__(self, out: Path | None) -> None:
-        self._file = None if out is None else (out / CHUNKS).open("w", encoding="utf-8", newline="\n")
-        if self._file is not None:
-            self._file.write(_CHUNK_COLUMNS + "\n")
-
-    def __enter__(self) -> "_ChunkFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def add(self, step: int, chunks: list[list[int]]) -> None:
-        if self._file is not None and chunks:
-            self._file.write("".join(f"{step},{tokens},{computed}\n" for tokens, computed in chunks))
+def _chunk_file(out: Path | None) -> AbstractContextManager[TextIO | None]:
+    """`chunks.csv`: the parts of prompts that each step computed."""
+    if out is None:
+        return nullcontext()
+    file = (out / CHUNKS).open("w", encoding="utf-8", newline="\n")
+    file.write(_CHUNK_COLUMNS + "\n")
+    return file
 
 
 def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +139,8 @@ def described(result: RunResult, weights: str, arguments: dict[str, Any], enviro
     ]
     changed = changed_settings(result.scenario.engine, facts)
     if changed:
-        said = ", ".join(f"engine.{name}={json.dumps(value)}" for name, value in changed.items())
-        notes.append(f"vLLM came to have other settings than the scenario, which is given with them here: {said}.")
+        listed = ", ".join(f"engine.{name}={json.dumps(value)}" for name, value in changed.items())
+        notes.append(f"vLLM came to have other settings than the scenario, which is given with them here: {listed}.")
         facts["changed"] = changed
         engine = result.scenario.engine.model_copy(update=changed)
         result = replace(result, scenario=result.scenario.model_copy(update={"engine": engine}))

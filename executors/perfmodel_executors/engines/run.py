@@ -56,9 +56,8 @@ def execute_on(
 
     model, out: as of `OnEngine`; progress: called with (requests finished, requests in all if known)
 
-    Raises MissingExtraError where there is no vLLM, UnsupportedError for what it has no argument for, PerfmodelError
-    where it is another version than the scenario's, refuses an argument or fails; WorkloadError for traffic without
-    requests.
+    Raises MissingExtraError without vLLM, UnsupportedError for what it has no argument for, PerfmodelError where it is
+    another version, refuses an argument or fails; WorkloadError for traffic without requests.
     """
     return execute_all_on(target, [OnEngine(scenario, model, out)], progress)[0]
 
@@ -77,10 +76,10 @@ def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | N
     for number, run in enumerate(runs):
         setup = [run.model, engine_arguments(run.scenario, "", True), run.scenario.hardware.kind]
         groups.setdefault(json.dumps([*setup, run.scenario.engine.version]), []).append(number)
-    found: dict[int, RunResult] = {}
+    results: dict[int, RunResult] = {}
     for numbers in groups.values():
-        found |= zip(numbers, _on_one_engine(python, [runs[number] for number in numbers], progress), strict=True)
-    return [found[number] for number in range(len(runs))]
+        results |= zip(numbers, _on_one_engine(python, [runs[number] for number in numbers], progress), strict=True)
+    return [results[number] for number in range(len(runs))]
 
 
 def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | None) -> list[RunResult]:
@@ -91,14 +90,12 @@ def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | N
         file = Path(folder, "job.json")
         file.write_text(json.dumps(job), encoding="utf-8", newline="\n")
         environment = environment_of(first, is_local=Path(name).exists()) | os.environ
-        found = []
         with _Engine(python, file, environment) as lines:
             facts: dict[str, Any] = next(lines)[1]
-            for run in runs:
-                found.append(collected(run.scenario, lines, facts, progress, run.out))
+            results = [collected(run.scenario, lines, facts, progress, run.out) for run in runs]
     weights = "the weights of the checkpoint" if has_weights else "dummy weights"
     shown = {key: environment[key] for key in environment_of(first, is_local=True) if key in environment}
-    return [described(result, weights, job["arguments"], shown) for result in found]
+    return [described(result, weights, job["arguments"], shown) for result in results]
 
 
 def interpreter_of(target: str) -> str:
@@ -128,24 +125,19 @@ def _absent(python: str) -> str:
 
 
 def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, Any]:
-    """What `vllm_process` reads."""
     engine = scenarios[0].engine
     longest = min(Workload(scenarios[0]).max_model_len - 8, engine.max_num_batched_tokens)
+    loads = []
+    for scenario in scenarios:
+        workload, sampling = Workload(scenario), sampling_arguments(scenario)
+        chains = list(_chains(scenario, workload))
+        loads.append({"sampling": sampling, "chains": chains, "concurrency": workload.concurrency})
     return {
         "arguments": arguments,
         "version": engine.version,
         "kind": scenarios[0].hardware.kind,
         "warm_up_tokens": max(1, min(longest, 64)),
-        "loads": [_load(scenario) for scenario in scenarios],
-    }
-
-
-def _load(scenario: Scenario) -> dict[str, Any]:
-    workload = Workload(scenario)
-    return {
-        "sampling": sampling_arguments(scenario),
-        "chains": list(_chains(scenario, workload)),
-        "concurrency": workload.concurrency,
+        "loads": loads,
     }
 
 
@@ -160,22 +152,19 @@ def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]
         return
     for turns in workload.conversations():
         chain: list[list[Any]] = []
-        said = 0
+        num_known = 0
         for pause, request in turns:
             prompt = store.of(request)
-            chain.append(_as_line(request, pause if chain else request.arrival, prompt[said:], workload))
+            chain.append(_as_line(request, pause if chain else request.arrival, prompt[num_known:], workload))
             prompt += [0] * request.max_output_tokens  # the answer, which the engine will know
-            said = len(prompt)
+            num_known = len(prompt)
             store.release(request)
         yield chain
 
 
 def _as_line(request: Request, pause: int, tokens: list[int], workload: Workload) -> list[Any]:
     think = workload.think_time(request.request_id) // _PS_PER_NS
-    return [
-        *(request.request_id, pause // _PS_PER_NS, list(tokens)),
-        *(request.max_output_tokens, request.priority, think),
-    ]
+    return [request.request_id, pause // _PS_PER_NS, list(tokens), request.max_output_tokens, request.priority, think]
 
 
 class _Engine:

@@ -1,8 +1,7 @@
 """A scenario against a vLLM server that runs already: the same prompts, at their times, by streaming HTTP.
 
-A token's time is that of the piece of the stream that brings it, so the server's front end is in all times. Which
-steps there were a server does not say, nor whom it preempted; hits of its prefix cache only where it is started with
-`--enable-prompt-tokens-details`. Plain HTTP, a connection for each request.
+A token's time is that of the piece of the stream that brings it. A server does not say which steps there were, nor whom
+it preempted; hits of its prefix cache only with `--enable-prompt-tokens-details`. A connection for each request.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from perfmodel.engine import Request
 from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
 from perfmodel.sim import Collector, RunResult, Workload
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.driver import Arriving, arrivals_of
+from perfmodel_executors.driver import RequestArrivals, arrivals_of
 from perfmodel_executors.engines.arguments import sampling_arguments
 from perfmodel_executors.engines.results import Progress, summarized
 from perfmodel_executors.tokens import TokenStore
@@ -48,8 +47,6 @@ def execute_on_server(
 
 
 class _Client:
-    """One server."""
-
     def __init__(self, host: str, port: int) -> None:
         self.host, self._port = host, port
 
@@ -68,8 +65,8 @@ class _Client:
             while (await reader.readline()).strip():
                 pass
             if status != _HTTP_OK:
-                said = " ".join((await reader.read(2000)).decode(errors="replace").split())[:400]
-                raise PerfmodelError(f"{method} {path}: the server answers with status {status}: {said}")
+                reason = " ".join((await reader.read(2000)).decode(errors="replace").split())[:400]
+                raise PerfmodelError(f"{method} {path}: the server answers with status {status}: {reason}")
             yield reader
         except (OSError, IndexError, ValueError, TimeoutError) as error:
             raise self._unreachable(error) from None
@@ -83,7 +80,6 @@ class _Client:
         )
 
     async def get(self, path: str) -> Any:
-        """The JSON document at `path`."""
         async with self.ask("GET", path) as reader:
             data = await reader.read()
         return json.loads(data[data.index(b"{") : data.rindex(b"}") + 1])  # whole, or in one chunk
@@ -115,7 +111,7 @@ class _Run:
     """Requests under way; `on_answer` is called when one has ended."""
 
     def __init__(
-        self, client: _Client, scenario: Scenario, model: str, arrivals: Arriving, collector: Collector
+        self, client: _Client, scenario: Scenario, model: str, arrivals: RequestArrivals, collector: Collector
     ) -> None:
         self._client, self._arrivals, self._collector, self._model = client, arrivals, collector, model
         self._sampling = sampling_arguments(scenario)
@@ -128,7 +124,6 @@ class _Run:
         return (time.monotonic_ns() - self._started) * _PS_PER_NS
 
     async def serve(self) -> None:
-        """Until all is answered. Raises what the first request raises that fails."""
         tasks: set[asyncio.Task[None]] = set()
         while tasks or self._arrivals.next_tick is not None:
             for request in self._arrivals.pop_due(self._now()):
@@ -151,15 +146,20 @@ class _Run:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-            "priority": request.priority,
+            **({"priority": request.priority} if request.priority else {}),  # refused without priority scheduling
             **self._sampling,
         }
-        if not request.priority:
-            del body["priority"]  # refused by servers without priority scheduling
         request.first_scheduled_at = request.arrival  # a server does not say when
         async with self._client.ask("POST", "/v1/completions", body) as reader:
             last = await self._read(request, reader)
-        self._finish(request, last)
+        if request.first_token_at is None:
+            raise PerfmodelError(f"request {request.request_id}: the server's stream ended without a token.")
+        request.finished_at = last
+        self._collector.add_request(request)
+        self._collector.end_tick = max(self._collector.end_tick, last)
+        self._store.release(request)
+        self._arrivals.on_finished(request, last)
+        self.on_answer()
 
     async def _read(self, request: Request, reader: asyncio.StreamReader) -> int:
         """The request's stream to its end; the tick of its last token."""
@@ -176,26 +176,11 @@ class _Run:
                     self._collector.add_gap(now - last)
                 elif ids:
                     request.first_token_at = now
-                self._put(request, ids)
+                for token in ids:
+                    self._store.put(request, request.num_prompt_tokens + request.num_output_tokens, token)
+                    request.num_output_tokens += 1
                 last = now if ids else last
-            self._read_usage(request, event.get("usage"))
+            if event.get("usage") is not None:
+                details = event["usage"].get("prompt_tokens_details") or {}
+                request.num_cached_tokens = details.get("cached_tokens") or 0
         return last
-
-    def _put(self, request: Request, ids: list[int]) -> None:
-        for token in ids:
-            self._store.put(request, request.num_prompt_tokens + request.num_output_tokens, token)
-            request.num_output_tokens += 1
-
-    def _read_usage(self, request: Request, usage: dict[str, Any] | None) -> None:
-        if usage is not None:
-            request.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-    def _finish(self, request: Request, last: int) -> None:
-        if request.first_token_at is None:
-            raise PerfmodelError(f"request {request.request_id}: the server's stream ended without a token.")
-        request.finished_at = last
-        self._collector.add_request(request)
-        self._collector.end_tick = max(self._collector.end_tick, last)
-        self._store.release(request)
-        self._arrivals.on_finished(request, last)
-        self.on_answer()

@@ -34,8 +34,6 @@ _FLUSH_NS = 1_000_000_000  # lines are written when nothing is to do, or once a 
 
 
 class _Sender:
-    """Lines for the parent, written when there is time."""
-
     def __init__(self, fd: int) -> None:
         self._file = os.fdopen(fd, "w", encoding="utf-8", newline="\n")
         self._lines: list[str] = []
@@ -65,24 +63,21 @@ class _Arrivals:
         self._users = [0] * (load["concurrency"] or 0)  # when each begins another chain
         self._due: list[tuple[int, int, list[list[Any]]]] = []  # chains that go on
 
-    @property
-    def _next_begin(self) -> int | None:
+    def _begins(self) -> list[int]:
+        """When the next chain begins, if it is known to."""
         if not self._waiting or (self._is_closed and not self._users):
-            return None
-        begin: int = self._users[0] if self._is_closed else self._waiting[0][0][1]
-        return begin
+            return []
+        return [self._users[0] if self._is_closed else self._waiting[0][0][1]]
 
     @property
     def next_ns(self) -> int | None:
-        """When the next request comes that is known to."""
-        begin = self._next_begin
-        return min([*([] if begin is None else [begin]), *(each[0] for each in self._due[:1])], default=None)
+        return min([*self._begins(), *(chain[0] for chain in self._due[:1])], default=None)
 
     def pop(self) -> tuple[int, list[Any], list[list[Any]]]:
         """(when it came, the request, those of its chain to come)"""
-        now, begin = self.next_ns, self._next_begin
+        now = self.next_ns
         assert now is not None
-        if begin != now:
+        if now not in self._begins():
             _, _, chain = heapq.heappop(self._due)
         else:
             chain = self._waiting.popleft()
@@ -105,7 +100,7 @@ class _StepLog:
         self._scheduler, self._now = scheduler, now
         self._plans: deque[list[Any]] = deque()
         self._num_steps = 0
-        self._last_end = 0
+        self.last_end = 0  # or when the first request came to an idle engine
         self.first_scheduled: dict[str, int] = {}
         self.preemptions: dict[str, int] = {}
         self.examined, self.accepted, self.num_offered = [0], [0], 0  # drafted tokens by depth, as MeasuredAcceptance
@@ -150,12 +145,7 @@ class _StepLog:
         return [row, chunks, drafted_by]
 
     def close(self) -> None:
-        """The scheduler is on its own again."""
         self._scheduler.schedule, self._scheduler.update_from_output = self._schedule, self._update
-
-    def begin_busy(self, now: int) -> None:
-        """The engine has something to do from now on."""
-        self._last_end = now
 
     def end(self, now: int, num_tokens: dict[str, int]) -> tuple[list[int], list[Any]] | None:
         """The oldest plan's record, and its chunks; num_tokens: that its requests got. None where none is done."""
@@ -163,7 +153,7 @@ class _StepLog:
             return None
         self._num_done -= 1
         row, chunks, drafted = self._plans.popleft()
-        start, self._last_end = self._last_end, now
+        start, self.last_end = self.last_end, now
         accepted = [self._judge(count, num_tokens.get(name, 1) - 1) for name, count in drafted.items()]
         self._num_steps += 1
         return [self._num_steps - 1, 1, start, now, now - start, *row, sum(accepted)], chunks
@@ -195,8 +185,6 @@ class _Request:
 
 
 class _LoadRun:
-    """The load on its way through an engine."""
-
     def __init__(self, engine: Any, params: Any, load: dict[str, Any], sender: _Sender) -> None:
         self._engine, self._params, self._sender = engine, params, sender
         self._load = _Arrivals(load)
@@ -211,7 +199,6 @@ class _LoadRun:
         return time.monotonic_ns() - self._started
 
     def serve(self) -> dict[str, Any]:
-        """Until all is answered; what the run has in all."""
         while self._under_way or self._load.next_ns is not None:
             self._add_due()
             if self._under_way:
@@ -234,15 +221,11 @@ class _LoadRun:
         now = self.now()
         while (due := self._load.next_ns) is not None and due <= now:
             if not self._under_way:
-                self._log.begin_busy(now)
+                self._log.last_end = now
             arrival, fields, later = self._load.pop()
             request = _Request(arrival, fields, later, self._said.pop(fields[0], []))
-            name = self._engine.add_request(
-                str(fields[0]),
-                {"prompt_token_ids": request.said},
-                self._params(fields[3]),
-                priority=fields[4],
-            )
+            prompt, params = {"prompt_token_ids": request.said}, self._params(fields[3])
+            name = self._engine.add_request(str(fields[0]), prompt, params, priority=fields[4])
             name = name or str(fields[0])  # older versions return none
             self._under_way[name], self._own_names[str(fields[0])] = request, name
             now = self.now()
@@ -286,12 +269,11 @@ class _LoadRun:
 
 def _scalars(config: Any) -> dict[str, Any]:
     """The settings of one of vLLM's configurations that are plain values."""
-    found = {name: getattr(config, name) for name in sorted(vars(config)) if not name.startswith("_")}
-    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str | None)}
+    values = {name: getattr(config, name) for name in sorted(vars(config)) if not name.startswith("_")}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | None)}
 
 
 def _facts(vllm: Any, engine: Any) -> dict[str, Any]:
-    """Versions, the device, and the settings that the engine runs with."""
     config = engine.vllm_config
     parts = ("model_config", "cache_config", "scheduler_config", "parallel_config", "speculative_config")
     platform = importlib.import_module("vllm.platforms").current_platform
@@ -299,20 +281,15 @@ def _facts(vllm: Any, engine: Any) -> dict[str, Any]:
     used = {part: _scalars(getattr(config, part)) for part in parts if getattr(config, part, None) is not None}
     compilation = config.compilation_config
     used["compilation_config"] = {"mode": str(compilation.mode), "cudagraph_mode": str(compilation.cudagraph_mode)}
-    backends = [layer.get_attn_backend().get_name() for layer in _attention_layers(config)]
+    layers = [layer for layer in compilation.static_forward_context.values() if hasattr(layer, "get_attn_backend")]
     return {
         "versions": {"vllm": vllm.__version__, "torch": torch.__version__, "python": sys.version.split()[0]},
         "device": str(platform.get_device_name()),
         "num_threads": torch.get_num_threads(),
-        "attention_backends": sorted(set(backends)),
+        "attention_backends": sorted({layer.get_attn_backend().get_name() for layer in layers}),
         "used": used,
         "num_blocks": config.cache_config.num_gpu_blocks - 1,  # one of vLLM's is the null block
     }
-
-
-def _attention_layers(config: Any) -> list[Any]:
-    layers = config.compilation_config.static_forward_context.values()
-    return [layer for layer in layers if hasattr(layer, "get_attn_backend")]
 
 
 def _with_architecture(folder: str) -> None:
@@ -357,18 +334,10 @@ def _engine(job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _sampling(load: dict[str, Any]) -> Any:
+    """Makes SamplingParams of a number of tokens."""
     module = importlib.import_module("vllm.sampling_params")
-
-    def params(num_tokens: int) -> Any:
-        return module.SamplingParams(
-            max_tokens=num_tokens,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=module.RequestOutputKind.DELTA,
-            **load["sampling"],
-        )
-
-    return params
+    how = {"ignore_eos": True, "detokenize": False, "output_kind": module.RequestOutputKind.DELTA}
+    return lambda num_tokens: module.SamplingParams(max_tokens=num_tokens, **how, **load["sampling"])
 
 
 def _warm_up(engine: Any, params: Any, num_tokens: int) -> None:

@@ -5,36 +5,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfmodelError
-
-if TYPE_CHECKING:
-    from perfmodel_executors.gpu_suite.session import SuiteRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: one sentence and status 2 for what is wrong with the arguments; 1 where a check of the smoke failed
     or found a wrong result, the rest being measured all the same."""
     start = time.monotonic()  # loading torch is part of the budget
-    request = _parsed(arguments, start)
-    from perfmodel_executors.gpu_suite.programme import summary_of
-    from perfmodel_executors.gpu_suite.results import Results
-    from perfmodel_executors.gpu_suite.session import measure
-
-    try:
-        outcome = measure(request)
-    except PerfmodelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    lines, is_right = summary_of(Results(request.out), outcome)
-    print("\n".join(lines), file=sys.stderr, flush=True)
-    sys.exit(0 if is_right else 1)
-
-
-def _parsed(arguments: Sequence[str] | None, start: float) -> "SuiteRequest":
-    from perfmodel_executors.gpu_suite.programme import Part
-    from perfmodel_executors.gpu_suite.session import SuiteRequest
+    from perfmodel_executors.gpu_suite.session import Part, SuiteRequest, measure, summary_of
 
     parser = argparse.ArgumentParser(
         prog="python -m perfmodel_executors.gpu_suite",
@@ -53,7 +32,15 @@ def _parsed(arguments: Sequence[str] | None, start: float) -> "SuiteRequest":
     given = parser.parse_args(arguments)
     if not given.budget_s >= 1.0:
         parser.error(f"--budget-s {given.budget_s:g}: at least one second")
-    return SuiteRequest(given.out, given.budget_s, start, list(map(Part, given.part)), given.device, given.kernels)
+    request = SuiteRequest(given.out, given.budget_s, start, list(map(Part, given.part)), given.device, given.kernels)
+    try:
+        outcome = measure(request)
+    except PerfmodelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    lines, is_right = summary_of(request, outcome)
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    sys.exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
 """Kernels of the suite compiled ahead, by all cores, into the cache that the measuring process reads.
 
-Compiling takes a core a second a kernel, and tuning tries several for each problem: one after the other they would take
-most of the budget. What will be compiled is found by recording the launches of every candidate on tensors without
-memory. Compiled is what Triton itself makes of such a call, so that its cache knows it by the very same key; no process
-here touches the device.
+What will be compiled is found by recording the launches of every candidate on tensors without memory. Compiled is what
+Triton itself makes of such a call, so that its cache knows it by the same key; no process here touches the device.
 """
 
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -27,15 +26,15 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.compiled.build import device_limits
 from perfmodel_executors.compiled.step import META, record_step
-from perfmodel_executors.gpu_suite.parts.serving import PAIRS, SCENARIOS, sides_of
-from perfmodel_executors.gpu_suite.parts.smoke import SERVED, dtypes_of, served_scenario
-from perfmodel_executors.gpu_suite.parts.steps import DECODES, MODELS, PROMPTS
 from perfmodel_executors.gpu_suite.processes import ChildPool
+from perfmodel_executors.gpu_suite.serving import PAIRS, SCENARIOS, sides_of
+from perfmodel_executors.gpu_suite.smoke import SERVED, dtypes_of, served_scenario
+from perfmodel_executors.gpu_suite.steps import DECODES, MODELS, PROMPTS
 from perfmodel_executors.gpu_suite.task import Bench
 from perfmodel_executors.graphs import capture_sizes
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
 from perfmodel_executors.kernels.launch import Launch, recording
-from perfmodel_executors.kernels.problem import Inputs, problems_of
+from perfmodel_executors.kernels.problem import Inputs, Problem, problems_of
 from perfmodel_executors.kernels.tiles import listing, targeting
 from perfmodel_executors.models.decoder import load_decoder
 
@@ -57,22 +56,18 @@ class KernelBuild(NamedTuple):
     num_stages: int
 
 
-def jobs_of(launches: Iterable[Launch]) -> list[KernelBuild]:
-    """The distinct kernels of `launches`, in their order."""
-    return list(dict.fromkeys(map(_job, launches)))
-
-
 class Ahead:
     """Compiles what the parts of the suite will need on `bench`, beside the measuring; nothing on a CPU.
 
     wait_s: how long whole models wait for it, whose steps busy cores would disturb
+    pool:   knows how many kernels the other cores have compiled, or found in the cache, and how many are left
     """
 
     def __init__(self, bench: Bench, parts: Sequence[str], wait_s: float) -> None:
         self._until = time.monotonic() + wait_s
         is_needed = bench.device.type == "cuda" and bench.backend == "triton"
         capability = device_limits(bench.hardware).capability if is_needed else 0
-        self._pool = ChildPool(max(1, (os.cpu_count() or 1) - _OTHER_CORES), prepare, (capability,), compile_job)
+        self.pool = ChildPool(max(1, (os.cpu_count() or 1) - _OTHER_CORES), prepare, (capability,), compile_job)
         # Recording the launches of a part takes seconds, in which the first ones are compiled and measured.
         self._thread = threading.Thread(target=self._compile, args=(bench, parts), daemon=True)
         if is_needed:
@@ -88,27 +83,13 @@ class Ahead:
                 print(f"nothing of {part} is compiled ahead: {error!r}", file=sys.stderr, flush=True)
                 continue
             known.update(jobs)
-            self._pool.add(jobs)
-        self._pool.join()
-        self._pool.end()
-
-    @property
-    def num_left(self) -> int:
-        """Kernels not compiled yet, of those that are known."""
-        return self._pool.num_left
-
-    @property
-    def num_done(self) -> int:
-        """Kernels that the other cores have compiled, or found in the cache."""
-        return self._pool.num_done
+            self.pool.add(jobs)
+        self.pool.join()
+        self.pool.end()
 
     def is_open(self, part: str) -> bool:
         """Whether a part may begin: kernels at once, for they are timed without the host."""
         return part in _BESIDE or not self._thread.is_alive() or time.monotonic() >= self._until
-
-    def end(self) -> None:
-        """Leaves what is not compiled."""
-        self._pool.end()
 
 
 def prepare(capability: int) -> None:
@@ -119,7 +100,23 @@ def prepare(capability: int) -> None:
         with suppress(OSError):
             os.nice(10)
     torch.set_num_threads(1)
-    driver.set_active(_Absent(capability))
+    driver.set_active(_AbsentDriver(capability))
+
+
+class _AbsentDriver:
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 def compile_job(job: KernelBuild) -> Any:
@@ -138,99 +135,75 @@ def compile_job(job: KernelBuild) -> Any:
     return str(built.hash)
 
 
-class _Absent:
-    """What Triton asks its driver for when it compiles."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+def jobs_of(launches: Iterable[Launch]) -> list[KernelBuild]:
+    """The distinct kernels of `launches`, in their order."""
+    return list(dict.fromkeys(map(_job, launches)))
 
 
 def _job(launch: Launch) -> KernelBuild:
-    names = launch.kernel.arg_names
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
-    args = tuple(_kind(value, name in unspecialised) for name, value in zip(names, launch.args, strict=False))
-    return KernelBuild(
-        launch.kernel.__module__,
-        launch.kernel.__name__,
-        args,
-        tuple(launch.constants.items()),
-        launch.options.num_warps,
-        launch.options.num_stages,
-    )
 
+    def kind(name: str, value: Any) -> Any:
+        """Equal for arguments that make one kernel: of integers only 1, and whether 16 divides them, matters."""
+        if isinstance(value, Tensor):
+            return value.dtype
+        if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
+            return value
+        if name in unspecialised or value != 1:
+            return 16 if value % 16 == 0 and name not in unspecialised else 17
+        return 1
 
-def _kind(value: Any, is_unspecialised: bool) -> Any:
-    """The same for arguments that make the same kernel: of integers only 1, and whether 16 divides them, matters."""
-    if isinstance(value, Tensor):
-        return value.dtype
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
-        return value
-    if is_unspecialised:
-        return 17
-    return value if value == 1 else 16 if value % 16 == 0 else 17
+    args = tuple(kind(name, value) for name, value in zip(launch.kernel.arg_names, launch.args, strict=False))
+    constants, options = tuple(launch.constants.items()), launch.options
+    where = (launch.kernel.__module__, launch.kernel.__name__)
+    return KernelBuild(*where, args, constants, options.num_warps, options.num_stages)
 
 
 def launches_of(part: str, hardware: HardwareSpec) -> list[Launch]:
     """Launches of a part on `hardware`, about in the order in which they are needed; of the smoke, which tunes nothing,
-    the first candidates alone."""
-    with targeting(device_limits(hardware)), recording() as launches, torch.inference_mode():
-        if part == "smoke":
-            _smoke(hardware)
-            return launches
-        with listing():
-            _RECORDED[part](hardware)
+    the first candidates alone. What cannot be recorded is left to the task, which says what is wrong."""
+    tuned = nullcontext() if part == "smoke" else listing()
+    with targeting(device_limits(hardware)), recording() as launches, torch.inference_mode(), tuned:
+        for call in _calls(part, hardware):
+            with suppress(PerfmodelError, RuntimeError, NotImplementedError, ValueError):
+                call()
     return launches
 
 
-def _smoke(hardware: HardwareSpec) -> None:
-    bench = Bench(torch.device("cuda"), hardware, "triton")
-    for dtype in dtypes_of(bench).values():
-        _problems("tiny", dtype)
-    for model, overrides in SERVED:
-        scenario = served_scenario(model, overrides, bench)
-        _steps(scenario, capture_sizes(scenario.engine.max_num_seqs), [(_SMOKED, 0)])
+def _calls(part: str, hardware: HardwareSpec) -> Iterator[Callable[[], object]]:
+    on_device = f"hardware={hardware.name}"
+    if part == "smoke":
+        bench = Bench(torch.device("cuda"), hardware, "triton")
+        for dtype in dtypes_of(bench).values():
+            yield from _problem_calls("tiny", dtype)
+        for model, formats in SERVED:
+            scenario = served_scenario(model, formats, bench)
+            yield partial(_steps, scenario, capture_sizes(scenario.engine.max_num_seqs), [(_SMOKED, 0)])
+    elif part == "kernels":
+        yield from _problem_calls("serving", torch.bfloat16)
+    elif part == "steps":
+        for model, quantized in MODELS["cuda"]:
+            scenario = steps_scenario(model, quantized, hardware.name)
+            yield partial(_steps, scenario, [size for size, _ in DECODES["cuda"]], PROMPTS["cuda"])
+    elif part == "serving":
+        for name in SCENARIOS:
+            yield partial(_served, load_scenario(f"executor/{name}", [on_device]))
+    else:
+        for name in (f"executor/pairs/{pair}" for pair in PAIRS):
+            for overrides in sides_of(name):
+                yield partial(_served, load_scenario(name, [on_device, *overrides]))
 
 
-def _kernels(hardware: HardwareSpec) -> None:
-    _problems("serving", torch.bfloat16)
-
-
-def _problems(kind: str, dtype: torch.dtype) -> None:
-    """By rank, as they are measured. What cannot be recorded is left to the task, which says what is wrong."""
+def _problem_calls(kind: str, dtype: torch.dtype) -> Iterator[Callable[[], object]]:
+    """By rank, as they are measured."""
     kernels = load_kernels("triton")
+
+    def run(problem: Problem) -> None:
+        getattr(kernels, problem.operator)(*problem.make(Inputs(META)))
+
     listed = [problems_of(operator, kind, dtype) for operator, rows in KERNELS.items() if "triton" in rows]
     for rank in range(max(map(len, listed), default=0)):
-        for problem in (problems[rank] for problems in listed if rank < len(problems)):
-            with _left_to_the_task():
-                getattr(kernels, problem.operator)(*problem.make(Inputs(META)))
-
-
-def _single_steps(hardware: HardwareSpec) -> None:
-    for model, overrides in MODELS["cuda"]:
-        scenario = steps_scenario(model, overrides, hardware.name)
-        _steps(scenario, [size for size, _ in DECODES["cuda"]], PROMPTS["cuda"])
-
-
-def _servings(hardware: HardwareSpec) -> None:
-    for name in SCENARIOS:
-        _served(load_scenario(f"executor/{name}", [f"hardware={hardware.name}"]))
-
-
-def _pairs(hardware: HardwareSpec) -> None:
-    for name in PAIRS:
-        for overrides in sides_of(f"executor/pairs/{name}"):
-            _served(load_scenario(f"executor/pairs/{name}", [f"hardware={hardware.name}", *overrides]))
+        yield from (partial(run, problems[rank]) for problems in listed if rank < len(problems))
 
 
 def _served(scenario: Scenario) -> None:
@@ -241,24 +214,12 @@ def _served(scenario: Scenario) -> None:
 
 def _steps(scenario: Scenario, batches: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
     """prompts: (new tokens, computed before)"""
-    with _left_to_the_task():
-        # One layer of each kind: the others launch the same.
-        model = replace(scenario.model, layers=tuple((layer, 1) for layer, _ in scenario.model.layers))
-        decoder = load_decoder(model, scenario.engine, device=META, kernels=load_kernels("triton"))
-        # Graphs have block tables as wide as a context can become, other steps as wide as one is.
-        contexts = (scenario.engine.max_model_len or model.max_position_embeddings, _CONTEXT)
-        shapes = [BatchShape(size, size, (), size, size * context) for context in contexts for size in batches]
-        shapes += [BatchShape(new, 1, ((new, done),), 0, 0) for new, done in prompts]
-        for shape in shapes:
-            record_step(decoder, scenario.engine.block_size, shape)
-
-
-@contextmanager
-def _left_to_the_task() -> Iterator[None]:
-    try:
-        yield
-    except (PerfmodelError, RuntimeError, NotImplementedError, ValueError):
-        return
-
-
-_RECORDED = {"kernels": _kernels, "steps": _single_steps, "serving": _servings, "pairs": _pairs}
+    # One layer of each kind: the others launch the same.
+    model = replace(scenario.model, layers=tuple((layer, 1) for layer, _ in scenario.model.layers))
+    decoder = load_decoder(model, scenario.engine, device=META, kernels=load_kernels("triton"))
+    # Graphs have block tables as wide as a context can become, other steps as wide as one is.
+    contexts = (scenario.engine.max_model_len or model.max_position_embeddings, _CONTEXT)
+    shapes = [BatchShape(size, size, (), size, size * context) for context in contexts for size in batches]
+    shapes += [BatchShape(new, 1, ((new, done),), 0, 0) for new, done in prompts]
+    for shape in shapes:
+        record_step(decoder, scenario.engine.block_size, shape)

@@ -1,11 +1,12 @@
 """Processes that answer one message at a time, each on a pipe of its own: what breaks or hangs one stops no other.
 
-A pool of the standard library is broken as a whole by a process that aborts (an assertion of LLVM's, too little
-memory), and cannot leave one behind that never ends.
+A pool of the standard library is broken as a whole by a process that aborts. Tasks are measured in such a process, too:
+an illegal memory access or a failed graph capture leaves a CUDA context that nothing can be measured in.
 """
 
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -30,6 +31,14 @@ class TaskTimeoutError(TaskError):
 
 class BrokenError(TaskError):
     """A task that ended its process, or left it a device that computes no more."""
+
+
+class StartError(TaskError):
+    """No process to measure in."""
+
+
+class BudgetSpentError(TaskError):
+    """The budget ended within a task, which may be fine."""
 
 
 class ChildProcess:
@@ -65,7 +74,6 @@ class ChildProcess:
             raise BrokenError(f"it ended its process ({how})") from None
 
     def kill(self) -> None:
-        """End it, whatever it does."""
         self._process.kill()
         self._process.join(_END_LIMIT_S)
 
@@ -84,53 +92,47 @@ class ChildPool:
         self._jobs: list[Future[None]] = []
         self._idle: list[ChildProcess] = []
         self._processes: list[ChildProcess] = []
-        self._is_ended = False
+        self._ended = threading.Event()
         self.num_failed = 0
 
     def add(self, jobs: Iterable[Any]) -> None:
-        """More jobs, behind the others."""
         with suppress(RuntimeError):  # it has ended meanwhile
             self._jobs += [self._threads.submit(self._run, job) for job in jobs]
 
     @property
     def num_done(self) -> int:
-        """Jobs that came to an end."""
         return sum(job.done() for job in self._jobs)
 
     @property
     def num_left(self) -> int:
-        """Jobs that are known and not done."""
         return len(self._jobs) - self.num_done
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until all jobs are done."""
         wait(self._jobs, timeout_s)
 
     def end(self) -> None:
-        """Leave what is not done; processes are killed."""
-        self._is_ended = True
+        self._ended.set()
         self._threads.shutdown(wait=False)
         for process in self._processes:
             process.kill()
 
     def _run(self, job: Any) -> None:
-        if self._is_ended:
+        if self._ended.is_set():
             return
         try:
-            process = self._idle.pop() if self._idle else self._begin()
+            if self._idle:
+                process = self._idle.pop()
+            else:
+                process = ChildProcess(_serve, *self._target)
+                self._processes.append(process)
+                if self._ended.is_set():
+                    process.kill()
+                process.receive(_START_LIMIT_S)
             process.send(job)
             process.receive(_JOB_LIMIT_S)
             self._idle.append(process)
         except (TaskError, OSError):  # the next job gets another process
             self.num_failed += 1
-
-    def _begin(self) -> ChildProcess:
-        process = ChildProcess(_serve, *self._target)
-        self._processes.append(process)
-        if self._is_ended:
-            process.kill()
-        process.receive(_START_LIMIT_S)
-        return process
 
 
 def _serve(
@@ -139,8 +141,6 @@ def _serve(
     """A process of the pool: jobs in, what `call` made of them out, until the other side is gone."""
     prepare(*args)
     connection.send(None)
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             connection.send(call(connection.recv()))
-        except (EOFError, OSError):
-            return

@@ -31,8 +31,6 @@ _EVERY_S = 5.0
 _MOST_ROWS = 2000
 _LIMIT_S = 10.0  # of one call
 
-Query = Callable[[str], str]
-
 
 class DeviceReader:
     """Reads the device again and again while it is open.
@@ -45,26 +43,22 @@ class DeviceReader:
         self,
         is_gpu: bool,
         known: Mapping[str, Any] | None = None,
-        query: Query | None = None,
+        query: Callable[[str], str] | None = None,
         every_s: float = _EVERY_S,
     ) -> None:
         known = known or {}
         self._columns: dict[str, list[float]] = {name: list(known.get(name, ())) for name in ("at_s", *FIELDS)}
         self._start = time.monotonic() - max(self._columns["at_s"], default=0.0)
-        self._absent: dict[str, str] = {}
+        self._absent: dict[str, str] = {} if is_gpu else dict.fromkeys(FIELDS, "not read on a CPU")
         self._query, self._every_s = query or _nvidia_smi, every_s
         self._is_closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
         if is_gpu:
-            self._thread = threading.Thread(target=self._read_on, daemon=True)
             self._thread.start()
-        else:
-            self._absent = dict.fromkeys(FIELDS, "not read on a CPU")
 
     def close(self) -> None:
-        """Reads no more."""
         self._is_closed.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(_LIMIT_S)
 
     def as_json(self) -> dict[str, Any]:
@@ -73,11 +67,10 @@ class DeviceReader:
         return {**columns, "absent": self._absent}
 
     def _supported(self) -> list[str]:
-        """The fields that the device has; what it lacks is noted."""
-        found = []
-        for name, asked in FIELDS.items():
+        names = []
+        for name, query in FIELDS.items():
             try:
-                answer = self._query(asked)
+                answer = self._query(query)
             except (OSError, subprocess.SubprocessError) as error:
                 self._absent[name] = f"nvidia-smi says nothing: {_reason(error)}"
                 if isinstance(error, OSError | subprocess.TimeoutExpired):  # the next answer would be no other
@@ -87,15 +80,15 @@ class DeviceReader:
                 if _number(answer) is None:
                     self._absent[name] = f"nvidia-smi says {answer.strip()!r}"
                 else:
-                    found.append(name)
-        return found
+                    names.append(name)
+        return names
 
-    def _read_on(self) -> None:
+    def _read(self) -> None:
         names = self._supported()
-        asked = ",".join(FIELDS[name] for name in names)
+        query = ",".join(FIELDS[name] for name in names)
         while names and not self._is_closed.wait(self._every_s) and len(self._columns["at_s"]) < _MOST_ROWS:
             try:
-                values = [_number(part) for part in self._query(asked).split(",")]
+                values = [_number(part) for part in self._query(query).split(",")]
             except (OSError, subprocess.SubprocessError):
                 continue
             if len(values) == len(names) and None not in values:
@@ -104,13 +97,12 @@ class DeviceReader:
                     self._columns[name].append(value or 0.0)
 
 
-def _nvidia_smi(asked: str) -> str:
-    """The first device that this process sees."""
+def _nvidia_smi(query: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         raise FileNotFoundError("there is no nvidia-smi here")
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    command = [program, f"--query-gpu={asked}", "--format=csv,noheader,nounits", "-i", device]
+    command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", device]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_LIMIT_S).stdout
 
 
@@ -130,33 +122,27 @@ def _reason(error: Exception) -> str:
 
 def versions(is_gpu: bool) -> dict[str, str]:
     """Versions of Python and torch; on a GPU of Triton, CUDA and the driver, too."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    known = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if is_gpu:
         import triton
 
-        found |= {"triton": triton.__version__, "cuda": str(torch.version.cuda), "driver": _driver()}
-    return found
+        driver = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        known |= {"triton": triton.__version__, "cuda": str(torch.version.cuda), "driver": driver}
+    return known
 
 
-@lru_cache
 def commit() -> str:
     """What `PERFMODEL_COMMIT` says, else the commit of the checkout that this runs from; empty where neither does."""
     if COMMIT in os.environ or not (_ROOT / ".git").exists():
         return os.environ.get(COMMIT, "")
-    return _first_line(["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"])
+    return _first_line("git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD")
 
 
 @lru_cache
-def _driver() -> str:
-    """As the management library says; empty where it is not there."""
-    return _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-
-
-def _first_line(command: list[str]) -> str:
+def _first_line(*command: str) -> str:
+    """Empty where the program is not there, or fails."""
     try:
-        found = subprocess.run(
-            command, capture_output=True, encoding="utf-8", check=True, timeout=10
-        ).stdout.splitlines()
+        text = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_LIMIT_S).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found[0].strip() if found else ""
+    return text.split("\n", 1)[0].strip()

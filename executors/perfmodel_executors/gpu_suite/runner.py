@@ -1,15 +1,21 @@
-"""Which task comes next, and when to stop: parts share the budget, within a part the most informative come first."""
+"""Which task comes next, when to stop, and the folder of what came of them.
 
+Parts share the budget, within a part the most informative come first. Every finished task is on disk before the next
+one begins, and is not run again.
+"""
+
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from perfmodel_executors.gpu_suite.processes import TaskError
-from perfmodel_executors.gpu_suite.results import Results
+from perfmodel.errors import SpecError
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError
 from perfmodel_executors.gpu_suite.task import Task
-from perfmodel_executors.gpu_suite.worker import BudgetSpentError, StartError, sentence_of
+from perfmodel_executors.gpu_suite.worker import sentence_of
 
 # Of the budget after the smoke: kernels compile and tune, so they take most of it; the others load whole models.
 SHARES: Mapping[str, float] = {"kernels": 0.4, "steps": 0.25, "serving": 0.2, "pairs": 0.15}
@@ -18,14 +24,54 @@ FIRST = ("smoke", 90.0)  # a part that the others wait for, and for how many sec
 _SWITCH_S = 20.0  # by which a part is ahead of its share before another takes over: it has a model loaded
 _STARTS = "starting a process"
 _MOST_ALIKE = 3  # failures of a group in a row, with one sentence, after which its other tasks are not begun
+_DIGITS = 7  # significant: more than any measurement is good for
 
 Progress = Callable[[str, "TaskOutcome", float], None]
-Execute = Callable[[Task], Mapping[str, Any]]
 
 
-def run_here(task: Task) -> Mapping[str, Any]:
-    """The task's record, measured in this process."""
-    return task.run()
+class Results:
+    """Records by part and key: `<part>.json` is an object of records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"--out {folder}: {error.strerror}; name a folder that can be written.") from None
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def has(self, part: str, key: str) -> bool:
+        return key in self.part(part)
+
+    def part(self, part: str) -> dict[str, Any]:
+        """All records of a part; of `suite`, what an earlier run wrote of itself."""
+        if part not in self._records:
+            path = self.folder / f"{part}.json"
+            try:
+                self._records[part] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            except (OSError, ValueError) as error:
+                raise SpecError(f"{path}: cannot be read ({error}); move it away to begin anew.") from None
+        return self._records[part]
+
+    def put(self, part: str, key: str, record: Mapping[str, Any]) -> None:
+        self.part(part)[key] = _compact(dict(record))
+        self.write(f"{part}.json", self._records[part])
+
+    def write(self, name: str, data: Any) -> None:
+        """A file as a whole: an interrupted run leaves the old one."""
+        path = self.folder / name
+        temporary = path.with_suffix(".part")
+        text = json.dumps(data, separators=(",", ":")).replace('},"', '},\n"')
+        temporary.write_text(text + "\n", encoding="utf-8", newline="\n")
+        temporary.replace(path)
+
+
+def _compact(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: _compact(part) for key, part in value.items()}
+    return [_compact(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass
@@ -53,7 +99,7 @@ def run_tasks(
     budget_s: float,
     progress: Progress | None = None,
     clock_s: Callable[[], float] = time.monotonic,
-    execute: Execute = run_here,
+    execute: Callable[[Task], Mapping[str, Any]] = lambda task: task.run(),
     is_open: Callable[[str], bool] = lambda part: True,
     switch_s: float = _SWITCH_S,
     failed: Mapping[str, str] | None = None,
@@ -62,18 +108,20 @@ def run_tasks(
 
     A task that fails is noted and the others go on; what an earlier run measured is kept and not run again.
 
-    budget_s: seconds
     progress: called before each task with its key, what was done so far, and the seconds that have passed
-    clock_s:  seconds, from any origin
     execute:  measures a task
     is_open:  whether a part may begin; if none may, all do
     switch_s: seconds that a part may run ahead of its share before another one takes over
-    failed:   failures of earlier runs; those tasks come last
+    failed:   failures of earlier runs; those tasks come last within their part
     """
     outcome, begin = TaskOutcome(failures=dict(failed or {})), clock_s()
-    queues = _queues(tasks, results, outcome.failures)
+    tasks = list(tasks)
+    queues: dict[str, deque[Task]] = {task.part: deque() for task in tasks}
+    for task in sorted(tasks, key=lambda task: task.key in outcome.failures):
+        if not results.has(task.part, task.key):
+            queues[task.part].append(task)
     spent = outcome.spent_s = dict.fromkeys(queues, 0.0)
-    alike = _Alike()
+    alike: dict[str, tuple[str, int]] = {}
     part = ""
     while any(queues.values()):
         part = _next_part(part, queues, spent, is_open, switch_s)
@@ -90,19 +138,6 @@ def run_tasks(
     return outcome
 
 
-def _queues(tasks: Iterable[Task], results: Results, failed: Mapping[str, str]) -> dict[str, deque[Task]]:
-    """What is missing, by part; within a part, what failed before comes last."""
-    queues: dict[str, deque[Task]] = {}
-    again: list[Task] = []
-    for task in tasks:
-        queue = queues.setdefault(task.part, deque())
-        if not results.has(task.part, task.key):
-            (again if task.key in failed else queue).append(task)
-    for task in again:
-        queues[task.part].append(task)
-    return queues
-
-
 def _next_part(
     part: str,
     queues: Mapping[str, deque[Task]],
@@ -114,54 +149,44 @@ def _next_part(
     first, most_s = FIRST
     if queues.get(first) and spent[first] < most_s:
         return first
-    left = [each for each in queues if queues[each]]
-    waiting = [each for each in left if is_open(each)] or left
-    furthest = min(waiting, key=lambda each: spent[each] / SHARES.get(each, 0.1))
+    left = [name for name, queue in queues.items() if queue]
+    waiting = [name for name in left if is_open(name)] or left
+    furthest = min(waiting, key=lambda name: spent[name] / SHARES.get(name, 0.1))
     ahead = spent.get(part, 0.0) - spent[furthest] / SHARES.get(furthest, 0.1) * SHARES.get(part, 0.1)
     return furthest if part not in waiting or ahead > switch_s else part
 
 
-class _Alike:
-    """Failures in a row: of each group, and of starting a process, which is every task's."""
+def _run(
+    task: Task,
+    results: Results,
+    execute: Callable[[Task], Mapping[str, Any]],
+    outcome: TaskOutcome,
+    alike: dict[str, tuple[str, int]],
+) -> None:
+    """Measure and put down the record, or why there is none.
 
-    def __init__(self) -> None:
-        self._rows: dict[str, tuple[str, int]] = {}
-
-    def add(self, task: Task, error: Exception | None, sentence: str | None) -> None:
-        """How a task ended; `sentence` says what `error` was."""
-        self._count(_STARTS, sentence if isinstance(error, StartError) else None)
-        if task.group:
-            self._count(f"{task.part}: {task.group}", sentence)
-
-    def reason(self, task: Task) -> str | None:
-        """Why the task need not be tried."""
-        for name in (_STARTS, f"{task.part}: {task.group}"):
-            failure, count = self._rows.get(name, ("", 0))
-            if count >= _MOST_ALIKE:
-                return f"not tried after {count} failures alike of {name}: {failure}"
-        return None
-
-    def _count(self, name: str, failure: str | None) -> None:
-        last, count = self._rows.get(name, ("", 0))
-        self._rows[name] = ("", 0) if failure is None else (failure, count + 1 if failure == last else 1)
-
-
-def _run(task: Task, results: Results, execute: Execute, outcome: TaskOutcome, alike: _Alike) -> None:
-    """Measure and put down the record, or why there is none."""
-    failure = alike.reason(task)
+    alike: of each group, and of starting a process, which is every task's: the last failure, and how often in a row
+    """
+    group = f"{task.part}: {task.group}"
+    tried = [(name, *alike.get(name, ("", 0))) for name in (_STARTS, group)]
+    reasons = [f"{n} failures alike of {name}: {last}" for name, last, n in tried if n >= _MOST_ALIKE]
+    failure = f"not tried after {reasons[0]}" if reasons else None
     if failure is None:
-        problem: Exception | None = None
+        has_started = True
         try:
             results.put(task.part, task.key, execute(task))
         except BudgetSpentError:
             outcome.left_out.append(task.key)
             return
         except Exception as error:  # whatever it is: the other tasks go on
-            problem, failure = error, str(error) if isinstance(error, TaskError) else sentence_of(error)
-        alike.add(task, problem, failure)
+            has_started = not isinstance(error, StartError)
+            failure = str(error) if isinstance(error, TaskError) else sentence_of(error)
+        for name, last, count in tried:
+            counts = task.group if name == group else not has_started
+            alike[name] = (failure, count + 1 if failure == last else 1) if failure and counts else ("", 0)
     if failure is not None:
         outcome.failures[task.key] = failure
         outcome.num_failed[task.part] = outcome.num_failed.get(task.part, 0) + 1
-        return
-    outcome.failures.pop(task.key, None)
-    outcome.done[task.part] = outcome.done.get(task.part, 0) + 1
+    else:
+        outcome.failures.pop(task.key, None)
+        outcome.done[task.part] = outcome.done.get(task.part, 0) + 1

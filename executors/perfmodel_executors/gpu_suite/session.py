@@ -1,4 +1,4 @@
-"""One call of the measuring programme: its processes from beginning to end, and what `suite.json` says of it."""
+"""One call of the measuring programme: its tasks, its processes from beginning to end, and what `suite.json` says."""
 
 import datetime
 import platform
@@ -7,25 +7,46 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from perfmodel.errors import SpecError
-from perfmodel_executors.device import device_name
+from perfmodel_executors.device import default_kernels, device_name, present_device
 from perfmodel_executors.gpu_suite.ahead import Ahead
-from perfmodel_executors.gpu_suite.processes import TaskError, TaskTimeoutError
-from perfmodel_executors.gpu_suite.programme import CEILINGS, TASKS, Part, bench_of, tasks_of
+from perfmodel_executors.gpu_suite.ceilings import measure_device
+from perfmodel_executors.gpu_suite.kernels import kernel_tasks
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError, TaskTimeoutError
 from perfmodel_executors.gpu_suite.readings import DeviceReader, commit, versions
-from perfmodel_executors.gpu_suite.results import Results
-from perfmodel_executors.gpu_suite.runner import TaskOutcome, run_tasks
+from perfmodel_executors.gpu_suite.runner import Results, TaskOutcome, run_tasks
+from perfmodel_executors.gpu_suite.serving import pair_tasks, serving_tasks
+from perfmodel_executors.gpu_suite.smoke import smoke_tasks
+from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.gpu_suite.worker import BudgetSpentError, StartError, TuningRetries, Worker
+from perfmodel_executors.gpu_suite.worker import TuningRetries, Worker
 
 _GRACE_S = 10.0  # after the budget, for the last task
 _START_S = 120.0  # of a measuring process
 _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 _WRITE_S = 5.0  # between two writings of suite.json
+
+
+class Part(StrEnum):
+    """What can be asked for alone."""
+
+    smoke = "smoke"
+    kernels = "kernels"
+    steps = "steps"
+    serving = "serving"
+    pairs = "pairs"
+
+
+_CEILINGS = ("ceilings", "device")  # part and key
+TASKS = dict(zip(Part, (smoke_tasks, kernel_tasks, step_tasks, serving_tasks, pair_tasks), strict=True))
 
 
 class SuiteRequest(NamedTuple):
@@ -44,14 +65,41 @@ class SuiteRequest(NamedTuple):
     kernels: str = "auto"
 
 
+def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Bench:
+    """The device and kernels that the command line names.
+
+    reference_s: of an earlier run whose measurements are gone on with
+    """
+    place, hardware = present_device(device)
+    backend = default_kernels(place) if kernels == "auto" else kernels
+    if place.type != "cpu":
+        return Bench(place, hardware, backend)
+    torch.set_num_threads(1)
+    return Bench(place, hardware, backend, reference_meter(reference_s))
+
+
+def tasks_of(device: str, kernels: str, reference_s: float | None = None) -> Iterator[Task]:
+    """All tasks, as the measuring process lists them for itself."""
+    bench = bench_of(device, kernels, reference_s)
+    yield Task(*_CEILINGS, partial(measure_device, bench))
+    for tasks in TASKS.values():
+        yield from tasks(bench)
+
+
 def measure(request: SuiteRequest) -> TaskOutcome:
     """Measures the device; ends within the budget, and goes on with what an earlier call left.
 
     Raises SpecError for a folder with another device's results, PerfmodelError for a device that is not here.
     """
     results = Results(request.out)
-    bench = bench_of(request.device, request.kernels, results.info().get("reference_s"))
-    _check_same(results, bench)
+    known = results.part("suite")
+    bench = bench_of(request.device, request.kernels, known.get("reference_s"))
+    for name, value in {"device": bench.hardware.name, "kernels": bench.backend}.items():
+        if known.get(name, value) != value:
+            raise SpecError(
+                f"--out {results.folder}: has measurements with {name} {known[name]}, and this is {value}; name "
+                f"another folder."
+            )
     _say(f"{bench.hardware.name} with {bench.backend} kernels, {request.budget_s:g} s")
     with _ended_by_signals():
         session = _Session(request, bench, results)
@@ -61,25 +109,31 @@ def measure(request: SuiteRequest) -> TaskOutcome:
             session.end()
 
 
-def _check_same(results: Results, bench: Bench) -> None:
-    known, ours = results.info(), {"device": bench.hardware.name, "kernels": bench.backend}
-    for name, value in ours.items():
-        if known.get(name, value) != value:
-            raise SpecError(
-                f"--out {results.folder}: has measurements with {name} {known[name]}, and this is {value}; name "
-                f"another folder."
-            )
+def summary_of(request: SuiteRequest, outcome: TaskOutcome) -> tuple[list[str], bool]:
+    """What a call came to, line by line, and whether the smoke found nothing wrong."""
+    results = Results(request.out)
+    wrong = {
+        part: [
+            f"WRONG RESULT: {key}: differs by {record['error']:.2g}, allowed {record['tolerance']:.2g}"
+            for key, record in results.part(part).items()
+            if record["error"] is not None and not record["error"] <= record["tolerance"]
+        ]
+        for part in (Part.smoke, Part.kernels)
+    }
+    failures = [f"failed: {key}: {failure}" for key, failure in outcome.failures.items()]
+    counts = ", ".join(f"{len(results.part(part))} of {part}" for part in TASKS)
+    done = f"{sum(outcome.done.values())} measured in {outcome.elapsed_s:.0f} s, {len(outcome.left_out)} left out"
+    is_right = not wrong[Part.smoke] and not outcome.num_failed.get(Part.smoke)
+    return [*failures, *wrong[Part.smoke], *wrong[Part.kernels], f"{done}; in all {counts}."], is_right
 
 
 class _Session:
-    """The processes of a call, and what is known of it."""
-
     def __init__(self, request: SuiteRequest, bench: Bench, results: Results) -> None:
-        self._request, self._bench, self._results, self._start = request, bench, results, request.start
-        self._earlier = results.info()
+        self._request, self._bench, self._results = request, bench, results
+        self._earlier = dict(results.part("suite"))
         self._parts = list(request.parts) or list(Part)
-        reference_s = bench.drift.reference_s if bench.drift is not None else None
-        self._worker = Worker(tasks_of, request.device, request.kernels, reference_s)
+        self._reference_s = bench.drift.reference_s if bench.drift is not None else None
+        self._worker = Worker(tasks_of, request.device, request.kernels, self._reference_s)
         self._worker.begin()
         self._reader = DeviceReader(bench.device.type == "cuda", self._earlier.get("readings"))
         self._ceilings: Mapping[str, Any] = self._earlier.get("ceilings") or {}
@@ -88,16 +142,18 @@ class _Session:
         self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
 
     @property
-    def left_s(self) -> float:
-        return self._request.budget_s - (time.monotonic() - self._start)
+    def _spent_s(self) -> float:
+        return time.monotonic() - self._request.start
 
     def run(self) -> TaskOutcome:
-        """Measure until all is there or the budget is spent."""
         if not self._ceilings:
-            self._measure_ceilings()
+            try:
+                self._ceilings = self._retries.execute(Task(*_CEILINGS, dict))
+            except TaskError as error:  # the rest is measured all the same
+                _say(f"failed: ceilings: {error}")
         tasks = [task for name in self._parts for task in TASKS[name](self._bench)]
         outcome = run_tasks(
-            *(tasks, self._results, self.left_s, self._progress),
+            *(tasks, self._results, self._request.budget_s - self._spent_s, self._progress),
             execute=self._retries.execute,
             is_open=self._ahead.is_open,
             failed=self._earlier.get("failures"),
@@ -106,57 +162,44 @@ class _Session:
         return outcome
 
     def end(self) -> None:
-        """No process is left behind."""
-        self._ahead.end()
+        self._ahead.pool.end()
         self._worker.end()
         self._reader.close()
 
     def _run(self, task: Task, is_tuned: bool) -> Mapping[str, Any]:
-        left_s = max(0.0, self.left_s) + _GRACE_S
+        left_s = max(0.0, self._request.budget_s - self._spent_s) + _GRACE_S
         try:
             return self._worker.run(task, min(task.limit_s, left_s), min(_START_S, left_s), is_tuned)
         except (TaskTimeoutError, StartError) as error:
-            if self.left_s <= 0.0:
+            if self._spent_s >= self._request.budget_s:
                 raise BudgetSpentError(str(error)) from None
             raise
 
-    def _measure_ceilings(self) -> None:
-        """Without, the rest is measured all the same."""
-        try:
-            self._ceilings = self._retries.execute(Task(*CEILINGS, dict))
-        except TaskError as error:
-            _say(f"failed: ceilings: {error}")
-
     def _progress(self, key: str, outcome: TaskOutcome, elapsed_s: float) -> None:
-        spent_s = time.monotonic() - self._start
-        _say(f"[{spent_s:5.0f} of {self._request.budget_s:.0f} s, {self._ahead.num_left} to compile] {key}")
+        left = self._ahead.pool.num_left
+        _say(f"[{self._spent_s:5.0f} of {self._request.budget_s:.0f} s, {left} to compile] {key}")
         if time.monotonic() - self._written >= _WRITE_S:
             self._write(outcome)
 
     def _write(self, outcome: TaskOutcome) -> None:
-        self._results.write("suite.json", self._info(outcome))
-        self._written = time.monotonic()
-
-    def _info(self, outcome: TaskOutcome) -> dict[str, Any]:
         """The fields of `SuiteInfo`."""
-        bench, earlier = self._bench, self._earlier
+        bench, earlier, worker = self._bench, self._earlier, self._worker
         is_gpu = bench.device.type == "cuda"
-        compile_s, num_compiled = self._worker.compiled
         parts = " ".join(f"--part {part}" for part in self._request.parts)
+        command = f"python -m perfmodel_executors.gpu_suite --out {self._results.folder.name}"
         call = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": f"python -m perfmodel_executors.gpu_suite --out {self._results.folder.name} "
-            f"--budget-s {self._request.budget_s:g} {parts}".strip(),
+            "command": f"{command} --budget-s {self._request.budget_s:g} {parts}".strip(),
             "commit": commit(),
-            "elapsed_s": round(time.monotonic() - self._start, 1),
+            "elapsed_s": round(self._spent_s, 1),
             "spent_s": {part: round(seconds, 1) for part, seconds in outcome.spent_s.items()},
-            "num_processes": self._worker.num_begun,
-            "compile_s": round(compile_s, 1),
-            "num_compiled": num_compiled,
-            "num_compiled_ahead": self._ahead.num_done,
+            "num_processes": worker.num_begun,
+            "compile_s": round(worker.compiled[0], 1),
+            "num_compiled": worker.compiled[1],
+            "num_compiled_ahead": self._ahead.pool.num_done,
         }
         calls = [*earlier.get("calls", ()), call]
-        return {
+        info = {
             "device": bench.hardware.name,
             "device_name": device_name(bench.device) if is_gpu else f"CPU, {platform.machine()}, one thread",
             "kernels": bench.backend,
@@ -165,16 +208,18 @@ class _Session:
             "date": datetime.date.today().isoformat(),
             "command": call["command"],
             "elapsed_s": round(sum(each["elapsed_s"] for each in calls), 1),
-            "reference_s": bench.drift.reference_s if bench.drift is not None else None,
+            "reference_s": self._reference_s,
             "ceilings": self._ceilings,
             "parts_done": {part: len(self._results.part(part)) for part in TASKS},
             "left_out": outcome.left_out,
             "failures": outcome.failures,
-            "tiles": {**earlier.get("tiles", {}), **self._worker.tiles},
+            "tiles": {**earlier.get("tiles", {}), **worker.tiles},
             "untuned": self._retries.untuned,
             "readings": self._reader.as_json(),
             "calls": calls,
         }
+        self._results.write("suite.json", info)
+        self._written = time.monotonic()
 
 
 @contextmanager
@@ -184,12 +229,12 @@ def _ended_by_signals() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    known = {each: signal.signal(each, stop) for each in _ENDING}
+    known = {number: signal.signal(number, stop) for number in _ENDING}
     try:
         yield
     finally:
-        for each, handler in known.items():
-            signal.signal(each, handler)
+        for number, handler in known.items():
+            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:

@@ -14,13 +14,17 @@ from perfmodel_executors.measure.protocol import DriftMeter
 
 @dataclass(frozen=True)
 class Bench:
-    """The device that is measured, its hardware file, and the kernels that run on it."""
+    """The device that is measured, its hardware file, and the kernels that run on it.
+
+    drift:   of a machine that others use, too: times are restated at one speed
+    holders: let go of what is kept between tasks
+    """
 
     device: torch.device
     hardware: HardwareSpec
     backend: str
-    drift: DriftMeter | None = None  # of a machine that others use, too: times are restated at one speed
-    _holders: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
+    drift: DriftMeter | None = None
+    holders: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def clock_ns(self) -> DeviceClock:
@@ -31,13 +35,9 @@ class Bench:
         """What a duration measured now is to be multiplied by."""
         return self.drift.measure() if self.drift is not None else 1.0
 
-    def holds(self, let_go: Callable[[], None]) -> None:
-        """Somebody keeps a model between tasks, and lets go of it by `let_go`."""
-        self._holders.append(let_go)
-
     def release_memory(self) -> None:
         """Give back what models hold: the next one takes most of the memory for its KV cache."""
-        for let_go in self._holders:
+        for let_go in self.holders:
             let_go()
         gc.collect()
         if self.device.type == "cuda":

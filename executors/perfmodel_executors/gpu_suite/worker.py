@@ -1,24 +1,18 @@
-"""Tasks in a process of their own, which is begun anew when one of them breaks it, and they are tried once more.
-
-An illegal memory access leaves a CUDA context of which every later call fails, a failed graph capture leaves the random
-numbers of the device behind, a crash leaves nothing: what follows needs a fresh process. The process that schedules
-and writes results never touches the device's memory.
-"""
+"""Tasks in a process of their own, which is begun anew when one of them breaks it, and they are tried once more."""
 
 import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.gpu_suite.processes import BrokenError, ChildProcess, TaskError
+from perfmodel_executors.gpu_suite.processes import BrokenError, ChildProcess, StartError, TaskError
 from perfmodel_executors.gpu_suite.task import Task
 from perfmodel_executors.kernels.tiles import choices, untuned
 
@@ -30,51 +24,41 @@ _HOME = str(Path(__file__).resolve().parents[1])
 Record = Mapping[str, Any]
 
 
-class StartError(TaskError):
-    """No process to measure in."""
-
-
-class BudgetSpentError(TaskError):
-    """The budget ended within a task, which may be fine."""
-
-
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """What a task gave: its record, or why there is none; whether the process can go on; what was tuned so far.
 
     compile_s: seconds in which this process has compiled kernels so far, and how many
     """
 
     record: Record | None
-    failure: str = ""
-    is_usable: bool = True
-    tiles: dict[str, str] = field(default_factory=dict)
-    compile_s: float = 0.0
-    num_compiled: int = 0
+    failure: str
+    is_usable: bool
+    tiles: dict[str, str]
+    compile_s: float
+    num_compiled: int
 
 
 class Worker:
-    """Runs the tasks that `make(*args)` lists (a module's function), by part and key."""
+    """Runs the tasks that `make(*args)` lists (a module's function), by part and key, in a process of their own.
+
+    compiled: seconds in which the measuring processes compiled kernels, and how many
+    """
 
     def __init__(self, make: Callable[..., Iterable[Task]], *args: Any) -> None:
         self._target = (_work, make, args)
         self._process: ChildProcess | None = None
         self._is_ready = False
-        self._compiled = (0.0, 0)  # of the processes before this one
-        self._last: Reply | None = None
+        self._compiled_before = (0.0, 0)  # by the processes before this one
+        self.compiled = (0.0, 0)
         self.num_begun = 0
         self.tiles: dict[str, str] = {}
 
-    @property
-    def compiled(self) -> tuple[float, int]:
-        """Seconds in which the measuring processes compiled kernels, and how many."""
-        last = self._last or Reply(None)
-        return self._compiled[0] + last.compile_s, self._compiled[1] + last.num_compiled
-
-    def begin(self) -> None:
+    def begin(self) -> ChildProcess:
         """Start the process, without waiting until it is ready."""
         self._process, self._is_ready = ChildProcess(*self._target), False
+        self._compiled_before = self.compiled
         self.num_begun += 1
+        return self._process
 
     def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
         """The task's record.
@@ -86,45 +70,39 @@ class Worker:
         Raises TaskError for a task that fails, BrokenError for one that ends the process or leaves the device unusable,
         TaskTimeoutError for one that takes longer, StartError where there is no process to measure in.
         """
-        if self._process is None:
-            self.begin()
-        assert self._process is not None
+        process = self._process or self.begin()
         if not self._is_ready:
-            self._await_start(self._process, start_limit_s)
+            try:
+                problem = process.receive(start_limit_s)
+            except TaskError as error:
+                problem = str(error)
+            if problem:
+                self.end()
+                raise StartError(f"the measuring process did not start: {problem}")
+            self._is_ready = True
         try:
-            self._process.send((task.part, task.key, is_tuned))
+            process.send((task.part, task.key, is_tuned))
         except OSError:  # it ended between two tasks
             self.end()
             return self.run(task, limit_s, start_limit_s, is_tuned)
         try:
-            reply: Reply = self._process.receive(limit_s)
+            reply: Reply = process.receive(limit_s)
         except TaskError:
             self.end()
             raise
         self.tiles |= reply.tiles
-        self._last = reply
+        seconds, count = self._compiled_before
+        self.compiled = (seconds + reply.compile_s, count + reply.num_compiled)
         if not reply.is_usable:
             self.end()
         if reply.record is None:
             raise TaskError(reply.failure) if reply.is_usable else BrokenError(reply.failure)
         return reply.record
 
-    def _await_start(self, process: ChildProcess, limit_s: float) -> None:
-        try:
-            problem = process.receive(limit_s)
-        except TaskError as error:
-            problem = str(error)
-        if problem:
-            self.end()
-            raise StartError(f"the measuring process did not start: {problem}")
-        self._is_ready = True
-
     def end(self) -> None:
-        """Kill the process; the next task begins another one."""
         if self._process is not None:
             self._process.kill()
             self._process = None
-            self._compiled, self._last = self.compiled, None
 
 
 class TuningRetries:
@@ -164,32 +142,7 @@ def sentence_of(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{where}"
 
 
-def _work(connection: "Connection[Any, Any]", make: Callable[..., Iterable[Task]], args: tuple[Any, ...]) -> None:
-    """The process: names of tasks in, replies out, until the other side is gone."""
-    try:
-        tasks = {(task.part, task.key): task for task in make(*args)}
-    except Exception as error:  # whatever it is: the other side says so
-        traceback.print_exc()
-        connection.send(sentence_of(error))
-        return
-    # Each capture of a graph collects garbage: not among the objects of the libraries, which stay.
-    gc.collect()
-    gc.freeze()
-    compiled = _Compiled()
-    connection.send("")  # no problem
-    while True:
-        try:
-            part, key, is_tuned = connection.recv()
-        except EOFError:
-            return
-        with nullcontext() if is_tuned else untuned():
-            reply = _reply(tasks[part, key], compiled)
-        connection.send(reply)
-
-
-class _Compiled:
-    """Counts what Triton compiles in this process."""
-
+class _CompileListener:
     def __init__(self) -> None:
         self.seconds, self.count = 0.0, 0
         with suppress(ImportError, AttributeError):  # no Triton, or one that tells nobody
@@ -203,16 +156,34 @@ class _Compiled:
             self.count += 1
 
 
-def _reply(task: Task, compiled: _Compiled) -> Reply:
-    record, failure = None, ""
+def _work(connection: "Connection[Any, Any]", make: Callable[..., Iterable[Task]], args: tuple[Any, ...]) -> None:
+    """The measuring process: names of tasks in, replies out, until the other side is gone."""
     try:
-        record = task.run()
-    except Exception as error:  # whatever it is: the other tasks go on
-        failure = sentence_of(error)
-        print(f"--- {task.key}", file=sys.stderr)
+        tasks = {(task.part, task.key): task for task in make(*args)}
+    except Exception as error:  # whatever it is: the other side says so
         traceback.print_exc()
-    is_usable = _is_usable(has_failed=record is None)
-    return Reply(record, failure, is_usable, choices(), compiled.seconds, compiled.count)
+        connection.send(sentence_of(error))
+        return
+    # Each capture of a graph collects garbage: not among the objects of the libraries, which stay.
+    gc.collect()
+    gc.freeze()
+    compiled = _CompileListener()
+    connection.send("")  # no problem
+    while True:
+        try:
+            part, key, is_tuned = connection.recv()
+        except EOFError:
+            return
+        record, failure = None, ""
+        try:
+            with nullcontext() if is_tuned else untuned():
+                record = tasks[part, key].run()
+        except Exception as error:  # whatever it is: the other tasks go on
+            failure = sentence_of(error)
+            print(f"--- {key}", file=sys.stderr)
+            traceback.print_exc()
+        is_usable = _is_usable(has_failed=record is None)
+        connection.send(Reply(record, failure, is_usable, choices(), compiled.seconds, compiled.count))
 
 
 def _is_usable(has_failed: bool) -> bool:

@@ -9,7 +9,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel_executors.kernels.sampling import DRAW_BITS
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.speculation.proposer import Passes
+from perfmodel_executors.runner import Passes
 
 _NUM_VARIANTS = 4
 
@@ -31,7 +31,6 @@ class StepGrants:
 
     @property
     def kind(self) -> str:
-        """decode | chunk | mixed"""
         if not self.chunks:
             return "decode"
         return "mixed" if self.contexts else "chunk"

@@ -112,18 +112,12 @@ class StepTimes:
     def decoder(self) -> Decoder:
         return self.runner.decoder
 
-    @property
-    def samples(self) -> list[list[float]]:
-        """Seconds of all rounds of each row."""
-        return list(self.measured.samples.values())
-
     def with_link(self, scenario: Scenario) -> Scenario:
         """The scenario with its second tier behind the link that was measured, where it has one."""
         engine, copies = scenario.engine, self.copies
         if engine.kv_offload is None or copies is None:
             return scenario
-        block_bytes = sum(pages.block_bytes for pages in self.runner.cache.pages)
-        offload = with_measured_link(engine.kv_offload, scenario.hardware, copies, block_bytes)
+        offload = with_measured_link(engine.kv_offload, scenario.hardware, copies, self.runner.cache.block_bytes)
         return scenario.model_copy(update={"engine": engine.model_copy(update={"kv_offload": offload})})
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
@@ -156,13 +150,11 @@ def calibrate_cpu(
     span:     of the steps to time
     """
     hardware, engine = load_hardware("cpu"), EngineSpec(dtype="bfloat16", profile=ENGINE)
-    names = list(models or DEFAULT_MODELS)
-    specs = [load_model(name) for name in names]
-    times = [time_steps(m, hardware, engine, span, budget_s, min_rounds, progress=progress) for m in specs]
-    rows = [row for part in times for row in part.rows]
-    fit = fit_steps(hardware, rows, [samples for part in times for samples in part.samples], ENGINE)
-    command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in names if models)
-    calibration = documented(fit, times, command)
+    specs = [load_model(name) for name in models or DEFAULT_MODELS]
+    served = [ServedModel(model, hardware, engine, span) for model in specs]
+    times = [time_together([own], budget_s, min_rounds, progress)[0] for own in served]
+    command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in models or ())
+    calibration = documented(fit_together(hardware, times), times, command)
     path = out or data_dir("calibrations") / f"{calibration.device}@{calibration.engine}.yaml"
     try:
         save_calibration(calibration, path)
@@ -183,25 +175,15 @@ def calibrate_machine(
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
     ranks:    the processes that serve it, where it takes several
     """
-    times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)[0]
-    fit = fit_steps(scenario.hardware, times.rows, times.samples, ENGINE)
-    return CalibratedMachine(documented(fit, [times], f"perfmodel validate executor {scenario.name}"), fit, times)
+    times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)
+    fit = fit_together(scenario.hardware, times)
+    return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), fit, times[0])
 
 
-def time_steps(
-    model: ModelSpec,
-    hardware: HardwareSpec,
-    engine: EngineSpec,
-    span: StepRange,
-    budget_s: float,
-    min_rounds: int = MIN_ROUNDS,
-    seed: int = 0,
-    sampling: Sampling = _DEFAULT,
-    progress: Progress | None = None,
-) -> StepTimes:
-    """Times the calibration grid over `span` on one thread: of the model, and of what `engine` drafts with."""
-    served = ServedModel(model, hardware, engine, span, seed, sampling)
-    return time_together([served], budget_s, min_rounds, progress)[0]
+def fit_together(hardware: HardwareSpec, times: Sequence[StepTimes]) -> FitResult:
+    """One fit to the steps of all models."""
+    samples = [values for part in times for values in part.measured.samples.values()]
+    return fit_steps(hardware, [row for part in times for row in part.rows], samples, ENGINE)
 
 
 def time_together(
@@ -216,35 +198,38 @@ def time_together(
 
     budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
     """
-    for each in served:
-        _check_size(each.model)
+    for own in served:
+        active = count_parameters(own.model).active
+        if active > _MOST_PARAMETERS:  # one core computes a few steps a second, and a grid of steps needs thousands
+            raise DoesNotFitError(
+                f"{own.model.name} computes {active / 1e9:.1f} billion parameters per token; timing a grid of its "
+                f"steps on one core would take hours. Calibrate on a model of at most {_MOST_PARAMETERS / 1e9:g} "
+                f"billion."
+            )
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
     alone = Ranks()
-    timings = [_Timing(each, alone if each.engine.num_devices == 1 else ranks or alone) for each in served]
+    timings = [_Timing(own, alone if own.engine.num_devices == 1 else ranks or alone) for own in served]
     copying = [timing for timing in timings if timing.copies is not None]
     groups: list[PairedCases[Any]] = [timing.group for timing in timings]
     groups += [timing.copies for timing in copying if timing.copies is not None]
-    found = measure_together(groups, min_rounds, budget_s, served[0].seed, progress=progress)
-    copies = dict(zip(copying, found[len(timings) :], strict=True))
-    steps = found[: len(timings)]
-    return [timing.times(each, copies.get(timing)) for timing, each in zip(timings, steps, strict=True)]
+    measured = measure_together(groups, min_rounds, budget_s, served[0].seed, progress=progress)
+    copies = dict(zip(copying, measured[len(timings) :], strict=True))
+    return [timing.times(steps, copies.get(timing)) for timing, steps in zip(timings, measured, strict=False)]
 
 
 class _Timing:
-    """The steps to time of one model, and of what its engine drafts with."""
-
     def __init__(self, served: ServedModel, ranks: Ranks) -> None:
+        self._served = served
         model, engine, span = served.model, served.engine, served.span
         settings = settings_of(served.sampling, model)
-        self._served = served
         setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
         self._runner = runner = ranks.runner(setup)
-        self._clock = runner.new_clock()
+        clock = runner.new_clock()
         self._speculator = None
         if isinstance(runner, StepRunner):
             self._speculator = build_speculator(runner, engine, seed=served.seed)
-        bench = StepBench(self._runner, served.seed)
-        reference = bench.step(REFERENCE if self._runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
+        bench = StepBench(runner, served.seed)
+        reference = bench.step(REFERENCE if runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
         self._graphs = {False: self._graph()}
         cases = {StepCase(shape): bench.step(shape) for shape in calibration_grid(span)}
         drafter = drafter_of(model, engine, "greedy")
@@ -254,11 +239,11 @@ class _Timing:
             bench = StepBench(passes, served.seed)
             assert engine.speculative_config is not None
             grid = drafting_grid(span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
-            cases |= {StepCase(s, True): bench.step(s) for s in grid}
-        self.group = PairedCases(cases, reference, self._clock)
+            cases |= {StepCase(shape, True): bench.step(shape) for shape in grid}
+        self.group = PairedCases(cases, reference, clock)
         self.copies: PairedCases[CopyCase] | None = None
         if engine.kv_offload is not None:
-            self.copies = PairedCases(copy_cases(runner), reference, self._clock)
+            self.copies = PairedCases(copy_cases(runner), reference, clock)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
         """The graph of steps whose decodes all pass so many layers; None: all of them."""
@@ -285,17 +270,7 @@ class _Timing:
 def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
     """Tokens of a sequence in that of a round's passes which has most."""
     one = BatchShape(1, 1, num_decodes=1, decode_context=1, drafting=(1,) * config.depth)
-    return max(each.queries for each in passes_of(config, drafter, one))
-
-
-def _check_size(model: ModelSpec) -> None:
-    """One core computes a few steps a second of a model of a billion parameters; a grid of steps needs thousands."""
-    active = count_parameters(model).active
-    if active > _MOST_PARAMETERS:
-        raise DoesNotFitError(
-            f"{model.name} computes {active / 1e9:.1f} billion parameters per token; timing a grid of its steps on one "
-            f"core would take hours. Calibrate on a model of at most {_MOST_PARAMETERS / 1e9:g} billion."
-        )
+    return max(own.queries for own in passes_of(config, drafter, one))
 
 
 def documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:

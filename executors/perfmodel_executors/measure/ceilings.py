@@ -1,12 +1,8 @@
 """What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype.
 
-Not used by the fit (operators in a loop flatter themselves); recorded beside a calibration so that its fractions can
-be put in proportion, and so that a reader knows which machine it was.
-
-How fast this machine copies KV blocks to a second tier and back: timed beside steps, in place of a link's datasheet.
-
-One model's blocks have one size, so what a block takes is all that is learnt. Its bytes at the bandwidth that the
-scenario states are taken off; the rest is a block's latency. Where nothing is left, all of it is bandwidth.
+Not used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
+machine. And how fast it copies KV blocks to a second tier and back: a block's bytes at the bandwidth that the scenario
+states, the rest its latency; where nothing is left, all of it is bandwidth.
 """
 
 import time
@@ -86,23 +82,21 @@ class CopyCase(NamedTuple):
 def copy_cases(runner: Runner) -> dict[CopyCase, Callable[[], object]]:
     """Copies of some blocks of the runner's cache, of which it must have as many."""
     runner.copy_blocks([(0, slot) for slot in range(_NUM_SLOTS)], [])
+
+    def copy(num_blocks: int, is_out: bool) -> Callable[[], object]:
+        turns = count(step=num_blocks)
+
+        def run() -> None:
+            first = next(turns)
+            blocks = [(first + i) % runner.cache.num_blocks for i in range(num_blocks)]
+            slots = [(first + i) % _NUM_SLOTS for i in range(num_blocks)]
+            out, back = list(zip(blocks, slots, strict=True)), list(zip(slots, blocks, strict=True))
+            runner.copy_blocks(out if is_out else [], [] if is_out else back)
+
+        return run
+
     sizes = [size for size in _BLOCKS if size <= runner.cache.num_blocks]
-    return {CopyCase(size, is_out): _copy(runner, size, is_out) for size in sizes for is_out in (True, False)}
-
-
-def _copy(runner: Runner, num_blocks: int, is_out: bool) -> Callable[[], object]:
-    turns = count(step=num_blocks)
-
-    def run() -> None:
-        first = next(turns)
-        blocks = [(first + i) % runner.cache.num_blocks for i in range(num_blocks)]
-        slots = [(first + i) % _NUM_SLOTS for i in range(num_blocks)]
-        if is_out:
-            runner.copy_blocks(list(zip(blocks, slots, strict=True)), [])
-        else:
-            runner.copy_blocks([], list(zip(slots, blocks, strict=True)))
-
-    return run
+    return {CopyCase(size, is_out): copy(size, is_out) for size in sizes for is_out in (True, False)}
 
 
 def with_measured_link(

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
 from perfmodel_executors.measure.bench import StepGrants
@@ -41,23 +40,18 @@ def scenario_range(scenario: Scenario) -> StepRange:
     batch = min(engine.max_num_seqs, traffic.num_requests or _MAX_BATCH, traffic.arrivals.concurrency or _MAX_BATCH)
     prompt, output = _longest(traffic.input_tokens), _longest(traffic.output_tokens)
     limit = min(engine.max_model_len or _MAX_CONTEXT, scenario.model.max_position_embeddings, _MAX_CONTEXT)
+    exits = dict.fromkeys((1, max(1, scenario.model.num_layers // 2)))  # behind the first layer, and half of them
     return StepRange(
         max_batch=max(1, min(batch, _MAX_BATCH)),
         max_context=max(32, min(prompt + output, limit)),
         max_chunk=max(16, min(prompt * 2, engine.max_num_batched_tokens, limit, _MAX_CHUNK)),
         max_queries=1 if engine.speculative_config is None else 1 + engine.speculative_config.nodes_by_depth[-1],
         max_tokens=min(engine.max_num_batched_tokens, _MAX_CONTEXT) if engine.kv_cache == "off" else None,
-        exits=_exits(scenario.model),
+        exits=() if scenario.model.exits is None else tuple(exits),
     )
 
 
-def _exits(model: ModelSpec) -> tuple[int, ...]:
-    """Behind the first layer and behind half of them, where tokens may leave early."""
-    return () if model.exits is None else tuple(dict.fromkeys((1, max(1, model.num_layers // 2))))
-
-
 def _longest(lengths: Lengths | None) -> int:
-    """About the 99th percentile of a length distribution."""
     if lengths is None:
         return _DEFAULT_LENGTH
     known = lengths.value or lengths.high or lengths.p99 or (lengths.values and max(lengths.values))
@@ -113,7 +107,7 @@ def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
     batches, lengths = _geometric(1, span.max_batch, 5), _geometric(8, span.max_context, 7)
     shapes = [[length] * batch for batch in batches for length in lengths]
     shapes += [[long] + [lengths[0]] * batch for batch in batches for long in lengths[1::2]]
-    steps = [StepGrants(chunks=tuple((n, 0, True) for n in each)) for each in shapes if sum(each) <= max_tokens]
+    steps = [StepGrants(chunks=tuple((n, 0, True) for n in shape)) for shape in shapes if sum(shape) <= max_tokens]
     return list(dict.fromkeys(steps)) or [StepGrants(chunks=((max_tokens, 0, True),))]
 
 

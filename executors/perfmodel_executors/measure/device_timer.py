@@ -1,9 +1,8 @@
 """How long one call takes on the device, without the host: replayed from a CUDA graph, over inputs that no cache holds.
 
-On a GPU a graph holds many calls, each on another copy of the inputs, together larger than three times the L2: what a
-kernel reads in a serving step was not read just before. The time of a replay over its calls is a sample; launches from
-the host do not show, as they do not in serving. What cannot be captured is timed with events around a loop.
-On a CPU a sample is the thread's CPU time of one call.
+A graph holds many calls, each on another copy of the inputs, together larger than three times the L2. The time of a
+replay over its calls is a sample. What cannot be captured is timed with events around a loop; on a CPU a sample is the
+thread's CPU time of one call.
 """
 
 import time
@@ -50,19 +49,16 @@ def num_copies(num_bytes: float, device: torch.device) -> int:
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
     """`calls` do the same work on different copies of the inputs; they have run before (compiled, tuned)."""
-    samples, is_eager = _on_gpu(calls) if device.type == "cuda" else (_on_cpu(calls), False)
+    samples, is_eager = list[float](), False
+    if device.type == "cuda":
+        samples, is_eager = _on_gpu(calls)
+    else:
+        with uninterrupted():
+            for index in range(_CPU_SAMPLES):
+                start = time.thread_time_ns()
+                calls[index % len(calls)]()
+                samples.append(max(1, time.thread_time_ns() - start) * 1e-9)
     return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), is_eager)
-
-
-def _on_cpu(calls: Sequence[Call]) -> list[float]:
-    samples = []
-    with uninterrupted():
-        for index in range(_CPU_SAMPLES):
-            call = calls[index % len(calls)]
-            start = time.thread_time_ns()
-            call()
-            samples.append(max(1, time.thread_time_ns() - start) * 1e-9)
-    return samples
 
 
 def _on_gpu(calls: Sequence[Call]) -> tuple[list[float], bool]:

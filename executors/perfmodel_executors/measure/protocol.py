@@ -1,14 +1,10 @@
-"""`DriftMeter`: how fast the machine is now, compared with when it was calibrated.
+"""`DriftMeter`: how fast the machine is now, compared with when it was calibrated: the reference step of the
+calibration, run between the steps of a run; durations times `reference then / reference now` are at the calibrated
+speed.
 
-A shared machine's speed drifts by tens of per cent within seconds. The meter runs the reference step of the
-calibration between the steps of a run; measured durations times `reference then / reference now` are what the run
-would have taken at the calibrated speed. It is outside the timed part and outside the virtual clock.
-
-Paired measurement: every sample is bracketed by a reference step of the same model, and the ratio is what counts.
-
-On a shared machine, the same code takes 30 % more or less from one second to the next. What helps, measured as the
-spread of medians between runs under load: wall time 33 %, minimum of k 34 %, CPU time of the thread 6 %, paired CPU
-time 5 %. So: CPU time of one thread, samples in random order over rounds, each between two reference steps; the
+Paired measurement. On a shared machine the same code takes 30 % more or less from one second to the next. The spread of
+medians between runs under load: wall time 33 %, minimum of k 34 %, CPU time of the thread 6 %, paired CPU time 5 %. So:
+CPU time of one thread, samples in random order over rounds, each between two reference steps of the same model; the
 median over rounds of time / reference, times the reference's own median over the whole session.
 """
 
@@ -111,19 +107,6 @@ class PairedCases(Generic[Key]):
     clock_ns: Callable[[], int] | None = None
 
 
-def measure_paired(
-    cases: Mapping[Key, Callable[[], object]],
-    reference: Callable[[], object],
-    min_rounds: int = 10,
-    budget_s: float = 30.0,
-    seed: int = 0,
-    clock_ns: Callable[[], int] = time.thread_time_ns,
-    progress: Callable[[int, int | None], None] | None = None,
-) -> Measured[Key]:
-    """Times all `cases` of one model; see `measure_together`."""
-    return measure_together([PairedCases(cases, reference)], min_rounds, budget_s, seed, clock_ns, progress)[0]
-
-
 def measure_together(
     groups: Sequence[PairedCases[Key]],
     min_rounds: int = 10,
@@ -134,10 +117,9 @@ def measure_together(
 ) -> list[Measured[Key]]:
     """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts.
 
-    Groups take turns in every round, so that the machine's drift meets all of them alike: their reference times are
-    medians over the same stretch of time, and times of different groups compare. Every case runs twice untimed first,
-    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them, not as
-    the reference did. `progress` is called with (rounds done, rounds at least).
+    Groups take turns in every round, so that times of different groups compare. Every case runs twice untimed first,
+    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them.
+    `progress` is called with (rounds done, rounds at least).
     """
     rng = random.Random(seed)
     sessions = [_Session(group, clock_ns) for group in groups]
@@ -155,8 +137,6 @@ def measure_together(
 
 
 class _Session(Generic[Key]):
-    """One group while it is timed."""
-
     def __init__(self, group: PairedCases[Key], clock_ns: Callable[[], int]) -> None:
         self._group = group
         self._clock_ns = group.clock_ns or clock_ns
@@ -167,7 +147,6 @@ class _Session(Generic[Key]):
             case()
 
     def run_round(self, rng: random.Random) -> None:
-        """One sample of each case, in random order."""
         cases, reference, clock_ns = self._group.cases, self._group.reference, self._clock_ns
         order = list(cases)
         rng.shuffle(order)
@@ -182,7 +161,6 @@ class _Session(Generic[Key]):
             self._ratios[key].append(2 * sample / (before + after))
 
     def measured(self, rounds: int) -> Measured[Key]:
-        """The session's times at its own median speed."""
         unit = median(self._references) * 1e-9
         samples = {key: [ratio * unit for ratio in case] for key, case in self._ratios.items()}
         return Measured({key: median(case) for key, case in samples.items()}, samples, unit, rounds)

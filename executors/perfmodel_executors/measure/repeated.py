@@ -1,8 +1,5 @@
-"""Several scenarios executed round by round in random order, at one speed of the machine, beside their simulations.
-
-Durations are restated by a drift meter whose reference step is the same for all scenarios, so that their ratios are
-those of the work and not of the minute in which each ran.
-"""
+"""Several scenarios executed round by round in random order, beside their simulations; durations are restated by one
+drift meter, so that their ratios are those of the work."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -36,7 +33,15 @@ def execute_repeatedly(
     budget_s: wall seconds for calibrating each model in each of its formats; the first one's reference step measures
     drift. A scenario that is not executed has the sentence that says why.
     """
-    machines, refused = _calibrated(scenarios, budget_s)
+    machines: dict[Served, CalibratedMachine] = {}
+    refused: dict[Served, str] = {}
+    for scenario in scenarios:
+        served = _served(scenario)
+        if served not in machines and served not in refused:
+            try:
+                machines[served] = calibrate_machine(scenario, budget_s)
+            except PerfmodelError as error:
+                refused[served] = str(error)
     problems = [refused.get(_served(scenario), "") for scenario in scenarios]
     runs: list[list[RunResult]] = [[] for _ in scenarios]
     if not machines:
@@ -54,10 +59,11 @@ def execute_repeatedly(
                     problems[index] = str(error)
             if progress is not None:
                 progress(number * len(order) + done, rounds * len(order))
-    return [
-        RepeatedRuns(of, _simulated(_as_accepted(each, of), machines[_served(each)]) if of else None, problem)
-        for each, of, problem in zip(scenarios, runs, problems, strict=True)
+    simulated = [
+        _simulated(scenario, own, machines[_served(scenario)]) if own else None
+        for scenario, own in zip(scenarios, runs, strict=True)
     ]
+    return [RepeatedRuns(*result) for result in zip(runs, simulated, problems, strict=True)]
 
 
 def _served(scenario: Scenario) -> Served:
@@ -68,31 +74,11 @@ def _served(scenario: Scenario) -> Served:
     return (model, engine.kv_cache_dtype, engine.kv_cache, engine.attention, drafts)
 
 
-def _calibrated(
-    scenarios: Sequence[Scenario], budget_s: float
-) -> tuple[dict[Served, CalibratedMachine], dict[Served, str]]:
-    """The machine for each kind of scenario, and why there is none for others."""
-    machines: dict[Served, CalibratedMachine] = {}
-    refused: dict[Served, str] = {}
-    for scenario in scenarios:
-        served = _served(scenario)
-        if served in machines or served in refused:
-            continue
-        try:
-            machines[served] = calibrate_machine(scenario, budget_s)
-        except PerfmodelError as error:
-            refused[served] = str(error)
-    return machines, refused
-
-
-def _as_accepted(scenario: Scenario, runs: Sequence[RunResult]) -> Scenario:
-    """The scenario with the acceptance that its runs measured, which is their text's and no machine's; the first's."""
+def _simulated(scenario: Scenario, runs: Sequence[RunResult], machine: CalibratedMachine) -> RunResult | None:
+    """The simulation with the acceptance that its first run measured, which is the text's and no machine's."""
     measured = runs[0].scenario.engine.speculative_config
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"speculative_config": measured})})
-
-
-def _simulated(scenario: Scenario, machine: CalibratedMachine) -> RunResult | None:
+    engine = scenario.engine.model_copy(update={"speculative_config": measured})
     try:
-        return simulate(scenario, calibration=machine.calibration)
+        return simulate(scenario.model_copy(update={"engine": engine}), calibration=machine.calibration)
     except PerfmodelError:
         return None

@@ -5,17 +5,19 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.attention_sinks import Ring
-from perfmodel_executors.models.index_tensors import IndexArray, on_device
 from perfmodel_executors.models.support import CPU
+
+IndexArray: TypeAlias = NDArray[np.int64]
 
 
 class TreeNodes(NamedTuple):
@@ -54,7 +56,6 @@ class TokenSegment(NamedTuple):
 
     @property
     def num_wanted(self) -> int:
-        """Tokens that come of it."""
         return len(self.tokens) if self.is_verified else int(self.is_sampled)
 
 
@@ -116,7 +117,6 @@ class StepBatch:
 
     @property
     def num_chunk_tokens(self) -> int:
-        """Tokens of the chunks."""
         in_trees = 0 if self.trees is None else len(self.trees.ancestors_T)
         return len(self.tokens_T) - self.num_decodes - in_trees
 
@@ -149,27 +149,35 @@ def build_batch(
         )
     decodes, chunks, trees = ([segments[i] for i in part] for part in _sorted(segments))
     flat = _flatten(decodes, [*chunks, *trees], block_size, ring)
-    kept_W = None if flat.is_kept.all() else flat.is_kept.nonzero()[0]
     tensors = on_device(
         device,
         tokens_T=flat.tokens,
         positions_T=flat.positions,
         slots_T=flat.slots,
-        tables_DM=_tables(decodes),
+        tables_DM=_tables([segment.block_table for segment in decodes]),
         contexts_D=[segment.num_computed + 1 for segment in decodes],
-        tables_GM=_tables(chunks),
+        tables_GM=_tables([segment.block_table for segment in chunks]),
         starts_G=_starts(chunks),
         computed_G=[segment.num_computed for segment in chunks],
         sample_rows_S=_wanted_rows(segments),
-        kept_W=kept_W,
+        kept_W=None if flat.is_kept.all() else flat.is_kept.nonzero()[0],
         draws_S=_draws(segments),
     )
-    return StepBatch(
-        **tensors,
-        trees=_trees(trees, device) if trees else None,
-        ring=ring,
-        num_layers_D=_layers_passed([segment.num_layers for segment in decodes]),
-    )
+    if trees:
+        nodes = [segment.nodes or TreeNodes(0, (), ()) for segment in trees]
+        own = on_device(
+            device,
+            tables_GM=_tables([segment.block_table for segment in trees]),
+            starts_G=_starts(trees),
+            computed_G=[segment.num_computed for segment in trees],
+            nodes_G=[own.first + len(own.depths) for own in nodes],
+            ancestors_T=[bits for own in nodes for bits in own.ancestors],
+        )
+        tensors["trees"] = Trees(**own)
+    passed = [segment.num_layers for segment in decodes]
+    if any(count is not None for count in passed):
+        tensors["num_layers_D"] = tuple(sys.maxsize if count is None else count for count in passed)
+    return StepBatch(**tensors, ring=ring)
 
 
 class _Flat(NamedTuple):
@@ -185,37 +193,31 @@ def _flatten(
     singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None
 ) -> _Flat:
     """Segments of one token as one piece, each of the others as one: NumPy sees few calls and long arrays."""
-    places = np.array([segment.num_computed for segment in singles], dtype=np.int64)
-    is_kept = np.ones(len(singles), dtype=np.int64)
+    places = _integers([segment.num_computed for segment in singles])
     in_ring = places if ring is None else ring.places(places)
     slots = [slot(s.block_table, place, block_size) for s, place in zip(singles, in_ring.tolist(), strict=True)]
-    tokens = [segment.tokens[0] for segment in singles]
-    parts = [_Flat(_integers(tokens), places, _integers(slots), is_kept)]
-    parts += [_flat_segment(segment, block_size, ring) for segment in others]
+    tokens = _integers([segment.tokens[0] for segment in singles])
+    parts = [_Flat(tokens, places, _integers(slots), np.ones(len(singles), dtype=np.int64))]
+    for segment in others:
+        base, nodes, count = segment.num_computed, segment.nodes, len(segment.tokens)
+        first = base if nodes is None else base + nodes.first
+        places = np.arange(first, first + count)
+        positions = places if nodes is None else base + _integers(nodes.depths)
+        is_kept = np.ones(count, dtype=np.int64)
+        if ring is not None:
+            is_kept = ring.holds(places, first + count).astype(np.int64)
+            places = ring.places(places)
+        own_slots = _integers(segment.block_table)[places // block_size] * block_size + places % block_size
+        parts.append(_Flat(_integers(segment.tokens), positions, own_slots, is_kept))
     return parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _flat_segment(segment: TokenSegment, block_size: int, ring: Ring | None) -> _Flat:
-    base, nodes, count = segment.num_computed, segment.nodes, len(segment.tokens)
-    first = base if nodes is None else base + nodes.first
-    places = np.arange(first, first + count)
-    positions = places if nodes is None else base + _integers(nodes.depths)
-    is_kept = np.ones(count, dtype=np.int64)
-    if ring is not None:
-        is_kept = ring.holds(places, first + count).astype(np.int64)
-        places = ring.places(places)
-    slots = _integers(segment.block_table)[places // block_size] * block_size + places % block_size
-    return _Flat(_integers(segment.tokens), positions, slots, is_kept)
-
-
 def _wanted_rows(segments: Sequence[TokenSegment]) -> list[int]:
-    """Rows of the batch after which a token is wanted, in the order of the segments."""
     ends = [first + len(segment.tokens) for first, segment in zip(first_rows(segments), segments, strict=True)]
     return [row for end, segment in zip(ends, segments, strict=True) for row in range(end - segment.num_wanted, end)]
 
 
 def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
-    """Random numbers of all wanted tokens, in the order of the segments; None without any."""
     draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
     assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
     return draws or None
@@ -224,19 +226,15 @@ def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
 def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, ring: Ring | None) -> StepBatch:
     """All tokens of each sequence, whose keys and values are found where the step computes them."""
     starts = _starts(segments)
-    rows = [np.arange(len(segment.tokens)) for segment in segments]
-    width = max(map(len, rows), default=0)
-    tables = np.zeros((len(rows), width), dtype=np.int64)
-    for table, begin, each in zip(tables, starts, rows, strict=False):
-        table[: len(each)] = begin + each
+    rows = [range(begin, end) for begin, end in pairwise(starts)]
     tensors = on_device(
         device,
         tokens_T=np.concatenate([_integers(segment.tokens) for segment in segments]),
-        positions_T=np.concatenate(rows),
+        positions_T=np.concatenate([np.arange(len(row)) for row in rows]),
         slots_T=[],
         tables_DM=_tables([]),
         contexts_D=[],
-        tables_GM=tables,
+        tables_GM=_tables(rows),
         starts_G=starts,
         computed_G=[0] * len(segments),
         sample_rows_S=[end - 1 for end, segment in zip(starts[1:], segments, strict=True) if segment.is_sampled],
@@ -260,39 +258,34 @@ def first_rows(segments: Sequence[TokenSegment]) -> list[int]:
 
 
 def _starts(segments: Sequence[TokenSegment]) -> list[int]:
-    """First rows of the segments among their tokens, and the end."""
     return list(accumulate((len(segment.tokens) for segment in segments), initial=0))
 
 
-def _trees(segments: Sequence[TokenSegment], device: torch.device) -> Trees:
-    nodes = [segment.nodes or TreeNodes(0, (), ()) for segment in segments]
-    return Trees(
-        **on_device(
-            device,
-            tables_GM=_tables(segments),
-            starts_G=_starts(segments),
-            computed_G=[segment.num_computed for segment in segments],
-            nodes_G=[each.first + len(each.depths) for each in nodes],
-            ancestors_T=[bits for each in nodes for bits in each.ancestors],
-        )
-    )
-
-
-def _layers_passed(counts: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Counts, where a sequence has one; `sys.maxsize` for the others."""
-    if all(count is None for count in counts):
-        return None
-    return tuple(sys.maxsize if count is None else count for count in counts)
-
-
-def _tables(segments: Sequence[TokenSegment]) -> IndexArray:
+def _tables(tables: Sequence[Sequence[int]]) -> IndexArray:
     """Block tables, padded with block 0 to the longest."""
-    width = max((len(segment.block_table) for segment in segments), default=0)
-    tables = np.zeros((len(segments), width), dtype=np.int64)
-    for row, segment in zip(tables, segments, strict=True):
-        row[: len(segment.block_table)] = segment.block_table
-    return tables
+    padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
 
 
 def _integers(values: Sequence[int]) -> IndexArray:
     return np.array(values, dtype=np.int64)
+
+
+def on_device(device: torch.device, **values: IndexArray | Sequence[int] | None) -> dict[str, Any]:
+    """int64 tensors by the names of `values`, in their shapes, sent in one copy; None stays None.
+
+    Each begins at a multiple of 16 bytes, as an allocation of its own would: Triton compiles a kernel again for a
+    pointer that does not.
+    """
+    arrays = {name: np.asarray(value, dtype=np.int64) for name, value in values.items() if value is not None}
+    begins = list(accumulate((-(-array.size // 2) * 2 for array in arrays.values()), initial=0))  # two in 16 bytes
+    flat = np.zeros(begins[-1] + 2, dtype=np.int64)  # an empty last one begins somewhere, too
+    for begin, array in zip(begins, arrays.values(), strict=False):
+        flat[begin : begin + array.size] = array.ravel()
+    sent = torch.from_numpy(flat).to(device)
+    tensors: dict[str, Tensor | None] = dict.fromkeys(values)
+    for begin, (name, array) in zip(begins, arrays.items(), strict=False):
+        tensors[name] = sent[begin : begin + array.size].view(array.shape)
+    return tensors

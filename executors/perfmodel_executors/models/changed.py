@@ -4,7 +4,7 @@ Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, 
 afterwards, and no data is looked at: quality is that of the plain cut.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +20,7 @@ from perfmodel.models.changes.weights import kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    FFNWeights,
-    LayerWeights,
-    used_in_turn,
-)
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, used_in_turn
 
 _COMPONENTS = frozenset({"attention", "dense_ffn"})
 
@@ -35,20 +29,26 @@ def with_matrices(
     weights: DecoderWeights, change: Callable[[Tensor], Weight], components: frozenset[str] = _COMPONENTS
 ) -> DecoderWeights:
     """`weights` with the plain matrices of `components` as `change` makes them; those of experts stay."""
-    return replace(weights, layers=[_layer(layer, change, components) for layer in weights.layers])
+
+    def changed(weight: Weight) -> Weight:
+        return change(weight) if isinstance(weight, Tensor) else weight
+
+    layers = []
+    for layer in weights.layers:
+        mixer, ffn = layer.mixer, layer.ffn
+        if isinstance(mixer, AttentionWeights) and "attention" in components:
+            mixer = replace(mixer, qkv=changed(mixer.qkv), out=changed(mixer.out))
+        if isinstance(ffn, FFNWeights) and "dense_ffn" in components:
+            ffn = replace(ffn, up=changed(ffn.up), down=changed(ffn.down))
+        layers.append(replace(layer, mixer=mixer, ffn=ffn))
+    return replace(weights, layers=layers)
 
 
-def _layer(layer: LayerWeights, change: Callable[[Tensor], Weight], components: frozenset[str]) -> LayerWeights:
-    mixer, ffn = layer.mixer, layer.ffn
-    if isinstance(mixer, AttentionWeights) and "attention" in components:
-        mixer = replace(mixer, qkv=_one(mixer.qkv, change), out=_one(mixer.out, change))
-    if isinstance(ffn, FFNWeights) and "dense_ffn" in components:
-        ffn = replace(ffn, up=_one(ffn.up, change), down=_one(ffn.down, change))
-    return replace(layer, mixer=mixer, ffn=ffn)
-
-
-def _one(weight: Weight, change: Callable[[Tensor], Weight]) -> Weight:
-    return change(weight) if isinstance(weight, Tensor) else weight
+def _sections(mixer: Attention) -> list[int]:
+    """Rows of q, k, v and the gate, if there is one."""
+    values = mixer.num_heads * mixer.v_head_dim if mixer.output_gate else 0
+    dim, kv_heads = mixer.head_dim, mixer.num_kv_heads
+    return [mixer.num_heads * dim, kv_heads * dim, kv_heads * mixer.v_head_dim, values]
 
 
 def with_kv_heads(
@@ -64,43 +64,35 @@ def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerW
     if not (isinstance(mixer, AttentionWeights) and isinstance(old, Attention) and isinstance(new, Attention)):
         return weights
 
+    def means(rows: Tensor) -> Tensor:
+        """Means of neighbours, or copies where there are more heads after than before."""
+        heads = rows.view(old.num_kv_heads, -1, *rows.shape[1:])
+        if new.num_kv_heads >= old.num_kv_heads:
+            return heads.repeat_interleave(new.num_kv_heads // old.num_kv_heads, 0).flatten(0, 1)
+        groups = heads.view(new.num_kv_heads, -1, *heads.shape[1:])
+        return groups.float().mean(1).to(rows.dtype).flatten(0, 1)
+
     def merged(rows: Tensor) -> Tensor:
-        gate = old.num_heads * old.v_head_dim if old.output_gate else 0
-        sizes = [old.num_heads * old.head_dim, old.num_kv_heads * old.head_dim, old.num_kv_heads * old.v_head_dim, gate]
-        q, k, v, gates = torch.split(rows, sizes)
-        return torch.cat((q, _means(k, old, new), _means(v, old, new), gates))
+        q, k, v, gates = torch.split(rows, _sections(old))
+        return torch.cat((q, means(k), means(v), gates))
 
-    assert isinstance(mixer.qkv, Tensor)
-    bias = mixer.qkv_bias
-    return replace(
-        weights, mixer=replace(mixer, qkv=merged(mixer.qkv), qkv_bias=None if bias is None else merged(bias))
-    )
-
-
-def _means(rows: Tensor, before: Attention, after: Attention) -> Tensor:
-    """Rows of the KV heads before -> of those after: means of neighbours, or copies where there are more."""
-    heads = rows.view(before.num_kv_heads, -1, *rows.shape[1:])
-    if after.num_kv_heads >= before.num_kv_heads:
-        return heads.repeat_interleave(after.num_kv_heads // before.num_kv_heads, 0).flatten(0, 1)
-    groups = heads.view(after.num_kv_heads, -1, *heads.shape[1:])
-    return groups.float().mean(1).to(rows.dtype).flatten(0, 1)
+    bias = None if mixer.qkv_bias is None else merged(mixer.qkv_bias)
+    return replace(weights, mixer=replace(mixer, qkv=merged(_plain(mixer.qkv)), qkv_bias=bias))
 
 
 def with_low_rank(
     weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
 ) -> DecoderWeights:
     """Each factored matrix by its largest singular values (Eckart and Young 1936), their roots on either side."""
-    pairs = zip(weights.layers, after.iter_layers(), strict=True)
-    return replace(weights, layers=[_thin_layer(layer, spec) for layer, spec in pairs])
-
-
-def _thin_layer(layer: LayerWeights, spec: Layer) -> LayerWeights:
-    mixer, ffn = layer.mixer, layer.ffn
-    if isinstance(mixer, AttentionWeights) and isinstance(spec.mixer, Attention):
-        mixer = replace(mixer, qkv=_thin(mixer.qkv, spec.mixer.qkv_rank), out=_thin(mixer.out, spec.mixer.out_rank))
-    if isinstance(ffn, FFNWeights) and isinstance(spec.ffn, DenseFFN):
-        ffn = replace(ffn, up=_thin(ffn.up, spec.ffn.up_rank), down=_thin(ffn.down, spec.ffn.down_rank))
-    return replace(layer, mixer=mixer, ffn=ffn)
+    layers = []
+    for own, spec in zip(weights.layers, after.iter_layers(), strict=True):
+        mixer, ffn = own.mixer, own.ffn
+        if isinstance(mixer, AttentionWeights) and isinstance(spec.mixer, Attention):
+            mixer = replace(mixer, qkv=_thin(mixer.qkv, spec.mixer.qkv_rank), out=_thin(mixer.out, spec.mixer.out_rank))
+        if isinstance(ffn, FFNWeights) and isinstance(spec.ffn, DenseFFN):
+            ffn = replace(ffn, up=_thin(ffn.up, spec.ffn.up_rank), down=_thin(ffn.down, spec.ffn.down_rank))
+        layers.append(replace(own, mixer=mixer, ffn=ffn))
+    return replace(weights, layers=layers)
 
 
 def _thin(weight: Weight, rank: int | None) -> Weight:
@@ -142,22 +134,19 @@ def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes
     if prune.kind == "layers":
         kept = kept_layers(list(before.iter_layers()), fraction)
         return replace(weights, layers=[weights.layers[i] for i in kept])
-    pairs = zip(before.iter_layers(), after.iter_layers(), strict=True)
-    layers = [_narrower(layer, *pair) for layer, pair in zip(weights.layers, pairs, strict=True)]
+    layers = []
+    for own, old, new in zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True):
+        mixer, ffn = own.mixer, own.ffn
+        if isinstance(mixer, AttentionWeights):
+            assert isinstance(old.mixer, Attention)
+            assert isinstance(new.mixer, Attention)
+            mixer = _fewer_heads(mixer, old.mixer, new.mixer)
+        if isinstance(ffn, FFNWeights):
+            assert isinstance(old.ffn, DenseFFN)
+            assert isinstance(new.ffn, DenseFFN)
+            ffn = _fewer_columns(ffn, old.ffn, new.ffn.intermediate_size)
+        layers.append(replace(own, mixer=mixer, ffn=ffn))
     return replace(weights, layers=layers)
-
-
-def _narrower(weights: LayerWeights, before: Layer, after: Layer) -> LayerWeights:
-    mixer, ffn = weights.mixer, weights.ffn
-    if (
-        isinstance(mixer, AttentionWeights)
-        and isinstance(before.mixer, Attention)
-        and isinstance(after.mixer, Attention)
-    ):
-        mixer = _fewer_heads(mixer, before.mixer, after.mixer)
-    if isinstance(ffn, FFNWeights) and isinstance(before.ffn, DenseFFN) and isinstance(after.ffn, DenseFFN):
-        ffn = _fewer_columns(ffn, before.ffn, after.ffn.intermediate_size)
-    return replace(weights, mixer=mixer, ffn=ffn)
 
 
 def _fewer_heads(weights: AttentionWeights, before: Attention, after: Attention) -> AttentionWeights:
@@ -166,33 +155,20 @@ def _fewer_heads(weights: AttentionWeights, before: Attention, after: Attention)
     by_query = before.num_kv_heads == 1
     num_groups = before.num_heads if by_query else before.num_kv_heads
     num_kept = after.num_heads if by_query else after.num_kv_heads
-    sizes = _sections(before)
-    places = [torch.arange(size) for size in sizes]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    is_shared = [by_query and i in (1, 2) for i in range(len(sizes))]  # the one K and V stay
-    row_scores, column_scores = qkv.float().square().sum(1), out.float().square().sum(0)
-    scores = column_scores.view(num_groups, -1).sum(1)
-    for start, size, shared in zip(starts, sizes, is_shared, strict=True):
-        if not shared:
-            scores = scores + row_scores[start : start + size].view(num_groups, -1).sum(1)
+    row_scores, scores = qkv.float().square().sum(1), out.float().square().sum(0).view(num_groups, -1).sum(1)
+    sections, start = [], 0  # (rows by group, or the one K and V, which stay)
+    for i, size in enumerate(filter(None, _sections(before))):
+        rows, is_shared = torch.arange(start, start + size), by_query and i in (1, 2)
+        if not is_shared:
+            rows = rows.view(num_groups, -1)
+            scores = scores + row_scores[rows].sum(1)
+        sections.append((rows, is_shared))
+        start += size
     kept = _largest(scores, num_kept)
-    rows = torch.cat(
-        [
-            start + (place if shared else place.view(num_groups, -1)[kept].flatten())
-            for start, place, shared in zip(starts, places, is_shared, strict=True)
-        ]
-    )
+    kept_rows = torch.cat([rows if is_shared else rows[kept].flatten() for rows, is_shared in sections])
     columns = torch.arange(out.shape[1]).view(num_groups, -1)[kept].flatten()
-    bias = weights.qkv_bias
-    return replace(weights, qkv=qkv[rows], out=out[:, columns], qkv_bias=None if bias is None else bias[rows])
-
-
-def _sections(mixer: Attention) -> Sequence[int]:
-    """Rows of q, k, v and the gate."""
-    queries, values = mixer.num_heads * mixer.head_dim, mixer.num_heads * mixer.v_head_dim
-    keys = mixer.num_kv_heads * mixer.head_dim
-    sizes = [queries, keys, mixer.num_kv_heads * mixer.v_head_dim]
-    return [*sizes, values] if mixer.output_gate else sizes
+    bias = None if weights.qkv_bias is None else weights.qkv_bias[kept_rows]
+    return replace(weights, qkv=qkv[kept_rows], out=out[:, columns], qkv_bias=bias)
 
 
 def _fewer_columns(weights: FFNWeights, before: DenseFFN, width: int) -> FFNWeights:
@@ -208,7 +184,6 @@ def _fewer_columns(weights: FFNWeights, before: DenseFFN, width: int) -> FFNWeig
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest, ascending."""
     return scores.topk(count).indices.sort().values
 
 
@@ -217,26 +192,20 @@ def _plain(weight: object) -> Tensor:
     return weight
 
 
-# (weights, model before, model after, all changes) -> weights of the model after
-WeightChange = Callable[[DecoderWeights, ModelSpec, ModelSpec, ModelChanges], DecoderWeights]
-
-
-def _kept(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges) -> DecoderWeights:
-    """Another use of the same weights."""
-    return weights
-
+# (weights, model before, model after, all changes) -> weights of the model after; None: another use of the same
+WeightChange = Callable[[DecoderWeights, ModelSpec, ModelSpec, ModelChanges], DecoderWeights] | None
 
 # Fields of `ModelChanges` whose weights follow from those of the model before, without training.
 WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
     {
         "num_kv_heads": with_kv_heads,
-        "window": _kept,
-        "sparse": _kept,
+        "window": None,
+        "sparse": None,
         "prune": pruned,
         "low_rank": with_low_rank,
         "share_layers": with_shared_layers,
         "tie_embeddings": with_tied_table,
-        "early_exit": _kept,
+        "early_exit": None,
     }
 )
 
@@ -256,6 +225,7 @@ def changed_weights(weights: DecoderWeights, changed_from: ChangedFrom) -> Decod
                 f"model_changes.{field}: the weights of {model.name} cannot be turned into those without training; "
                 f"execute the model's config.json, with random weights."
             )
-        after = change(model, changes)
-        weights, model = WEIGHT_CHANGES[field](weights, model, after, changes), after
+        after, of_weights = change(model, changes), WEIGHT_CHANGES[field]
+        weights = weights if of_weights is None else of_weights(weights, model, after, changes)
+        model = after
     return replace(weights)

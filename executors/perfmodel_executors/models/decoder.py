@@ -1,8 +1,7 @@
 """One decoder for every executable `ModelSpec`: layers of a mixer and a feed-forward block over a flat mixed batch.
 
 Linear layers see all tokens of a step at once, mixers see each sequence through its block table, and the LM head only
-the rows that are sampled: the structure of the step that the cost model's graph describes. What mixes tokens comes from
-the table of mixers; norms, multipliers and caps are facts of the model.
+the rows that are sampled: the structure of the step that the cost model's graph describes.
 """
 
 from dataclasses import replace
@@ -11,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, LinearAttention, MoEFFN
+from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
@@ -21,18 +20,16 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.kernels.moe import ExpertLayer
-from perfmodel_executors.models.attention import keys_and_values, ring_of
+from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule
 from perfmodel_executors.models.batch import StepBatch
-from perfmodel_executors.models.choosing import TokenChooser
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.mixers import MIXERS, MixerStep
+from perfmodel_executors.models.mixers.softmax import keys_and_values, ring_of
 from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.random_weights import random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
-from perfmodel_executors.models.routing import route_tokens
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.support import (
     CPU,
@@ -45,16 +42,10 @@ from perfmodel_executors.models.support import (
     kv_tiers,
     torch_dtype,
 )
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    FFNWeights,
-    LayerWeights,
-    MoEWeights,
-)
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
-from perfmodel_executors.sampling import SamplingSettings
+from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
 class Decoder:
@@ -62,9 +53,9 @@ class Decoder:
 
     Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
     vocabulary), and all take the same steps; of pipeline stages each has its layers, and only the last one logits.
-    `weights`, if given, are those of the part. `attention`: flash, or
-    standard, which keeps the scores in memory. `sampling`: how tokens with a random number are drawn. `routing`: which
-    experts random routers prefer, and how many rows an expert takes.
+    `weights`, if given, are those of the part. `attention`: flash, or standard, which keeps the scores in memory.
+    `sampling`: how tokens with a random number are drawn. `routing`: which experts random routers prefer, and how many
+    rows an expert takes.
     """
 
     def __init__(
@@ -125,7 +116,6 @@ class Decoder:
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
-        """Logits of the sampled rows, [S, V], from what the last layer gives for all."""
         return self.head(x_TC[batch.sample_rows_S])
 
     def through(
@@ -137,7 +127,6 @@ class Decoder:
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def _pass_stage(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """As `forward`, from the stage before and to the next."""
         group, update_TC = self.group, None
         if group.stage.is_first:
             residual_TC = self.embedded(batch)
@@ -176,11 +165,16 @@ class Decoder:
                 update_TC = self._settled(self.group.all_reduce(part_TC), own.mixer_post_norm)
             if layer.ffn is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, own.ffn_norm)
-                update_TC = self._settled(self._feed_forward(x_TC, layer.ffn, own), own.ffn_post_norm)
+                if isinstance(own.ffn, FFNWeights):
+                    part_TC = self._dense(x_TC, own.ffn, layer.ffn.activation, layer.ffn.gated)
+                else:
+                    assert isinstance(layer.ffn, MoEFFN)
+                    assert own.ffn is not None
+                    part_TC = self._moe(x_TC, layer.ffn, own.ffn)
+                update_TC = self._settled(self.group.all_reduce(part_TC), own.ffn_post_norm)
         return residual_TC, update_TC
 
     def next_tokens(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """[S]: the next token of each sampled sequence."""
         return self.chooser.choose(self.forward(batch, cache), batch.draws_S)
 
     def step(self, batch: StepBatch, cache: KVCache) -> list[int]:
@@ -209,11 +203,9 @@ class Decoder:
 
     def _fill(self, cache: KVCache, index: int, x_RC: Tensor, positions_R: Tensor, slots_R: Tensor) -> None:
         """Writes the keys and values that layer `index` makes of states that do not pass it."""
-        layers, weights = list(self.part.iter_layers()), self.weights.layers[index]
-        mixer = layers[index].mixer
-        if not isinstance(mixer, Attention) or weights.mixer is None:
+        weights, mixer = self.weights.layers[index], list(self.part.iter_layers())[index].mixer
+        if not isinstance(mixer, Attention) or not isinstance(weights.mixer, AttentionWeights):
             return
-        assert isinstance(weights.mixer, AttentionWeights)
         x_RC, _ = self._norm(None, x_RC, weights.mixer_norm)
         k_RKH, v_RKH = keys_and_values(self.kernels, x_RC, mixer, weights.mixer, self.model.norm_eps)
         if mixer.rope is not None:
@@ -236,13 +228,6 @@ class Decoder:
             update_TC = self.kernels.rms_norm(update_TC, weight_C, self.model.norm_eps)
         return update_TC if self.model.residual_scale == 1 else update_TC * self.model.residual_scale
 
-    def _feed_forward(self, x_TC: Tensor, ffn: DenseFFN | MoEFFN, weights: LayerWeights) -> Tensor:
-        if isinstance(weights.ffn, FFNWeights):
-            return self.group.all_reduce(self._dense(x_TC, weights.ffn, ffn.activation, ffn.gated))
-        assert isinstance(ffn, MoEFFN)
-        assert isinstance(weights.ffn, MoEWeights)
-        return self.group.all_reduce(self._moe(x_TC, ffn, weights.ffn))
-
     def _dense(self, x_TC: Tensor, weights: FFNWeights, activation: str, gated: bool) -> Tensor:
         kernels = self.kernels
         hidden = kernels.activate(apply_linear(kernels, x_TC, weights.up, weights.up_bias), activation, gated)
@@ -253,8 +238,12 @@ class Decoder:
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
         layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
         update_TC: Tensor
-        if weights.local is not None:
-            update_TC = self._local_experts(x_TC, weights.local.rows(*routing), layer)
+        if weights.local is not None:  # what this rank's experts add
+            tokens_A, weights_A1, experts_A1 = weights.local.rows(*routing)
+            update_TC = torch.zeros_like(x_TC)
+            if len(tokens_A):
+                rows_AC = kernels.grouped_experts(x_TC[tokens_A], weights_A1, experts_A1, layer)
+                update_TC = update_TC.index_add_(0, tokens_A, rows_AC)
         elif self._capacity_factor is None:
             update_TC = kernels.grouped_experts(x_TC, *routing, layer)
         else:
@@ -267,27 +256,25 @@ class Decoder:
             update_TC = update_TC + shared_TC
         return update_TC
 
-    def _local_experts(self, x_TC: Tensor, rows: tuple[Tensor, Tensor, Tensor], layer: ExpertLayer) -> Tensor:
-        """[T, C]: what this rank's experts add, whose rows are given by token, weight and expert."""
-        tokens_A, weights_A1, experts_A1 = rows
-        sums_TC = torch.zeros_like(x_TC)
-        if not len(tokens_A):
-            return sums_TC
-        return sums_TC.index_add_(
-            0, tokens_A, self.kernels.grouped_experts(x_TC[tokens_A], weights_A1, experts_A1, layer)
-        )
+
+def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(weights, expert ids), both [T, top_k], from a router's logits by the rules of the model's `Routing`.
+
+    bias: one value for each expert: of the logits, or of the choice alone
+    """
+    own = ffn.routing
+    if bias_E is not None and not own.bias_chooses:
+        logits_TE, bias_E = logits_TE + bias_E, None
+    rule = RoutingRule(own.scoring, own.renormalizes, own.scale, ffn.num_groups, ffn.top_k_groups, own.groups_by)
+    chosen: tuple[Tensor, Tensor] = kernels.route(logits_TE, ffn.top_k, rule, bias_E)
+    return chosen
 
 
 def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
     """Each kind of rotary positions, with the size of what it rotates."""
-    found = set()
-    for layer, _ in model.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, Attention | LinearAttention) and mixer.rope is not None:
-            found.add((mixer.rope, mixer.head_dim))
-        elif isinstance(mixer, LatentAttention):
-            found.add((mixer.rope, mixer.qk_rope_head_dim))
-    return found
+    mixers = [layer.mixer for layer, _ in model.layers]
+    heads = {(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention) and m.rope is not None}
+    return heads | {(m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention)}
 
 
 def load_decoder(
@@ -301,7 +288,10 @@ def load_decoder(
     routing: ExpertRouting = TRAINED,
 ) -> Decoder:
     """The model in the formats that the engine serves it in, with the weights of its file, else random ones."""
-    served = _up_to(served_model(model, engine), engine.max_model_len)
+    served, longest = served_model(model, engine), engine.max_model_len
+    is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in served.ropes)
+    if longest is not None and (is_asked or longest > served.max_position_embeddings):
+        served = replace(served, max_position_embeddings=longest)  # which decides how positions are rotated
     check_executable(served, engine.attention)
     check_capacity(served, routing, group.experts is not None)
     dtype, weights = torch_dtype(served), None
@@ -312,11 +302,3 @@ def load_decoder(
         check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)
-
-
-def _up_to(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
-    """The model with positions for the longest sequence that is served, where that decides how they are rotated."""
-    is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in model.ropes)
-    if max_model_len is None or not (is_asked or max_model_len > model.max_position_embeddings):
-        return model
-    return replace(model, max_position_embeddings=max_model_len)

@@ -1,9 +1,7 @@
 """Early exit, executed: a decoded token leaves between two layers, and what it left out gets its keys and values.
 
-A layer runs on the rows that come to it, and not at all where none does. A row that has left keeps its state: keys and
-values of later layers are made of it (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all
-layers. How many a token passes is drawn at the scenario's rates (`DrawnExits`). Layers between which no token leaves
-run in one go.
+A layer runs on the rows that come to it, and not at all where none does. Keys and values of later layers are made of
+the state that a row left with (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,11 +39,9 @@ class DrawnExits:
         return count
 
     def release(self, request: Request) -> None:
-        """Forget a finished request."""
         self._draws.pop(request.request_id, None)
 
     def in_words(self) -> str:
-        """What came of it."""
         total = self.num_tokens * len(self._reach)
         return f"Decoded tokens passed {self.num_layers / max(total, 1):.0%} of the layers."
 
@@ -82,17 +78,13 @@ def leave_early(
             x_TC = run_layers(batch, first, stop, x_TC)
         elif len(rows):
             x_TC = x_TC.index_copy(0, rows, run_layers(part, first, stop, x_TC[rows]))
-    _fill(x_TC, batch, depths, num_layers, fill_cache)
-    return x_TC
-
-
-def _fill(x_TC: Tensor, batch: StepBatch, depths: Sequence[int], num_layers: int, fill_cache: FillCache) -> None:
-    """Keys and values of the rows that have left, layer by layer for all of them together."""
+    # Keys and values of the rows that have left, layer by layer for all of them together.
     for first, stop in pairwise(sorted({*depths, num_layers})):
         gone = torch.tensor([row for row, d in enumerate(depths) if d <= first], device=x_TC.device)
         x_RC, positions_R, slots_R = x_TC[gone], batch.positions_T[gone], batch.slots_T[gone]
         for index in range(first, stop):
             fill_cache(index, x_RC, positions_R, slots_R)
+    return x_TC
 
 
 def _all_rows(batch: StepBatch) -> Tensor:

@@ -1,13 +1,8 @@
 """What a model keeps of its sequences: paged keys and values or latents, indexed by the engine's block ids, and states.
 
-The pool grows with the block ids that plans mention: an engine on a machine with much memory counts millions of
-blocks, of which a short run touches few. Growing writes the new pages, so no step pays for the first touch.
-
-`HostPages`: the second tier of a KV cache, in memory of the host, and the copies that plans ask for.
-
-A block is copied layer by layer, as engines do whose caches are a tensor for each layer: keys, values, scales. Beside
-a GPU the host's memory is pinned, and the copies lie in its current stream, before the step that follows. On a CPU
-both tiers are its memory; the copy is work of the thread that computes.
+The pool grows with the block ids that plans mention, of which a short run touches few. `HostPages`: the second tier, in
+memory of the host, pinned beside a GPU; a block is copied layer by layer, as engines do whose caches are a tensor for
+each layer, in the stream of the step that follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,11 +54,9 @@ class KVCache:
 
     @property
     def pages(self) -> list[KVPages | LatentPages]:
-        """Those of the layers that have any, in order."""
         return list(self._paged.values())
 
     def of_layer(self, index: int) -> KVPages | LatentPages | KVTiers | RowTensors | None:
-        """What layer `index` keeps."""
         pages, own = self._paged.get(index), self.states.layers.get(index)
         if isinstance(pages, KVPages) and own is not None:
             return with_rings(own, self._tiers, pages)
@@ -80,9 +73,13 @@ class KVCache:
         check_memory(f"states of {num_rows} sequences", more * self.states.row_bytes, self.device)
         self.states.reserve(num_rows)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return sum(pages.block_bytes for pages in self.pages)
+
     def _allocate(self, num_blocks: int) -> None:
-        per_block = sum(pages.block_bytes for pages in self.pages)
-        check_memory(f"{num_blocks} KV blocks", num_blocks * per_block, self.device)
+        check_memory(f"{num_blocks} KV blocks", num_blocks * self.block_bytes, self.device)
         self.num_blocks = num_blocks
         for index, pages in self._paged.items():  # one layer at a time: the old pages go as the new ones come
             self._paged[index] = pages.grown(self.num_blocks)
@@ -107,7 +104,6 @@ class KVCache:
             _bytes(tensor)[index] = values
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
-        """Make room for every block id in `block_tables`."""
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
 
 
@@ -132,25 +128,20 @@ class HostPages:
     def copy(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         """Copies (block, slot) of `out`, then (slot, block) of `back`."""
         tensors = [tensor for pages in self._cache.pages for tensor in pages.tensors]
-        self._reserve(tensors, 1 + max((slot for _, slot in out), default=-1))
+        num_slots, block_bytes = 1 + max((slot for _, slot in out), default=-1), self._cache.block_bytes
+        if num_slots > self._num_slots:  # contents are kept; new slots are written, so no copy pays for the first touch
+            before, self._num_slots = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
+            check_memory(f"{self._num_slots} KV blocks of the second tier", self._num_slots * block_bytes)
+            grown = [
+                torch.zeros(self._num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._pins)
+                for tensor in tensors
+            ]
+            for new, old in zip(grown, self._slots, strict=False):
+                new[:before] = old
+            self._slots = grown
         for device, host in zip(tensors, self._slots, strict=True):
             for block, slot in out:
                 host[slot].copy_(device[block], non_blocking=True)
             for slot, block in back:
                 device[block].copy_(host[slot], non_blocking=True)
-        self.num_bytes += (len(out) + len(back)) * sum(pages.block_bytes for pages in self._cache.pages)
-
-    def _reserve(self, tensors: Sequence[Tensor], num_slots: int) -> None:
-        """Room for `num_slots`; contents are kept. New slots are written, so no copy pays for the first touch."""
-        if num_slots <= self._num_slots:
-            return
-        before, self._num_slots = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
-        per_slot = sum(pages.block_bytes for pages in self._cache.pages)
-        check_memory(f"{self._num_slots} KV blocks of the second tier", self._num_slots * per_slot)
-        grown = [
-            torch.zeros(self._num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._pins)
-            for tensor in tensors
-        ]
-        for new, old in zip(grown, self._slots, strict=False):
-            new[:before] = old
-        self._slots = grown
+        self.num_bytes += (len(out) + len(back)) * block_bytes

@@ -1,11 +1,7 @@
-"""Experts as popular as a scenario says, of models with random weights: biases of their routers.
+"""Experts as popular as a scenario says, of models with random weights: biases of their routers, with which tokens
+choose an expert as often as the simulator draws it. The routers of real weights stay as they were trained.
 
-A random router chooses its experts nearly evenly. Where `routing` says how popular experts are, each layer's router
-gets a bias for each expert, with which tokens choose it as often as the simulator draws it. The routers of real weights
-stay as they were trained.
-
-Source: for serving with weights that mean nothing and a routing that is given, vLLM's routing simulator
-(`VLLM_MOE_ROUTING_SIMULATION_STRATEGY`), which replaces the choice instead.
+Source: vLLM's routing simulator (`VLLM_MOE_ROUTING_SIMULATION_STRATEGY`), which replaces the choice instead.
 """
 
 from collections.abc import Sequence

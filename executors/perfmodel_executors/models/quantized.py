@@ -39,13 +39,7 @@ from perfmodel_executors.kernels.weight_formats import (
     quantize_signs,
     sparsify_24,
 )
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    FFNWeights,
-    LatentWeights,
-    LayerWeights,
-    MoEWeights,
-)
+from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LatentWeights, LayerWeights, MoEWeights
 
 Quantize = Callable[[Tensor], MatrixWeight]
 
@@ -73,23 +67,6 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
-def _int4_int8(quantization: QuantizationSpec) -> Quantize:
-    return partial(quantize_int4_int8, group_size=quantization.group_size)
-
-
-def _signs(quantization: QuantizationSpec) -> Quantize:
-    return partial(quantize_signs, bits={"ternary": 2, "binary": 1}[quantization.weights or ""])
-
-
-def _gguf(quantization: QuantizationSpec) -> Quantize:
-    return partial(quantize_gguf, form=quantization.weights or "")
-
-
-def _by_definition(quantize: Quantize) -> Callable[[QuantizationSpec], Quantize]:
-    """For formats whose groups are fixed."""
-    return lambda _: quantize
-
-
 _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
     {
         _Format("int8", None, False): _int8,
@@ -98,60 +75,56 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
         _Format("fp8", "fp8", False): _fp8,
         _Format("int4", None, True): _int4,
         _Format("int4", None, False): _int4,
-        _Format("int4", "int8", True): _int4_int8,
-        _Format("ternary", "int8", False): _signs,
-        _Format("binary", "int8", False): _signs,
-        _Format("fp8", "fp8", True, is_blocked=True): _by_definition(quantize_fp8_block),
-        _Format("mxfp4", None, True): _by_definition(quantize_mxfp4),
+        _Format("int4", "int8", True): lambda own: partial(quantize_int4_int8, group_size=own.group_size),
+        _Format("ternary", "int8", False): lambda own: partial(quantize_signs, bits=2),
+        _Format("binary", "int8", False): lambda own: partial(quantize_signs, bits=1),
+        _Format("fp8", "fp8", True, is_blocked=True): lambda own: quantize_fp8_block,
+        _Format("mxfp4", None, True): lambda own: quantize_mxfp4,
         # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
-        _Format("nvfp4", None, True): _by_definition(quantize_nvfp4),
-        **{_Format(name, None, False): _gguf for name in BLOCK_SIZES},
+        _Format("nvfp4", None, True): lambda own: quantize_nvfp4,
+        **{
+            _Format(name, None, False): lambda own: partial(quantize_gguf, form=own.weights or "")
+            for name in BLOCK_SIZES
+        },
     }
 )
 
 
+def refuse(name: str, cases: Mapping[str, bool]) -> None:
+    """Raises PerfmodelError with the first sentence of `cases` that applies to the model called `name`."""
+    for sentence, applies in cases.items():
+        if applies:
+            raise PerfmodelError(f"{name}: {sentence}")
+
+
 def check_quantization(model: ModelSpec) -> None:
     """Raises PerfmodelError for weights in a format that no kernel multiplies by."""
-    for quantization in {model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats)}:
-        _check(model, quantization)
-
-
-def _check(model: ModelSpec, quantization: QuantizationSpec) -> None:
-    if quantization.weights is None:
-        return
-    if any(not isinstance(layer.mixer, Attention | LatentAttention | None) for layer, _ in model.layers):
-        raise PerfmodelError(
-            f"{model.name}: recurrent layers are executed with plain weights only; leave out engine.quantization (none "
-            f"for a checkpoint that is quantised), or simulate it."
-        )
-    if quantization.method == "gguf" and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
-        raise PerfmodelError(
-            f"{model.name}: experts in llama.cpp's blocks are not executed; set engine.quantization to w4a16 or w8a16, "
-            f"or simulate it."
-        )
-    if model.weight_sparsity is not None:
-        raise PerfmodelError(
-            f"{model.name}: 2:4 sparse weights in {quantization.weights} are not executed: torch's sparse products "
-            f"take bf16 and fp16; leave out engine.quantization or model_changes.prune."
-        )
-    if quantization.outlier_share and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
-        raise PerfmodelError(
-            f"{model.name}: experts whose outliers are multiplied apart (llm_int8) are not executed; set "
-            f"engine.quantization to w8a8_int8, or simulate it."
-        )
-    if not _has_quantizers(model, quantization):
-        executed = [name for name, spec in METHODS.items() if _format(spec, model.dtype) in _QUANTIZERS]
-        executed += [name for name in GGUF_MIXES if _unknown_forms(model, name) == set()]
-        raise PerfmodelError(
-            f"{model.name}: weights in {_named(quantization)} are not executed yet; set engine.quantization to one of "
-            f"{', '.join(executed)}, or use a bf16 card."
-        )
-
-
-def _has_quantizers(model: ModelSpec, quantization: QuantizationSpec) -> bool:
-    if quantization.mix:
-        return not _unknown_forms(model, quantization.mix)
-    return _format(quantization, model.dtype) in _QUANTIZERS
+    has_others = any(not isinstance(layer.mixer, Attention | LatentAttention | None) for layer, _ in model.layers)
+    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
+    for own in {model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats)}:
+        if own.weights is None:
+            continue
+        cases = {
+            "recurrent layers are executed with plain weights only; leave out engine.quantization (none for a "
+            "checkpoint that is quantised), or simulate it.": has_others,
+            "experts in llama.cpp's blocks are not executed; set engine.quantization to w4a16 or w8a16, or simulate "
+            "it.": own.method == "gguf" and has_experts,
+            f"2:4 sparse weights in {own.weights} are not executed: torch's sparse products take bf16 and fp16; leave "
+            f"out engine.quantization or model_changes.prune.": model.weight_sparsity is not None,
+            "experts whose outliers are multiplied apart (llm_int8) are not executed; set engine.quantization to "
+            "w8a8_int8, or simulate it.": bool(own.outlier_share) and has_experts,
+        }
+        refuse(model.name, cases)
+        is_known = _format(own, model.dtype) in _QUANTIZERS
+        if _unknown_forms(model, own.mix) if own.mix else not is_known:
+            executed = [name for name, spec in METHODS.items() if _format(spec, model.dtype) in _QUANTIZERS]
+            executed += [name for name in GGUF_MIXES if not _unknown_forms(model, name)]
+            groups = f" with {own.group_rows} x {own.group_size} weights a scale" if own.group_size else ""
+            activations = f" and activations in {own.activations}" if own.activations else ""
+            raise PerfmodelError(
+                f"{model.name}: weights in {own.weights}{groups}{activations} are not executed yet; set "
+                f"engine.quantization to one of {', '.join(executed)}, or use a bf16 card."
+            )
 
 
 def _unknown_forms(model: ModelSpec, mix: str) -> set[str]:
@@ -165,17 +138,14 @@ def keeps_format(model: ModelSpec) -> bool:
     quantization, path = model.quantization, model.weights_origin or ""
     if quantization.method == "gguf":
         return path.endswith(".gguf") and not quantization.mix
-    found = _format(quantization, model.dtype)
-    return found is not None and found.is_blocked
+    form = _format(quantization, model.dtype)
+    return form is not None and form.is_blocked
 
 
 def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights, Layer, int], LayerWeights]:
     """What turns the weights of a layer, with its number, into the model's format or its own (2:4 sparse ones, too)."""
-    by_mix = {
-        each.mix: tensor_formats(model, each.mix)
-        for each in (model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats))
-        if each.mix
-    }
+    formats = (model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats))
+    by_mix = {own.mix: tensor_formats(model, own.mix) for own in formats if own.mix}
 
     def quantizer(component: str, tensor: str, own: Mapping[str, QuantizationSpec], index: int) -> Quantize | None:
         quantization = own.get(component, model.quantization)
@@ -217,33 +187,35 @@ def _format(quantization: QuantizationSpec, dtype: str) -> _Format | None:
     return _Format(quantization.weights, activations, size > 0, rows > 1)
 
 
-def _named(quantization: QuantizationSpec) -> str:
-    groups = f" with {quantization.group_rows} x {quantization.group_size} weights a scale"
-    activations = f" and activations in {quantization.activations}" if quantization.activations else ""
-    return f"{quantization.weights}{groups if quantization.group_size else ''}{activations}"
-
-
 _Quantizer = Callable[[str, str], Quantize | None]  # of a component's tensor
 
 
 def _layer(weights: LayerWeights, layer: Layer, quantizer: _Quantizer) -> LayerWeights:
     mixer, ffn = weights.mixer, weights.ffn
     if isinstance(mixer, AttentionWeights) and isinstance(layer.mixer, Attention):
-        mixer = replace(mixer, qkv=_projections(mixer.qkv, layer.mixer, quantizer))
-        mixer = replace(mixer, out=_quantized(mixer.out, quantizer("attention", "out")))
-    if isinstance(mixer, LatentWeights):
-        mixer = _latent(mixer, quantizer("attention", "qk"))
+        qkv = _projections(mixer.qkv, layer.mixer, quantizer)
+        mixer = replace(mixer, qkv=qkv, out=_quantized(mixer.out, quantizer("attention", "out")))
+    elif isinstance(mixer, LatentWeights) and (quantize := quantizer("attention", "qk")) is not None:
+        # What is multiplied by tokens; what expands latents stays plain.
+        q_down = None if mixer.q_down is None else _quantized(mixer.q_down, quantize)
+        q_up, kv_down, out = (_quantized(weight, quantize) for weight in (mixer.q_up, mixer.kv_down, mixer.out))
+        mixer = replace(mixer, q_down=q_down, q_up=q_up, kv_down=kv_down, out=out)
     if isinstance(ffn, FFNWeights):
         ffn = _dense(ffn, "dense_ffn", quantizer)
-    if isinstance(ffn, MoEWeights):
-        ffn = _experts(ffn, quantizer)
+    elif isinstance(ffn, MoEWeights):
+        shared = None if ffn.shared is None else _dense(ffn.shared, "shared_experts", quantizer)
+        up, down = (
+            quantize_experts(own, quantize) if quantize is not None and isinstance(own, Tensor) else own
+            for own, quantize in ((ffn.up, quantizer("experts", "up")), (ffn.down, quantizer("experts", "down")))
+        )
+        ffn = replace(ffn, shared=shared, up=up, down=down)
     return replace(weights, mixer=mixer, ffn=ffn)
 
 
 def _projections(qkv: Weight, mixer: Attention, quantizer: _Quantizer) -> Weight:
     """Rows of queries, keys, values and gates; values may be in a format of their own."""
     quantize, of_values = quantizer("attention", "qk"), quantizer("attention", "v")
-    forms = [getattr(each, "keywords", {}).get("form") for each in (quantize, of_values)]
+    forms = [getattr(way, "keywords", {}).get("form") for way in (quantize, of_values)]
     if forms[0] == forms[1] or not isinstance(qkv, Tensor) or quantize is None or of_values is None:
         return _quantized(qkv, quantize)
     first = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim
@@ -253,39 +225,17 @@ def _projections(qkv: Weight, mixer: Attention, quantizer: _Quantizer) -> Weight
     return join_rows([way(part) for way, part in zip(ways, parts, strict=True) if len(part)])
 
 
-def _latent(weights: LatentWeights, quantize: Quantize | None) -> LatentWeights:
-    """What is multiplied by tokens; what expands latents stays plain."""
-    if quantize is None:
-        return weights
-    q_down = None if weights.q_down is None else _quantized(weights.q_down, quantize)
-    q_up, kv_down, out = (_quantized(each, quantize) for each in (weights.q_up, weights.kv_down, weights.out))
-    return replace(weights, q_down=q_down, q_up=q_up, kv_down=kv_down, out=out)
-
-
-def _experts(ffn: MoEWeights, quantizer: _Quantizer) -> MoEWeights:
-    if ffn.shared is not None:
-        ffn = replace(ffn, shared=_dense(ffn.shared, "shared_experts", quantizer))
-    ways = (quantizer("experts", "up"), quantizer("experts", "down"))
-    if None not in ways and isinstance(ffn.up, Tensor) and isinstance(ffn.down, Tensor):
-        up, down = (quantize_experts(each, way) for each, way in zip((ffn.up, ffn.down), ways, strict=True) if way)
-        ffn = replace(ffn, up=up, down=down)
-    return ffn
-
-
 def _dense(ffn: FFNWeights, component: str, quantizer: _Quantizer) -> FFNWeights:
     up, down = quantizer(component, "up"), quantizer(component, "down")
     return replace(ffn, up=_quantized(ffn.up, up), down=_quantized(ffn.down, down))
 
 
 def _quantized(weight: Weight, quantize: Quantize | None) -> Weight:
-    if quantize is None:
-        return weight
+    def of_matrix(matrix: MatrixWeight) -> MatrixWeight:
+        return quantize(matrix) if quantize is not None and isinstance(matrix, Tensor) else matrix
+
     if isinstance(weight, RowsWeight):
-        return RowsWeight(tuple(_matrix(part, quantize) for part in weight.parts))
+        return RowsWeight(tuple(map(of_matrix, weight.parts)))
     if isinstance(weight, LowRankWeight):
-        return LowRankWeight(_matrix(weight.inputs_RK, quantize), _matrix(weight.outputs_NR, quantize))
-    return _matrix(weight, quantize)
-
-
-def _matrix(weight: MatrixWeight, quantize: Quantize) -> MatrixWeight:
-    return quantize(weight) if isinstance(weight, Tensor) else weight
+        return LowRankWeight(of_matrix(weight.inputs_RK), of_matrix(weight.outputs_NR))
+    return of_matrix(weight)

@@ -1,54 +1,32 @@
-"""Weights of a decoder, random by seed.
+"""Weights of a decoder, random by seed: each matrix normal with variance 1 / fan-in, so that activations keep their
+scale.
 
-Each matrix is normal with variance 1 / fan-in, so that activations keep their scale and logits stay finite at any
-depth. Drawn in fp32 on the device that will hold them, then rounded to the dtype or quantised: on CPUs, equal seeds
-make equal weights on every machine; a GPU draws others, which are its own, in seconds where a CPU takes minutes. Under
-tensor parallelism every rank draws the whole model, matrix by matrix, and keeps its part.
+Drawn in fp32 on the device that will hold them, then rounded or quantised: on CPUs, equal seeds make equal weights on
+every machine; a GPU draws its own. Every rank draws the whole model, matrix by matrix, and keeps its part.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
+from perfmodel.models.architecture import DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
+from perfmodel_executors.models.parts import MIXER_PARTS, Parts, WeightPart, dense_parts, expert_parts, shared_parts
 from perfmodel_executors.models.popularity import TRAINED, with_popularity
 from perfmodel_executors.models.quantized import layer_quantizer, table_quantizer
 from perfmodel_executors.models.support import CPU
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    DeltaWeights,
-    FFNWeights,
-    LatentWeights,
-    LayerWeights,
-    LinearAttentionWeights,
-    MambaWeights,
-    MixerWeights,
-    MoEWeights,
-    used_in_turn,
-)
+from perfmodel_executors.models.weights import DecoderWeights, FFNWeights, LayerWeights, MoEWeights, used_in_turn
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
 
 # Of the norms of a few columns, in all layers the same ones, where outliers are multiplied apart: activations of 20
 # beside others of 1, as trained models of some billion parameters have them (Dettmers et al. 2022, section 4).
 _OUTLIER = 20.0
+_BIAS_KINDS = ("bias", "sinks", "e_score_correction_bias", "gate_up_proj_bias", "down_proj_bias")
 
 
 class _Draw:
@@ -62,12 +40,6 @@ class _Draw:
         values = torch.randn(*shape, generator=self.generator, device=self.device)
         return values.div_(math.sqrt(shape[-1])).to(self.dtype)
 
-    def linear(self, num_out: int, num_in: int, rank: int | None) -> Weight:
-        """A matrix, or two thin ones."""
-        if rank is None:
-            return self.matrix(num_out, num_in)
-        return LowRankWeight(self.matrix(rank, num_in), self.matrix(num_out, rank))
-
     def features(self, num_heads: int, num_rows: int, size: int) -> Tensor:
         """Rows like standard normal ones, of which each `size` are orthogonal (Choromanski et al. 2020, 3.2)."""
         blocks = -(-num_rows // size)
@@ -79,13 +51,27 @@ class _Draw:
         rows: Tensor = (directions * lengths[..., None]).to(self.dtype)
         return rows
 
-    def bias(self, wanted: bool, *size: int) -> Tensor | None:
-        if not wanted:
-            return None
-        return torch.randn(*size, generator=self.generator, device=self.device).mul_(0.02).to(self.dtype)
-
     def ones(self, size: int) -> Tensor:
         return torch.ones(size, dtype=self.dtype, device=self.device)
+
+    def part(self, part: WeightPart) -> Weight | None:
+        """Matrices, biases of some hundredths, and ones."""
+        if not part.is_there:
+            return None
+        if part.kind in _BIAS_KINDS:
+            values = torch.randn(*part.shape, generator=self.generator, device=self.device)
+            return values.mul_(0.02).to(self.dtype)
+        if part.kind == "features":
+            return self.features(*part.shape)
+        if len(part.shape) == 1:
+            return self.ones(*part.shape)
+        if part.rank is None:
+            return self.matrix(*part.shape)
+        num_out, num_in = part.shape
+        return LowRankWeight(self.matrix(part.rank, num_in), self.matrix(num_out, part.rank))
+
+    def all(self, parts: Parts) -> dict[str, Any]:
+        return {name: self.part(part) for name, part in parts.items()}
 
 
 def random_weights(
@@ -141,131 +127,12 @@ def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
     pre, post = model.pre_norms, model.post_norms
     weights = LayerWeights(norm(pre), norm(pre), mixer_post_norm=norm(post), ffn_post_norm=norm(post))
     if layer.mixer is not None:
-        weights.mixer = _MIXERS[type(layer.mixer)](draw, hidden, layer.mixer)
+        make, parts_of = MIXER_PARTS[type(layer.mixer)]
+        weights.mixer = make(**draw.all(parts_of(layer.mixer, hidden)))
     if isinstance(layer.ffn, DenseFFN):
-        width, ranks = layer.ffn.intermediate_size, (layer.ffn.up_rank, layer.ffn.down_rank)
-        weights.ffn = _dense(draw, hidden, width, layer.ffn.gated, layer.ffn.bias, ranks)
+        weights.ffn = FFNWeights(**draw.all(dense_parts(layer.ffn, hidden)))
     elif isinstance(layer.ffn, MoEFFN):
-        weights.ffn = _moe(draw, hidden, layer.ffn)
+        has_shared = bool(layer.ffn.shared_intermediate_size)
+        shared = FFNWeights(**draw.all(shared_parts(layer.ffn, hidden))) if has_shared else None
+        weights.ffn = MoEWeights(shared=shared, **draw.all(expert_parts(layer.ffn, hidden)))
     return weights
-
-
-def _attention(draw: _Draw, hidden: int, mixer: Attention) -> AttentionWeights:
-    rows = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim + mixer.num_kv_heads * mixer.v_head_dim
-    out = mixer.num_heads * mixer.v_head_dim
-    if mixer.output_gate:
-        rows += out
-    over_all = mixer.qk_norm_width == "all_heads"
-    return AttentionWeights(
-        qkv=draw.linear(rows, hidden, mixer.qkv_rank),
-        out=draw.linear(hidden, out, mixer.out_rank),
-        qkv_bias=draw.bias(mixer.qkv_bias, rows),
-        out_bias=draw.bias(mixer.out_bias, hidden),
-        q_norm=draw.ones(mixer.head_dim * (mixer.num_heads if over_all else 1)) if mixer.qk_norm else None,
-        k_norm=draw.ones(mixer.head_dim * (mixer.num_kv_heads if over_all else 1)) if mixer.qk_norm else None,
-        sinks=draw.bias(mixer.sinks, mixer.num_heads),
-    )
-
-
-def _latent(draw: _Draw, hidden: int, mixer: LatentAttention) -> LatentWeights:
-    heads, nope, rank = mixer.num_heads, mixer.qk_nope_head_dim, mixer.kv_lora_rank
-    thin = mixer.q_lora_rank
-    return LatentWeights(
-        q_down=None if thin is None else draw.matrix(thin, hidden),
-        q_norm=None if thin is None else draw.ones(thin),
-        q_up=draw.matrix(heads * (nope + mixer.qk_rope_head_dim), thin or hidden),
-        kv_down=draw.matrix(rank + mixer.qk_rope_head_dim, hidden),
-        kv_norm=draw.ones(rank),
-        keys_NPR=draw.matrix(heads, nope, rank),
-        values_NVR=draw.matrix(heads, mixer.v_head_dim, rank),
-        out=draw.matrix(hidden, heads * mixer.v_head_dim),
-    )
-
-
-def _linear_attention(draw: _Draw, hidden: int, mixer: LinearAttention) -> LinearAttentionWeights:
-    rows = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim + mixer.num_kv_heads * mixer.v_head_dim
-    out = mixer.num_heads * mixer.v_head_dim
-    if mixer.kind == "performer":
-        projection = draw.features(mixer.num_kv_heads, mixer.size, mixer.head_dim)
-    else:
-        projection = draw.matrix(mixer.num_kv_heads, mixer.size, mixer.size)
-    return LinearAttentionWeights(
-        qkv=draw.matrix(rows, hidden),
-        out=draw.matrix(hidden, out),
-        projection_KRD=projection,
-        qkv_bias=draw.bias(mixer.qkv_bias, rows),
-        out_bias=draw.bias(mixer.out_bias, hidden),
-    )
-
-
-def _mamba(draw: _Draw, hidden: int, mixer: Mamba) -> MambaWeights:
-    inner = mixer.num_heads * mixer.head_dim
-    channels = inner + 2 * mixer.num_groups * mixer.state_size
-    return MambaWeights(
-        input=draw.matrix(inner + channels + mixer.num_heads, hidden),
-        input_bias=draw.bias(mixer.proj_bias, inner + channels + mixer.num_heads),
-        conv=draw.matrix(channels, mixer.conv_kernel),
-        conv_bias=draw.bias(mixer.conv_bias, channels),
-        a_log=draw.ones(mixer.num_heads),
-        skip=draw.ones(mixer.num_heads),
-        dt_bias=draw.ones(mixer.num_heads),
-        norm=draw.ones(inner),
-        out=draw.matrix(hidden, inner),
-        out_bias=draw.bias(mixer.proj_bias, hidden),
-    )
-
-
-def _delta_net(draw: _Draw, hidden: int, mixer: GatedDeltaNet) -> DeltaWeights:
-    heads, values = mixer.num_value_heads, mixer.num_value_heads * mixer.value_head_dim
-    channels = 2 * mixer.num_key_heads * mixer.key_head_dim + values
-    return DeltaWeights(
-        input=draw.matrix(channels + values + 2 * heads, hidden),
-        conv=draw.matrix(channels, mixer.conv_kernel),
-        a_log=draw.ones(heads),
-        dt_bias=draw.ones(heads),
-        norm=draw.ones(mixer.value_head_dim),
-        out=draw.matrix(hidden, values),
-    )
-
-
-_MIXERS: dict[type[Mixer], Callable[[_Draw, int, Any], MixerWeights]] = {
-    Attention: _attention,
-    GatedDeltaNet: _delta_net,
-    LatentAttention: _latent,
-    LinearAttention: _linear_attention,
-    Mamba: _mamba,
-}
-
-
-def _dense(
-    draw: _Draw,
-    hidden: int,
-    width: int,
-    gated: bool,
-    bias: bool,
-    ranks: tuple[int | None, int | None] = (None, None),
-) -> FFNWeights:
-    rows = 2 * width if gated else width
-    return FFNWeights(
-        up=draw.linear(rows, hidden, ranks[0]),
-        down=draw.linear(hidden, width, ranks[1]),
-        up_bias=draw.bias(bias, rows),
-        down_bias=draw.bias(bias, hidden),
-    )
-
-
-def _moe(draw: _Draw, hidden: int, ffn: MoEFFN) -> MoEWeights:
-    rows = 2 * ffn.intermediate_size if ffn.gated else ffn.intermediate_size
-    shared = None
-    if ffn.shared_intermediate_size:
-        shared = _dense(draw, hidden, ffn.shared_intermediate_size, ffn.gated, False)
-    return MoEWeights(
-        router=draw.matrix(ffn.num_experts, hidden),
-        up=draw.matrix(ffn.num_experts, rows, hidden),
-        down=draw.matrix(ffn.num_experts, hidden, ffn.intermediate_size),
-        shared=shared,
-        shared_gate=draw.matrix(1, hidden) if shared is not None and ffn.shared_gate else None,
-        router_bias=draw.bias(ffn.router_bias, ffn.num_experts),
-        up_bias=draw.bias(ffn.bias, ffn.num_experts, rows),
-        down_bias=draw.bias(ffn.bias, ffn.num_experts, hidden),
-    )

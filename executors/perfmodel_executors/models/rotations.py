@@ -1,8 +1,7 @@
 """Rotary tables of a model's layers, and `Rotations`: the rows that a step needs, looked up once for all layers.
 
 A table has a row for each position and a column for each pair of elements, (i, i + H/2) of a head, cosines before
-sines. Where only the first elements of a head rotate, the others have the frequency 0; loaders lay the rows of weights
-out so that the pairs are those.
+sines; elements that do not rotate have the frequency 0.
 """
 
 import math
@@ -16,6 +15,16 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.rope import Rope, RopeScaling
 
 Tables = Mapping[tuple[Rope, int], Tensor]
+
+
+def _factor(scaling: RopeScaling) -> float:
+    assert scaling.factor is not None  # refused before
+    return scaling.factor
+
+
+def _original(scaling: RopeScaling) -> int:
+    assert scaling.original_positions is not None  # refused before
+    return scaling.original_positions
 
 
 def _linear(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
@@ -116,13 +125,3 @@ class Rotations:
             positions_T = self._positions_T if last is None else self._positions_T.clamp(max=last)
             self._rows[key] = self.tables[rope, dim][positions_T]
         return self._rows[key]
-
-
-def _factor(scaling: RopeScaling) -> float:
-    assert scaling.factor is not None  # refused before
-    return scaling.factor
-
-
-def _original(scaling: RopeScaling) -> int:
-    assert scaling.original_positions is not None  # refused before
-    return scaling.original_positions

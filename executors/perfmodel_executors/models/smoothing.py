@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, QuantizationSpec
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.weight_formats import INT8_MAX, Int8Weight, quantize_int8
 from perfmodel_executors.models.batch import TokenSegment, build_batch
+from perfmodel_executors.models.quantized import refuse
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
 
 _TEXT_TOKENS = 512  # what is looked for is the largest of each column
@@ -43,35 +43,27 @@ def loads_smoothed(model: ModelSpec, build: Callable[[ModelSpec], Any], seed: in
 
     Raises PerfmodelError for models with layers of other kinds.
     """
-    missing = _why_not(model)
-    if missing is not None:
-        raise PerfmodelError(
-            f"{model.name}: SmoothQuant is executed for attention and dense blocks in one format, and this model has "
-            f"{missing}; set engine.quantization to w8a8_int8, or simulate it."
+    for layer, _ in model.layers:
+        mixer, ffn = layer.mixer, layer.ffn
+        is_known = isinstance(mixer, Attention | None) and isinstance(ffn, DenseFFN | None)
+        blocks = ((mixer, ("qkv_rank", "out_rank")), (ffn, ("up_rank", "down_rank")))
+        ranks = [getattr(block, name, None) for block, names in blocks for name in names]
+        missing = {"others": not is_known, "products of two thin matrices": any(ranks), "several": bool(layer.formats)}
+        refuse(
+            model.name,
+            {
+                f"SmoothQuant is executed for attention and dense blocks in one format, and this model has {what}; set "
+                f"engine.quantization to w8a8_int8, or simulate it.": applies
+                for what, applies in missing.items()
+            },
         )
     have = model.quantization
     kept = QuantizationSpec(kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
     return _smoothed(build(replace(model, quantization=kept)), _text(model, seed))
 
 
-def _why_not(model: ModelSpec) -> str | None:
-    for layer, _ in model.layers:
-        mixer, ffn = layer.mixer, layer.ffn
-        if not isinstance(mixer, Attention | None) or not isinstance(ffn, DenseFFN | None):
-            return "others"
-        ranks = (*((mixer.qkv_rank, mixer.out_rank) if mixer else ()), *((ffn.up_rank, ffn.down_rank) if ffn else ()))
-        if any(rank is not None for rank in ranks):
-            return "products of two thin matrices"
-        if layer.formats:
-            return "several"
-    return None
-
-
 def _text(model: ModelSpec, seed: int) -> list[int]:
-    from perfmodel_executors.quality.tokenizer import (
-        load_tokenizer,
-        read_text,  # quality imports this package
-    )
+    from perfmodel_executors.quality.tokenizer import load_tokenizer, read_text  # quality imports this package
 
     path, count = model.weights_origin, min(_TEXT_TOKENS, model.max_position_embeddings)
     if path is not None and path.endswith(".gguf"):
@@ -91,14 +83,13 @@ class _Watched:
         return getattr(self._kernels, name)
 
     def linear(self, x_TC: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        found_C, key = x_TC.abs().amax(dim=0).float(), id(weight)
-        self.largest[key] = torch.maximum(self.largest[key], found_C) if key in self.largest else found_C
+        largest_C, key = x_TC.abs().amax(dim=0).float(), id(weight)
+        self.largest[key] = torch.maximum(self.largest.get(key, largest_C), largest_C)
         product: Tensor = self._kernels.linear(x_TC, weight, *rest)
         return product
 
 
 def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
-    """INT8 weights of `decoder`, which has plain ones, with scales of activations as `tokens` show them."""
     watched = _Watched(load_kernels())
     decoder.kernels = watched
     cache, blocks = decoder.new_cache(_BLOCK), range(-(-len(tokens) // _BLOCK))

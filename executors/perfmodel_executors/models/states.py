@@ -1,10 +1,8 @@
 """States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
 first of its KV blocks.
 
-A sequence that begins (no token computed before), or that no step has seen, finds zeros, whoever had the row before
-it: so a sequence that was preempted and starts anew needs no word about it. A block belongs to one sequence at a time,
-prefixes being not shared where a model has states; so what began with a block that another sequence now has inside is
-over, and its row is free; sooner, if the engine says that the sequence has lost its blocks (`release`).
+A sequence that begins, or that no step has seen, finds zeros. A block belongs to one sequence at a time, prefixes being
+not shared where a model has states; so what began with a block that another sequence now has inside is over.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +15,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
-from perfmodel_executors.models.batch import StepBatch
-from perfmodel_executors.models.index_tensors import on_device
+from perfmodel_executors.models.batch import StepBatch, on_device
 from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
 
 _FIRST_ROWS = 8
@@ -83,7 +80,6 @@ class StatePool:
         return [self._row(table, before, 1, block_size) for table, before in sequences] if self.layers else []
 
     def take_row(self) -> int:
-        """A row that no sequence gets."""
         if not self._free:
             self._grow(1)
         return self._free.pop()
@@ -101,7 +97,6 @@ class StatePool:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sequence's states."""
         tensors = (tensor for layer in self.layers.values() for tensor in layer)
         return sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
 
@@ -137,9 +132,8 @@ class StatePool:
         self._free += range(self.num_rows, self.num_rows + more)
         self.num_rows += more
         for index, layer in self.layers.items():
-            grown = [torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer]
-            kind = type(layer)
-            self.layers[index] = tuple(grown) if kind is tuple else kind(*grown)
+            grown = (torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer)
+            self.layers[index] = type(layer)(*grown) if isinstance(layer, LayerState | HeldTokens) else tuple(grown)
 
 
 def _empty(mixer: Mamba | GatedDeltaNet | LinearAttention, dtype: torch.dtype, device: torch.device) -> LayerState:

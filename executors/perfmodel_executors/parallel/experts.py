@@ -1,8 +1,7 @@
 """Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies.
 
-All ranks have all tokens and choose alike, as in a tensor-parallel group; each multiplies the rows of its own experts,
-and the ranks' sums are added up. Where experts are placed, and how their copies share tokens, is the cost model's rule
-(`perfmodel.ops.routing`).
+All ranks have all tokens and choose alike; each multiplies the rows of its own experts, and sums are added up. Where
+experts are placed, and how their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`).
 """
 
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ class ExpertSharing(NamedTuple):
         return self.num_redundant or 0
 
     def placement(self, ffn: MoEFFN, index: int, num_ranks: int) -> Placement:
-        """Which expert of layer `index` is where."""
         if self.num_redundant is None:
             return consecutive_experts(ffn.num_experts, num_ranks)
         return place_experts(layer_chances(self.routing, ffn, index), num_ranks, self.num_redundant)
@@ -57,7 +55,6 @@ class LocalExperts:
 
     @classmethod
     def of(cls, placement: Placement, rank: int, device: torch.device) -> "LocalExperts":
-        """Those of `rank`."""
         experts, copies = placement.expert[rank], placement.copies
         held = [int(expert) for expert in experts if expert >= 0]
         slots_EM = torch.full((len(copies), int(copies.max())), -1)

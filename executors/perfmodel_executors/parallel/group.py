@@ -1,11 +1,8 @@
-"""`TensorGroup`: the ranks that compute one step together, as the decoder sees them.
-
-For a single rank every call returns what it got, so the decoder has one form.
-"""
+"""`TensorGroup`: the ranks that compute one step together; a single one gets back what it gives."""
 
 import time
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,44 +29,18 @@ class PipelineStage(NamedTuple):
         return self.number == self.num_stages - 1
 
     def layers(self, num_layers: int) -> range:
-        """Which of `num_layers` it computes."""
         return stages(num_layers, self.num_stages)[self.number]
 
 
 ONLY_STAGE = PipelineStage()
 
 
-class TensorGroup(Protocol):
-    """`rank` of `size` ranks; every rank makes the same calls in the same order.
+class TensorGroup:
+    """`rank` of `size` ranks; every rank makes the same calls in the same order. This one is alone.
 
     experts: how whole experts are shared out; None: each is cut by its width
     stage:   the pipeline stage that the ranks compute
     """
-
-    rank: int
-    size: int
-    experts: ExpertSharing | None
-    stage: PipelineStage
-
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' `partial`, on every rank."""
-        ...
-
-    def gather(self, shard_SV: Tensor, size: int) -> Tensor:
-        """All ranks' columns side by side, cut to `size`, on every rank."""
-        ...
-
-    def pass_on(self, state_2TC: Tensor) -> None:
-        """Give the next stage what tokens are behind this one: the residual stream, and what is yet to be added."""
-        ...
-
-    def receive(self, state_2TC: Tensor) -> None:
-        """Fill in what the stage before passes on."""
-        ...
-
-
-class Alone:
-    """A group of one."""
 
     rank = 0
     size = 1
@@ -77,22 +48,26 @@ class Alone:
     stage = ONLY_STAGE
 
     def all_reduce(self, partial: Tensor) -> Tensor:
+        """The sum of all ranks' `partial`, on every rank."""
         return partial
 
     def gather(self, shard_SV: Tensor, size: int) -> Tensor:
+        """All ranks' columns side by side, cut to `size`, on every rank."""
         return shard_SV
 
     def pass_on(self, state_2TC: Tensor) -> None:
+        """Give the next stage what tokens are behind this one: the residual stream, and what is yet to be added."""
         raise AssertionError("there is no other stage")
 
     def receive(self, state_2TC: Tensor) -> None:
+        """Fill in what the stage before passes on."""
         raise AssertionError("there is no other stage")
 
 
-ALONE = Alone()
+ALONE = TensorGroup()
 
 
-class DistributedGroup:
+class DistributedGroup(TensorGroup):
     """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes): the ranks of a
     tensor-parallel group, or as many pipeline stages of one rank each.
 
@@ -142,12 +117,10 @@ class MessageLog:
         self._marks = [0]
 
     def begin(self) -> None:
-        """A step begins."""
         self.messages = []
         self._marks = [time.thread_time_ns()]
 
     def add(self, kind: str, num_bytes: int) -> None:
-        """A message of the step is through."""
         self.messages.append((kind, num_bytes))
         self._marks.append(time.thread_time_ns())
 
@@ -161,10 +134,7 @@ class MessageLog:
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:
     """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros.
 
-    embedding_VC: as it is stored
-    tokens_T:     ids of the whole vocabulary
-    group:        the ranks that share the table
-    dtype:        of what is dequantised
+    dtype: of what is dequantised
     """
     if group.size == 1:
         return table_rows(embedding_VC, tokens_T, dtype)

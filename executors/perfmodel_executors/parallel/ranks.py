@@ -1,12 +1,9 @@
 """Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it.
 
-Rank 0 has the engine. It sends every step to the others through pipes, then all run it, meeting in the collectives
-(NCCL between GPUs, Gloo over the loopback interface between CPU processes).
-
-Between CPU processes a step lasts as long as its critical path: from message to message the CPU time of the thread that
-computes, on the rank that takes longest. So neither other processes on the machine's cores nor ranks that take turns on
-them are counted. A message costs what that thread does for it (handing over, adding, laying parts side by side). Its
-way through sockets, which threads of Gloo's walk, is left out: the loopback interface is no link between devices.
+Rank 0 has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
+Gloo over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical
+path: from message to message the CPU time of the thread that computes, on the rank that takes longest. A message costs
+what that thread does for it; its way through sockets is left out: the loopback interface is no link between devices.
 """
 
 import os
@@ -105,21 +102,11 @@ class LeadingRunner:
         self._tell("run", (segments, is_warm_up))
         self.log.begin()
         tokens = self._local.run(segments, is_warm_up)
-        return self._gathered(self.log.end(), tokens)
-
-    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        self._tell("copy", (out, back))
-        self.log.begin()
-        self._local.copy_blocks(out, back)
         own = self.log.end()
-        if self._is_timed:
-            self.path_ns += max(sum(spent) for spent in (own, *(other.recv()[0] for other in self._others)))
-
-    def _gathered(self, own: list[int], tokens: list[int]) -> list[int]:
-        """The step's tokens, which the last stage has. Adds its critical path: of stages one after another; of ranks,
-        on each stretch between messages, the one that takes longest."""
         if not self._is_timed:
             return tokens
+        # The step's tokens, which the last stage has, and its critical path: of stages one after another; of ranks, on
+        # each stretch between messages, the one that takes longest.
         replies = [(own, tokens), *(other.recv() for other in self._others)]
         ranks = [spent for spent, _ in replies]
         if self._has_stages:
@@ -129,6 +116,14 @@ class LeadingRunner:
             self.path_ns += sum(map(max, zip(*ranks, strict=True)))
         last: list[int] = replies[-1][1]
         return last
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        self._tell("copy", (out, back))
+        self.log.begin()
+        self._local.copy_blocks(out, back)
+        own = self.log.end()
+        if self._is_timed:
+            self.path_ns += max(sum(spent) for spent in (own, *(other.recv()[0] for other in self._others)))
 
     def _tell(self, what: str, argument: object) -> None:
         content = pickle.dumps((self._number, what, argument))
@@ -214,7 +209,6 @@ def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
 
 
 def _check_shared_out(setup: RunnerSetup) -> None:
-    """Raises PerfmodelError for a model that the engine's ranks cannot share out."""
     size, num_stages = setup.engine.tensor_parallel_size, setup.engine.pipeline_parallel_size
     if num_stages > 1:
         if setup.device.type != "cpu":
@@ -235,7 +229,6 @@ def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
 
 
 def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
-    """What a spawned rank does: run rank 0's calls until it hangs up."""
     torch.set_num_threads(1)
     _join(device, rank, num_ranks, meeting)
     runners: list[tuple[StepRunner, MessageLog]] = []
@@ -245,7 +238,12 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
         except EOFError:
             break
         if what == "build":
-            leader.send(_build_as_told(argument, rank, runners))
+            log = MessageLog()
+            try:
+                runners.append((_built(argument, rank, log), log))
+                leader.send(None)
+            except PerfmodelError as error:
+                leader.send(error)
         elif what == "reserve":
             runners[number][0].cache.reserve(argument)
         elif what == "release":
@@ -258,18 +256,6 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
             if device.type == "cpu":
                 leader.send((spent, tokens))
     dist.destroy_process_group()
-
-
-def _build_as_told(
-    setup: RunnerSetup, rank: int, runners: list[tuple[StepRunner, MessageLog]]
-) -> PerfmodelError | None:
-    """Append another runner; the error where there can be none."""
-    log = MessageLog()
-    try:
-        runners.append((_built(setup, rank, log), log))
-    except PerfmodelError as error:
-        return error
-    return None
 
 
 def _join(device: torch.device, rank: int, num_ranks: int, meeting: Path) -> None:

@@ -1,9 +1,8 @@
 """Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`).
 
-Columns of a product's output are shared out where the next product sums over them: heads and intermediate widths. The
-second product gives partial sums, which the ranks add up; its bias stays with the first rank, or it would be added
-once a rank. Experts are cut so, too, or shared out whole. Where there are fewer KV heads than ranks, neighbouring ranks
-hold the same one. The vocabulary is cut in equal rows, the last ones padded with zeros.
+Columns of a product's output are shared out where the next product sums over them; that gives partial sums, which the
+ranks add up, and its bias stays with the first rank. Experts are cut so, too, or shared out whole. Where there are
+fewer KV heads than ranks, neighbours hold the same one. The vocabulary is cut in equal rows, padded with zeros.
 """
 
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from perfmodel.ops.routing import Placement
 from perfmodel.ops.sharding import Sharding
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, Weight
+from perfmodel_executors.models.quantized import refuse
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
@@ -44,8 +44,8 @@ def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
     """The layers of one pipeline stage, as a model of their own."""
     if stage.num_stages == 1:
         return model
-    layers, mine = list(model.iter_layers()), stage.layers(model.num_layers)
-    return replace(model, layers=tuple((layers[index], 1) for index in mine))
+    layers = list(model.iter_layers())
+    return replace(model, layers=tuple((layers[index], 1) for index in stage.layers(model.num_layers)))
 
 
 def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> None:
@@ -53,65 +53,54 @@ def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | N
 
     experts: as of a `TensorGroup`
     """
-    if model.quantization.method == "gguf":
-        raise PerfmodelError(
-            f"{model.name}: weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size "
-            f"to 1, or engine.quantization to none."
-        )
+    sentence = (
+        "weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size to 1, or "
+        "engine.quantization to none."
+    )
+    refuse(model.name, {sentence: model.quantization.method == "gguf"})
     for layer, _ in model.layers:
-        missing = _not_shared_out(layer, experts is not None)
-        if missing:
-            raise PerfmodelError(
-                f"{model.name}: {missing} is not executed on several ranks; set tensor_parallel_size to 1."
+        mixer, ffn = layer.mixer, layer.ffn
+        attention = mixer if isinstance(mixer, Attention) else None
+        has_wide_norm = attention is not None and attention.qk_norm and attention.qk_norm_width != "head"
+        sizes: dict[str, int] = {}
+        if attention is not None:
+            sizes |= {"num_attention_heads": attention.num_heads, "num_key_value_heads": attention.num_kv_heads}
+        if isinstance(ffn, DenseFFN) or (isinstance(ffn, MoEFFN) and experts is None):
+            sizes["intermediate_size"] = ffn.intermediate_size
+        if isinstance(ffn, MoEFFN):
+            sizes["shared_intermediate_size"] = ffn.shared_intermediate_size
+        missing = {
+            f"the mixer {type(mixer).__name__}": mixer is not None and attention is None,
+            "a softmax with sinks": attention is not None and attention.sinks,
+            "a norm of queries and keys over all heads": has_wide_norm,
+            "a mixture of experts with biases, cut by their width,": isinstance(ffn, MoEFFN)
+            and ffn.bias
+            and experts is None,
+        }
+        how = "is not executed on several ranks; set tensor_parallel_size to 1."
+        refuse(model.name, {f"{what} {how}": applies for what, applies in missing.items()})
+        for name, size in sizes.items():
+            is_repeated = name == "num_key_value_heads" and size < num_ranks
+            sentence = (
+                f"{name}={size} cannot be shared out evenly over tensor_parallel_size={num_ranks}; choose a size that "
+                f"divides it."
             )
-        for name, size in _sizes(layer, experts is not None):
-            shared = num_ranks % size if name == "num_key_value_heads" and size < num_ranks else size % num_ranks
-            if shared:
-                raise PerfmodelError(
-                    f"{model.name}: {name}={size} cannot be shared out evenly over tensor_parallel_size={num_ranks}; "
-                    f"choose a size that divides it."
-                )
+            refuse(model.name, {sentence: bool(num_ranks % size if is_repeated else size % num_ranks)})
 
 
 def check_stages(model: ModelSpec, num_stages: int, num_ranks: int) -> None:
     """Raises PerfmodelError for what is not executed on `num_stages` pipeline stages of `num_ranks` ranks each."""
-    if num_ranks > 1:
-        raise PerfmodelError(
-            f"{model.name}: pipeline stages of several ranks are not executed; set pipeline_parallel_size={num_stages} "
-            f"or tensor_parallel_size={num_ranks} to 1, or simulate it."
-        )
-    if num_stages > model.num_layers:
-        raise PerfmodelError(
-            f"{model.name} has {model.num_layers} layers, fewer than pipeline_parallel_size={num_stages}; lower that."
-        )
-    if model.exits is not None:
-        raise PerfmodelError(
-            f"{model.name}: tokens that leave early (model_changes.early_exit) are not executed on pipeline stages; "
-            f"set pipeline_parallel_size to 1, or simulate it."
-        )
-
-
-def _not_shared_out(layer: Layer, is_expert_parallel: bool) -> str | None:
-    mixer, ffn = layer.mixer, layer.ffn
-    if mixer is not None and not isinstance(mixer, Attention):
-        return f"the mixer {type(mixer).__name__}"
-    if mixer is not None and mixer.sinks:
-        return "a softmax with sinks"
-    if mixer is not None and mixer.qk_norm and mixer.qk_norm_width != "head":
-        return "a norm of queries and keys over all heads"
-    is_cut = isinstance(ffn, MoEFFN) and ffn.bias and not is_expert_parallel
-    return "a mixture of experts with biases, cut by their width," if is_cut else None
-
-
-def _sizes(layer: Layer, is_expert_parallel: bool) -> list[tuple[str, int]]:
-    sizes: list[tuple[str, int]] = []
-    if isinstance(layer.mixer, Attention):
-        sizes += [("num_attention_heads", layer.mixer.num_heads), ("num_key_value_heads", layer.mixer.num_kv_heads)]
-    if isinstance(layer.ffn, DenseFFN) or (isinstance(layer.ffn, MoEFFN) and not is_expert_parallel):
-        sizes.append(("intermediate_size", layer.ffn.intermediate_size))
-    if isinstance(layer.ffn, MoEFFN):
-        sizes.append(("shared_intermediate_size", layer.ffn.shared_intermediate_size))
-    return sizes
+    count = model.num_layers
+    cases = {
+        f": pipeline stages of several ranks are not executed; set pipeline_parallel_size={num_stages} or "
+        f"tensor_parallel_size={num_ranks} to 1, or simulate it.": num_ranks > 1,
+        f" has {count} layers, fewer than pipeline_parallel_size={num_stages}; lower that.": num_stages > count,
+        ": tokens that leave early (model_changes.early_exit) are not executed on pipeline stages; set "
+        "pipeline_parallel_size to 1, or simulate it.": model.exits is not None,
+    }
+    for sentence, applies in cases.items():
+        if applies:
+            raise PerfmodelError(model.name + sentence)
 
 
 def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:
@@ -130,13 +119,13 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
     """What a pipeline stage holds: its layers, the embedding on the first, norm and LM head on the last."""
     if stage.num_stages == 1:
         return weights
-    mine = stage.layers(len(weights.layers))
+    held = stage.layers(len(weights.layers))
     none = weights.final_norm.new_zeros(0, len(weights.final_norm))
     return DecoderWeights(
         weights.embedding if stage.is_first else none,
         weights.lm_head if stage.is_last else none,
         weights.final_norm,
-        weights.layers[mine.start : mine.stop],
+        weights.layers[held.start : held.stop],
     )
 
 
@@ -144,23 +133,26 @@ def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup,
     """This rank's part of the weights of the whole `layer`, the one of this `index`."""
     if group.size == 1:
         return weights
-    part = replace(weights, mixer=None, ffn=None)
-    if weights.mixer is not None:
+    mixer, ffn, experts = weights.mixer, weights.ffn, group.experts
+    if mixer is not None:
         assert isinstance(layer.mixer, Attention)
-        assert isinstance(weights.mixer, AttentionWeights)
-        part.mixer = _attention(weights.mixer, layer.mixer, group)
-    if isinstance(weights.ffn, FFNWeights):
-        assert isinstance(layer.ffn, DenseFFN)
-        part.ffn = _dense(weights.ffn, layer.ffn.gated, group)
-    elif isinstance(weights.ffn, MoEWeights):
-        assert isinstance(layer.ffn, MoEFFN)
-        sharing = group.experts
-        if sharing is None:
-            part.ffn = _moe(weights.ffn, layer.ffn.gated, group)
+        assert isinstance(mixer, AttentionWeights)
+        mixer = _attention(mixer, layer.mixer, group)
+    if ffn is not None:
+        assert layer.ffn is not None
+        gated = layer.ffn.gated
+        if isinstance(ffn, FFNWeights):
+            ffn = _dense(ffn, gated, group)
         else:
-            placement = sharing.placement(layer.ffn, index, group.size)
-            part.ffn = _whole_experts(weights.ffn, layer.ffn.gated, group, placement)
-    return part
+            assert isinstance(layer.ffn, MoEFFN)
+            shared = None if ffn.shared is None else _dense(ffn.shared, gated, group)
+            if experts is None:
+                up, down = _halves(_plain(ffn.up), 1, gated, group), _cut(_plain(ffn.down), 2, group)
+                ffn = replace(ffn, up=up, down=down, shared=shared)
+            else:
+                placement = experts.placement(layer.ffn, index, group.size)
+                ffn = replace(_whole_experts(ffn, group, placement), shared=shared)
+    return replace(weights, mixer=mixer, ffn=ffn)
 
 
 def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) -> AttentionWeights:
@@ -168,18 +160,16 @@ def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) 
     sections = [(heads, mixer.head_dim), (kv_heads, mixer.head_dim), (kv_heads, mixer.v_head_dim)]
     if mixer.output_gate:
         sections.append((heads, mixer.v_head_dim))
-    return AttentionWeights(
+    return replace(
+        weights,
         qkv=_heads(_plain(weights.qkv), sections, group),
         out=_cut(_plain(weights.out), 1, group),
         qkv_bias=None if weights.qkv_bias is None else _heads(weights.qkv_bias, sections, group),
-        out_bias=_first_only(weights.out_bias, group),
-        q_norm=weights.q_norm,
-        k_norm=weights.k_norm,
+        out_bias=weights.out_bias if group.rank == 0 else None,
     )
 
 
 def _heads(rows: Tensor, sections: Sequence[tuple[int, int]], group: TensorGroup) -> Tensor:
-    """This rank's heads of each (heads, dim) section of the rows."""
     parts, begin = [], 0
     for count, dim in sections:
         held = max(1, count // group.size)
@@ -194,30 +184,18 @@ def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
         up=_halves(_plain(weights.up), 0, gated, group),
         down=_cut(_plain(weights.down), 1, group),
         up_bias=None if weights.up_bias is None else _halves(weights.up_bias, 0, gated, group),
-        down_bias=_first_only(weights.down_bias, group),
+        down_bias=weights.down_bias if group.rank == 0 else None,
     )
 
 
-def _moe(weights: MoEWeights, gated: bool, group: TensorGroup) -> MoEWeights:
-    return MoEWeights(
-        router=weights.router,
-        up=_halves(_plain(weights.up), 1, gated, group),
-        down=_cut(_plain(weights.down), 2, group),
-        shared=None if weights.shared is None else _dense(weights.shared, gated, group),
-        shared_gate=weights.shared_gate,
-        router_bias=weights.router_bias,
-    )
-
-
-def _whole_experts(weights: MoEWeights, gated: bool, group: TensorGroup, placement: Placement) -> MoEWeights:
-    """The experts that `placement` gives this rank; of those that all tokens go to, a share of the width."""
+def _whole_experts(weights: MoEWeights, group: TensorGroup, placement: Placement) -> MoEWeights:
+    """The experts that `placement` gives this rank."""
     local = LocalExperts.of(placement, group.rank, weights.router.device)
     held = list(local.held)
     return replace(
         weights,
         up=_plain(weights.up)[held],
         down=_plain(weights.down)[held],
-        shared=None if weights.shared is None else _dense(weights.shared, gated, group),
         up_bias=None if weights.up_bias is None else weights.up_bias[held],
         down_bias=None if weights.down_bias is None else weights.down_bias[held],
         local=local,
@@ -232,10 +210,6 @@ def _halves(up: Tensor, dim: int, gated: bool, group: TensorGroup) -> Tensor:
 def _cut(matrix: Tensor, dim: int, group: TensorGroup) -> Tensor:
     size = matrix.shape[dim] // group.size
     return matrix.narrow(dim, group.rank * size, size).clone(memory_format=torch.contiguous_format)
-
-
-def _first_only(bias: Tensor | None, group: TensorGroup) -> Tensor | None:
-    return bias if group.rank == 0 else None
 
 
 def _plain(weight: Weight | ExpertWeight) -> Tensor:

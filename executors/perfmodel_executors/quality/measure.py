@@ -1,9 +1,5 @@
-"""Perplexity of a decoder as it serves, for which text goes through its KV cache chunk by chunk.
-
-Greedy answers of a scenario's engine to real prompts, and how many of them two configurations agree on.
-
-The quality of a scenario's model in the formats and with the techniques that its engine serves it with.
-"""
+"""What serving costs in quality: perplexity of a text that goes through the KV cache chunk by chunk, and how many
+tokens of greedy answers to real prompts two configurations agree on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,27 +46,22 @@ def perplexity(
     windows = min(num_tokens, len(ids) - 1) // window
     if not windows:
         raise ValueError(f"{len(ids)} tokens are less than a window of {window} and the token after it")
-    total = sum(_window_loss(runner, ids[i * window : (i + 1) * window + 1], chunk) for i in range(windows))
+    decoder, cache, total = runner.decoder, runner.cache, 0.0
+    blocks = list(range(-(-(window + 1) // cache.block_size)))
+    for begin in range(0, windows * window, window):
+        text = ids[begin : begin + window + 1]
+        for start in range(0, window, chunk):
+            end = min(start + chunk, window)
+            first = start if runner.keeps_kv else 0  # without a cache a step computes all that was said
+            segments = [TokenSegment(text[first:end], first, blocks)]
+            runner.reserve_for(segments)
+            with torch.inference_mode():
+                batch = build_batch(segments, cache.block_size, decoder.device, decoder.ring, runner.keeps_kv)
+                rows = torch.arange(start - first, end - first, device=decoder.device)
+                logits = decoder.forward(replace(batch, sample_rows_S=rows), cache)
+                wanted = torch.tensor(text[start + 1 : end + 1], device=logits.device)
+                total += float(cross_entropy(logits.float(), wanted, reduction="sum"))
     return Perplexity(exp(total / (windows * window)), windows * window)
-
-
-def _window_loss(runner: StepRunner, ids: Sequence[int], chunk: int) -> float:
-    """Summed negative log likelihood of ids[1:]."""
-    total = 0.0
-    blocks = list(range(-(-len(ids) // runner.cache.block_size)))
-    for start in range(0, len(ids) - 1, chunk):
-        end = min(start + chunk, len(ids) - 1)
-        first = start if runner.keeps_kv else 0  # without a cache a step computes all that was said
-        segments = [TokenSegment(ids[first:end], first, blocks)]
-        runner.reserve_for(segments)
-        with torch.inference_mode():
-            decoder = runner.decoder
-            batch = build_batch(segments, runner.cache.block_size, decoder.device, decoder.ring, runner.keeps_kv)
-            rows = torch.arange(start - first, end - first, device=decoder.device)
-            logits = decoder.forward(replace(batch, sample_rows_S=rows), runner.cache)
-            wanted = torch.tensor(ids[start + 1 : end + 1], device=logits.device)
-            total += float(cross_entropy(logits.float(), wanted, reduction="sum"))
-    return total
 
 
 def prompts_of(ids: Sequence[int], count: int = 12, length: int = 96) -> list[list[int]]:
@@ -106,12 +97,11 @@ def greedy_outputs(
 
 def exact_match(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
     """The share of tokens up to each answer's first difference: one other token makes the rest another answer."""
-    same = sum(_common_prefix(a, b) for a, b in zip(ours, theirs, strict=True))
-    return same / sum(map(len, ours))
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    equal = [
+        next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return sum(equal) / sum(map(len, ours))
 
 
 _CHUNK = 512

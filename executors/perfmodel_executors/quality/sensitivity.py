@@ -1,8 +1,6 @@
-"""How much each layer loses in fewer bits, measured: perplexity with only that one in the format, the others as served.
-
-Measured on text that follows the stretch that perplexities are compared on, so that the choice is not judged on what it
-was made from (on the same stretch where the text is too short for two).
-"""
+"""How much each layer loses in fewer bits, measured: perplexity with only that one in the format, the others as served,
+on text behind the stretch that perplexities are compared on (on the same stretch where the text is too short for
+two)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -105,20 +103,13 @@ def measure_sensitivity(
             losses.append(BlockLoss(unit, loss, (served.bits(()) - served.bits([unit])) * weights))
             if progress is not None:
                 progress(done + 1, len(units))
-        found = LayerSensitivity(
-            method,
-            tuple(losses),
-            measured(()),
-            served.bits(()),
-            measured(units),
-            served.bits(units),
-            note=note_on_weights(path),
-        )
+        base, lower = ((measured(chosen), served.bits(chosen)) for chosen in ((), units))
+        sensitivity = LayerSensitivity(method, tuple(losses), *base, *lower, note=note_on_weights(path))
         if bits is None:
-            return found
-        chosen = choose_blocks(losses, found.base_bits, weights, bits)
+            return sensitivity
+        chosen = choose_blocks(losses, sensitivity.base_bits, weights, bits)
         rules = (*scenario.engine.quantization_by_layer, *rules_of(chosen, method, group_size))
-        return replace(found, rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
+        return replace(sensitivity, rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
 
 
 class _Variants:
@@ -133,12 +124,8 @@ class _Variants:
             LayerQuantization(quantization=own, group_size=engine.quantization_group_size),
             *engine.quantization_by_layer,
         ]
-        plain = {
-            "quantization": None,
-            "quantization_group_size": None,
-            "quantization_by_layer": (),
-            "enforce_eager": True,
-        }
+        plain: dict[str, Any] = {"quantization": None, "quantization_group_size": None, "quantization_by_layer": ()}
+        plain["enforce_eager"] = True
         self.scenario = scenario.model_copy(update={"model": self.model, "engine": engine.model_copy(update=plain)})
 
     def attach(self, runner: StepRunner) -> None:

@@ -1,13 +1,13 @@
-"""Real text (what Python's own help says, or a file), and the tokenizer that cuts it.
+"""Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it.
 
 The tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
+from perfmodel.specs.scenario import Scenario
 
 PYDOC = "pydoc"
 # A fixed stretch from the middle of a section: a text's first pages are often titles and lists.
@@ -35,16 +35,8 @@ def read_text(source: str = PYDOC) -> str:
 _DIGITS_APART = ("smollm",)  # `tokenizer.ggml.pre` of vocabularies that split numbers into digits
 
 
-class Tokenizer(Protocol):
-    """Text to token ids and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
-
-
-class _BytePairs:
-    """Byte-level BPE as GPT-2 has it."""
+class Tokenizer:
+    """Byte-level BPE as GPT-2 has it: text to token ids and back."""
 
     def __init__(self, tokens: list[str], merges: list[str], splits_digits: bool) -> None:
         from tokenizers import Tokenizer as Library
@@ -78,14 +70,31 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     from gguf import GGUFReader
 
     fields = GGUFReader(path).fields
-    found = {
+    facts = {
         name: fields[f"tokenizer.ggml.{name}"].contents()
         for name in ("model", "pre", "tokens", "merges")
         if f"tokenizer.ggml.{name}" in fields
     }
-    if found.get("model") != "gpt2" or "merges" not in found:
+    if facts.get("model") != "gpt2" or "merges" not in facts:
         raise PerfmodelError(
-            f"{Path(path).name}: its vocabulary is {found.get('model', 'missing')}; tokenizers are made of byte-level "
+            f"{Path(path).name}: its vocabulary is {facts.get('model', 'missing')}; tokenizers are made of byte-level "
             f"BPE (gpt2) vocabularies only."
         )
-    return _BytePairs(found["tokens"], found["merges"], found.get("pre") in _DIGITS_APART)
+    return Tokenizer(facts["tokens"], facts["merges"], facts.get("pre") in _DIGITS_APART)
+
+
+def text_of(scenario: Scenario) -> list[int]:
+    """Token ids of the text that prompts are cut from (`traffic.prompts`); none where they are random.
+
+    Raises SpecError for a model without a tokenizer: one with random weights, or from another file than .gguf.
+    """
+    source, model = scenario.traffic.prompts, scenario.model
+    if source is None:
+        return []
+    path = model.weights_origin
+    if path is None or not path.endswith(".gguf"):
+        raise SpecError(
+            f"traffic.prompts: found {source!r}, but {model.name} is read from no .gguf file, so there is no tokenizer "
+            f"to cut it into tokens; leave it out, or name a .gguf file as the model."
+        )
+    return load_tokenizer(path).encode(read_text(source))

@@ -5,12 +5,16 @@ from pathlib import Path
 
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.speculation.tree import DraftShape
+from perfmodel_executors.speculation.proposer import DraftShape
 
 
 class AcceptanceCounts:
     """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
-    none to offer, that counts as a wrong one: it brings as much."""
+    none to offer, that counts as a wrong one: it brings as much.
+
+    num_steps:   of a sequence that drafts
+    num_offered: of these, with something to verify
+    """
 
     def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
         self._tree = tree
@@ -19,8 +23,7 @@ class AcceptanceCounts:
         self.examined = [0] * tree.depth
         self.by_rank = [[0] * width for width in tree.widths]
         self._num_guessed, self._has_guesses = 0, False  # pipelined: of `accepted`, the model's own tokens
-        self.num_steps = 0  # of a sequence that drafts
-        self.num_offered = 0  # of these, with something to verify
+        self.num_steps = self.num_offered = 0
 
     def add(self, depth: int, path: Sequence[int], num_drafted: int, guess: bool | None = None) -> None:
         """A sequence was to draft `depth` deep, had `num_drafted` tokens verified, and those of `path` were right.
@@ -29,13 +32,13 @@ class AcceptanceCounts:
         counts with the tokens drafted in its place, the deepest ones at last, and brings nothing.
         """
         self.num_steps += bool(depth)
+        self.num_offered += bool(num_drafted)
         if guess is not None:
             place = min(len(path), self._tree.depth - 1)
             self.examined[place] += 1
             self.by_rank[place][0] += guess
             self._num_guessed += guess
             self._has_guesses = True
-        self.num_offered += bool(num_drafted)
         for i in range(min(depth, len(path) + 1)):
             self.examined[i] += 1
         for i, node in enumerate(path):
@@ -56,7 +59,6 @@ class AcceptanceCounts:
         return 1 + (sum(self.accepted) - self._num_guessed) / max(1, self.num_steps)
 
     def in_words(self) -> str:
-        """The measured rates in a sentence."""
         rates = ", ".join(f"{rate:.2f}" for rate in self.rates) or "nothing was drafted"
         return (
             f"Acceptance measured with {self._method}, by position and given that all before was right: {rates}; "
@@ -86,16 +88,17 @@ class AcceptanceCounts:
         counted = [(n, ranks) for n, ranks in zip(self.examined, self.by_rank, strict=True) if n]
         return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))
 
-    def put_into(self, scenario: Scenario) -> Scenario:
-        """The scenario with the acceptance that was counted."""
-        acceptance, config = self.acceptance(), scenario.engine.speculative_config
-        if acceptance is None or config is None:
-            return scenario
-        config = config.model_copy(update={"acceptance": acceptance})
-        return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"speculative_config": config})})
-
     def write(self, path: Path) -> None:
         """The counts as JSON, unless nothing was drafted."""
         measured = self.measured()
         if measured is not None:
             path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")
+
+
+def with_acceptance(scenario: Scenario, acceptance: Acceptance | None) -> Scenario:
+    """The scenario with the acceptance that was counted, for whoever simulates it."""
+    config = scenario.engine.speculative_config
+    if acceptance is None or config is None:
+        return scenario
+    config = config.model_copy(update={"acceptance": acceptance})
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"speculative_config": config})})

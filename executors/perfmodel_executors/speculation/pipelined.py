@@ -1,12 +1,11 @@
-"""Pipelined drafting: a draft model that goes on while the model verifies, in a thread of its own.
+"""Pipelined drafting (Liu et al. 2025, PEARL): a draft model that goes on while the model verifies, in its own thread.
 
-Liu et al. 2025 (PEARL). In each step the drafter begins behind a sequence's draft, or behind its newest token where it
-has none: it guesses the token that the model will add, and drafts k more. If the model agrees with all of them, these k
-are the draft of the next step; else they are forgotten.
+In each step the drafter begins behind a sequence's draft, or behind its newest token where it has none: it guesses the
+token that the model will add, and drafts k more: the next draft, if the model agrees with all of them.
 
-The drafter has a KV cache of its own on the block tables of the model's. What it drafts ahead lies partly behind a
-sequence's last block: in blocks of the drafter alone, before those that the tables name. If it was right, the next step
-has blocks for it, where it is copied to; so that a step may be taken twice, the next one writes to other such blocks.
+Its KV cache is on the block tables of the model's. What it drafts ahead lies partly behind a sequence's last block: in
+blocks of its own, before those that the tables name, from which it is copied in the next step. So that a step may be
+taken twice, the next one writes to other such blocks.
 """
 
 import time
@@ -19,8 +18,7 @@ import torch
 
 from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.measured import AcceptanceCounts
-from perfmodel_executors.speculation.proposer import Drafting, PlainProposer
+from perfmodel_executors.speculation.proposer import Drafting, Proposer
 from perfmodel_executors.speculation.speculator import Speculator, Verified
 
 
@@ -40,13 +38,11 @@ class _Beyond(NamedTuple):
     slots: list[int]
 
 
-class PipelinedProposer(PlainProposer):
+class PipelinedProposer(Proposer):
     """Drafts `depth` tokens of up to `max_seqs` sequences with `runner`."""
 
-    depends_on_text = False
-
     def __init__(self, runner: StepRunner, depth: int, max_seqs: int) -> None:
-        self.runner = runner
+        self.runner = self._drafter = runner
         self.depth = depth
         self._per_sequence = -(-(depth + 1) // runner.cache.block_size) + 1  # own blocks
         self._max_seqs = max_seqs
@@ -60,7 +56,7 @@ class PipelinedProposer(PlainProposer):
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         highest = max((max(table) for table in block_tables if table), default=0)
-        self.runner.cache.reserve(self._own_blocks + highest + 1)
+        self._drafter.cache.reserve(self._own_blocks + highest + 1)
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         return [self._drafts.get(each.key, [])[: each.depth] for each in drafting]
@@ -80,7 +76,7 @@ class PipelinedProposer(PlainProposer):
 
         ahead: the draft of its next step, where the guess was right, too
         """
-        known, size = len(drafting.tokens) + num_accepted, self.runner.cache.block_size
+        known, size = len(drafting.tokens) + num_accepted, self._drafter.cache.block_size
         capacity = len(drafting.block_table) * size
         self._drafts.pop(drafting.key, None)
         self._beyond.pop(drafting.key, None)
@@ -99,16 +95,24 @@ class PipelinedProposer(PlainProposer):
         self._beyond.pop(key, None)
 
     def first_lengths(self, drafting: Sequence[Drafting]) -> list[int]:
-        """Tokens of each sequence in the first pass."""
         drafts = self.propose(drafting, [])
         return [len(self._first(i, *pair).tokens) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
 
     def _go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
     ) -> DraftedAhead:
-        begin = time.thread_time_ns()
+        begin, size = time.thread_time_ns(), self._drafter.cache.block_size
         segments = [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
-        self._bring_in(drafting, segments)
+        # What the last step has left behind sequences' last blocks goes to where it belongs.
+        moves: list[tuple[int, int]] = []
+        for sequence, segment in zip(drafting, segments, strict=True):
+            beyond = self._beyond.get(sequence.key)
+            if beyond is not None and beyond.turn == self._turn:
+                sources = beyond.slots[: max(0, segment.num_computed - beyond.first)]
+                places = (slot(segment.block_table, beyond.first + i, size) for i in range(len(sources)))
+                moves += zip(sources, places, strict=True)
+        if moves:
+            self._drafter.cache.move(moves)
         prompts = [
             chunk._replace(block_table=self._shifted(chunk.block_table), is_sampled=False, draws=()) for chunk in chunks
         ]
@@ -118,13 +122,13 @@ class PipelinedProposer(PlainProposer):
             unasked = [
                 s if each.ahead else s._replace(is_sampled=False) for s, each in zip(segments, drafting, strict=True)
             ]
-            for i, token in zip(active, self.runner.run([*unasked, *prompts]), strict=True):
+            for i, token in zip(active, self._drafter.run([*unasked, *prompts]), strict=True):
                 found[i].append(token)
         for count in range(1, max((each.ahead for each in drafting), default=0)):
             ends = [segment.num_computed + len(segment.tokens) + count - 1 for segment in segments]
             active = [i for i in active if drafting[i].ahead > count and ends[i] < self._longest]
             behind = [TokenSegment([found[i][-1]], ends[i], segments[i].block_table) for i in active]
-            for i, token in zip(active, self.runner.run(behind) if behind else [], strict=True):
+            for i, token in zip(active, self._drafter.run(behind) if behind else [], strict=True):
                 found[i].append(token)
         return DraftedAhead(found, time.thread_time_ns() - begin)
 
@@ -138,26 +142,11 @@ class PipelinedProposer(PlainProposer):
         table = [*self._shifted(drafting.block_table), *self._own(index, self._turn)]
         return TokenSegment(text[start:], start, table)
 
-    def _bring_in(self, drafting: Sequence[Drafting], segments: Sequence[TokenSegment]) -> None:
-        """Copy what the last step has left behind sequences' last blocks to where it belongs."""
-        moves = []
-        for each, segment in zip(drafting, segments, strict=True):
-            beyond = self._beyond.get(each.key)
-            if beyond is not None and beyond.turn == self._turn:
-                for place, source in enumerate(
-                    beyond.slots[: max(0, segment.num_computed - beyond.first)], beyond.first
-                ):
-                    moves.append((source, slot(segment.block_table, place, self.runner.cache.block_size)))
-        if moves:
-            self.runner.cache.move(moves)
-
     def _own(self, index: int, turn: int) -> range:
-        """The drafter's own blocks of sequence `index` of a step."""
         first = (turn % 2 * self._max_seqs + index) * self._per_sequence
         return range(first, first + self._per_sequence)
 
     def _shifted(self, block_table: Sequence[int]) -> list[int]:
-        """The drafter's blocks for those of the model."""
         return [self._own_blocks + block for block in block_table]
 
 
@@ -170,18 +159,10 @@ class PipelinedSpeculator:
 
     def __init__(self, verifying: Speculator, proposer: PipelinedProposer) -> None:
         self.proposer = proposer
-        self.tree = verifying.tree
+        self.ahead = proposer.depth + 1  # a guess of the model's own token, and the next draft
+        self.tree, self.new_counts = verifying.tree, verifying.new_counts
         self._verifying = verifying
         self._ahead: list[list[int]] = []
-
-    @property
-    def ahead(self) -> int:
-        """How many tokens are drafted behind a draft: a guess of the model's own, and the next draft."""
-        return self.proposer.depth + 1
-
-    def new_counts(self) -> AcceptanceCounts:
-        """Nothing drafted yet."""
-        return self._verifying.new_counts()
 
     def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
         """What a step's matrix shapes depend on beside its plan."""
@@ -202,7 +183,6 @@ class PipelinedSpeculator:
         return verified._replace(guessed=guessed, waited_ns=max(0, drafting_ns - verifying_ns))
 
     def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        """Remember what was right, and what was drafted ahead where all was."""
         self._verifying.settle(drafting, verified)
         found = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
         for index, (each, path, guess, ahead) in enumerate(found):

@@ -11,8 +11,7 @@ import torch
 from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.measured import AcceptanceCounts
-from perfmodel_executors.speculation.proposer import Drafting, Proposer
-from perfmodel_executors.speculation.tree import DraftShape
+from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer, Round, split_tokens
 
 
 class Verified(NamedTuple):
@@ -40,7 +39,12 @@ class Verified(NamedTuple):
 
 
 class Speculator:
-    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader."""
+    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader.
+
+    ahead: how many tokens are drafted behind a draft while it is verified
+    """
+
+    ahead = 0
 
     def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftShape, method: str = "") -> None:
         self.proposer = proposer
@@ -48,43 +52,41 @@ class Speculator:
         self._runner = runner
         self._method = method
 
-    @property
-    def ahead(self) -> int:
-        """How many tokens are drafted behind a draft while it is verified."""
-        return 0
-
     def new_counts(self) -> AcceptanceCounts:
-        """Nothing drafted yet."""
         return AcceptanceCounts(self.tree, self._method, self._runner.decoder.model.name)
 
     def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
         """What a step's matrix shapes depend on beside its plan: how much is drafted, where the text decides it."""
         if not self.proposer.depends_on_text:
-            return tuple(sorted(each.depth for each in drafting))
+            return tuple(sorted(sequence.depth for sequence in drafting))
         return (sum(map(len, self.proposer.propose(drafting, chunks))),)
 
     def run(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment], is_warm_up: bool = False) -> Verified:
         """Take the step. Nothing is remembered of it until `proposer.settle`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
-        segments = [self._segment(each, draft) for each, draft in zip(drafting, drafts, strict=True)]
-        flat = self.proposer.verify(self._runner, drafting, drafts, [*segments, *chunks], is_warm_up)
-        chosen, start = [], 0
-        for segment in (*segments, *chunks):
-            chosen.append(flat[start : start + segment.num_wanted])
-            start += segment.num_wanted
+        segments = [self._segment(sequence, draft) for sequence, draft in zip(drafting, drafts, strict=True)]
+        flat = self.proposer.verify(self._runner, Round(drafting, drafts, [*segments, *chunks]), is_warm_up)
+        chosen = split_tokens([*segments, *chunks], flat)
         last = self._verify([segment.tokens for segment in segments], chosen[: len(segments)])
-        paths = [self.tree.path(node)[: each.depth] for each, node in zip(drafting, last, strict=True)]
+        paths = [self.tree.path(node)[: s.depth] for s, node in zip(drafting, last, strict=True)]
         tokens = [
             [*(segment.tokens[node] for node in path), after[path[-1] if path else 0]]
             for segment, path, after in zip(segments, paths, chosen[: len(segments)], strict=True)
         ]
-        self._move(drafting, paths)
-        return Verified(
-            tokens + [sampled for sampled in chosen[len(segments) :] if sampled], paths, list(map(len, drafts))
-        )
+        tokens += [sampled for sampled in chosen[len(segments) :] if sampled]
+        size = self._runner.cache.block_size
+        # Node i of a path belongs where the i-th token does, with its keys and values.
+        moves = [
+            (slot(s.block_table, s.num_computed + node, size), slot(s.block_table, s.num_computed + i, size))
+            for s, path in zip(drafting, paths, strict=True)
+            for i, node in enumerate(path, start=1)
+            if node != i
+        ]
+        if moves:
+            self._runner.cache.move(moves)
+        return Verified(tokens, paths, list(map(len, drafts)))
 
     def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        """Remember what was right."""
         self.proposer.settle(drafting, verified.paths)
 
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
@@ -102,7 +104,6 @@ class Speculator:
         return TokenSegment(tokens, *where, is_verified=True, nodes=nodes, draws=draws)
 
     def _verify(self, nodes: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> list[int]:
-        """The last node kept of each sequence."""
         longest = min(max(map(len, nodes), default=1), len(self.tree.parents))
         if longest == 1:
             return [0] * len(nodes)
@@ -114,18 +115,3 @@ class Speculator:
         counts = torch.tensor([len(row) for row in nodes])
         last: list[int] = verify(padded(nodes), self.tree.parents[:longest], padded(chosen), counts).tolist()
         return last
-
-    def _move(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
-        """Bring the keys and values of a path together: node i of it belongs where the i-th token does."""
-        size = self._runner.cache.block_size
-        moves = [
-            (
-                slot(each.block_table, each.num_computed + node, size),
-                slot(each.block_table, each.num_computed + i, size),
-            )
-            for each, path in zip(drafting, paths, strict=True)
-            for i, node in enumerate(path, start=1)
-            if node != i
-        ]
-        if moves:
-            self._runner.cache.move(moves)

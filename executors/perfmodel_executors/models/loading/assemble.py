@@ -14,7 +14,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.weight_formats import GgufWeight
 from perfmodel_executors.models.changed import changed_weights
 from perfmodel_executors.models.loading.blocks import feed_forward_weights, mixer_weights
-from perfmodel_executors.models.loading.files import Reader, open_tensors
+from perfmodel_executors.models.loading.files import Reader
 from perfmodel_executors.models.quantized import keeps_format, layer_quantizer, table_quantizer
 from perfmodel_executors.models.weights import DecoderWeights, LayerWeights, used_in_turn
 from perfmodel_executors.parallel.group import TensorGroup
@@ -25,9 +25,8 @@ _FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> DecoderWeights:
-    """The weights in `model.weights_path`, or this rank's part of them, rounded to `dtype`, then quantised.
-
-    Those of a changed model are made of the original's.
+    """The weights in `model.weights_path`, or this rank's part, rounded to `dtype`, then quantised; of a changed model
+    made of the original's.
 
     Raises PerfmodelError for models that our decoder would not compute as their makers do; SpecError for a file that
     lacks a tensor or has one of another shape; MissingExtraError.
@@ -60,8 +59,13 @@ def _weights_of(
     """What is in the model's file: around the layers, and the layers, each read when it is asked for."""
     assert model.weights_path is not None
     path = Path(model.weights_path)
-    _check_family(model, path)
-    reader = Reader(open_tensors(path, model.model_type), path, dtype, device, model, keeps_format)
+    known = _FROM_GGUF if path.suffix == ".gguf" else FAMILIES
+    if model.model_type not in known:
+        raise PerfmodelError(
+            f"{path.name}: weights of {model.model_type} models are not loaded yet (those of {', '.join(known)} are); "
+            f"execute the model's config.json, with random weights."
+        )
+    reader = Reader(path, dtype, device, model, keeps_format)
     table = (model.vocab_size, model.hidden_size)
     embedding = reader.matrix("embedding", *table)
     head = embedding if model.tie_word_embeddings else reader.matrix("lm_head", *table)
@@ -86,12 +90,3 @@ def _layer(reader: Reader, model: ModelSpec, index: int) -> LayerWeights:
         mixer_post_norm=norm("mixer_post_norm", has_mixer and model.post_norms),
         ffn_post_norm=norm("ffn_post_norm", has_ffn and model.post_norms),
     )
-
-
-def _check_family(model: ModelSpec, path: Path) -> None:
-    known = _FROM_GGUF if path.suffix == ".gguf" else FAMILIES
-    if model.model_type not in known:
-        raise PerfmodelError(
-            f"{path.name}: weights of {model.model_type} models are not loaded yet (those of {', '.join(known)} are); "
-            f"execute the model's config.json, with random weights."
-        )

@@ -26,45 +26,45 @@ from perfmodel_executors.kernels.stored_rows import ExpertWeight, join_rows, reo
 from perfmodel_executors.kernels.weight_formats import MatrixWeight, Weight, dequantize, fp4_from_pairs
 from perfmodel_executors.models.loading.files import Reader
 from perfmodel_executors.models.loading.names import halved, rotated_rows, split_pairs
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DeltaWeights,
-    FFNWeights,
-    LatentWeights,
-    MambaWeights,
-    MixerWeights,
-    MoEWeights,
-)
+from perfmodel_executors.models.parts import MIXER_PARTS, Parts, dense_parts, expert_parts, shared_parts
+from perfmodel_executors.models.weights import FFNWeights, MixerWeights, MoEWeights
 
 
 def mixer_weights(reader: Reader, mixer: Mixer, index: int) -> MixerWeights:
     """The weights of layer `index`'s mixer."""
-    return _READERS[type(mixer)](reader, mixer, index)
+    make, parts_of = MIXER_PARTS[type(mixer)]
+    parts, own = parts_of(mixer, reader.model.hidden_size), _READERS[type(mixer)](reader, mixer, index)
+    return make(**own, **_read(reader, {name: part for name, part in parts.items() if name not in own}, index))
 
 
-def _attention(reader: Reader, mixer: Attention, index: int) -> AttentionWeights:
-    tensor, hidden = partial(reader.tensor, layer=index), reader.model.hidden_size
-    over_all = mixer.qk_norm_width == "all_heads"
+def _read(reader: Reader, parts: Parts, index: int) -> dict[str, Any]:
+    """The tensors of layer `index` as the table of parts has them."""
+    found: dict[str, Any] = {}
+    for field, part in parts.items():
+        if not part.is_there:
+            found[field] = None
+        elif part.kind == "norm":
+            found[field] = reader.norm(part.name, index, *part.shape)
+        elif part.kind == "matrix":
+            found[field] = reader.matrix(part.name, *part.shape, layer=index)
+        else:
+            found[field] = reader.tensor(part.name, *part.shape, layer=index, kind=part.kind)
+    return found
 
-    def norm(name: str, heads: int) -> Tensor | None:
-        if not mixer.qk_norm:
-            return None
-        count = heads if over_all else 1
-        return rotated_rows(reader.norm(name, index, count * mixer.head_dim), count, mixer.rope)
 
-    return AttentionWeights(
-        qkv=_products(reader, mixer, index),
-        out=reader.matrix("out", hidden, mixer.num_heads * mixer.v_head_dim, layer=index),
-        qkv_bias=_biases(reader, mixer, index) if mixer.qkv_bias else None,
-        out_bias=tensor("out", hidden, kind="bias") if mixer.out_bias else None,
-        q_norm=norm("q_norm", mixer.num_heads),
-        k_norm=norm("k_norm", mixer.num_kv_heads),
-        sinks=tensor("attention", mixer.num_heads, kind="sinks") if mixer.sinks else None,
-    )
+def _attention(reader: Reader, mixer: Attention, index: int) -> dict[str, Any]:
+    own: dict[str, Any] = {"qkv": _products(reader, mixer, index)}
+    if mixer.qkv_bias:
+        own["qkv_bias"] = _biases(reader, mixer, index)
+    if mixer.qk_norm:
+        over_all = mixer.qk_norm_width == "all_heads"
+        for name, heads in (("q_norm", mixer.num_heads), ("k_norm", mixer.num_kv_heads)):
+            count = heads if over_all else 1
+            own[name] = rotated_rows(reader.norm(name, index, count * mixer.head_dim), count, mixer.rope)
+    return own
 
 
 def _products(reader: Reader, mixer: Attention, index: int) -> Weight:
-    """Rows of queries, keys, values and gates."""
     heads, kv_heads, hidden = mixer.num_heads, mixer.num_kv_heads, reader.model.hidden_size
     sizes = _sizes(mixer)
     gates: list[MatrixWeight] = []
@@ -86,7 +86,6 @@ def _products(reader: Reader, mixer: Attention, index: int) -> Weight:
 
 
 def _biases(reader: Reader, mixer: Attention, index: int) -> Tensor:
-    """The same of the biases."""
     sizes = _sizes(mixer)
     if reader.has("qkv", index, "bias"):
         return _rotated(reader.tensor("qkv", sum(sizes), layer=index, kind="bias"), mixer)
@@ -110,54 +109,34 @@ def _rotated(fused: Tensor, mixer: Attention) -> Tensor:
     return torch.cat((rotated_rows(q, heads, mixer.rope), rotated_rows(k, kv_heads, mixer.rope), v))
 
 
-def _latent(reader: Reader, mixer: LatentAttention, index: int) -> LatentWeights:
-    tensor, matrix = partial(reader.tensor, layer=index), partial(reader.matrix, layer=index)
-    hidden, heads = reader.model.hidden_size, mixer.num_heads
+def _latent(reader: Reader, mixer: LatentAttention, index: int) -> dict[str, Any]:
+    matrix, hidden, heads = partial(reader.matrix, layer=index), reader.model.hidden_size, mixer.num_heads
     rank, nope, rotary, values = mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.qk_rope_head_dim, mixer.v_head_dim
-    thin = mixer.q_lora_rank
     # Keys and values are expanded from latents by a kernel that knows plain weights only, as in engines.
-    up = tensor("kv_up", heads * (nope + values), rank).view(heads, nope + values, rank)
+    up = reader.tensor("kv_up", heads * (nope + values), rank, layer=index).view(heads, nope + values, rank)
 
     def of_heads(rows: Tensor) -> Tensor:
-        each = rows.view(heads, nope + rotary, -1)
-        turned = rotated_rows(each[:, nope:].flatten(0, 1), heads, mixer.rope).view(heads, rotary, -1)
-        return torch.cat((each[:, :nope], turned), dim=1).flatten(0, 1)
+        by_head = rows.view(heads, nope + rotary, -1)
+        turned = rotated_rows(by_head[:, nope:].flatten(0, 1), heads, mixer.rope).view(heads, rotary, -1)
+        return torch.cat((by_head[:, :nope], turned), dim=1).flatten(0, 1)
 
     def of_latents(rows: Tensor) -> Tensor:
         return torch.cat((rows[:rank], rotated_rows(rows[rank:], 1, mixer.rope)))
 
-    return LatentWeights(
-        q_down=None if thin is None else matrix("q_down", thin, hidden),
-        q_norm=None if thin is None else reader.norm("q_down_norm", index, thin),
-        q_up=reordered(matrix("q_up", heads * (nope + rotary), thin or hidden), of_heads),
-        kv_down=reordered(matrix("kv_down", rank + rotary, hidden), of_latents),
-        kv_norm=reader.norm("kv_norm", index, rank),
-        keys_NPR=up[:, :nope].contiguous(),
-        values_NVR=up[:, nope:].contiguous(),
-        out=matrix("out", hidden, heads * values),
-    )
+    return {
+        "q_up": reordered(matrix("q_up", heads * (nope + rotary), mixer.q_lora_rank or hidden), of_heads),
+        "kv_down": reordered(matrix("kv_down", rank + rotary, hidden), of_latents),
+        "keys_NPR": up[:, :nope].contiguous(),
+        "values_NVR": up[:, nope:].contiguous(),
+    }
 
 
-def _mamba(reader: Reader, mixer: Mamba, index: int) -> MambaWeights:
-    tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_heads
-    inner = heads * mixer.head_dim
-    channels = inner + 2 * mixer.num_groups * mixer.state_size
-    rows = inner + channels + heads
-    return MambaWeights(
-        input=tensor("scan_input", rows, hidden),
-        input_bias=tensor("scan_input", rows, kind="bias") if mixer.proj_bias else None,
-        conv=tensor("scan_conv", channels, 1, mixer.conv_kernel)[:, 0],
-        conv_bias=tensor("scan_conv", channels, kind="bias") if mixer.conv_bias else None,
-        a_log=tensor("scan", heads, kind="A_log"),
-        skip=tensor("scan", heads, kind="D"),
-        dt_bias=tensor("scan", heads, kind="dt_bias"),
-        norm=tensor("scan_norm", inner),
-        out=tensor("scan_out", hidden, inner),
-        out_bias=tensor("scan_out", hidden, kind="bias") if mixer.proj_bias else None,
-    )
+def _mamba(reader: Reader, mixer: Mamba, index: int) -> dict[str, Any]:
+    channels = mixer.num_heads * mixer.head_dim + 2 * mixer.num_groups * mixer.state_size
+    return {"conv": reader.tensor("scan_conv", channels, 1, mixer.conv_kernel, layer=index)[:, 0]}
 
 
-def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> DeltaWeights:
+def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> dict[str, Any]:
     tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
     channels = 2 * keys + values
@@ -166,14 +145,8 @@ def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> DeltaWeights
     else:
         rows = {"delta_qkv": channels, "delta_z": values, "delta_b": heads, "delta_a": heads}
         parts = [tensor(name, count, hidden) for name, count in rows.items()]
-    return DeltaWeights(
-        input=torch.cat(parts),
-        conv=tensor("scan_conv", channels, 1, mixer.conv_kernel)[:, 0],
-        a_log=tensor("scan", heads, kind="A_log"),
-        dt_bias=tensor("scan", heads, kind="dt_bias"),
-        norm=tensor("scan_norm", mixer.value_head_dim),
-        out=tensor("scan_out", hidden, values),
-    )
+    conv = tensor("scan_conv", channels, 1, mixer.conv_kernel)[:, 0]
+    return {"input": torch.cat(parts), "conv": conv}
 
 
 def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tensor]:
@@ -187,51 +160,36 @@ def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tenso
     groups = (rows.view(mixer.num_key_heads, -1, hidden) for rows in (qkvz, ba))
     sizes = ([mixer.key_head_dim, mixer.key_head_dim, shared, shared], [heads // mixer.num_key_heads] * 2)
     parts = [torch.split(rows, size, dim=1) for rows, size in zip(groups, sizes, strict=True)]
-    return [part.flatten(0, 1) for found in parts for part in found]
+    return [part.flatten(0, 1) for group in parts for part in group]
 
 
-_READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], MixerWeights]] = MappingProxyType(
+_READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = MappingProxyType(
     {Attention: _attention, GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: _mamba}
 )
 
 
 def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWeights | MoEWeights:
     """The weights of layer `index`'s block."""
+    hidden = reader.model.hidden_size
     if isinstance(ffn, DenseFFN):
-        return _dense(reader, ffn, index)
-    names = ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
-    read: Callable[..., tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]]
-    read = _stacked if ffn.activation == "swiglu_oai" else _separate
-    up, down = read(reader, ffn, index, names)
-    return MoEWeights(
-        router=reader.tensor("router", ffn.num_experts, reader.model.hidden_size, layer=index),
-        up=up,
-        down=down,
-        shared=_shared(reader, ffn, index),
-        shared_gate=reader.tensor("shared_router", 1, reader.model.hidden_size, layer=index)
-        if ffn.shared_gate
-        else None,
-        router_bias=_router_bias(reader, ffn, index),
-        up_bias=_expert_bias(reader, ffn, index, "gate_up_proj_bias"),
-        down_bias=_expert_bias(reader, ffn, index, "down_proj_bias"),
-    )
-
-
-def _dense(reader: Reader, ffn: DenseFFN, index: int) -> FFNWeights:
-    tensor, matrix = partial(reader.tensor, layer=index), partial(reader.matrix, layer=index)
-    width, hidden = ffn.intermediate_size, reader.model.hidden_size
-    names = ("gate", "up") if ffn.gated else ("up",)
-    up: Weight
-    if reader.has("gate_up", index):
-        up = matrix("gate_up", 2 * width, hidden)
-    else:
-        up = join_rows([matrix(name, width, hidden) for name in names])
-    return FFNWeights(
-        up=up,
-        down=matrix("down", hidden, width),
-        up_bias=torch.cat([tensor(name, width, kind="bias") for name in names]) if ffn.bias else None,
-        down_bias=tensor("down", hidden, kind="bias") if ffn.bias else None,
-    )
+        parts, names = dense_parts(ffn, hidden), ("gate", "up") if ffn.gated else ("up",)
+        width, matrix, own = ffn.intermediate_size, partial(reader.matrix, layer=index), dict[str, Any]()
+        if not reader.has("gate_up", index):
+            own["up"] = join_rows([matrix(name, width, hidden) for name in names])
+        if ffn.bias:
+            biases = [reader.tensor(name, width, layer=index, kind="bias") for name in names]
+            own["up_bias"] = torch.cat(biases)
+        left = {name: part for name, part in parts.items() if name not in own}
+        return FFNWeights(**own, **_read(reader, left, index))
+    parts = expert_parts(ffn, hidden)
+    up, down = (_stacked if ffn.activation == "swiglu_oai" else _separate)(reader, ffn, index)
+    # Files of DeepSeek-V3's kind have a bias whatever the config says.
+    has_bias = ffn.router_bias or reader.has("router", index, parts["router_bias"].kind)
+    parts["router_bias"] = parts["router_bias"]._replace(is_there=has_bias)
+    found = _read(reader, {name: part for name, part in parts.items() if name not in ("up", "down")}, index)
+    if ffn.bias:
+        found["up_bias"] = split_pairs(found["up_bias"], 1)
+    return MoEWeights(up=up, down=down, shared=_shared(reader, ffn, index), **found)
 
 
 def _shared(reader: Reader, ffn: MoEFFN, index: int) -> FFNWeights | None:
@@ -240,22 +198,17 @@ def _shared(reader: Reader, ffn: MoEFFN, index: int) -> FFNWeights | None:
         return None
     names = ("shared_gate", "shared_up") if ffn.gated else ("shared_up",)
     up = join_rows([reader.matrix(name, width, hidden, layer=index) for name in names])
-    return FFNWeights(up=up, down=reader.matrix("shared_down", hidden, width, layer=index))
+    return FFNWeights(up=up, **_read(reader, {"down": shared_parts(ffn, hidden)["down"]}, index))
 
 
-def _separate(
-    reader: Reader, ffn: MoEFFN, index: int, names: tuple[str, ...]
-) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
-    """Experts with tensors of their own."""
+def _separate(reader: Reader, ffn: MoEFFN, index: int) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
     width, hidden, experts = ffn.intermediate_size, reader.model.hidden_size, range(ffn.num_experts)
-    matrix = partial(reader.matrix, layer=index)
+    matrix, names = partial(reader.matrix, layer=index), ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
     up = [join_rows([matrix(name, width, hidden, expert=i) for name in names]) for i in experts]
     return stack_experts(up), stack_experts([matrix("expert_down", hidden, width, expert=i) for i in experts])
 
 
-def _stacked(
-    reader: Reader, ffn: MoEFFN, index: int, _: tuple[str, ...]
-) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
+def _stacked(reader: Reader, ffn: MoEFFN, index: int) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
     """gpt-oss: all experts in one tensor, gates and ups in turn; plain ones the other way round, [E, in, out]."""
     width, hidden = ffn.intermediate_size, reader.model.hidden_size
     up = _matrices(reader, index, "gate_up_proj", (ffn.num_experts, 2 * width, hidden), partial(split_pairs, dim=1))
@@ -278,18 +231,3 @@ def _matrices(
     if reader.model.quantization.weights == "mxfp4":
         return ExpertWeight(weight, experts)
     return reader.placed(dequantize(weight)).view(shape)
-
-
-def _router_bias(reader: Reader, ffn: MoEFFN, index: int) -> Tensor | None:
-    """Bias of the logits, or for the choice alone; files of DeepSeek-V3's kind have one whatever the config says."""
-    kind = "e_score_correction_bias" if ffn.routing.bias_chooses else "bias"
-    is_there = ffn.router_bias or reader.has("router", index, kind)
-    return reader.tensor("router", ffn.num_experts, layer=index, kind=kind) if is_there else None
-
-
-def _expert_bias(reader: Reader, ffn: MoEFFN, index: int, kind: str) -> Tensor | None:
-    if not ffn.bias:
-        return None
-    width = 2 * ffn.intermediate_size if kind == "gate_up_proj_bias" else reader.model.hidden_size
-    bias = reader.tensor("experts", ffn.num_experts, width, layer=index, kind=kind)
-    return split_pairs(bias, 1) if kind == "gate_up_proj_bias" else bias

@@ -1,15 +1,13 @@
-"""`TensorFile`: the tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
+"""The tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
 
-Differences between the formats end here. GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements
-2i and 2i + 1 of a head rotate together) and are put back into halves. Matrices in blocks are asked for as they are
-stored (`matrix`), or dequantised (`get`).
-
-`Reader`: a model's tensors by name, of known shapes, on the device and in the dtype of the decoder.
+GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together)
+and are put back into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the
+decoder.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,41 +30,15 @@ from perfmodel_executors.models.loading.names import NAMES
 _PLAIN = ("f32", "f16", "bf16")
 
 
-class TensorFile(Protocol):
-    """A source of weights."""
-
-    def has(self, name: str, layer: int = 0, kind: str = "weight") -> bool:
-        """Whether the tensor `name` of a layer is there."""
-        ...
-
-    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
-        """The tensor `name` (a key of NAMES) of a layer, and of an expert where those have their own; `num_heads` share
-        the rows of q and k. kind: what follows the name.
-
-        Raises SpecError if the file has none.
-        """
-        ...
-
-    def matrix(self, name: str, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        """The same as it is stored, where that is a format that we multiply by.
-
-        Raises SpecError if the file has none, or in blocks that we do not know.
-        """
-        ...
-
-
-def open_tensors(path: Path, model_type: str) -> TensorFile:
-    """The file's tensors; nothing is read before it is asked for.
-
-    Raises MissingExtraError without the package that reads the format, SpecError for a damaged file.
-    """
-    if path.suffix == ".gguf":
-        return GgufFile(path, is_paired=model_type == "llama")
-    return SafetensorsFiles(path)
-
-
 class GgufFile:
-    """`is_paired`: rows of q and k lie in pairs."""
+    """`is_paired`: rows of q and k lie in pairs.
+
+    The methods of both kinds of files raise SpecError for a tensor that is not there, or that cannot be read.
+
+    has:    whether the tensor `name` (a key of NAMES) of a layer is there; `kind`: what follows the name
+    get:    the tensor of a layer, and of an expert where those have their own; `num_heads` share the rows of q and k
+    matrix: the same as it is stored, where that is a format that we multiply by
+    """
 
     def __init__(self, path: Path, is_paired: bool) -> None:
         _need("gguf", path)
@@ -152,11 +124,11 @@ class SafetensorsFiles:
         full = next((each for each in names if each in self._files), None)
         if full is None:
             raise SpecError(f"{self._path}: no tensor {names[-1]}.")
-        tensor = self._tensor(full)
+        tensor: Tensor = self._files[full].get_tensor(full)
         scales = f"{full}_scale_inv"
         if tensor.dtype != torch.float8_e4m3fn or scales not in self._files:
             return tensor
-        blocks = BlockFp8Weight(tensor, self._tensor(scales).float())
+        blocks = BlockFp8Weight(tensor, self._files[scales].get_tensor(scales).float())
         wanted = tuple(-(-size // FP8_BLOCK) for size in tensor.shape)
         if blocks.scales_RG.shape != wanted:
             raise SpecError(
@@ -164,10 +136,6 @@ class SafetensorsFiles:
                 f"{tuple(tensor.shape)} in blocks of {FP8_BLOCK} x {FP8_BLOCK} has {wanted}."
             )
         return blocks
-
-    def _tensor(self, full: str) -> Tensor:
-        tensor: Tensor = self._files[full].get_tensor(full)
-        return tensor
 
     def _names(self, name: str, layer: int, kind: str, expert: int) -> list[str]:
         """What it may be called, its commonest name last."""
@@ -191,84 +159,78 @@ def _halves(rows: Tensor, num_heads: int) -> Tensor:
 
 
 class Reader:
-    """Reads `file`, which is at `path`, for `model`.
+    """Reads the file at `path` for `model`; nothing is read before it is asked for.
 
     keeps_format: matrices in blocks stay in them; else they are dequantised
+
+    Raises MissingExtraError without the package that reads the format, SpecError for a damaged file.
     """
 
     def __init__(
-        self,
-        file: TensorFile,
-        path: Path,
-        dtype: torch.dtype,
-        device: torch.device,
-        model: ModelSpec,
-        keeps_format: bool = False,
+        self, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec, keeps_format: bool = False
     ) -> None:
         self.model = model
         self._keeps_format = keeps_format
-        self._file = file
+        self._file: GgufFile | SafetensorsFiles
+        if path.suffix == ".gguf":
+            self._file = GgufFile(path, is_paired=model.model_type == "llama")
+        else:
+            self._file = SafetensorsFiles(path)
         self._path = path
         self._dtype = dtype
         self._device = device
 
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
-        """Whether the file has the tensor."""
         return self._file.has(name, layer, kind)
 
     def tensor(
         self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
     ) -> Tensor:
-        """The tensor `name`, a key of NAMES.
+        """The tensor `name`, a key of NAMES, in the dtype of the decoder.
 
         shape:     what it must be
-        layer:     its number
         kind:      what follows the name in the file
         num_heads: that share the rows of q and k
         expert:    its number, where experts have tensors of their own
 
         Raises SpecError for a tensor that is not there, or has another shape.
         """
-        return self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert).to(
-            self._device, self._dtype
-        )
+        return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
         """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`."""
         if not self._keeps_format:
             return self.tensor(name, *shape, layer=layer, num_heads=num_heads, expert=expert)
-        found = self._file.matrix(name, layer, num_heads, expert)
-        self._check_shape(found.shape, shape, name, "weight", layer)
-        if isinstance(found, GgufWeight):
-            return GgufWeight(self.moved(found.blocks_NJ), found.form)
-        if isinstance(found, BlockFp8Weight):
-            return BlockFp8Weight(self.moved(found.values_NK), self.moved(found.scales_RG))
-        assert isinstance(found, Tensor)
-        return self.placed(found)
+        stored = self._file.matrix(name, layer, num_heads, expert)
+        self._check_shape(stored.shape, shape, name, "weight", layer)
+        if isinstance(stored, GgufWeight):
+            return GgufWeight(self.moved(stored.blocks_NJ), stored.form)
+        if isinstance(stored, BlockFp8Weight):
+            return BlockFp8Weight(self.moved(stored.values_NK), self.moved(stored.scales_RG))
+        assert isinstance(stored, Tensor)
+        return self.placed(stored)
 
     def raw(
         self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
     ) -> Tensor:
         """The same as the file has it."""
-        found = self._file.get(name, layer, kind, num_heads, expert)
-        self._check_shape(found.shape, shape, name, kind, layer)
-        return found
+        stored = self._file.get(name, layer, kind, num_heads, expert)
+        self._check_shape(stored.shape, shape, name, kind, layer)
+        return stored
 
-    def _check_shape(self, found: tuple[int, ...], wanted: tuple[int, ...], name: str, kind: str, layer: int) -> None:
-        if found != wanted:
+    def _check_shape(self, shape: tuple[int, ...], wanted: tuple[int, ...], name: str, kind: str, layer: int) -> None:
+        if shape != wanted:
             raise SpecError(
-                f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(found)}, but the model's is "
+                f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(shape)}, but the model's is "
                 f"{wanted}."
             )
 
     def norm(self, name: str, layer: int, *shape: int) -> Tensor:
         """The weights of a norm, with what the model adds to those in its file."""
-        found = self.raw(name, *shape, layer=layer)
-        offset = self.model.norm_offset
-        return (found.float() + offset if offset else found).to(self._device, self._dtype)
+        stored, offset = self.raw(name, *shape, layer=layer), self.model.norm_offset
+        return self.placed(stored.float() + offset if offset else stored)
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """A raw tensor on the device, in its own dtype."""
         return tensor.to(self._device)
 
     def placed(self, tensor: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from perfmodel.models.rope import Rope
 
-_E8M0_BIAS = 127
-
 
 def rotated_rows(rows: Tensor, num_heads: int, rope: Rope | None) -> Tensor:
     """Rows of `num_heads` heads, [N * H, ...] (or of one, for a norm), as our rotation pairs them: (i, i + H/2).
@@ -59,68 +57,71 @@ class TensorName(NamedTuple):
 
 
 _ATTENTION, _MLP, _EXPERTS = "layers.{}.self_attn", "layers.{}.mlp", "layers.{}.mlp.experts.{expert}"
-_MIXER, _BLOCK = "layers.{}.mixer", "layers.{}.block_sparse_moe"
+_MIXER, _BLOCK, _LINEAR = "layers.{}.mixer", "layers.{}.block_sparse_moe", "layers.{}.linear_attn"
+_POST = "layers.{}.post_attention_layernorm"
+
+
+def _attention(name: str, gguf: str = "", *also: str) -> TensorName:
+    return TensorName(f"{_ATTENTION}.{name}", gguf and f"blk.{{}}.{gguf}", also)
+
+
+def _mlp(name: str, gguf: str = "", *also: str) -> TensorName:
+    return TensorName(f"{_MLP}.{name}", gguf and f"blk.{{}}.{gguf}", also)
+
+
+def _expert(name: str, mixtral: str, *also: str) -> TensorName:
+    return TensorName(f"{_EXPERTS}.{name}", also=(f"{_BLOCK}.experts.{{expert}}.{mixtral}", *also))
+
+
+def _scan(name: str) -> TensorName:
+    return TensorName(f"{_MIXER}.{name}", also=(f"{_LINEAR}.{name}",))
+
 
 NAMES: dict[str, TensorName] = {
     "embedding": TensorName("embed_tokens", "token_embd", ("embeddings",)),
     "final_norm": TensorName("norm", "output_norm", ("norm_f",)),
     "lm_head": TensorName("lm_head", "output"),
     "mixer_norm": TensorName("layers.{}.input_layernorm", "blk.{}.attn_norm", ("layers.{}.norm",)),
-    "mixer_post_norm": TensorName("layers.{}.post_attention_layernorm"),
-    "q": TensorName(f"{_ATTENTION}.q_proj", "blk.{}.attn_q", (f"{_MIXER}.q_proj",)),
-    "k": TensorName(f"{_ATTENTION}.k_proj", "blk.{}.attn_k", (f"{_MIXER}.k_proj",)),
-    "v": TensorName(f"{_ATTENTION}.v_proj", "blk.{}.attn_v", (f"{_MIXER}.v_proj",)),
-    "qkv": TensorName(f"{_ATTENTION}.qkv_proj"),
-    "q_norm": TensorName(f"{_ATTENTION}.q_norm", "blk.{}.attn_q_norm"),
-    "k_norm": TensorName(f"{_ATTENTION}.k_norm", "blk.{}.attn_k_norm"),
-    "out": TensorName(f"{_ATTENTION}.o_proj", "blk.{}.attn_output", (f"{_MIXER}.o_proj",)),
+    "mixer_post_norm": TensorName(_POST),
+    "q": _attention("q_proj", "attn_q", f"{_MIXER}.q_proj"),
+    "k": _attention("k_proj", "attn_k", f"{_MIXER}.k_proj"),
+    "v": _attention("v_proj", "attn_v", f"{_MIXER}.v_proj"),
+    "qkv": _attention("qkv_proj"),
+    "q_norm": _attention("q_norm", "attn_q_norm"),
+    "k_norm": _attention("k_norm", "attn_k_norm"),
+    "out": _attention("o_proj", "attn_output", f"{_MIXER}.o_proj"),
     "attention": TensorName(_ATTENTION),
-    "q_down": TensorName(f"{_ATTENTION}.q_a_proj"),
-    "q_down_norm": TensorName(f"{_ATTENTION}.q_a_layernorm"),
-    "q_up": TensorName(f"{_ATTENTION}.q_b_proj", also=(f"{_ATTENTION}.q_proj",)),
-    "kv_down": TensorName(f"{_ATTENTION}.kv_a_proj_with_mqa"),
-    "kv_norm": TensorName(f"{_ATTENTION}.kv_a_layernorm"),
-    "kv_up": TensorName(f"{_ATTENTION}.kv_b_proj"),
-    "scan": TensorName(_MIXER, also=("layers.{}.linear_attn",)),
+    "q_down": _attention("q_a_proj"),
+    "q_down_norm": _attention("q_a_layernorm"),
+    "q_up": _attention("q_b_proj", "", f"{_ATTENTION}.q_proj"),
+    "kv_down": _attention("kv_a_proj_with_mqa"),
+    "kv_norm": _attention("kv_a_layernorm"),
+    "kv_up": _attention("kv_b_proj"),
+    "scan": TensorName(_MIXER, also=(_LINEAR,)),
     "scan_input": TensorName(f"{_MIXER}.in_proj"),
-    "scan_conv": TensorName(f"{_MIXER}.conv1d", also=("layers.{}.linear_attn.conv1d",)),
-    "scan_norm": TensorName(f"{_MIXER}.norm", also=("layers.{}.linear_attn.norm",)),
-    "scan_out": TensorName(f"{_MIXER}.out_proj", also=("layers.{}.linear_attn.out_proj",)),
-    "delta_qkvz": TensorName("layers.{}.linear_attn.in_proj_qkvz"),
-    "delta_ba": TensorName("layers.{}.linear_attn.in_proj_ba"),
-    "delta_qkv": TensorName("layers.{}.linear_attn.in_proj_qkv"),
-    "delta_z": TensorName("layers.{}.linear_attn.in_proj_z"),
-    "delta_b": TensorName("layers.{}.linear_attn.in_proj_b"),
-    "delta_a": TensorName("layers.{}.linear_attn.in_proj_a"),
-    "ffn_norm": TensorName(
-        "layers.{}.post_attention_layernorm",
-        "blk.{}.ffn_norm",
-        ("layers.{}.pre_feedforward_layernorm", "layers.{}.norm"),
-    ),
+    "scan_conv": _scan("conv1d"),
+    "scan_norm": _scan("norm"),
+    "scan_out": _scan("out_proj"),
+    **{f"delta_{name}": TensorName(f"{_LINEAR}.in_proj_{name}") for name in ("qkvz", "ba", "qkv", "z", "b", "a")},
+    "ffn_norm": TensorName(_POST, "blk.{}.ffn_norm", ("layers.{}.pre_feedforward_layernorm", "layers.{}.norm")),
     "ffn_post_norm": TensorName("layers.{}.post_feedforward_layernorm"),
-    "gate": TensorName(f"{_MLP}.gate_proj", "blk.{}.ffn_gate"),
-    "up": TensorName(f"{_MLP}.up_proj", "blk.{}.ffn_up", (f"{_MIXER}.up_proj",)),
-    "gate_up": TensorName(f"{_MLP}.gate_up_proj"),
-    "down": TensorName(f"{_MLP}.down_proj", "blk.{}.ffn_down", (f"{_MIXER}.down_proj",)),
-    "router": TensorName(
-        f"{_MLP}.gate", "blk.{}.ffn_gate_inp", (f"{_BLOCK}.gate", _BLOCK, f"{_MLP}.router", f"{_MIXER}.gate")
-    ),
-    "expert_gate": TensorName(f"{_EXPERTS}.gate_proj", also=(f"{_BLOCK}.experts.{{expert}}.w1",)),
-    "expert_up": TensorName(
-        f"{_EXPERTS}.up_proj", also=(f"{_BLOCK}.experts.{{expert}}.w3", f"{_MIXER}.experts.{{expert}}.up_proj")
-    ),
-    "expert_down": TensorName(
-        f"{_EXPERTS}.down_proj", also=(f"{_BLOCK}.experts.{{expert}}.w2", f"{_MIXER}.experts.{{expert}}.down_proj")
-    ),
-    "experts": TensorName(f"{_MLP}.experts"),
-    "shared_router": TensorName(f"{_MLP}.shared_expert_gate"),
-    "shared_gate": TensorName(f"{_MLP}.shared_experts.gate_proj", also=(f"{_MLP}.shared_expert.gate_proj",)),
-    "shared_up": TensorName(
-        f"{_MLP}.shared_experts.up_proj",
-        also=(f"{_MLP}.shared_expert.up_proj", f"{_MIXER}.shared_experts.up_proj"),
-    ),
-    "shared_down": TensorName(
-        f"{_MLP}.shared_experts.down_proj",
-        also=(f"{_MLP}.shared_expert.down_proj", f"{_MIXER}.shared_experts.down_proj"),
-    ),
+    "gate": _mlp("gate_proj", "ffn_gate"),
+    "up": _mlp("up_proj", "ffn_up", f"{_MIXER}.up_proj"),
+    "gate_up": _mlp("gate_up_proj"),
+    "down": _mlp("down_proj", "ffn_down", f"{_MIXER}.down_proj"),
+    "router": _mlp("gate", "ffn_gate_inp", f"{_BLOCK}.gate", _BLOCK, f"{_MLP}.router", f"{_MIXER}.gate"),
+    "expert_gate": _expert("gate_proj", "w1"),
+    "expert_up": _expert("up_proj", "w3", f"{_MIXER}.experts.{{expert}}.up_proj"),
+    "expert_down": _expert("down_proj", "w2", f"{_MIXER}.experts.{{expert}}.down_proj"),
+    "experts": _mlp("experts"),
+    "shared_router": _mlp("shared_expert_gate"),
+    "shared_gate": _mlp("shared_experts.gate_proj", "", f"{_MLP}.shared_expert.gate_proj"),
+    **{
+        f"shared_{name}": _mlp(
+            f"shared_experts.{name}_proj",
+            "",
+            *(f"{_MLP}.shared_expert.{name}_proj", f"{_MIXER}.shared_experts.{name}_proj"),
+        )
+        for name in ("up", "down")
+    },
 }

@@ -1,6 +1,30 @@
-"""What mixes tokens in a layer, one module for each kind: softmax attention, latents, scans, delta nets."""
+"""What mixes tokens in a layer, one module for each kind, and the one table of them.
 
-from perfmodel_executors.models.mixers.kinds import MIXERS
+Each takes (step, inputs behind the layer's norm [T, C], mixer of this rank, its weights, what the layer keeps of its
+sequences) and returns what the block adds, [T, C], before ranks add up.
+"""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from perfmodel.models.architecture import Attention, GatedDeltaNet, LatentAttention, LinearAttention, Mamba, Mixer
+from perfmodel_executors.models.mixers.latent import latent_attention
+from perfmodel_executors.models.mixers.linear import linear_attention
+from perfmodel_executors.models.mixers.recurrent import gated_delta_net, mamba
+from perfmodel_executors.models.mixers.softmax import softmax_attention
 from perfmodel_executors.models.mixers.step import MixerStep
 
 __all__ = ["MIXERS", "MixerStep"]
+
+MIXERS: MappingProxyType[type[Mixer], Callable[[MixerStep, Tensor, Any, Any, Any], Tensor]] = MappingProxyType(
+    {
+        Attention: softmax_attention,
+        LatentAttention: latent_attention,
+        LinearAttention: linear_attention,
+        GatedDeltaNet: gated_delta_net,
+        Mamba: mamba,
+    }
+)

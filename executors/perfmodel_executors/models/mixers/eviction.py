@@ -43,13 +43,7 @@ def attend_evicting(
 
 
 def _decodes(
-    q_DKGH: Tensor,
-    k_DKH: Tensor,
-    v_DKV: Tensor,
-    positions_D: Tensor,
-    rows: Tensor,
-    layer: HeldTokens,
-    mixer: Attention,
+    q_DKGH: Tensor, k_DKH: Tensor, v_DKV: Tensor, positions_D: Tensor, rows: Tensor, layer: HeldTokens, mixer: Attention
 ) -> Tensor:
     k_DKRH, v_DKRV, scores_DKR, places_DKR = (tensor[rows] for tensor in layer)
     scores = torch.cat((q_DKGH @ k_DKRH.mT, (q_DKGH * k_DKH[:, :, None]).sum(dim=-1, keepdim=True)), dim=-1).float()

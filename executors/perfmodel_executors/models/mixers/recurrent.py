@@ -62,16 +62,11 @@ def mamba(step: MixerStep, x_TC: Tensor, mixer: Mamba, weights: MambaWeights, la
         chunk=mixer.chunk_size,
     )
     y_TI = scanned(step, inputs, layer).flatten(1)
-    return apply_linear(
-        step.kernels, _gated_norm(y_TI, gate_TI, mixer, weights, step.norm_eps), weights.out, weights.out_bias
-    )
-
-
-def _gated_norm(y_TI: Tensor, gate_TI: Tensor, mixer: Mamba, weights: MambaWeights, eps: float) -> Tensor:
-    """RMSNorm of y silu(gate), over each group of channels."""
+    # RMSNorm of y silu(gate), over each group of channels.
     gated_TGI = (y_TI.float() * functional.silu(gate_TI.float())).view(len(y_TI), mixer.num_groups, -1)
-    normed_TGI = functional.rms_norm(gated_TGI, gated_TGI.shape[-1:], None, eps)
-    return normed_TGI.flatten(1).to(y_TI.dtype) * weights.norm
+    normed_TGI = functional.rms_norm(gated_TGI, gated_TGI.shape[-1:], None, step.norm_eps)
+    normed_TI = normed_TGI.flatten(1).to(y_TI.dtype) * weights.norm
+    return apply_linear(step.kernels, normed_TI, weights.out, weights.out_bias)
 
 
 _CHUNK = 64

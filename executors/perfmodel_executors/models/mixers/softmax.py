@@ -1,14 +1,24 @@
-"""Softmax attention: one product for queries, keys, values and the gate; norms; attention; the output's product."""
+"""Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks.
+
+Keys and values are written to the pages before they are attended to, but in a rolling cache, where a chunk may
+overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
+"""
 
 import math
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention
-from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.kernels import Kernels
+from perfmodel_executors.kernels.apply_linear import apply_linear, rows_of
+from perfmodel_executors.kernels.attention_sinks import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages
-from perfmodel_executors.models.attention import attend, heads_normed
+from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kept import HeldTokens, KVTiers
 from perfmodel_executors.models.mixers.eviction import attend_evicting
 from perfmodel_executors.models.mixers.step import MixerStep
@@ -35,8 +45,143 @@ def softmax_attention(
     elif isinstance(pages, KVTiers):
         out_TD = attend_in_tiers(step, mixer, q_TNH, k_TKH, v_TKH, pages).flatten(1)
     else:
-        how = (step.batch, step.rotations, step.is_standard, weights.sinks)
-        out_TD = attend(kernels, mixer, q_TNH, k_TKH, v_TKH, pages, *how).flatten(1)
+        out_TD = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, weights.sinks).flatten(1)
     if gate:
         out_TD = out_TD * torch.sigmoid(gate_TD)
     return apply_linear(kernels, out_TD, weights.out, weights.out_bias)
+
+
+def ring_of(model: ModelSpec) -> Ring | None:
+    """How the blocks of a sequence are used in turn, where every layer overwrites what left its window."""
+    if model.rolling_span is None:
+        return None
+    mixers = (layer.mixer for layer, _ in model.layers)
+    spans = ((m.evicts_to or m.window, m.num_sink_tokens) for m in mixers if isinstance(m, Attention))
+    rings = {Ring(window, sinks) for window, sinks in spans if window is not None}
+    (ring,) = rings  # one change makes them all
+    return ring
+
+
+def attend(
+    step: MixerStep,
+    mixer: Attention,
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    pages: KVPages,
+    sinks_N: Tensor | None,
+) -> Tensor:
+    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated.
+
+    sinks: a logit of each query head that takes its part of the softmax
+
+    Raises PerfmodelError for a tree where a layer does not see all keys, or attends by the standard kernel.
+    """
+    kernels, batch = step.kernels, step.batch
+    has_own_softmax = mixer.logit_cap is not None or sinks_N is not None
+    limits = {
+        "a window": mixer.is_rolling,
+        "blocks": mixer.sparsity is not None,
+        "standard attention": step.is_standard,
+        "capped scores or sinks": has_own_softmax,
+    }
+    if batch.trees is not None and any(limits.values()):
+        names = " and ".join(name for name, is_used in limits.items() if is_used)
+        raise PerfmodelError(f"a tree of drafted tokens is not verified with {names}; draft a chain instead.")
+    if mixer.is_rolling:
+        return _in_window(step, mixer, q_TNH, k_TKH, v_TKH, pages)
+    rows = None if mixer.rope is None else step.rotations.rows(mixer.rope, mixer.head_dim)
+    if batch.keeps_kv:
+        q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
+    else:
+        if rows is not None:
+            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
+        pages = KVPages(k_TKH.contiguous()[:, None], v_TKH.contiguous()[:, None])  # a block for each token
+    if step.is_standard:
+        return _standard(kernels, q_TNH, pages, batch)
+    how: tuple[Any, ...] = (mixer.window, mixer.chunk, mixer.logit_cap, sinks_N)
+    decode, prefill = kernels.attention_decode, kernels.attention_prefill
+    if mixer.sparsity is not None:
+        decode, prefill, how = kernels.attention_sparse_decode, kernels.attention_sparse_prefill, (mixer.sparsity,)
+    split, end = batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
+    parts: list[Tensor] = []
+    if split:
+        parts.append(decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *how))
+    if len(batch.computed_G):
+        parts.append(prefill(q_TNH[split:end], pages, batch.tables_GM, batch.starts_G, batch.computed_G, *how))
+    if batch.trees is not None:
+        trees = batch.trees
+        nodes = (trees.tables_GM, trees.starts_G, trees.computed_G, *how, trees.ancestors_T, trees.nodes_G)
+        parts.append(prefill(q_TNH[end:], pages, *nodes))
+    return _joined(parts)
+
+
+def heads_normed(kernels: Kernels, x_TNH: Tensor, weight: Tensor | None, norm_eps: float) -> Tensor:
+    """Queries or keys behind their norm: over each head, or over all of them where the weights are as wide."""
+    if weight is None:
+        return x_TNH
+    heads = x_TNH if len(weight) == x_TNH.shape[2] else x_TNH.flatten(1)
+    normed: Tensor = kernels.rms_norm(heads, weight, norm_eps)
+    return normed.view(x_TNH.shape)
+
+
+def keys_and_values(
+    kernels: Kernels, x_RC: Tensor, mixer: Attention, weights: AttentionWeights, norm_eps: float
+) -> tuple[Tensor, Tensor]:
+    """Keys [R, K, H], unrotated, and values [R, K, H_v] of states behind the layer's norm."""
+    heads, width = mixer.num_kv_heads, mixer.num_kv_heads * mixer.head_dim
+    first = mixer.num_heads * mixer.head_dim
+    rows = slice(first, first + width + heads * mixer.v_head_dim)
+    bias = None if weights.qkv_bias is None else weights.qkv_bias[rows]
+    kv_RD = apply_linear(kernels, x_RC, rows_of(weights.qkv, rows), bias)
+    k_RKH = kv_RD[:, :width].view(len(x_RC), heads, mixer.head_dim)
+    k_RKH = heads_normed(kernels, k_RKH, weights.k_norm, norm_eps)
+    return k_RKH, kv_RD[:, width:].view(len(x_RC), heads, mixer.v_head_dim)
+
+
+def _standard(kernels: Kernels, q_TNH: Tensor, pages: KVPages, batch: StepBatch) -> Tensor:
+    split = batch.num_decodes
+    queries = [slice(row, row + 1) for row in range(split)]
+    starts: list[int] = (batch.starts_G + split).tolist()
+    queries += [slice(begin, end) for begin, end in pairwise(starts)]
+    totals: list[int] = batch.contexts_D.tolist()
+    totals += (batch.computed_G + batch.starts_G.diff()).tolist()
+    parts = []
+    for rows, total, table in zip(queries, totals, (*batch.tables_DM, *batch.tables_GM), strict=True):
+        k_LKH, v_LKH = pages.gathered(table[: -(-total // pages.block_size)], q_TNH.dtype)
+        parts.append(kernels.attention_standard(q_TNH[rows], k_LKH[:total], v_LKH[:total]))
+    return _joined(parts)
+
+
+def _in_window(
+    step: MixerStep, mixer: Attention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, pages: KVPages
+) -> Tensor:
+    """A window with sinks: over a ring, or over whole sequences where other layers keep all keys."""
+    kernels, batch, rotations = step.kernels, step.batch, step.rotations
+    assert mixer.window is not None
+    ring, is_rolling = Ring(mixer.window, mixer.num_sink_tokens), batch.ring is not None
+    assert batch.ring in (None, ring), f"a batch for {batch.ring} and a layer with {ring}"
+    q_sinks_TNH, table, split = q_TNH, None, batch.num_decodes
+    if mixer.rope is not None:
+        how = (mixer.rope, mixer.head_dim)
+        table = rotations.tables[how]
+        if ring.sinks and len(batch.computed_G):
+            q_sinks_TNH = kernels.rope(q_TNH, rotations.rows(*how, ring.size - 1))
+        q_TNH, k_TKH = (kernels.rope(x, rotations.rows(*how)) for x in (q_TNH, k_TKH))
+    parts: list[Tensor] = []
+    if len(batch.computed_G):
+        own = (q_TNH[split:], q_sinks_TNH[split:], k_TKH[split:], v_TKH[split:])
+        chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
+        parts.append(kernels.attention_sinks_prefill(*own, pages, *chunks, ring, is_rolling))
+    if not batch.keeps_kv:
+        return _joined(parts)
+    kept = slice(None) if batch.kept_W is None else batch.kept_W
+    kernels.kv_write(k_TKH[kept], v_TKH[kept], pages, batch.slots_T[kept])
+    if split:
+        decodes = (batch.tables_DM, batch.contexts_D, ring, is_rolling, table)
+        parts.insert(0, kernels.attention_sinks_decode(q_TNH[:split], pages, *decodes))
+    return _joined(parts)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,6 +1,6 @@
 """`MixerStep`: what a mixer of any kind sees of a step, beside its own inputs, weights and cache."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.models.batch import StepBatch
@@ -8,8 +8,7 @@ from perfmodel_executors.models.rotations import Rotations
 from perfmodel_executors.models.states import StateRows
 
 
-@dataclass
-class MixerStep:
+class MixerStep(NamedTuple):
     """A step of all layers.
 
     state_rows:  of the step's sequences, in the states of all recurrent layers

@@ -1,10 +1,8 @@
 """Keys and values in several precisions by age: the newest in rings of their own, the oldest in the engine's blocks.
 
-Tier i of R_i tokens holds what is newer than the R_1 + ... + R_i newest and older than those of the tiers before it. A
-step attends to what the tiers hold before it and, in full precision, to its own tokens; then each token that a tier no
-longer has is read there and rewritten in the next. So a prompt's chunk sees itself unrounded, as in KIVI.
-
-Source: Liu et al. 2024 (KIVI), section 3.2: a residual window of full precision beside quantised groups.
+Tier i of R_i tokens holds what is newer than the R_1 + ... + R_i newest and older than those before it. A step attends
+to what the tiers hold before it and, in full precision, to its own tokens; then each token that a tier no longer has is
+rewritten in the next. Source: Liu et al. 2024 (KIVI), section 3.2.
 """
 
 from typing import NamedTuple
@@ -37,11 +35,16 @@ def attend_in_tiers(
         q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
     out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], mixer.v_head_dim)
     moved: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in (*tiers.rings, tiers.pages)]
-    for each in _sequences(step):
-        own_k, own_v = k_TKH[each.own], v_TKV[each.own]
-        k_LKH, v_LKV = _held(tiers, each, own_k, own_v)
-        out_TNV[each.own] = _attend(q_TNH[each.own], k_LKH, v_LKV, each.before)
-        for place, (first, last, slots) in enumerate(_entering(tiers, each, len(own_k))):
+    for sequence in _sequences(step):
+        own_k, own_v = k_TKH[sequence.own], v_TKV[sequence.own]
+        k_LKH, v_LKV = _held(tiers, sequence, own_k, own_v)
+        if len(own_k) == 1:
+            out_TNV[sequence.own] = attend_one(q_TNH[sequence.own][0], k_LKH, v_LKV)[None]
+        else:
+            queries, keys = torch.arange(sequence.before, len(k_LKH)), torch.arange(len(k_LKH))
+            mask_TL = (keys <= queries[:, None]).to(q_TNH.device)
+            out_TNV[sequence.own] = attend(q_TNH[sequence.own], k_LKH.transpose(0, 1), v_LKV.transpose(0, 1), mask_TL)
+        for place, (first, last, slots) in enumerate(_entering(tiers, sequence, len(own_k))):
             if last > first:
                 moved[place].append((k_LKH[first:last], v_LKV[first:last], slots))
     for pages, parts in zip((*tiers.rings, tiers.pages), moved, strict=True):
@@ -75,18 +78,18 @@ def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
     return [*borders, 0]
 
 
-def _held(tiers: KVTiers, each: _Sequence, own_k: Tensor, own_v: Tensor) -> tuple[Tensor, Tensor]:
+def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> tuple[Tensor, Tensor]:
     """All keys and values that a sequence's step sees, oldest first, in the model's dtype."""
     dtype, size = own_k.dtype, tiers.pages.block_size
-    borders = _borders(tiers, each.before)
-    oldest = borders[-2] if tiers.rings else each.before
+    borders = _borders(tiers, sequence.before)
+    oldest = borders[-2] if tiers.rings else sequence.before
     parts = []
     if oldest:
-        k, v = tiers.pages.gathered(each.table[: -(-oldest // size)], dtype)
+        k, v = tiers.pages.gathered(sequence.table[: -(-oldest // size)], dtype)
         parts.append((k[:oldest], v[:oldest]))
-    row = torch.tensor([each.row], device=own_k.device)
+    row = torch.tensor([sequence.row], device=own_k.device)
     for i in reversed(range(len(tiers.rings))):
-        first, last = borders[i], each.before if i == 0 else borders[i - 1]
+        first, last = borders[i], sequence.before if i == 0 else borders[i - 1]
         if last > first:
             k, v = tiers.rings[i].gathered(row, dtype)
             places = torch.arange(first, last, device=own_k.device) % tiers.rings[i].block_size
@@ -96,28 +99,20 @@ def _held(tiers: KVTiers, each: _Sequence, own_k: Tensor, own_v: Tensor) -> tupl
     return k_LKH, v_LKV
 
 
-def _entering(tiers: KVTiers, each: _Sequence, num_new: int) -> list[tuple[int, int, Tensor]]:
+def _entering(tiers: KVTiers, sequence: _Sequence, num_new: int) -> list[tuple[int, int, Tensor]]:
     """For each tier and the pages: the positions [first, last) that enter with the step, and their slots."""
-    total = each.before + num_new
-    before, after, found = _borders(tiers, each.before), _borders(tiers, total), []
+    total = sequence.before + num_new
+    before, after, found = _borders(tiers, sequence.before), _borders(tiers, total), []
     for i, border in enumerate(after):
-        newest_before = each.before if i == 0 else before[i - 1]
+        newest_before = sequence.before if i == 0 else before[i - 1]
         newest_after = total if i == 0 else after[i - 1]
         first = max(border, newest_before)
-        positions = torch.arange(first, max(first, newest_after), device=each.table.device)
+        positions = torch.arange(first, max(first, newest_after), device=sequence.table.device)
         if i < len(tiers.rings):
             size = tiers.rings[i].block_size
-            slots = each.row * size + positions % size
+            slots = sequence.row * size + positions % size
         else:
             size = tiers.pages.block_size
-            slots = each.table[positions // size] * size + positions % size
+            slots = sequence.table[positions // size] * size + positions % size
         found.append((first, max(first, newest_after), slots))
     return found
-
-
-def _attend(q_TNH: Tensor, k_LKH: Tensor, v_LKV: Tensor, before: int) -> Tensor:
-    if len(q_TNH) == 1:
-        return attend_one(q_TNH[0], k_LKH, v_LKV)[None]
-    queries, keys = torch.arange(before, len(k_LKH)), torch.arange(len(k_LKH))
-    mask_TL = (keys <= queries[:, None]).to(q_TNH.device)
-    return attend(q_TNH, k_LKH.transpose(0, 1), v_LKV.transpose(0, 1), mask_TL)

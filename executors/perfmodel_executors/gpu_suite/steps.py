@@ -11,7 +11,6 @@ from itertools import zip_longest
 from typing import Any
 
 from perfmodel.evidence.fit.device import steps_scenario
-from perfmodel.ops.work import BatchShape
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
@@ -46,51 +45,38 @@ class _Shelf:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._loaded: tuple[str, tuple[str, ...]] | None = None
-        self._steps: StepBench | None = None
-        bench.holds(self._drop)
-
-    def _drop(self) -> None:
-        self._steps = None
+        self._loaded: dict[tuple[str, tuple[str, ...]], StepBench] = {}
+        bench.holders.append(self._loaded.clear)
 
     def measure(self, model: str, overrides: tuple[str, ...], shape: StepGrants) -> dict[str, Any]:
-        """A MeasuredStep."""
-        steps = self._bench_of(model, overrides)
+        bench = self._bench
+        if (model, overrides) not in self._loaded:
+            bench.release_memory()  # of the last model, before the next one comes
+            scenario = steps_scenario(model, overrides, bench.hardware.name)
+            setup = RunnerSetup(scenario.model, scenario.engine, _BLOCKS, bench.device, kernels=bench.backend)
+            self._loaded[model, overrides] = StepBench(build_runner(setup))
+        steps = self._loaded[model, overrides]
         call = steps.step(shape)
         for _ in range(3):
             call()
-        samples, clock_ns = [], self._bench.clock_ns
+        samples, clock_ns = [], bench.clock_ns
         with uninterrupted():
-            for _ in range(_SAMPLES[self._bench.device.type]):
+            for _ in range(_SAMPLES[bench.device.type]):
                 call()  # another routing of the experts, and caches as this step leaves them
-                pace, start = self._bench.pace(), clock_ns()
+                pace, start = bench.pace(), clock_ns()
                 call()
                 samples.append((clock_ns() - start) * 1e-9 * pace)
-        spans = steps.decoder.model.attention_spans
+        fields = shape.batch_shape(steps.decoder.model.attention_spans)._asdict()
         return {
             "model": model,
             "overrides": overrides,
-            "shape": _recorded(shape.batch_shape(spans)),
+            # A step that is measured whole drafts nothing beside.
+            "shape": {name: value for name, value in fields.items() if name not in ("drafting", "num_draft_tokens")},
             "seconds": quantile(samples, 0.5),
             "p10_s": quantile(samples, 0.1),
             "p90_s": quantile(samples, 0.9),
             "is_graphed": steps.is_graphed(shape),
         }
-
-    def _bench_of(self, model: str, overrides: tuple[str, ...]) -> StepBench:
-        if self._steps is None or self._loaded != (model, overrides):
-            self._bench.release_memory()  # of the last model, before the next one comes
-            scenario = steps_scenario(model, overrides, self._bench.hardware.name)
-            setup = RunnerSetup(
-                scenario.model, scenario.engine, _BLOCKS, self._bench.device, kernels=self._bench.backend
-            )
-            self._loaded, self._steps = (model, overrides), StepBench(build_runner(setup))
-        return self._steps
-
-
-def _recorded(shape: BatchShape) -> dict[str, Any]:
-    """The fields of a step that is measured whole, so that it drafts nothing beside."""
-    return {name: value for name, value in shape._asdict().items() if name not in ("drafting", "num_draft_tokens")}
 
 
 def reference_meter(reference_s: float | None = None) -> DriftMeter:
@@ -113,20 +99,17 @@ def reference_meter(reference_s: float | None = None) -> DriftMeter:
 def step_tasks(bench: Bench) -> Iterator[Task]:
     """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
+    decodes = [
+        (f"batch {batch} context {context}", StepGrants(contexts=(context,) * batch))
+        for batch, context in DECODES[kind]
+    ]
+    prompts = [(f"prompt {new} after {done}", StepGrants(chunks=((new, done, True),))) for new, done in PROMPTS[kind]]
+    # In turns: a short budget sees both, and so does a device on which one of them fails.
+    shapes = [shape for pair in zip_longest(decodes, prompts) for shape in pair if shape is not None]
     for model, overrides in MODELS[kind]:
-        decodes = [StepGrants(contexts=(context,) * batch) for batch, context in DECODES[kind]]
-        prompts = [StepGrants(chunks=((new, done, True),)) for new, done in PROMPTS[kind]]
-        # In turns: a short budget sees both, and so does a device on which one of them fails.
-        shapes = [shape for pair in zip_longest(decodes, prompts) for shape in pair if shape is not None]
-        for rank, shape in enumerate(shapes):
+        group = " ".join((model, *overrides))
+        for rank, (label, shape) in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
-            group = " ".join((model, *overrides))
-            run = partial(shelf.measure, model, overrides, shape)
-            yield Task("steps", f"{group} {_label(shape)}", run, rank, seconds, group)
-
-
-def _label(shape: StepGrants) -> str:
-    if shape.chunks:
-        new, done, _ = shape.chunks[0]
-        return f"prompt {new} after {done}"
-    return f"batch {len(shape.contexts)} context {shape.contexts[0]}"
+            yield Task(
+                "steps", f"{group} {label}", partial(shelf.measure, model, overrides, shape), rank, seconds, group
+            )

@@ -10,7 +10,6 @@ Kernels run with their first tiles here, so that few are compiled.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,22 +17,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
-from perfmodel_executors.gpu_suite.parts.kernels import check_repeats, difference, tensors_of
+from perfmodel_executors.gpu_suite.kernels import worst_difference
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.graphs import Capture, CudaCapture, no_capture
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
 from perfmodel_executors.kernels.launch import KernelError
-from perfmodel_executors.kernels.problem import Inputs, Problem, problems_of
+from perfmodel_executors.kernels.problem import Problem, problems_of
 from perfmodel_executors.quality.measure import exact_match, greedy_outputs
 from perfmodel_executors.run import as_executed
 from perfmodel_executors.runner import RunnerSetup, build_runner
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_STORED = frozenset({torch.int8, torch.uint8, torch.float8_e4m3fn})
 SERVED = (  # models and overrides whose tokens are compared
     ("tiny-llama", ()),
     ("tiny-moe", ()),
@@ -54,23 +51,27 @@ _GUESS_S = 1.0
 
 def smoke_tasks(bench: Bench) -> Iterator[Task]:
     """Each operator's first problem, then what puts kernels together, then all other problems."""
+
+    def task(key: str, group: str, check: Callable[[], Mapping[str, Any]], rank: int) -> Task:
+        return Task("smoke", key, partial(_timed, check), rank, _GUESS_S, group, _LIMIT_S)
+
     problems = [
-        (rank, name, problem)
+        (rank, task(f"{problem} in {name}", operator, partial(check_problem, problem, bench), 2 * min(rank, 1)))
         for operator in KERNELS
         for name, dtype in dtypes_of(bench).items()
         for rank, problem in enumerate(problems_of(operator, "tiny", dtype))
     ]
-    yield from (_kernel(*each, bench) for each in problems if each[0] == 0)
+    yield from (check for rank, check in problems if rank == 0)
     if bench.device.type == "cpu" or bench.backend == "triton":  # torch's kernels are not captured on a GPU
         for model, overrides in SERVED:
             key = " ".join(("graphs", model, *overrides))
-            yield _task(key, "graphs", partial(check_tokens, model, overrides, bench), 1)
-    yield from (_kernel(*each, bench) for each in sorted(problems, key=lambda each: each[0]) if each[0] > 0)
+            yield task(key, "graphs", partial(check_tokens, model, overrides, bench), 1)
+    yield from (check for rank, check in sorted(problems, key=lambda pair: pair[0]) if rank > 0)
     if find_spec("transformers") is not None and find_spec("safetensors") is not None:
         from perfmodel_executors.parity import REFERENCES
 
         for name in sorted(REFERENCES, key=lambda name: name not in _WITH_KERNELS):
-            yield _task(f"parity {name}", "parity", partial(check_parity, name, bench), 3)
+            yield task(f"parity {name}", "parity", partial(check_parity, name, bench), 3)
 
 
 def dtypes_of(bench: Bench) -> Mapping[str, torch.dtype]:
@@ -82,14 +83,6 @@ def _is_interpreted(bench: Bench) -> bool:
     return bench.device.type == "cpu" and bench.backend == "triton"
 
 
-def _kernel(rank: int, dtype: str, problem: Problem, bench: Bench) -> Task:
-    return _task(f"{problem} in {dtype}", problem.operator, partial(check_problem, problem, bench), 2 * min(rank, 1))
-
-
-def _task(key: str, group: str, check: Callable[[], Mapping[str, Any]], rank: int) -> Task:
-    return Task("smoke", key, partial(_timed, check), rank, _GUESS_S, group, _LIMIT_S)
-
-
 def _timed(check: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """A SmokeCheck; its time is the wall's, with all that is compiled meanwhile."""
     start = time.monotonic()
@@ -99,32 +92,11 @@ def _timed(check: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 def check_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
     """The kernel against the reference, which computes in fp32 what is not stored in fewer bits.
 
-    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
+    Raises KernelError as `worst_difference` does.
     """
-    ours, theirs = (problem.make(Inputs(bench.device, seed=1)) for _ in range(2))
-    operator, reference = (getattr(load_kernels(name), problem.operator) for name in (bench.backend, "torch"))
-    is_stored = any(each.dtype in _STORED for each in tensors_of(theirs))
-    theirs = theirs if is_stored else _in_fp32(theirs)
-    with torch.inference_mode():
-        actual = (operator(*ours), ours)
-        check_repeats(problem, operator, Inputs(bench.device, seed=1), actual)
-        pairs = zip(tensors_of(actual), tensors_of((reference(*theirs), theirs)), strict=True)
-        worst = max((difference(left, right) for left, right in pairs), default=0.0)
-    if not math.isfinite(worst):
-        raise KernelError(f"{problem}: the result is not finite where the reference's is.")
+    operator = getattr(load_kernels(bench.backend), problem.operator)
+    worst = worst_difference(problem, operator, bench, seed=1, in_fp32=True)
     return {"kind": "kernel", "error": worst, "tolerance": problem.tolerance}
-
-
-def _in_fp32(value: Any) -> Any:
-    """The arguments with all tensors of 16 bits in 32."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _in_fp32(getattr(value, each.name)) for each in fields(value) if each.init})
-    if isinstance(value, tuple):
-        parts = [_in_fp32(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return [_in_fp32(part) for part in value] if isinstance(value, list) else value
 
 
 def served_scenario(model: str, overrides: tuple[str, ...], bench: Bench) -> Scenario:

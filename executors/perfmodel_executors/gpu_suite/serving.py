@@ -1,14 +1,8 @@
-"""Scenarios of the suite, served for real by the engine: every request and every step is kept.
-
-Techniques of the suite: a scenario served with a technique and without, each side a record of its own.
-
-On a GPU the pairs of `scenarios/executor/pairs`, on a CPU those of the same names in `scenarios/techniques`, whose
-models one core gets through.
-"""
+"""Scenarios of the suite, served for real by the engine: every request and every step is kept; and pairs: a scenario
+served with a technique and without. On a CPU both are small enough for one core."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from perfmodel.engine import Backend, Outcome, StepPlan
@@ -18,7 +12,6 @@ from perfmodel.evidence.sources.measured import SIDES
 from perfmodel.files.blocks import block_as
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim.replica.backend import shape_of
-from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.run import execute_scenario
@@ -26,6 +19,10 @@ from perfmodel_executors.run import execute_scenario
 SCENARIOS = (
     *("mixed", "decode-heavy", "prefill-heavy", "moe", "int4-weights", "fp8-kv", "speculation", "long-context"),
     *("int8-weights", "int8-kv", "fp8-weights"),
+)
+PAIRS = (
+    *("int4-weights", "fp8-kv", "continuous-batching", "chunked-prefill", "prefix-cache", "fp8-weights"),
+    *("grouped-query", "int8-weights", "int8-kv", "speculation-quantized-self", "flash-attention", "cuda-graphs"),
 )
 # On a CPU: the same traffic by shape, of a model and of lengths that one core gets through.
 _SMALL = {
@@ -41,19 +38,25 @@ _SMALL = {
     "prefill-heavy": (20, (128, 512), (4, 12)),
     "speculation": (8, (32, 128), (16, 48)),
 }
+_FOLDERS = {"cuda": "executor/pairs", "cpu": "techniques"}
 _GUESS_S = {"cuda": 30.0, "cpu": 15.0}
+_PAIR_GUESS_S = {"cuda": 25.0, "cpu": 8.0}
 _PLAIN_FIELDS = 6  # of a BatchShape, without drafts and other ranks
 _NS = 9  # digits of a second
 _PS_PER_S = 1e12
+_COLUMNS = ("arrival_s", "ttft_s", "tpot_s", "e2el_s", "num_prompt_tokens", "num_output_tokens")
 
 
 class _Recorder:
     """Notes the shape and the duration of every step."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self.shapes: list[tuple[Any, ...]] = []
         self.seconds: list[float] = []
+
+    def around(self, backend: Backend) -> Backend:
+        self._backend = backend
+        return self
 
     def execute(self, plan: StepPlan) -> Outcome:
         outcome = self._backend.execute(plan)
@@ -81,66 +84,15 @@ def _small(name: str) -> Iterator[str]:
     yield f"traffic.output_tokens={{distribution: uniform, low: {least_out}, high: {most_out}}}"
 
 
-def serve(name: str, overrides: Sequence[str], bench: Bench) -> dict[str, Any]:
-    """A ServingRecord of the named scenario; where tokens are drafted, with the acceptance that was measured."""
-    scenario: Scenario = load_scenario(name, overrides)
-    recorders: list[_Recorder] = []
-
-    def recorded(backend: Backend) -> Backend:
-        recorders.append(_Recorder(backend))
-        return recorders[0]
-
-    bench.release_memory()
-    result = execute_scenario(scenario, kernels=bench.backend, wrap=recorded, drift=bench.drift)
-    assert result.requests is not None
-    requests = result.requests
-    columns = {
-        "arrival_s": requests.arrival_s,
-        "ttft_s": requests.ttft_s,
-        "tpot_s": requests.tpot_s,
-        "e2el_s": requests.e2el_s,
-        "num_prompt_tokens": requests.num_prompt_tokens,
-        "num_output_tokens": requests.num_output_tokens,
-    }
-    summary = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
-    return {
-        "scenario": name,
-        "overrides": [*overrides, *_acceptance(result.scenario)],
-        "requests": {key: [round(float(v), _NS) for v in column] for key, column in columns.items()},
-        "steps": {"shapes": recorders[0].shapes, "seconds": recorders[0].seconds},
-        "summary": summary,
-    }
-
-
-def _acceptance(scenario: Scenario) -> list[str]:
-    """The override that gives a simulation what the drafts of this run were worth."""
-    config = scenario.engine.speculative_config
-    if config is None or config.acceptance is None:
-        return []
-    return [f"engine.speculative_config.acceptance={config.acceptance.model_dump_json(exclude_none=True)}"]
-
-
-_FOLDERS = {"cuda": "executor/pairs", "cpu": "techniques"}
-PAIRS = (
-    *("int4-weights", "fp8-kv", "continuous-batching", "chunked-prefill", "prefix-cache", "fp8-weights"),
-    *("grouped-query", "int8-weights", "int8-kv", "speculation-quantized-self", "flash-attention", "cuda-graphs"),
-)
-_PAIR_GUESS_S = {"cuda": 25.0, "cpu": 8.0}
-
-
 def pair_tasks(bench: Bench) -> Iterator[Task]:
-    """The pairs, the most informative first, of those that the device's folder has."""
-    folder = data_dir("scenarios") / _FOLDERS[bench.device.type]
-    yield from pair_tasks_of([path for name in PAIRS if (path := folder / f"{name}.yaml").is_file()], bench)
-
-
-def pair_tasks_of(files: Sequence[Path], bench: Bench) -> Iterator[Task]:
-    """Both sides of each file's pair, one after the other."""
-    for rank, file in enumerate(files):
-        name = file.relative_to(data_dir("scenarios")).with_suffix("").as_posix()
+    """Both sides of each pair, the most informative first, of those that the device's folder has."""
+    kind, folder = bench.device.type, data_dir("scenarios")
+    files = [folder / _FOLDERS[kind] / f"{name}.yaml" for name in PAIRS]
+    for rank, file in enumerate(file for file in files if file.is_file()):
+        name = file.relative_to(folder).with_suffix("").as_posix()
         for side, overrides in zip(SIDES, sides_of(name), strict=True):
             run = partial(serve, name, [f"hardware={bench.hardware.name}", *overrides], bench)
-            yield Task("pairs", f"{file.stem} {side}", run, rank, _PAIR_GUESS_S[bench.device.type], file.stem)
+            yield Task("pairs", f"{file.stem} {side}", run, rank, _PAIR_GUESS_S[kind], file.stem)
 
 
 def sides_of(name: str) -> tuple[Sequence[str], Sequence[str]]:
@@ -149,3 +101,22 @@ def sides_of(name: str) -> tuple[Sequence[str], Sequence[str]]:
     if technique is None:
         raise SpecError(f"{name}: found no `technique` block; give its name, baseline and metric.")
     return (), technique.baseline
+
+
+def serve(name: str, overrides: Sequence[str], bench: Bench) -> dict[str, Any]:
+    """A ServingRecord of the named scenario; where tokens are drafted, with the acceptance that was measured."""
+    scenario, recorder = load_scenario(name, overrides), _Recorder()
+    bench.release_memory()
+    result = execute_scenario(scenario, kernels=bench.backend, wrap=recorder.around, drift=bench.drift)
+    config = result.scenario.engine.speculative_config
+    if config is not None and config.acceptance is not None:
+        acceptance = config.acceptance.model_dump_json(exclude_none=True)
+        overrides = [*overrides, f"engine.speculative_config.acceptance={acceptance}"]
+    columns = {key: getattr(result.requests, key) for key in _COLUMNS}
+    return {
+        "scenario": name,
+        "overrides": list(overrides),
+        "requests": {key: [round(float(value), _NS) for value in column] for key, column in columns.items()},
+        "steps": {"shapes": recorder.shapes, "seconds": recorder.seconds},
+        "summary": {key: value for key, value in result.summary.items() if isinstance(value, int | float)},
+    }

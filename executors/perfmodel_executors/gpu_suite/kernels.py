@@ -3,7 +3,8 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from perfmodel_executors.measure.device_timer import Timing, num_copies, time_ca
 
 _PIECE = 1 << 26  # elements compared at once
 _LEAST_SCALE = 1e-6
+_STORED = frozenset({torch.int8, torch.uint8, torch.float8_e4m3fn})
 
 
 def kernel_tasks(bench: Bench) -> Iterator[Task]:
@@ -26,36 +28,39 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
     kind = "serving" if bench.device.type == "cuda" else "tiny"
     by_operator = [problems_of(operator, kind, torch.float32) for operator in KERNELS]
     for rank in range(max(map(len, by_operator), default=0)):
-        for problems in by_operator:
-            if rank < len(problems):
-                problem = problems[rank]
-                run = partial(measure_problem, problem, bench)
-                yield Task("kernels", str(problem), run, rank, group=problem.operator)
+        for problem in (problems[rank] for problems in by_operator if rank < len(problems)):
+            yield Task("kernels", str(problem), partial(measure_problem, problem, bench), rank, group=problem.operator)
 
 
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
-    """A KernelRecord: the kernel's time, the baseline's, and how far its result is from the reference.
+    """A KernelRecord: the kernel's time, the baselines', and how far its result is from the reference.
 
-    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
+    Raises KernelError as `worst_difference` does. Baselines that the library refuses are left out.
     """
     operator = getattr(load_kernels(bench.backend), problem.operator)
     num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(problem.make(Inputs("meta"))))
-    error = _error(problem, operator, bench)
+    is_reference = operator is getattr(load_kernels("torch"), problem.operator)
+    error = None if is_reference else worst_difference(problem, operator, bench, seed=97, tunes=True)
     arguments = [problem.make(Inputs(bench.device, seed)) for seed in range(num_copies(num_bytes, bench.device))]
     timing = _time(operator, arguments, bench)
-    baselines = _baselines(problem, arguments, bench)
+    baselines: dict[str, dict[str, Any]] = {}
+    for name, call in problem.baselines.items():
+        try:
+            baseline = _time(call, arguments, bench)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as problem_of_library:
+            reason = (str(problem_of_library).strip().splitlines() or [type(problem_of_library).__name__])[0]
+            print(f"no baseline {name} of {problem}: {reason}", file=sys.stderr, flush=True)
+        else:
+            baselines[name] = {"seconds": baseline.seconds, "is_eager": baseline.is_eager}
     work = problem.work
     return {
         "operator": problem.operator,
         "sizes": dict(problem.sizes),
-        "seconds": timing.seconds,
-        "p10_s": timing.p10_s,
-        "p90_s": timing.p90_s,
+        **timing._asdict(),
         "flops": work.flops if work is not None else 0.0,
         "bytes": work.hbm_bytes if work is not None else 0.0,
         "rate": work.rate if work is not None else "",
-        "is_eager": timing.is_eager,
-        "baseline_s": min((each["seconds"] for each in baselines.values()), default=None),
+        "baseline_s": min((times["seconds"] for times in baselines.values()), default=None),
         "baselines": baselines,
         "error": error,
         "tolerance": problem.tolerance,
@@ -66,40 +71,42 @@ def _time(operator: Any, arguments: list[tuple[Any, ...]], bench: Bench) -> Timi
     with torch.inference_mode():
         with tuning():
             operator(*arguments[0])
-        return time_calls([partial(operator, *each) for each in arguments], bench.device)
+        return time_calls([partial(operator, *inputs) for inputs in arguments], bench.device)
 
 
-def _baselines(problem: Problem, arguments: list[tuple[Any, ...]], bench: Bench) -> dict[str, dict[str, Any]]:
-    """BaselineTimes by name; without those that the library refuses: the kernel's own figures are kept then."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, call in problem.baselines.items():
-        try:
-            timing = _time(call, arguments, bench)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            print(f"no baseline {name} of {problem}: {reason}", file=sys.stderr, flush=True)
-        else:
-            found[name] = {"seconds": timing.seconds, "is_eager": timing.is_eager}
-    return found
+def worst_difference(
+    problem: Problem, operator: Any, bench: Bench, seed: int, tunes: bool = False, in_fp32: bool = False
+) -> float:
+    """The worst `difference` to the reference, of results and of what is written in place.
 
+    in_fp32: the reference computes in fp32 what is not stored in fewer bits
 
-def _error(problem: Problem, operator: Any, bench: Bench) -> float | None:
-    """The worst `difference` to the reference, of results and of what is written in place; None where the kernel is
-    the reference."""
+    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
+    """
     reference = getattr(load_kernels("torch"), problem.operator)
-    if operator is reference:
-        return None
-    ours, theirs = (problem.make(Inputs(bench.device, seed=97)) for _ in range(2))
+    ours, theirs = (problem.make(Inputs(bench.device, seed)) for _ in range(2))
+    if in_fp32 and not any(tensor.dtype in _STORED for tensor in tensors_of(theirs)):
+        theirs = _in_fp32(theirs)
     with torch.inference_mode():
-        with tuning():
-            actual = operator(*ours)
-        check_repeats(problem, operator, Inputs(bench.device, seed=97), (actual, ours))
-        expected = reference(*theirs)
-        pairs = zip(tensors_of((actual, ours)), tensors_of((expected, theirs)), strict=True)
+        with tuning() if tunes else nullcontext():
+            actual = (operator(*ours), ours)
+        check_repeats(problem, operator, Inputs(bench.device, seed), actual)
+        pairs = zip(tensors_of(actual), tensors_of((reference(*theirs), theirs)), strict=True)
         worst = max((difference(left, right) for left, right in pairs), default=0.0)
     if not math.isfinite(worst):
         raise KernelError(f"{problem}: the result is not finite, and the reference's is.")
     return worst
+
+
+def _in_fp32(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _in_fp32(getattr(value, f.name)) for f in fields(value) if f.init})
+    if isinstance(value, tuple):
+        parts = [_in_fp32(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return [_in_fp32(part) for part in value] if isinstance(value, list) else value
 
 
 def check_repeats(problem: Problem, operator: Any, inputs: Inputs, first: Any) -> None:
@@ -108,8 +115,8 @@ def check_repeats(problem: Problem, operator: Any, inputs: Inputs, first: Any) -
     first: (results, arguments) of a call whose arguments `inputs` makes once more
     """
     arguments = problem.make(inputs)
-    again = tensors_of((operator(*arguments), arguments))
-    if not all(torch.equal(_bits(left), _bits(right)) for left, right in zip(tensors_of(first), again, strict=True)):
+    pairs = zip(tensors_of(first), tensors_of((operator(*arguments), arguments)), strict=True)
+    if not all(torch.equal(_bits(left), _bits(right)) for left, right in pairs):
         raise KernelError(f"{problem}: the result differs when the same inputs are computed again.")
 
 
@@ -124,16 +131,15 @@ def difference(actual: Tensor, expected: Tensor) -> float:
     """
     if not expected.numel():
         return 0.0
-    pieces = zip(*(torch.split(each.reshape(-1), _PIECE) for each in (actual, expected)), strict=True)
+    pieces = zip(*(torch.split(tensor.reshape(-1), _PIECE) for tensor in (actual, expected)), strict=True)
     if expected.dtype in (torch.int32, torch.int64):
         return sum(int((left != right).sum()) for left, right in pieces) / expected.numel()
     worst = scale = 0.0
     for left, right in ((left.float(), right.float()) for left, right in pieces):
         apart = float((left - right).abs().max())
-        worst = apart if math.isnan(apart) else max(worst, apart)
-        scale = max(scale, float(right.abs().max()))
-        if math.isnan(worst):
-            return worst
+        if math.isnan(apart):  # max(0.0, nan) is 0.0
+            return apart
+        worst, scale = max(worst, apart), max(scale, float(right.abs().max()))
     return worst / max(scale, _LEAST_SCALE)
 
 
@@ -142,7 +148,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if is_dataclass(value):
-        value = [getattr(value, each.name) for each in fields(value)]
+        value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, tuple | list):
         return [tensor for part in value for tensor in tensors_of(part)]
     return []
