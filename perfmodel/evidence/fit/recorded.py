@@ -11,10 +11,10 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.attention_mixed import fit_softmax, read_cards
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
-from perfmodel.evidence.fit.forms import with_facts
+from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
+from perfmodel.evidence.fit.parameters import with_facts
 from perfmodel.evidence.fit.profiles import (
     fit_engine_profile,
     fit_generation,

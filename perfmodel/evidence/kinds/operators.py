@@ -14,7 +14,8 @@ from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
-from perfmodel.evidence.fit.systems import KernelModule, module_of
+from perfmodel.evidence.fit.kernels import KernelModule
+from perfmodel.evidence.fit.systems import module_of
 from perfmodel.evidence.report import (
     NOT_APPLICABLE,
     Comparison,
