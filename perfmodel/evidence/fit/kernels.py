@@ -174,6 +174,12 @@ def weighted_quantiles(values: Floats, weights: Floats) -> list[float]:
     return [float(np.interp(share, place, values[order])) for share in (0.1, 0.5, 0.9)]
 
 
+def softened(errors: Floats, small: float) -> Floats:
+    """Errors that are squared in a sum where they are small, and beyond `small` count by their logarithm."""
+    result: Floats = np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
+    return result
+
+
 def of_one_more(residuals: Residuals, num_groups: int) -> Residuals:
     """`residuals` as they are to be expected of one more group than the `num_groups` that they are of.
 

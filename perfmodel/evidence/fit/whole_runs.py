@@ -25,7 +25,7 @@ from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
 from perfmodel.cost.forms.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.fit.kernels import rounded_residuals, weighted_quantiles
+from perfmodel.evidence.fit.kernels import rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Floats, Observation, Progress
 from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served, width_key
 from perfmodel.evidence.sources.local import DeviceTable
@@ -119,9 +119,11 @@ def _tail(rows: Sequence[Observation], name: str) -> float:
 def with_others(fits: WholeRunFits) -> WholeRunFits:
     """`fits` with the means of all their architectures, for those that are not among them."""
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
-    members = {name: [fit for item, fit in own.items() if _kind_of(item) == kind] for kind, name in OTHERS.items()}
-    means = {name: _mean(chosen) for name, chosen in members.items() if chosen}
-    return fits.model_copy(update={"architectures": own | means})
+    members: dict[str, list[ArchitectureFit]] = {}
+    for name, fit in own.items():
+        members.setdefault(OTHERS[_kind_of(name)], []).append(fit)
+    order = [name for name in dict.fromkeys(OTHERS.values()) if name in members]
+    return fits.model_copy(update={"architectures": own | {name: _mean(members[name]) for name in order}})
 
 
 def without_own(fits: WholeRunFits) -> WholeRunFits:
@@ -217,12 +219,6 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
     left = left_over(fit)
     residuals = rounded_residuals(np.quantile(left, (0.1, 0.5, 0.9)), len(left), _DIGITS)
     return fit.model_copy(update={"residuals": residuals})
-
-
-def softened(errors: Floats, small: float) -> Floats:
-    """Errors that are squared in a sum where they are small, and beyond `small` count by their logarithm."""
-    result: Floats = np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
-    return result
 
 
 def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
