@@ -17,7 +17,7 @@ from perfmodel.cost.forms.attention.latent import LatentDecodeFit, LatentPrefill
 from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes
 from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Domain
-from perfmodel.evidence.fit.kernels import KernelModule, fit_group, with_residuals
+from perfmodel.evidence.fit.kernels import KernelModule, fit_group
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
@@ -147,8 +147,7 @@ def decode_start(key: str) -> FlashDecodeFit:
 def _fit_decodes(group: Group, device: DeviceFacts) -> FlashDecodeFit:
     free = (*_DECODE_FREE, *_DECODES.get(group.key.split("/")[-1], _Decodes()).free)
     start = decode_start(group.key)
-    fit = fit_group(group, start, device, free=free, starts=_DECODE_STARTS, most_rows=_MOST_ROWS)
-    return with_residuals(fit, group, device)
+    return fit_group(group, start, device, free=free, starts=_DECODE_STARTS, most_rows=_MOST_ROWS)
 
 
 # ---------------------------------------------------------------- prompts
@@ -229,8 +228,7 @@ def _prefill_kernel(name: str, head_dim: int, kv_bytes: float) -> PrefillKernel:
 
 def _fit_prefills(group: Group, device: DeviceFacts) -> FlashPrefillFit:
     start = prefill_start(group.key)
-    fit = fit_group(group, start, device, free=_PREFILL_FREE, starts=_PREFILL_STARTS, most_rows=_MOST_ROWS)
-    return with_residuals(fit, group, device)
+    return fit_group(group, start, device, free=_PREFILL_FREE, starts=_PREFILL_STARTS, most_rows=_MOST_ROWS)
 
 
 # ---------------------------------------------------------------- latent
@@ -304,7 +302,7 @@ def _fit_latents(group: Group, device: DeviceFacts) -> LatentDecodeFit | LatentP
         start = LatentDecodeFit(kernel=DecodeKernel(heads_per_block=rows, rows=rows), domain=domain)
         free = (*_LATENT_FREE, "memory_fraction", "block_s")
     starts: tuple[dict[str, float], ...] = ({}, {"floor_s": float(np.min(group.seconds))})
-    return with_residuals(fit_group(group, start, device, free=free, starts=starts), group, device)
+    return fit_group(group, start, device, free=free, starts=starts)
 
 
 DECODES = KernelModule(_decode_groups, _fit_decodes)

@@ -8,6 +8,7 @@ eagerly contain the host's launch, which serving from CUDA graphs does not pay: 
 import numpy as np
 
 from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
 from perfmodel.cost.forms.messages.links import link_for
 from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes
@@ -56,13 +57,14 @@ def _fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFi
     switch_ranks = find_architecture(device.hardware.declared.architecture).switch_ranks
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)
     if group.key.endswith("/nccl"):
-        return with_residuals(fit_group(group, nccl, device, free=_FREE, starts=_STARTS), group, device)
+        return fit_group(group, nccl, device, free=_FREE, starts=_STARTS)
     floor = _EAGER_FLOOR_S if group.key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
     is_small = group.sizes.payload <= result.most_bytes
     large, small = group.take(~is_small), group.take(is_small)
     if len(large.seconds) > _NO_ROWS:
-        result = result.model_copy(update={"beyond": fit_group(large, nccl, device, free=_FREE_BEYOND)})
+        beyond = fit_group(large, nccl, device, free=_FREE_BEYOND).model_copy(update={"residuals": Residuals()})
+        result = result.model_copy(update={"beyond": beyond})
     if len(small.seconds) > _NO_ROWS:
         free = _FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
         result = fit_group(small, result, device, free=free, starts=_STARTS_CUSTOM)

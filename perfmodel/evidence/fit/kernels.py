@@ -82,13 +82,14 @@ def fit_group(
     starts: Sequence[Mapping[str, float]] = ({},),
     most_rows: int = _MOST_ROWS,
 ) -> FitT:
-    """The parameters of a kernel. group: its rows, measured on `device`; the rest as of `fit_form`"""
+    """The parameters of a kernel, with residuals. group: its rows, measured on `device`; the rest as of `fit_form`"""
 
     def seconds(fit: FitT, rows: NDArray[np.int64]) -> Floats:
         parts = timed(take(group.sizes, rows), fit, device)
         return np.asarray(getattr(parts, "duration", parts))
 
-    return fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
+    result = fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
+    return with_residuals(result, group, device)
 
 
 def with_residuals(fit: FitT, group: Group, device: DeviceFacts) -> FitT:

@@ -23,7 +23,7 @@ from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS
-from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of, with_residuals
+from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
 from perfmodel.evidence.observation import table_rows
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
@@ -117,7 +117,8 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
 _ELEMENT_BYTES = 2.0
 _SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
 _FREE = (
-    *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens", "tail", "decode_tile", "empty_s", "reread"),
+    *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens"),
+    *("tail", "decode_tile", "empty_s", "reread"),
 )
 
 
@@ -219,7 +220,7 @@ def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAt
     domain = Domain(head_dim=int(float(group.sizes.heads.head_dim[0])))
     start = MixedAttentionFit(domain=domain, rate="bf16", softmax_ops=softmax_ops)
     starts: tuple[dict[str, float], ...] = ({}, {"tensor_fraction": 0.9})
-    return with_residuals(fit_group(group, start, device, free=_FREE, starts=starts, most_rows=3000), group, device)
+    return fit_group(group, start, device, free=_FREE, starts=starts, most_rows=3000)
 
 
 def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:

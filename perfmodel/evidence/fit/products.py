@@ -21,7 +21,7 @@ from perfmodel.cost.forms.fits import Domain
 from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, TileStep
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.expert_loads import rank_load
-from perfmodel.evidence.fit.kernels import Floats, KernelModule, fit_group, with_residuals
+from perfmodel.evidence.fit.kernels import Floats, KernelModule, fit_group
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name, numbers
 from perfmodel.ops.extents import ExpertsExtent, GemmExtent
 from perfmodel.ops.routing import TILE_ROWS
@@ -136,8 +136,7 @@ def fit_gemm(group: Group, device: DeviceFacts) -> TiledGemmFit:
         changes = {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
     start: TiledGemmFit = kernel.start.model_copy(update=changes)
     usable, starts = group.take(~gemms_too_fast(group, device)), tuple({**changes, **item} for item in _GEMM_STARTS)
-    fit = fit_group(usable, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
-    return with_residuals(fit, usable, device)
+    return fit_group(usable, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
 
 
 # ---------------------------------------------------------------- experts
@@ -278,8 +277,7 @@ def fit_experts(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
         start = start.model_copy(update={"misaligned": 1.3})
     launch = max(4e-6, 0.7 * float(np.quantile(part.seconds, 0.01)))
     starts = tuple({"launch_s": launch, **item} for item in _MOE_STARTS)
-    fit = fit_group(part, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
-    return with_residuals(fit, part, device)
+    return fit_group(part, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
 
 
 def _num_gates(table: KernelTable) -> Floats:
