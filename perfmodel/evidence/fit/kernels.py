@@ -82,7 +82,11 @@ def fit_group(
     starts: Sequence[Mapping[str, float]] = ({},),
     most_rows: int = _MOST_ROWS,
 ) -> FitT:
-    """The parameters of a kernel, with residuals. group: its rows, measured on `device`; the rest as of `fit_form`"""
+    """The parameters of a kernel, with residuals.
+
+    group: its rows, measured on `device`
+    start, free, starts, most_rows: as of `fit_form`
+    """
 
     def seconds(fit: FitT, rows: NDArray[np.int64]) -> Floats:
         parts = timed(take(group.sizes, rows), fit, device)
