@@ -10,14 +10,15 @@ ratio of the declared clocks. `--kernels` shows every kernel instead of every en
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.forms import DeviceFacts
 from perfmodel.cost.forms.fits import transferred
-from perfmodel.evidence.fit import attention_decode, attention_prefill, collectives
+from perfmodel.evidence.fit.attention import DECODES, PROMPTS
+from perfmodel.evidence.fit.collectives import COLLECTIVES
+from perfmodel.evidence.fit.kernels import KernelModule
 from perfmodel.evidence.sources.kernels import Group, read_table
 from perfmodel.ops.extents import HeadsExtent
 from perfmodel.specs import load_hardware
@@ -75,15 +76,15 @@ _COLLECTIVES: dict[str, Rule] = {
     "k = 4": lambda g: g.sizes.ranks == 4,
     "k = 8": lambda g: g.sizes.ranks == 8,
 }
-_TABLES: dict[str, tuple[ModuleType, dict[str, Rule]]] = {
-    "context_attention": (attention_prefill, _PREFILL),
-    "generation_attention": (attention_decode, _DECODE),
-    "nccl": (collectives, _COLLECTIVES),
-    "custom_allreduce": (collectives, _COLLECTIVES),
+_TABLES: dict[str, tuple[KernelModule, dict[str, Rule]]] = {
+    "context_attention": (PROMPTS, _PREFILL),
+    "generation_attention": (DECODES, _DECODE),
+    "nccl": (COLLECTIVES, _COLLECTIVES),
+    "custom_allreduce": (COLLECTIVES, _COLLECTIVES),
 }
 
 
-def kept_aside(module: ModuleType, group: Group, device: DeviceFacts, rule: Rule) -> NDArray[np.float64]:
+def kept_aside(module: KernelModule, group: Group, device: DeviceFacts, rule: Rule) -> NDArray[np.float64]:
     """Absolute errors on the rows that `rule` picks, fitted on the rest; none where either is too small."""
     rows = rule(group)
     if rows.sum() < 5 or (~rows).sum() < 12:
@@ -123,7 +124,7 @@ def cross_validate(folder: Path, systems: list[str], op: str, by_kernel: bool) -
     transfers(module, [(group, device) for _, group, device in groups])
 
 
-def transfers(module: ModuleType, groups: list[tuple[Group, DeviceFacts]]) -> None:
+def transfers(module: KernelModule, groups: list[tuple[Group, DeviceFacts]]) -> None:
     """Fitted on one device, predicted on another, for kernels that both have by the same name."""
     for group, source in groups:
         for other, target in groups:

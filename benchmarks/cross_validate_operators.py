@@ -10,14 +10,14 @@ target but its declared figures, then with its kernels' own generation constants
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.forms import DeviceFacts
-from perfmodel.evidence.fit import gemm, moe
+from perfmodel.evidence.fit.kernels import KernelModule
+from perfmodel.evidence.fit.products import GEMM, MOE, experts_too_fast, gemms_too_fast
 from perfmodel.evidence.sources.kernels import Group, read_table
 from perfmodel.specs import load_hardware
 
@@ -58,9 +58,9 @@ def _numbered(sizes: Any, names: Sequence[str]) -> NDArray[np.int64]:
     return np.unique(values, axis=0, return_inverse=True)[1].ravel()
 
 
-_RULES: dict[str, tuple[ModuleType, dict[str, Folds]]] = {
+_RULES: dict[str, tuple[KernelModule, dict[str, Folds]]] = {
     "gemm": (
-        gemm,
+        GEMM,
         {
             "half of (N, K)": _half_of("n", "k"),
             "M > 4353": _where(lambda s: s.m > 4353),
@@ -69,7 +69,7 @@ _RULES: dict[str, tuple[ModuleType, dict[str, Folds]]] = {
         },
     ),
     "moe": (
-        moe,
+        MOE,
         {
             "half of shapes": _half_of("width", "inner", "top_k", "num_experts", "local_experts"),
             "models": _two_folds("width", "top_k", "num_experts"),
@@ -81,11 +81,11 @@ _RULES: dict[str, tuple[ModuleType, dict[str, Folds]]] = {
 }
 
 
-def errors_of(module: ModuleType, group: Group, fit: Any, device: DeviceFacts) -> Errors:
+def errors_of(module: KernelModule, group: Group, fit: Any, device: DeviceFacts) -> Errors:
     return np.asarray(np.abs(module.predict(group, fit, device) / group.seconds - 1))
 
 
-def kept_aside(module: ModuleType, group: Group, device: DeviceFacts, folds: Folds) -> Errors:
+def kept_aside(module: KernelModule, group: Group, device: DeviceFacts, folds: Folds) -> Errors:
     """Errors on the rows kept aside, fitted on the rest; none where either is too small."""
     found = [np.empty(0)]
     for rows in folds(group.sizes.extent):
@@ -115,7 +115,7 @@ def cross_validate(op: str, groups: list[tuple[str, DeviceFacts, Group]]) -> Non
     for system, lines in totals.items():
         print_line(f"{system}: all", [shown(np.concatenate(column)) for column in zip(*lines, strict=True)])
     for system, device, group in groups:
-        too_fast = module.is_too_fast(group, device)
+        too_fast = (gemms_too_fast if module is GEMM else experts_too_fast)(group, device)
         if too_fast.any():
             print(f"  {system} {group.engine} {group.key}: {too_fast.sum()} rows beat the hardware, not fitted")
 

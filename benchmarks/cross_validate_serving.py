@@ -24,7 +24,7 @@ import numpy as np
 from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.dates import today
 from perfmodel.evidence.fit import profiles
-from perfmodel.evidence.fit.forms import LinearErrors, values_of, with_facts
+from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
 from perfmodel.evidence.observation import Observation, Prediction
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
 from perfmodel.evidence.report import Rows

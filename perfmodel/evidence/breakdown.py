@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import ServerFit, StepEstimate, step_costs
-from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.forms.attention.decode import DecodeSizes
 from perfmodel.cost.forms.attention.latent import LatentSizes
-from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.attention.prefill import PrefillSizes
 from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.forms.experts import ExpertSizes
 from perfmodel.cost.forms.fits import take
-from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
-from perfmodel.cost.forms.messages.links import link_for
-from perfmodel.cost.forms.messages.nccl import CollectiveSizes, collective_seconds
+from perfmodel.cost.forms.gemm import GemmSizes
+from perfmodel.cost.forms.messages.nccl import CollectiveSizes
+from perfmodel.evidence.fit.kernels import timed
 from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
 from perfmodel.evidence.sources.kernels import Group
 from perfmodel.ops.extents import DecodeExtent, HeadsExtent
@@ -65,15 +64,16 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
 
     predicted, measured: seconds; compute, memory: predicted seconds of each resource
     """
-    longest = max(compute, memory)
-    overhead = max(0.0, predicted - longest)
-    bound = "memory" if memory >= compute else "compute"
-    shares = {bound: min(longest, predicted) / predicted, "overhead": overhead / predicted}
+    bound, longest = ("memory", memory) if memory >= compute else ("compute", compute)
+    shares = {
+        bound: min(longest, predicted) / predicted,
+        "overhead": max(0.0, predicted - longest) / predicted,
+    }
     return {
         "parts": shares,
         "compute_s": compute,
         "memory_s": memory,
-        "overhead_s": overhead,
+        "overhead_s": max(0.0, predicted - longest),
         "bound": max(shares, key=lambda name: shares[name]),
         "why": why(predicted, measured, shares, "the kernel"),
     }
@@ -82,37 +82,50 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
 def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
     """Parts of a message's time: its bytes on the wire, and the rest, launches and hops."""
     shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
-    bound = max(shares, key=lambda name: shares[name])
     return {
         "parts": shares,
         "communication_s": wire,
         "overhead_s": max(0.0, predicted - wire),
-        "bound": bound,
+        "bound": max(shares, key=lambda name: shares[name]),
         "why": why(predicted, measured, shares, "the message"),
     }
 
 
 def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
     """Decades of FLOPs or bytes as `work`; `M` (rows of a matrix, tokens of experts) and `context` where there are."""
-    if isinstance(sizes, CollectiveSizes):
-        return {"work": _decades(sizes.payload, "B")} | _without("M", "context", like=sizes.payload)
-    if isinstance(sizes, LatentSizes):
-        inner = sizes.attention
-        context = inner.length if isinstance(inner, DecodeSizes) else inner.tokens + inner.cached
-        result = {"work": _decades(2 * sizes.tokens * sizes.weights + _attention_flops(inner), "FLOP")}
-        return result | {"M": range_names(sizes.tokens, _ROWS), "context": range_names(context, _CONTEXT, "tokens")}
-    if isinstance(sizes, GemmSizes):
-        m, n, k, batch = sizes.extent.m, sizes.extent.n, sizes.extent.k, sizes.extent.batch
-        result = {"work": _decades(2 * m * n * k * batch, "FLOP"), "M": range_names(m, _ROWS)}
-        return result | _without("context", like=m)
-    if isinstance(sizes, ExpertSizes):
-        extent = sizes.extent
-        flops = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1)
-        result = {"work": _decades(flops, "FLOP"), "M": range_names(extent.tokens, _ROWS)}
-        return result | _without("context", like=extent.tokens)
-    context = sizes.length if isinstance(sizes, DecodeSizes) else sizes.tokens + sizes.cached
-    result = {"work": _decades(_attention_flops(sizes), "FLOP"), "context": range_names(context, _CONTEXT, "tokens")}
-    return result | _without("M", like=context)
+    rows: Any = None
+    context: Any = None
+    unit = "FLOP"
+    match sizes:
+        case CollectiveSizes():
+            work, unit = sizes.payload, "B"
+        case GemmSizes(extent=extent):
+            work, rows = 2 * extent.m * extent.n * extent.k * extent.batch, extent.m
+        case ExpertSizes(extent=extent):
+            work, rows = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1), extent.tokens
+        case LatentSizes():
+            flops, context = _attention(sizes.attention)
+            work, rows = 2 * sizes.tokens * sizes.weights + flops, sizes.tokens
+        case _:
+            work, context = _attention(sizes)
+    powers = np.clip(np.floor(np.log10(np.maximum(work, 1.0))), 0, _MOST_DECADES - 1).astype(np.int64)
+    none = Dimension((NOT_APPLICABLE,), np.zeros(len(work), dtype=np.int64))
+    return {
+        "work": Dimension(tuple(f"1e{power} {unit}" for power in range(_MOST_DECADES)), powers),
+        "M": none if rows is None else range_names(rows, _ROWS),
+        "context": none if context is None else range_names(context, _CONTEXT, "tokens"),
+    }
+
+
+def _attention(sizes: DecodeSizes | PrefillSizes) -> tuple[NDArray[np.float64], Any]:
+    """FLOPs of the scores and their use, causal, and the context; windows are left out: this only sorts rows by
+    size."""
+    if isinstance(sizes, DecodeSizes):
+        flops = sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token
+        return np.asarray(flops), sizes.length
+    pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
+    flops = 2.0 * sizes.count * pairs * sizes.heads.num_heads * sizes.heads.head_size
+    return np.asarray(flops), sizes.tokens + sizes.cached
 
 
 def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:
@@ -120,29 +133,18 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
 
     fit, device: of its kernel; predicted: seconds
     """
-    measured, sizes = float(group.seconds[row]), group.sizes
-    if isinstance(sizes, LatentSizes):
-        lengths = _numbers(take(sizes.attention, np.array([row])))
-        heads = lengths["heads"]
+    measured, one = float(group.seconds[row]), take(group.sizes, np.array([row]))
+    if isinstance(one, LatentSizes):
+        lengths = _numbers(one.attention)
         head = f"measured {measured / predicted:.2f}x predicted"
-        return {"sizes": lengths, "why": f"{head}: projections and attention of {heads:g} heads in one number"}
-    one = take(sizes, np.array([row]))
-    if isinstance(sizes, CollectiveSizes):
-        seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
-        parts = seconds(one, fit, device, link_for(device.hardware, 2))
+        return {
+            "sizes": lengths,
+            "why": f"{head}: projections and attention of {lengths['heads']:g} heads in one number",
+        }
+    parts = timed(one, fit, device)
+    if isinstance(one, CollectiveSizes):
         return {"sizes": _numbers(one)} | _message_breakdown(predicted, measured, float(parts.wire[0]))
-    timed: Any
-    if isinstance(sizes, GemmSizes):
-        timed = gemm_seconds(one, fit, device, is_eager=True)
-    elif isinstance(sizes, ExpertSizes):
-        timed = expert_seconds(one, fit, device)
-    elif isinstance(fit, FlashDecodeFit):
-        timed = decode_seconds(one, fit, device, is_warm=True)
-    elif isinstance(fit, FlashPrefillFit):
-        timed = prefill_seconds(one, fit, device)
-    else:
-        return {}
-    compute, memory = (float(np.ravel(part)[0]) for part in (timed.compute, timed.memory))
+    compute, memory = (float(np.ravel(part)[0]) for part in (parts.compute, parts.memory))
     return {"sizes": _numbers(one)} | kernel_breakdown(predicted, measured, compute, memory)
 
 
@@ -155,35 +157,16 @@ def _numbers(sizes: Any) -> dict[str, float]:
 def _fields(sizes: Any) -> Iterator[tuple[str, Any]]:
     for name, value in zip(sizes._fields, sizes, strict=True):
         if isinstance(value, DecodeExtent):
-            yield from (("seqs", value.num_seqs), *_heads(value.heads))
-        elif isinstance(value, HeadsExtent):
-            yield from (*_heads(value), ("head_size", value.head_size))
+            yield "seqs", value.num_seqs
+        if isinstance(value, DecodeExtent | HeadsExtent):
+            heads = value if isinstance(value, HeadsExtent) else value.heads
+            yield from (("heads", heads.num_heads), ("kv_heads", heads.num_kv_heads), ("window", heads.window))
+            if heads is value:
+                yield "head_size", heads.head_size
         elif hasattr(value, "_fields"):
             yield from _fields(value)
         elif name != "rate":
             yield name, value
-
-
-def _heads(extent: HeadsExtent) -> tuple[tuple[str, Any], ...]:
-    return ("heads", extent.num_heads), ("kv_heads", extent.num_kv_heads), ("window", extent.window)
-
-
-def _attention_flops(sizes: DecodeSizes | PrefillSizes) -> NDArray[np.float64]:
-    """FLOPs of the scores and their use, causal; windows are left out: this only sorts rows by size."""
-    if isinstance(sizes, DecodeSizes):
-        return np.asarray(sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token)
-    pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
-    return np.asarray(2.0 * sizes.count * pairs * sizes.heads.num_heads * sizes.heads.head_size)
-
-
-def _decades(values: NDArray[np.float64], unit: str) -> Dimension:
-    powers = np.clip(np.floor(np.log10(np.maximum(values, 1.0))), 0, _MOST_DECADES - 1).astype(np.int64)
-    return Dimension(tuple(f"1e{power} {unit}" for power in range(_MOST_DECADES)), powers)
-
-
-def _without(*dimensions: str, like: Any) -> dict[str, Dimension]:
-    """The kernel has no such size."""
-    return {name: Dimension((NOT_APPLICABLE,), np.zeros(len(like), dtype=np.int64)) for name in dimensions}
 
 
 @dataclass(frozen=True)
@@ -208,18 +191,21 @@ class TypicalSteps:
         `server`, by default its own typical batch, mean prompt and front end."""
         costs = step_costs(scenario)
         choice = choice or typical_step(scenario, lambda shape: costs.estimate(shape).duration_s)
-        lengths, batch = scenario.traffic.input_tokens, choice.shape.num_decodes
+        decodes, lengths = choice.shape, scenario.traffic.input_tokens
+        batch = decodes.num_decodes
         tokens = prompt or (max(1, round(mean_length(lengths))) if lengths else 1)
         new = _new_tokens(scenario, tokens)
         chunk = max(1, min(new, scenario.engine.max_num_batched_tokens - batch))
         num_steps, cached = ceil(new / chunk), tokens - new
+        chunked = decodes.num_tokens + chunk, decodes.num_samples + 1, ((chunk, cached),)
+        with_chunk = BatchShape(*chunked, batch, decodes.decode_context, decodes.decode_windowed)
         server = server or costs.profile.server
         return cls(
             label=choice.label,
-            decode=costs.estimate(choice.shape),
+            decode=costs.estimate(decodes),
             prefill_label=f"{num_steps} step{'s' * (num_steps > 1)} of {chunk:,} prompt tokens after {cached:,} "
             f"cached, beside {batch:,} decodes",
-            prefill_s=num_steps * costs.estimate(_beside(choice.shape, chunk, cached)).duration_s,
+            prefill_s=num_steps * costs.estimate(with_chunk).duration_s,
             front_end_s=server.in_s
             + server.in_per_prompt_token_s * tokens
             + server.out_s
@@ -284,15 +270,3 @@ def _new_tokens(scenario: Scenario, tokens: int) -> int:
         return tokens
     shared = tokens - 1 if prefix.num_prompts_per_group else min(prefix.shared_tokens, tokens - 1)
     return tokens - shared // engine.block_size * engine.block_size
-
-
-def _beside(decodes: BatchShape, new: int, cached: int) -> BatchShape:
-    """The decode step with a prompt's chunk in it."""
-    return BatchShape(
-        num_tokens=decodes.num_tokens + new,
-        num_samples=decodes.num_samples + 1,
-        prefills=((new, cached),),
-        num_decodes=decodes.num_decodes,
-        decode_context=decodes.decode_context,
-        decode_windowed=decodes.decode_windowed,
-    )

@@ -98,11 +98,10 @@ class Trust:
         """`rows like this: TPOT 8 % (p90 25), 37 rows`, or `no rows like this: expect TPOT 8 % (p90 25)`."""
         shown = _shown(self.errors)
         counts = {figures.rows for figures in shown.values()}
-        texts = [
-            f"{name} {_percent(figures.median)} % (p90 {_percent(figures.p90)})"
-            + (f" in {figures.rows:,} rows" if len(counts) > 1 else "")
-            for name, figures in shown.items()
-        ]
+        texts = []
+        for name, figures in shown.items():
+            where = f" in {figures.rows:,} rows" if len(counts) > 1 else ""
+            texts.append(f"{name} {_percent(figures.median)} % (p90 {_percent(figures.p90)}){where}")
         if self.left_out is not None:
             return f"no rows like this: expect {', '.join(texts)}"
         count = max(counts)
@@ -132,24 +131,30 @@ class Trust:
 
 def trust_of(scenario: Scenario) -> Trust:
     """How near the scenario's setup is to what was measured."""
-    setup = setup_of(scenario)
-    cells = measured_cells()
-    alike = [cell for cell in cells if _is_kin(setup, cell) and not _other_sizes(setup, cell)]
+    setup, cells = setup_of(scenario), measured_cells()
+    kin = [cell for cell in cells if _is_kin(setup, cell)]
+    alike = [cell for cell in kin if not _other_sizes(setup, cell)]
     alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
     origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
     level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), CUTS.index(origin[2])))
     if shown := _shown(errors):
-        because = f"Measured: {_models(alike)} on {setup.device} under {setup.engine}."
+        first, *others = sorted({cell.low.model for cell in alike})
+        models = f"{first} and {len(others)} other models" if others else first
+        because = f"Measured: {models} on {setup.device} under {setup.engine}."
         if all(figures.median <= VALIDATED_BELOW and figures.rows >= _FEWEST_ROWS for figures in shown.values()):
             level = "validated"
         return Trust(level, because, setup, errors, None, _nearest(setup, alike))
-    kin = [cell for cell in cells if _is_kin(setup, cell)]
     if level != "datasheet" and not any(cell.low.family == setup.family for cell in cells):
         because = f"{because} No model of its family ({setup.family}) was measured."
     elif kin and level != "datasheet":
         because = f"{because} {_sizes_of_nearest(setup, kin)}"
-    cut = _left_out(setup, cells, cut)
+    models_here = {
+        cell.low.model for cell in cells if (cell.low.device, cell.low.engine) == (setup.device, setup.engine)
+    }
+    if cut not in ("architecture", "datasheet"):
+        # the nearest cross-validation that left out what no row has
+        cut = "device" if not models_here else "cell" if setup.model in models_here else "model"
     return Trust(level, because, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))
 
 
@@ -171,33 +176,20 @@ def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
 
 def _other_sizes(setup: MeasuredSetup, cell: MeasuredCell) -> list[str]:
     """The sizes that are not similar to those of the cell."""
-    low, high = cell.low, cell.high
-    return [size for size in SIZES if _outside(getattr(setup, size), getattr(low, size), getattr(high, size)) > 1]
-
-
-def _models(cells: Sequence[MeasuredCell]) -> str:
-    """The models of cells: the first by name, and how many others."""
-    names = sorted({cell.low.model for cell in cells})
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other models"
+    return [size for size, far in _outside(setup, cell.low, cell.high).items() if far > 1]
 
 
 def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
     """The sizes in which the nearest measured rows differ from the setup."""
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
     sizes = _other_sizes(setup, nearest)
-    ranges = [
-        f"{_range(size, getattr(nearest.low, size), getattr(nearest.high, size))} "
-        f"(here {_number(getattr(setup, size))})"
-        for size in sizes
-        if size != "active_b" or "total_b" not in sizes
-    ]
+    ranges = []
+    for size in sizes:
+        if size != "active_b" or "total_b" not in sizes:
+            low, high, own = (_number(getattr(item, size)) for item in (nearest.low, nearest.high, setup))
+            count = low if getattr(nearest.low, size) == getattr(nearest.high, size) else f"{low} to {high}"
+            ranges.append(f"{count} {_NAMES[size].replace('(s)', '' if count == '1' else 's')} (here {own})")
     return f"The nearest rows ({nearest.low.model}) have {', '.join(ranges)}."
-
-
-def _range(size: str, low: float, high: float) -> str:
-    """`1 device`, `2 to 4 devices`"""
-    count = _number(low) if low == high else f"{_number(low)} to {_number(high)}"
-    return f"{count} {_NAMES[size].replace('(s)', '' if count == '1' else 's')}"
 
 
 def _number(value: float) -> str:
@@ -205,17 +197,18 @@ def _number(value: float) -> str:
     return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
 
-def _outside(value: float, low: float, high: float) -> float:
-    """How many times `_SIMILAR` a size lies outside of what was measured; 0 inside, and where either is not known."""
-    if not value or not high or low <= value <= high:
-        return 0.0
-    if value > high:
-        return log2(value / high) / log2(_SIMILAR)
-    return log2(low / value) / log2(_SIMILAR)
+def _outside(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> dict[str, float]:
+    """How many times `_SIMILAR` each size lies outside of what was measured; 0 inside, and where it is not known."""
+    result = {}
+    for size in SIZES:
+        value, least, most = getattr(setup, size), getattr(low, size), getattr(high, size)
+        is_inside = not value or not most or least <= value <= most
+        result[size] = 0.0 if is_inside else log2(value / most if value > most else least / value) / log2(_SIMILAR)
+    return result
 
 
 def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> float:
-    result = sum(_outside(getattr(setup, size), getattr(low, size), getattr(high, size)) for size in SIZES)
+    result = sum(_outside(setup, low, high).values())
     result += _OTHER_DEVICE * (setup.device != low.device) * (1 if setup.architecture == low.architecture else 2)
     result += _OTHER_ENGINE * (setup.engine != low.engine)
     result += _OTHER_FAMILY * (setup.family != low.family or setup.separate != low.separate)
@@ -264,68 +257,45 @@ def _expected(
     setup: MeasuredSetup, scenario: Scenario, cells: Sequence[MeasuredCell], cut: Cut
 ) -> dict[str, ErrorFigures]:
     """Errors without rows like the setup: of the cross-validation, and at least those of the nearest measured rows."""
-    expected = left_out_errors(setup.engine, _kind_of(scenario), cut)
-    expected_errors = {}
+    hardware = scenario.hardware
+    devices = "apu" if hardware.declared.memory[0].unified else "gpu"  # as errors of single machines are grouped
+    devices = "cpu" if hardware.kind == "cpu" else "apple" if hardware.maker == "apple" else devices
+    expected = left_out_errors(setup.engine, devices, cut)
+    result = {}
     for names in _SHOWN:
         metric = next((metric for metric in names if metric in expected), None)
         if metric is None:
             continue
-        median, p90 = expected[metric]
-        near = _pooled(_at_least_distance(setup, [cell for cell in cells if cell.metric in names]))
+        members = [cell for cell in cells if cell.metric in names]
+        distances = [_distance(setup, cell.low, cell.high) for cell in members]
+        least = min(distances, default=0.0)
+        near = _pooled([cell for cell, distance in zip(members, distances, strict=True) if distance == least])
         nearest = next((near[name] for name in names if name in near), ErrorFigures(0, 0.0, 0.0))
-        expected_errors[metric] = ErrorFigures(0, max(median, nearest.median), max(p90, nearest.p90))
-    return expected_errors
-
-
-def _at_least_distance(setup: MeasuredSetup, cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
-    """The cells that no other is nearer than."""
-    distances = [_distance(setup, cell.low, cell.high) for cell in cells]
-    return [cell for cell, distance in zip(cells, distances, strict=True) if distance == min(distances)]
-
-
-def _left_out(setup: MeasuredSetup, cells: Iterable[MeasuredCell], cut: Cut) -> Cut:
-    """The nearest cross-validation that left out what no row has: `cut`, or a nearer one of a device with rows."""
-    if cut in ("architecture", "datasheet"):
-        return cut
-    models = {cell.low.model for cell in cells if (cell.low.device, cell.low.engine) == (setup.device, setup.engine)}
-    if not models:
-        return "device"
-    return "cell" if setup.model in models else "model"
-
-
-def _kind_of(scenario: Scenario) -> str:
-    """The kind of device by which errors of single machines are grouped."""
-    hardware = scenario.hardware
-    if hardware.kind == "cpu":
-        return "cpu"
-    if hardware.maker == "apple":
-        return "apple"
-    return "apu" if hardware.declared.memory[0].unified else "gpu"
+        median, p90 = expected[metric]
+        result[metric] = ErrorFigures(0, max(median, nearest.median), max(p90, nearest.p90))
+    return result
 
 
 def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str, Cut]:
     """What kernels of a device are known by where no measured row is like the setup, and what was left out as it is."""
-    unknown: tuple[Level, str, Cut]
-    unknown = "datasheet", f"No kernel of {hardware.name} nor of a related device was measured.", "datasheet"
+    profile, name = engine.profile, hardware.name
     if engine.described.facts.backends:
         calibration = backend_calibration(hardware, engine)
-        if calibration.origin == "datasheet":
-            return unknown
-        if calibration.spread > 1:
-            return "transferred", f"{engine.profile} was fitted to devices of other generations.", "device"
-        return "calibrated", f"{engine.profile} was fitted to devices of this generation.", "device"
-    if engine.profile == "datasheet":
+        if calibration.origin != "datasheet":
+            if calibration.spread > 1:
+                return "transferred", f"{profile} was fitted to devices of other generations.", "device"
+            return "calibrated", f"{profile} was fitted to devices of this generation.", "device"
+    elif profile == "datasheet":
         return "datasheet", "The engine profile `datasheet` has no measurements.", "datasheet"
-    measured = measured_device(hardware, engine.profile)
-    if measured == hardware.name:
-        return "calibrated", f"Kernels of {hardware.name} were measured.", "device"
-    if measured is None:
-        if whole_run_calibration(hardware, engine.profile) is None:
-            return unknown
-        return "transferred", f"Whole runs on the architecture of {hardware.name} were measured.", "architecture"
-    if load_hardware(measured).declared.architecture == hardware.declared.architecture:
-        return "calibrated", f"Kernels of {measured}, of the same architecture, were measured.", "device"
-    return "transferred", f"Kernels of {measured}, of another architecture, were measured.", "device"
+    elif measured := measured_device(hardware, profile):
+        if measured == name:
+            return "calibrated", f"Kernels of {name} were measured.", "device"
+        if load_hardware(measured).declared.architecture == hardware.declared.architecture:
+            return "calibrated", f"Kernels of {measured}, of the same architecture, were measured.", "device"
+        return "transferred", f"Kernels of {measured}, of another architecture, were measured.", "device"
+    elif whole_run_calibration(hardware, profile) is not None:
+        return "transferred", f"Whole runs on the architecture of {name} were measured.", "architecture"
+    return "datasheet", f"No kernel of {name} nor of a related device was measured.", "datasheet"
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from the reports of cross-validation (`benchmarks/left_out_index.py`).
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -103,19 +103,17 @@ def _sizes(model: ModelSpec) -> tuple[str, int, int]:
 
 
 def _kind(mixer: Mixer) -> str:
-    match mixer:
-        case LatentAttention():
-            return "latent attention" if mixer.indexer is None else "sparse latent attention"
-        case GatedDeltaNet():
-            return "gated delta rule"
-        case Mamba():
-            return "state space"
-        case LinearAttention():
-            return "linear attention"
-        case Attention():
-            return "attention"
+    if isinstance(mixer, LatentAttention):
+        return "latent attention" if mixer.indexer is None else "sparse latent attention"
+    return _KINDS[type(mixer)]
 
 
+_KINDS: dict[type, str] = {
+    GatedDeltaNet: "gated delta rule",
+    Mamba: "state space",
+    LinearAttention: "linear attention",
+    Attention: "attention",
+}
 _NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
 _CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
 _CELL_COLUMNS = ("kind", *_CELL, "metric", "errors")
@@ -177,23 +175,51 @@ def quantile(values: Sequence[float], share: float) -> float:
 @cache
 def measured_cells() -> tuple[MeasuredCell, ...]:
     """All cells of the index."""
-    files = sorted(path for path in data_dir("validated").glob("*.csv"))
-    return tuple(_cell(line) for file in files for line in _lines(file))
+    cells = []
+    for line in _lines("*.csv"):
+        ends, errors = (_setup(line, "_low"), _setup(line, "_high")), tuple(map(float, line["errors"].split()))
+        cells.append(MeasuredCell(line["kind"], *ends, line["metric"], errors))
+    return tuple(cells)
 
 
 @cache
 def measured_rows() -> tuple[MeasuredRow, ...]:
     """The single rows of all validations, of those that may be copied."""
-    files = sorted(data_dir("validated").glob("*.rows.csv.gz"))
-    return tuple(_row(line) for file in files for line in _lines(file))
+    rows = []
+    for line in _lines("*.rows.csv.gz"):
+        figures = float(line["predicted"]), float(line["measured"])
+        rows.append(MeasuredRow(line["kind"], _setup(line), line["metric"], *figures, line["label"]))
+    return tuple(rows)
+
+
+def _lines(pattern: str) -> Iterator[dict[str, str]]:
+    for file in sorted(data_dir("validated").glob(pattern)):
+        try:
+            yield from read_rows(file)
+        except (OSError, ValueError) as error:
+            raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
+    """The setup that a line has; of a cell the one at an `end` of its ranges."""
+    named = (line[name] == "True" if name == "separate" else line[name] for name in _NAMES)
+    return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
 
 
 def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
     """Rows by cell and metric."""
-    result: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
-        result[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
-    return [_pooled(result[key]) for key in sorted(result)]
+        groups[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
+    cells = []
+    for _, members in sorted(groups.items()):
+        first = members[0]
+        low, high = (
+            first.setup._replace(**{size: end(getattr(row.setup, size) for row in members) for size in SIZES})
+            for end in (min, max)
+        )
+        cells.append(MeasuredCell(first.kind, low, high, first.metric, tuple(sorted(row.error for row in members))))
+    return cells
 
 
 def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:
@@ -207,12 +233,23 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
     import gzip  # here and below what only writing needs: every answer imports this module
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.csv").write_text(
-        _table(_CELL_COLUMNS, map(_cell_line, cells_of(rows))), encoding="utf-8", newline="\n"
-    )
+    cells = []
+    for cell in cells_of(rows):
+        ends = [_rounded(getattr(setup, size)) for size in SIZES for setup in (cell.low, cell.high)]
+        errors = " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
+        cells.append([cell.kind, *_names(cell.low), *ends, cell.metric, errors])
+    (folder / f"{name}.csv").write_text(_table(_CELL_COLUMNS, cells), encoding="utf-8", newline="\n")
     if lists_rows:
-        text = _table(_ROW_COLUMNS, map(_row_line, _by_setup(rows)))
+        lines = []
+        for row in _by_setup(rows):
+            figures = [row.metric, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.label]
+            lines.append([row.kind, *_names(row.setup), *(_rounded(getattr(row.setup, n)) for n in SIZES), *figures])
+        text = _table(_ROW_COLUMNS, lines)
         (folder / f"{name}.rows.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def _names(setup: MeasuredSetup) -> list[str]:
+    return [str(getattr(setup, name)) for name in _NAMES]
 
 
 def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
@@ -220,62 +257,15 @@ def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
     by_setup: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
         by_setup[row.setup, row.metric].append(row)
-    return [
-        replace(
-            repeated[0],
-            predicted=quantile([row.predicted for row in repeated], 0.5),
-            measured=quantile([row.measured for row in repeated], 0.5),
-            label=repeated[0].label
-            if len(repeated) == 1
-            else f"median of {len(repeated):,}: {repeated[0].label} and so on",
+    result = []
+    for first, *rest in by_setup.values():
+        repeated = [first, *rest]
+        predicted, measured = (
+            quantile([getattr(row, name) for row in repeated], 0.5) for name in ("predicted", "measured")
         )
-        for repeated in by_setup.values()
-    ]
-
-
-def _pooled(rows: Sequence[MeasuredRow]) -> MeasuredCell:
-    first = rows[0]
-    names: dict[str, Any] = {name: getattr(first.setup, name) for name in _NAMES}
-    low, high = (
-        MeasuredSetup(**names | {size: end(getattr(row.setup, size) for row in rows) for size in SIZES})
-        for end in (min, max)
-    )
-    return MeasuredCell(first.kind, low, high, first.metric, tuple(sorted(row.error for row in rows)))
-
-
-def _lines(file: Path) -> list[dict[str, str]]:
-    try:
-        return read_rows(file)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
-    """The setup that a line has; of a cell the one at an `end` of its ranges."""
-    named = (line[name] == "True" if name == "separate" else line[name] for name in _NAMES)
-    return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
-
-
-def _cell(line: dict[str, str]) -> MeasuredCell:
-    ends = _setup(line, "_low"), _setup(line, "_high")
-    return MeasuredCell(line["kind"], *ends, line["metric"], tuple(map(float, line["errors"].split())))
-
-
-def _row(line: dict[str, str]) -> MeasuredRow:
-    values = float(line["predicted"]), float(line["measured"])
-    return MeasuredRow(line["kind"], _setup(line), line["metric"], *values, line["label"])
-
-
-def _cell_line(cell: MeasuredCell) -> Sequence[str]:
-    ends = [_rounded(getattr(setup, size)) for size in SIZES for setup in (cell.low, cell.high)]
-    names = [str(getattr(cell.low, name)) for name in _NAMES]
-    return cell.kind, *names, *ends, cell.metric, " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
-
-
-def _row_line(row: MeasuredRow) -> Sequence[str]:
-    names = [str(getattr(row.setup, name)) for name in _NAMES]
-    sizes = [_rounded(getattr(row.setup, size)) for size in SIZES]
-    return row.kind, *names, *sizes, row.metric, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.label
+        label = f"median of {len(repeated):,}: {first.label} and so on" if rest else first.label
+        result.append(replace(first, predicted=predicted, measured=measured, label=label))
+    return result
 
 
 def _rounded(value: float) -> str:
@@ -287,9 +277,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     import io
 
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows([head, *lines])
     return text.getvalue()
 
 
@@ -318,18 +306,12 @@ class LeftOutError(NamedTuple):
 @cache
 def measured_left_out() -> tuple[LeftOutError, ...]:
     """All lines of the file."""
-    return tuple(
-        LeftOutError(
-            line["engine"],
-            line["left_out"],  # type: ignore[arg-type]
-            line["devices"],
-            line["metric"],
-            float(line["median_error"]),
-            float(line["p90_error"]),
-            line["report"],
-        )
-        for line in read_rows(data_dir("validated") / "left_out" / "errors.csv")
-    )
+    result = []
+    for line in read_rows(data_dir("validated") / "left_out" / "errors.csv"):
+        cut: Any = line["left_out"]
+        errors = float(line["median_error"]), float(line["p90_error"])
+        result.append(LeftOutError(line["engine"], cut, line["devices"], line["metric"], *errors, line["report"]))
+    return tuple(result)
 
 
 def left_out_errors(

@@ -8,13 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.cost.forms.device import DeviceFacts  # noqa: E402
-from perfmodel.evidence.fit import (  # noqa: E402
-    attention_decode,
-    attention_prefill,
-    gemm,
-    moe,
-)
+from perfmodel.evidence.fit.attention import DECODES, PROMPTS  # noqa: E402
 from perfmodel.evidence.fit.device import TABLES, kernel_tables, small_kernels  # noqa: E402
+from perfmodel.evidence.fit.products import GEMM, MOE, experts_start  # noqa: E402
 from perfmodel.evidence.fit.systems import module_of  # noqa: E402
 from perfmodel.evidence.sources.measured import KernelRecord  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
@@ -25,10 +21,10 @@ HARDWARE = load_hardware("h100-sxm-80gb")
 DEVICE = DeviceFacts.of(HARDWARE)
 SLOW = 3.0  # times what the datasheet allows: no row beats the hardware
 MODULES = {
-    "gemm": gemm,
-    "context_attention": attention_prefill,
-    "generation_attention": attention_decode,
-    "moe": moe,
+    "gemm": GEMM,
+    "context_attention": PROMPTS,
+    "generation_attention": DECODES,
+    "moe": MOE,
 }
 # Measured and not fitted: attention that no model's step runs (standard), kinds whose form is that of plain attention
 # and whose tables have no column for what is theirs, and scans, which have no table.
@@ -154,8 +150,8 @@ def test_attention_counts_the_keys_and_products_that_the_cost_model_does():
 def test_times_are_predicted_from_every_group():
     """No form takes less than the memory needs for the weights that are read."""
     for _, module, group, rows in groups():
-        if module is moe:
-            fit = module.fit_start(group.key, group.engine)
+        if module is MOE:
+            fit = experts_start(group.key, group.engine)
             seconds = module.predict(group, fit, DEVICE)
             least = np.array([p.work.weight_bytes for p in rows]) / DEVICE.bandwidth
             assert (seconds >= least).all(), group.key

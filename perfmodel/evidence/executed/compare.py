@@ -14,9 +14,10 @@ computed, requests by a run of the whole scenario, both as `engine.profile` is c
 --on` wrote, or what ships.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp
+from math import exp, inf
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,6 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
 
-_BATCHES = ((1, 1), (2, 4), (5, 8), (9, 16), (17, 1_000_000))
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
 
 
@@ -99,24 +99,27 @@ def report_executor(
     """
     interval = (exp(residuals.p10), exp(residuals.p90)) if residuals.num_rows else None
     runs = [_compare_runs(comparison, interval) for comparison in comparisons]
-    metrics = {name: _joined([run[name] for run in runs if name in run]) for name in runs[0]}
+    metrics = {}
+    for name in runs[0]:
+        parts = [run[name] for run in runs if name in run]
+        predicted, measured = (np.concatenate([getattr(p, side) for p in parts]) for side in ("predicted", "measured"))
+        metrics[name] = Rows(predicted, measured, [label for part in parts for label in part.labels], interval)
     by: dict[str, dict[str, ErrorStats]] = {}
     if len(runs) > 1:
         for number, run in enumerate(runs, start=1):
             by[f"run {number}"] = {name: rows.stats() for name, rows in run.items() if len(rows)}
     steps = [pair for comparison in comparisons for pair in comparison.steps]
-    by |= {group: {"step": rows.stats()} for group, rows in _step_groups(steps, interval).items() if len(rows)}
-    num_requests = sum(_num_requests(comparison.executed) for comparison in comparisons)
-    worst = [row for name in ("step", *_REQUEST_METRICS) for row in metrics[name].worst(name, 3)]
-    agreements = [_agreement(comparison) for comparison in comparisons]
+    for group, test in _STEP_GROUPS.items():
+        rows = _step_rows([pair for pair in steps if test(pair)], interval)
+        by |= {group: {"step": rows.stats()}} if len(rows) else {}
     return ValidationReport(
         kind="executor",
-        rows=len(steps) + num_requests,
+        rows=len(steps) + sum(len(_requests(comparison.executed)) for comparison in comparisons),
         covered=len(metrics["step"]) + len(metrics["e2el"]),
         metrics={name: rows.stats() for name, rows in metrics.items() if len(rows)},
         by=by,
-        worst=worst,
-        notes=[*notes, *agreements],
+        worst=[row for name in ("step", *_REQUEST_METRICS) for row in metrics[name].worst(name, 3)],
+        notes=[*notes, *map(_agreement, comparisons)],
     )
 
 
@@ -129,8 +132,8 @@ def _compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] 
         for i, row in zip(ids, in_exec, strict=True)
     ]
     metrics = {"step": _step_rows(comparison.steps, interval)}
-    pairs = {name: (getattr(simulated, f"{name}_s"), getattr(executed, f"{name}_s")) for name in _REQUEST_METRICS}
-    for name, (predicted, measured) in pairs.items():
+    for name in _REQUEST_METRICS:
+        predicted, measured = (getattr(requests, f"{name}_s") for requests in (simulated, executed))
         metrics[name] = Rows(predicted[in_sim], measured[in_exec], labels, interval)
     for name in _REQUEST_METRICS:
         rows = metrics[name]
@@ -147,42 +150,29 @@ def _step_rows(steps: Sequence[StepPair], interval: tuple[float, float] | None) 
     return Rows(predicted, measured, [s.label for s in steps], interval)
 
 
-def _step_groups(steps: Sequence[StepPair], interval: tuple[float, float] | None) -> dict[str, Rows]:
-    """Errors by kind of step, and of decode steps by batch."""
-
-    def chosen(test: Callable[[StepPair], bool]) -> Rows:
-        return _step_rows([s for s in steps if test(s)], interval)
-
-    groups = {kind: chosen(lambda s, k=kind: s.kind == k) for kind in ("decode", "chunk", "mixed")}  # type: ignore[misc]
-    for low, high in _BATCHES:
-        name = (
-            f"decode batch {low}"
-            if low == high
-            else f"decode batch {low}-{high}"
-            if high < 1e6
-            else f"decode > {low - 1}"
-        )
-        groups[name] = chosen(lambda s, lo=low, hi=high: s.kind == "decode" and lo <= s.num_decodes <= hi)  # type: ignore[misc]
-    return groups
+def _of_kind(kind: str, low: int = 0, high: float = inf) -> Callable[[StepPair], bool]:
+    return lambda pair: pair.kind == kind and low <= pair.num_decodes <= high
 
 
-def _joined(rows: Sequence[Rows]) -> Rows:
-    predicted = np.concatenate([r.predicted for r in rows])
-    measured = np.concatenate([r.measured for r in rows])
-    intervals = [r.interval for r in rows if r.interval is not None]
-    low, high = (np.concatenate(ends) for ends in zip(*intervals, strict=True)) if intervals else (None, None)
-    interval = (low, high) if low is not None and high is not None and len(intervals) == len(rows) else None
-    return Rows(predicted, measured, [label for r in rows for label in r.labels], interval)
+# Steps by kind, and those of decodes by batch.
+_STEP_GROUPS: Mapping[str, Callable[[StepPair], bool]] = MappingProxyType(
+    {
+        "decode": _of_kind("decode"),
+        "chunk": _of_kind("chunk"),
+        "mixed": _of_kind("mixed"),
+        "decode batch 1": _of_kind("decode", 1, 1),
+        "decode batch 2-4": _of_kind("decode", 2, 4),
+        "decode batch 5-8": _of_kind("decode", 5, 8),
+        "decode batch 9-16": _of_kind("decode", 9, 16),
+        "decode > 16": _of_kind("decode", 17),
+    }
+)
 
 
 def _requests(result: RunResult) -> RequestColumns:
     if result.requests is None:
         raise ValueError("the run's request records were not saved")
     return result.requests
-
-
-def _num_requests(result: RunResult) -> int:
-    return len(_requests(result))
 
 
 def _agreement(comparison: ExecutorComparison) -> str:
@@ -198,15 +188,9 @@ def _agreement(comparison: ExecutorComparison) -> str:
 def _plans(steps: StepColumns) -> dict[int, tuple[int, ...]]:
     """index -> what ran, with leaps taken apart: each of their steps adds a token to every decode's context."""
     plans: dict[int, tuple[int, ...]] = {}
-    columns = (
-        steps.index,
-        steps.num_steps,
-        steps.num_tokens,
-        steps.num_decodes,
-        steps.decode_context,
-        steps.num_chunks,
-    )
-    for index, count, tokens, decodes, context, chunks in zip(*(c.tolist() for c in columns), strict=True):
+    names = ("index", "num_steps", "num_tokens", "num_decodes", "decode_context", "num_chunks")
+    columns = (getattr(steps, name).tolist() for name in names)
+    for index, count, tokens, decodes, context, chunks in zip(*columns, strict=True):
         for i in range(count):
             plans[index + i] = (tokens, decodes, context + i * decodes, chunks)
     return plans

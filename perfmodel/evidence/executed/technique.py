@@ -15,7 +15,6 @@ tests/contract/test_techniques.py checks what is written there of a switch again
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, Self
 
@@ -25,7 +24,7 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir, find_file, list_names
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
-from perfmodel.planning.metrics import ALIASES, Metric, metric_named
+from perfmodel.planning.metrics import ALIASES, metric_named
 from perfmodel.planning.typical_step import StepSpec
 
 Outcome = Literal["right", "missed", "proves nothing"]
@@ -68,14 +67,9 @@ class Technique(Spec):
         metric_named(name, "run")
         return name
 
-    @property
-    def found(self) -> Metric:
-        """The metric."""
-        return metric_named(self.metric, "run")
-
     def speedup(self, value: float, baseline: float) -> float:
         """How many times better `value` of the metric is than the baseline's."""
-        return baseline / value if self.found.is_better_low else value / baseline
+        return baseline / value if metric_named(self.metric, "run").is_better_low else value / baseline
 
 
 class Sides(NamedTuple):
@@ -85,21 +79,12 @@ class Sides(NamedTuple):
     baseline: float
 
 
-@dataclass(frozen=True)
-class TechniqueRun:
+class TechniqueRun(NamedTuple):
     """One workload: the metric on both clocks, and the bias of the executed steps' predicted durations."""
 
     simulated: Sides
     executed: Sides
     step_bias: Sides
-
-    def to_json(self) -> dict[str, list[float]]:
-        return {name: list(getattr(self, name)) for name in ("simulated", "executed", "step_bias")}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Sequence[float]]) -> "TechniqueRun":
-        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
-        return cls(Sides(*row["simulated"]), Sides(*row["executed"]), Sides(*row["step_bias"]))
 
 
 @dataclass(frozen=True)
@@ -153,7 +138,6 @@ class TechniqueVerdict:
         return f"{self.file}: {result}: {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
-        bias = self.step_bias
         return {
             "technique": self.technique.name,
             "file": self.file,
@@ -164,8 +148,8 @@ class TechniqueVerdict:
             "quotient": self.quotient,
             "verdict": self.outcome,
             "quotients": list(self.quotients),
-            "step_bias": bias.scenario,
-            "baseline_step_bias": bias.baseline,
+            "step_bias": self.step_bias.scenario,
+            "baseline_step_bias": self.step_bias.baseline,
             "key": self.key,
             "date": self.date,
         }
@@ -324,40 +308,34 @@ class TechniqueStatus:
             "executed_verdict": self.outcome,
             "why_not_executed": self.why_not_executed or None,
             "simulated_over_executed": self.quotient,
-            "pairs": self._quotients or list(self.entry.pairs if self.has_pairs else ()),
-            "speedups": {name: {"simulated": item.simulated, "executed": item.executed} for name, item in self._known},
+            "pairs": {name: pair.quotient for name, pair in self.pairs.items()}
+            or list(self.entry.pairs if self.has_pairs else ()),
+            "speedups": {
+                name: {"simulated": pair.simulated, "executed": pair.executed} for name, pair in self.pairs.items()
+            },
             "validated": self.validated,
             "predicted_over_published": self.ratio,
             "figures": dict(self.ratios),
             "quality": self.entry.quality,
         }
 
-    @property
-    def _known(self) -> list[tuple[str, PairResult]]:
-        return list(self.pairs.items())
-
-    @property
-    def _quotients(self) -> dict[str, float]:
-        return {name: pair.quotient for name, pair in self._known}
-
 
 def published_ratios() -> dict[str, float]:
     """Predicted / published by id, from the newest committed report, without figures that a calibration was fitted to;
     nothing where there is none."""
-    newest = _newest("published_figures_*.json")
-    if newest is None:
-        return {}
-    rows = json.loads(newest.read_text(encoding="utf-8"))["figures"]
+    rows = _newest_rows("published_figures_*.json", "figures")
     return {row["id"]: row["ratio"] for row in rows if not row["fitted"]}
 
 
 def executed_pairs() -> dict[str, PairResult]:
     """What each pair has shown, by its name, from the newest committed report; empty where there is none."""
-    newest = _newest("techniques_cpu_*.json")
-    if newest is None:
-        return {}
-    rows = json.loads(newest.read_text(encoding="utf-8"))["techniques"]
+    rows = _newest_rows("techniques_cpu_*.json", "techniques")
     return {row["file"].removesuffix(".yaml"): PairResult(*(row[name] for name in PairResult._fields)) for row in rows}
+
+
+def _newest_rows(pattern: str, key: str) -> list[dict[str, Any]]:
+    newest = max(data_dir("reports").glob(pattern), key=lambda path: path.name, default=None)
+    return [] if newest is None else list(json.loads(newest.read_text(encoding="utf-8"))[key])
 
 
 def read_status() -> list[TechniqueStatus]:
@@ -375,7 +353,3 @@ def read_status() -> list[TechniqueStatus]:
         for family in load_techniques()
         for entry in family.techniques
     ]
-
-
-def _newest(pattern: str) -> Path | None:
-    return max(data_dir("reports").glob(pattern), key=lambda path: path.name, default=None)

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, get_args
@@ -45,20 +46,12 @@ class Journal:
 
     def __init__(self, report: Path | None) -> None:
         self._path = None if report is None else report.with_suffix(".partial.jsonl")
-        self._known: dict[str, dict[str, Any]] = {}
-        for row in _rows_of(report) if report is not None else ():
-            if "key" in row:
-                self._known[row["key"]] = row
+        rows = _rows_of(report) if report is not None else []
         if self._path is not None and self._path.is_file():
             for line in read_bounded_text(self._path, LARGEST_TABLE_BYTES).splitlines():
-                self._take(line)
-
-    def _take(self, line: str) -> None:
-        try:
-            row = parse_json(line)
-            self._known[row["key"]] = row
-        except (ValueError, KeyError, TypeError):
-            pass  # the line that was being written when it was cut off
+                with suppress(ValueError, TypeError):  # the line that was being written when it was cut off
+                    rows.append({**parse_json(line)})
+        self._known: dict[str, dict[str, Any]] = {row["key"]: row for row in rows if "key" in row}
 
     def find(self, technique: Technique, key: str) -> TechniqueVerdict | None:
         """What the pair has shown, if it was finished."""
@@ -112,7 +105,12 @@ def validate_techniques(
 
     Files that cannot be read or executed are listed with the reason. Raises SpecError where that goes for all.
     """
-    files = _files(Path(path))
+    root = Path(path)
+    if not root.exists():
+        raise SpecError(f"validate techniques {root}: no such file or folder.")
+    files = [root] if root.is_file() else sorted(root.rglob("*.yaml"))
+    if not files:
+        raise SpecError(f"validate techniques {root}: found no *.yaml; give a folder of scenarios with `technique`.")
     verdicts: list[TechniqueVerdict] = []
     reasons: list[str] = []
     for done, file in enumerate(files, 1):
@@ -127,16 +125,21 @@ def validate_techniques(
             progress(done, len(files))
     if not verdicts:
         raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
-    return _report_techniques(verdicts, reasons)
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise SpecError(f"validate techniques {path}: no such file or folder.")
-    files = [path] if path.is_file() else sorted(path.rglob("*.yaml"))
-    if not files:
-        raise SpecError(f"validate techniques {path}: found no *.yaml; give a folder of scenarios with `technique`.")
-    return files
+    comparison, note = speedups(sorted(verdicts, key=lambda item: item.technique.name))
+    dates = sorted({item.date for item in verdicts})
+    if len(dates) > 1:
+        note += f" Pairs were run on {' and '.join(dates)}: a pair whose file has not changed keeps its runs."
+    return ValidationReport(
+        kind="techniques",
+        rows=len(verdicts) + len(reasons),
+        covered=len(verdicts),
+        metrics=pooled([comparison]),
+        worst=comparison.rows.worst("speedup", 5),
+        notes=[note, *reasons],
+        comparisons=[comparison],
+        about=_ABOUT,
+        techniques=[item.to_json() for item in sorted(verdicts, key=lambda item: item.technique.name)],
+    )
 
 
 def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> TechniqueVerdict:
@@ -170,23 +173,3 @@ def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
     outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
     sentence = f"{outcomes}; |quotient - 1| is {rows.stats().median_ape:.1%} in the median over {len(rows)} techniques."
     return comparison, sentence
-
-
-def _report_techniques(verdicts: Sequence[TechniqueVerdict], reasons: Sequence[str] = ()) -> ValidationReport:
-    """The report; all quotients are in its JSON."""
-    ordered = sorted(verdicts, key=lambda item: item.technique.name)
-    comparison, error = speedups(ordered)
-    dates = sorted({item.date for item in ordered})
-    if len(dates) > 1:
-        error += f" Pairs were run on {' and '.join(dates)}: a pair whose file has not changed keeps its runs."
-    return ValidationReport(
-        kind="techniques",
-        rows=len(verdicts) + len(reasons),
-        covered=len(verdicts),
-        metrics=pooled([comparison]),
-        worst=comparison.rows.worst("speedup", 5),
-        notes=[error, *reasons],
-        comparisons=[comparison],
-        about=_ABOUT,
-        techniques=[item.to_json() for item in ordered],
-    )

@@ -19,10 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost import StepCosts, step_costs
 from perfmodel.cost.calibrations.calibration import Calibration, HostFit
@@ -32,10 +31,11 @@ from perfmodel.cost.forms.device import DeviceFacts
 from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.forms import residuals_of
-from perfmodel.evidence.fit.systems import GENERIC_SMALL, fit_small_kernels, module_of
+from perfmodel.evidence.fit.kernels import Floats, KernelModule, predict, residuals_of
+from perfmodel.evidence.fit.layer_profile import fit_small_kernels
+from perfmodel.evidence.fit.systems import GENERIC_SMALL, MODULES
 from perfmodel.evidence.fit.whole_steps import features, fit_steps
-from perfmodel.evidence.sources.kernels import KernelTable
+from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.evidence.sources.measured import KernelRecord, MeasuredStep, Measurements, Size
 from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work
@@ -43,7 +43,8 @@ from perfmodel.specs import HardwareSpec, load_hardware
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 
-Floats = NDArray[np.float64]
+ENGINE = EXECUTOR
+FitT = TypeVar("FitT", bound=Spec)
 
 # What a step of an engine in Python takes, seconds: priors, and where the search begins.
 _PRIORS = {
@@ -66,36 +67,31 @@ def fit_host(
 
     measured = np.array([step.seconds for step in steps])
     unhosted = calibration.model_copy(update={"host": HostFit(replays_graphs=True)})
-    estimates = [costs_of(step, hardware, unhosted).estimate(step.batch) for step in steps]
-    device = np.array([estimate.device_s for estimate in estimates])
+    costs = [costs_of(step, hardware, unhosted) for step in steps]
+    device = np.array([item.estimate(step.batch).device_s for item, step in zip(costs, steps, strict=True)])
     sequences = np.array([step.batch.num_decodes + len(step.batch.prefills) for step in steps], dtype=float)
     has_prompts = np.array([bool(step.batch.prefills) for step in steps])
-    layers, expert_layers, _ = np.array(
-        [costs_of(step, hardware, unhosted).graph.launched_layers for step in steps], dtype=float
-    ).T
+    layers, expert_layers, _ = np.array([item.graph.launched_layers for item in costs], dtype=float).T
+    prior = np.array(list(_PRIORS.values()))
 
-    def predicted(values: Floats) -> Floats:
-        step_s, per_sequence, prompt, of_layer, of_experts = values
+    def predicted(logs: Floats) -> Floats:
+        step_s, per_sequence, prompt, of_layer, of_experts = prior * np.exp(logs)
         serial = step_s + per_sequence * sequences + has_prompts * prompt
         launches = has_prompts * (of_layer * layers + of_experts * expert_layers)
         total: Floats = serial + np.maximum(device, launches)
         return total
 
-    prior = np.array(list(_PRIORS.values()))
-
     def errors(logs: Floats) -> Floats:
-        return np.concatenate([np.log(predicted(prior * np.exp(logs)) / measured), _PULL * logs])
+        return np.concatenate([np.log(predicted(logs) / measured), _PULL * logs])
 
-    most = np.log(_MOST)
-    is_launch = np.array([name.startswith("hidden") for name in _PRIORS])
+    most, is_launch = np.log(_MOST), np.array([name.startswith("hidden") for name in _PRIORS])
     fits = [
         least_squares(errors, start * is_launch, bounds=(-most, most), loss="soft_l1", f_scale=0.1)
         for start in np.log(_STARTS)
     ]
-    result = min(fits, key=lambda fit: float(fit.cost))
-    values = prior * np.exp(result.x)
-    host = HostFit(replays_graphs=True, **dict(zip(_PRIORS, map(float, values), strict=True)))
-    return host, residuals_of(predicted(values), measured)
+    best = min(fits, key=lambda fit: float(fit.cost)).x
+    host = HostFit(replays_graphs=True, **dict(zip(_PRIORS, map(float, prior * np.exp(best)), strict=True)))
+    return host, residuals_of(predicted(best), measured)
 
 
 STEPS_SCENARIO = "executor/steps"  # workloads/scenarios: what all measured steps have in common
@@ -111,12 +107,6 @@ def costs_of(step: MeasuredStep, hardware: HardwareSpec, calibration: Calibratio
     """The step's graph and timer under `calibration`, host time included as the calibration has it."""
     scenario = steps_scenario(step.model, step.overrides, hardware.name)
     return step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
-
-
-def step_rows(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> list[Mapping[tuple[str, str], float]]:
-    """The features of each step, for a fit of whole steps."""
-    nothing = Calibration(device=hardware.name, engine="none")
-    return [features(costs_of(step, hardware, nothing).graph, hardware, step.batch) for step in steps]
 
 
 # Operator -> the table that its sizes fit into, and the columns that are the same in all its rows.
@@ -136,23 +126,25 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
 _LEAST_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
-ENGINE = EXECUTOR
 _LEAST_ROWS = 5  # of a kernel: the bounds and starts of its form say the rest
 _LEAST_SMALL = 4
 _IDLE = 1e-3  # of a default, within which a parameter did not move
 
 
 def kernel_tables(records: Sequence[KernelRecord], system: str) -> list[tuple[KernelTable, list[int]]]:
-    """(table, numbers of its records) for each kind of kernel that was measured."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    numbers: dict[str, list[int]] = {}
+    """(table, numbers of its records) for each kind of kernel that was measured; a number that a row lacks is 0."""
+    rows: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for number, record in enumerate(records):
         if record.operator in TABLES:
-            name, defaults = TABLES[record.operator]
+            table, defaults = TABLES[record.operator]
             row = {**_OF_ALL, **defaults, **record.sizes, "latency_ms": record.seconds * 1e3}
-            rows.setdefault(name, []).append(row)
-            numbers.setdefault(name, []).append(number)
-    return [(_table(system, name, result), numbers[name]) for name, result in rows.items()]
+            rows.setdefault(table, []).append((number, row))
+    result = []
+    for table, members in rows.items():
+        names = sorted({name for _, row in members for name in row})
+        columns = {name: np.array([row.get(name, 0) for _, row in members]) for name in names}
+        result.append((KernelTable(system, table, columns), [number for number, _ in members]))
+    return result
 
 
 def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, int]]:
@@ -168,12 +160,6 @@ def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, in
     ]
 
 
-def _table(system: str, op: str, rows: Sequence[dict[str, Any]]) -> KernelTable:
-    """Columns of all names that occur; a number that a row does not have is 0."""
-    names = sorted({name for row in rows for name in row})
-    return KernelTable(system, op, {name: np.array([row.get(name, 0) for row in rows]) for name in names})
-
-
 @dataclass(frozen=True)
 class KernelPrediction:
     """One measured kernel and what a fit says of it; `family`: the key of the fit in the calibration."""
@@ -183,50 +169,63 @@ class KernelPrediction:
     predicted_s: float
 
 
-def fit_measured(measured: Measurements) -> Calibration:
-    """The calibration for `engine.profile: perfmodel` on the measured device.
-
-    Raises SpecError for a device without a hardware file, or too little to fit.
-    """
-    hardware = load_hardware(measured.info.device)
-    if hardware.kind == "cpu":
-        fitted = _from_steps(hardware, measured.steps)
-    else:
-        fitted = _from_kernels(hardware, measured)
-    return fitted.model_copy(
-        update={
-            "source": _source(measured),
-            "date": datetime.date.fromisoformat(measured.info.date) if measured.info.date else None,
-            "command": f"perfmodel calibrate --from reports/measured/{measured.folder.name} --engine {ENGINE}",
-        }
-    )
-
-
 def predict_kernels(
     records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec
 ) -> list[KernelPrediction]:
     """What the calibration says of each kernel that it has a fit for."""
     device = DeviceFacts.of(hardware)
     result = []
-    for module, group, numbers in _groups(records, hardware):
+    for _, group, numbers in _groups(records, hardware):
         fit = calibration.families.get(group.key)
         if fit is not None:
-            seconds = module.predict(group, fit, device)
-            rows = zip(group.rows.tolist(), seconds.tolist(), strict=True)
+            rows = zip(group.rows.tolist(), predict(group, fit, device).tolist(), strict=True)
             result += [KernelPrediction(records[numbers[row]], group.key, float(value)) for row, value in rows]
     small = calibration.families.get("elementwise")
     if isinstance(small, FamilyFit):
         for work, _, number in small_kernels(records):
-            result.append(
-                KernelPrediction(records[number], "elementwise", roofline_time(work, small, device).duration_s)
-            )
+            seconds = roofline_time(work, small, device).duration_s
+            result.append(KernelPrediction(records[number], "elementwise", seconds))
     return result
+
+
+def _groups(records: Sequence[KernelRecord], hardware: HardwareSpec) -> Iterator[tuple[KernelModule, Group, list[int]]]:
+    """(its kind, group, record numbers of the group's table) of every kernel with a form."""
+    device = DeviceFacts.of(hardware)
+    for table, numbers in kernel_tables(records, hardware.name):
+        for group in MODULES[table.op].groups(table, device):
+            yield MODULES[table.op], group, numbers
+
+
+def fit_measured(measured: Measurements) -> Calibration:
+    """The calibration for `engine.profile: perfmodel` on the measured device.
+
+    Raises SpecError for a device without a hardware file, or too little to fit.
+    """
+    info, hardware = measured.info, load_hardware(measured.info.device)
+    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
+    fitted = _from_steps(hardware, measured.steps) if hardware.kind == "cpu" else _from_kernels(hardware, measured)
+    return fitted.model_copy(
+        update={
+            "source": f"{len(measured.kernels)} kernels and {len(measured.steps)} steps of the executor, measured on "
+            f"{info.device_name or info.device} ({versions})",
+            "date": datetime.date.fromisoformat(info.date) if info.date else None,
+            "command": f"perfmodel calibrate --from reports/measured/{measured.folder.name} --engine {ENGINE}",
+        }
+    )
+
+
+def _from_steps(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> Calibration:
+    if len(steps) < _LEAST_ROWS:
+        raise SpecError(f"{len(steps)} steps were measured; fitting a CPU takes at least {_LEAST_ROWS}.")
+    nothing = Calibration(device=hardware.name, engine="none")
+    rows = [features(costs_of(step, hardware, nothing).graph, hardware, step.batch) for step in steps]
+    return fit_steps(hardware, rows, [(step.p10_s, step.seconds, step.p90_s) for step in steps], ENGINE).calibration
 
 
 def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration:
     device = DeviceFacts.of(hardware)
     families: dict[str, Any] = {
-        group.key: _without_the_idle(cast(Spec, module.fit(group, device)))
+        group.key: _without_the_idle(module.fit(group, device))
         for module, group, _ in _groups(measured.kernels, hardware)
         if len(group.seconds) >= _LEAST_ROWS
     }
@@ -249,39 +248,13 @@ def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration
     return calibration.model_copy(update={"host": host, "step_residuals": residuals})
 
 
-def _without_the_idle(fit: Spec) -> Spec:
+def _without_the_idle(fit: FitT) -> FitT:
     """`fit` without parameters that stayed at their defaults, which nothing in the rows moves."""
     fields = type(fit).model_fields
-    idle = {
-        name
-        for name in fit.model_fields_set
-        if isinstance(value := getattr(fit, name), float) and math.isclose(value, fields[name].default, rel_tol=_IDLE)
+    values = {name: getattr(fit, name) for name in fit.model_fields_set}
+    moved = {
+        name: value
+        for name, value in values.items()
+        if not (isinstance(value, float) and math.isclose(value, fields[name].default, rel_tol=_IDLE))
     }
-    return type(fit)(**{name: getattr(fit, name) for name in fit.model_fields_set - idle})
-
-
-def _from_steps(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> Calibration:
-    if len(steps) < _LEAST_ROWS:
-        raise SpecError(f"{len(steps)} steps were measured; fitting a CPU takes at least {_LEAST_ROWS}.")
-    rows = step_rows(hardware, steps)
-    samples = [(step.p10_s, step.seconds, step.p90_s) for step in steps]
-    return fit_steps(hardware, rows, samples, ENGINE).calibration
-
-
-def _groups(records: Sequence[KernelRecord], hardware: HardwareSpec) -> Iterator[tuple[Any, Any, list[int]]]:
-    """(module, group, record numbers of the group's table) of every kernel with a form."""
-    device = DeviceFacts.of(hardware)
-    for table, numbers in kernel_tables(records, hardware.name):
-        module = module_of(table.op)
-        if module is not None:
-            for group in module.groups(table, device):
-                yield module, group, numbers
-
-
-def _source(measured: Measurements) -> str:
-    info = measured.info
-    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
-    return (
-        f"{len(measured.kernels)} kernels and {len(measured.steps)} steps of the executor, measured on "
-        f"{info.device_name or info.device} ({versions})"
-    )
+    return type(fit)(**moved)

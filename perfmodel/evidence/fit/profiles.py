@@ -1,21 +1,15 @@
 """What recorded servers say of an engine beside its kernels: its host, front end and graphs; and of a generation.
 
-Open-loop stages determine the host's time per step and the server in front. Kernels are not touched: they come from
-kernel tables. What is left of the measured means is the engine's own, and few numbers describe it: each moves another
-part of the latencies (steps, load, time to first token).
+Open-loop stages determine the host's time per step and the server in front. Serving at a fixed concurrency determines
+steps with prompts, synchronous hosts, graphs: TTFT at low concurrency is the front end and one step with a prompt, TPOT
+there a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch. Kernels are
+not touched. Residuals are cross-validated: whole cells (a model under an engine's version on a device in a number
+format) are left out, and for devices without rows whole devices.
 
-Serving at a fixed concurrency determines steps with prompts, synchronous hosts, graphs. Time to first token at low
-concurrency is the front end and one step with a prompt; time per output token at low concurrency is a step's fixed
-costs, which the kernels' tables have too high where they were timed launch by launch. Residuals are cross-validated:
-whole cells (a model under an engine's version on a device in a number format) are left out, and for devices without
-rows whole devices.
-
-For all engines: a generation of devices leaves some of the achieved tensor rate of the one before. Time to first token
-of long prompts is compute, and with the engines' profiles fitted on all devices, what is left on a generation's own
-rows is its kernels'. Dense products of 4-bit operands, for which no kernel table is at hand, have a bandwidth and a
-launch of their own: decode steps of models in NVFP4 are little else. How unequally popular experts are shows in how
-steps grow with their batch, whatever else a deployment's steps are too long or too short by: errors are taken within
-cells.
+For all engines: TTFT of long prompts is compute, and with the engines' profiles fitted on all devices, what is left on
+a generation's own rows is its kernels'. Dense products of 4-bit operands, for which no kernel table is at hand, have a
+bandwidth and a launch of their own. How unequally popular experts are shows in how steps grow with their batch,
+whatever else a deployment's steps are too long or too short by: errors are taken within cells.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +20,13 @@ from perfmodel.cost import EngineProfile, Residuals
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import RoutingFit
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.forms import (
+from perfmodel.evidence.fit.kernels import of_one_more, residuals_of
+from perfmodel.evidence.fit.parameters import (
     STEP_PARAMETERS,
     LinearErrors,
     Parameter,
     fit_parameters,
-    of_one_more,
-    residuals_of,
+    masks,
     values_of,
     with_values,
 )
@@ -134,36 +128,33 @@ HIDDEN_PARAMETERS = (
     Parameter("host.hidden_step_s", 1e-3, 5e-5, 5e-3),
     Parameter("host.hidden_per_sequence_s", 1e-5, 2e-7, 1e-4),
 )
-# Known from serving runs where an engine has any.
-_OF_STEPS = (
-    *STEP_PARAMETERS,
-    Parameter("server.in_s", 1e-2, 3e-4, 8e-2),
-)
+_OF_STEPS = (*STEP_PARAMETERS, Parameter("server.in_s", 1e-2, 3e-4, 8e-2))  # known where an engine has serving runs
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
 _MOST_ROWS = 60
 _MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
 
 
 def fit_steady_profile(
-    begin: EngineProfile,
-    rows: Sequence[Observation],
-    *,
-    progress: Progress | None = None,
+    begin: EngineProfile, rows: Sequence[Observation], *, progress: Progress | None = None
 ) -> EngineProfile:
     """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`.
 
     What rows at face value do not determine is then fitted to the time to first token of rows that may be speculated.
     """
+
+    def errors_on(members: Sequence[Observation]) -> Callable[[EngineProfile], Floats]:
+        return lambda profile: steady_log_errors(simulate_steady_states(members, profile=profile))
+
     members = fitting_rows(rows, begin.engine)
     parameters = parameters_of(begin, members)
-
-    def errors(profile: EngineProfile) -> Floats:
-        return steady_log_errors(simulate_steady_states(members, profile=profile))
-
-    best = fit_parameters(begin, parameters, errors, progress=progress)
-    best = _with_the_undetermined(best, parameters, rows)
-    model = LinearErrors.around(begin, parameters, errors, np.log(values_of(best, parameters)))
-    return with_steady_residuals(best, members, model)
+    best = fit_parameters(begin, parameters, errors_on(members), progress=progress)
+    suspected = [row for row in rows if not row.is_reliable and UNKNOWN_LENGTHS not in row.flags]
+    suspected = _of_engine(suspected, begin.engine)
+    lacking = [item for item in _of_layers(suspected) if item not in parameters]
+    if lacking:
+        best = fit_parameters(best, lacking, errors_on(suspected))
+    here = np.log(values_of(best, parameters))
+    return with_steady_residuals(best, members, LinearErrors.around(begin, parameters, errors_on(members), here))
 
 
 def with_steady_residuals(
@@ -173,56 +164,25 @@ def with_steady_residuals(
 
     rows, model: what the profile was fitted to, and the model of its errors
     """
-    devices = sorted({row.scenario.hardware.name for row in rows})
-    update = {"devices": tuple(devices)} | _residuals(rows, model, cell_of)
-    if len(devices) > 1:
-        elsewhere = _residuals(rows, model, lambda scenario: scenario.hardware.name)
-        update |= {f"{name}_elsewhere": residuals for name, residuals in elsewhere.items()}
+    cells, devices = ([name(row.scenario) for row in rows] for name in (cell_of, lambda item: item.hardware.name))
+    spread = np.array([spread_of(row.scenario) for row in rows])
+    update: dict[str, object] = {"devices": tuple(sorted(set(devices)))}
+    for groups, suffix in ((cells, ""), (devices, "_elsewhere")):
+        if suffix and len(set(groups)) == 1:
+            continue
+        errors = model.held_out(np.repeat(groups, len(_WEIGHTS)))
+        for place, (metric, weight) in enumerate(_WEIGHTS.items()):
+            factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
+            units = spread if metric == "tpot" else 1.0  # steps are kernels mostly: in units of how far fits come
+            residuals = residuals_of(factors, np.ones(len(rows)), units)
+            update[f"{metric}_residuals{suffix}"] = of_one_more(residuals, len(set(cells)))
     return profile.model_copy(update=update)
-
-
-def _residuals(
-    rows: Sequence[Observation], model: LinearErrors[EngineProfile], group_of: Callable[[Scenario], str]
-) -> dict[str, Residuals]:
-    """What fits leave of the groups that each leaves out, as it is to be expected of one more cell."""
-    groups = np.repeat([group_of(row.scenario) for row in rows], len(_WEIGHTS))
-    num_cells = len({cell_of(row.scenario) for row in rows})
-    result = _steady_residuals(rows, model.held_out(groups))
-    return {name: of_one_more(residuals, num_cells) for name, residuals in result.items()}
-
-
-def _with_the_undetermined(
-    fitted: EngineProfile, parameters: Sequence[Parameter], rows: Sequence[Observation]
-) -> EngineProfile:
-    """`fitted` with what its `parameters` lack and rows determine whose decodes may be speculated."""
-    suspected = [row for row in rows if not row.is_reliable and UNKNOWN_LENGTHS not in row.flags]
-    suspected = _of_engine(suspected, fitted.engine)
-    lacking = [item for item in _of_layers(suspected) if item not in parameters]
-
-    def errors(profile: EngineProfile) -> Floats:
-        return steady_log_errors(simulate_steady_states(suspected, profile=profile))
-
-    return fit_parameters(fitted, lacking, errors) if lacking else fitted
 
 
 def cell_of(scenario: Scenario) -> str:
     """The model, engine with its version, device and number format that a row has in common with others."""
     engine, quantization = scenario.engine, scenario.model.quantization
     return " ".join((scenario.model.name, engine.described.label, scenario.hardware.name, str(quantization.weights)))
-
-
-def _steady_residuals(rows: Sequence[Observation], errors: Floats) -> dict[str, Residuals]:
-    """What a profile leaves unexplained of `rows`; of steps, which are kernels mostly, in units of how far fits come.
-
-    errors: as of `steady_log_errors`, of a profile that was not fitted to the row's cell
-    """
-    spread = np.array([spread_of(row.scenario) for row in rows])
-    result = {}
-    for place, (metric, weight) in enumerate(_WEIGHTS.items()):
-        factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
-        units = spread if metric == "tpot" else np.ones(len(rows))
-        result[f"{metric}_residuals"] = residuals_of(factors, np.ones(len(rows)), units)
-    return result
 
 
 def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Parameter]:
@@ -237,10 +197,8 @@ def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Par
 
 def _of_layers(rows: Sequence[Observation]) -> tuple[Parameter, ...]:
     """The parameters of kinds of layers that not all models have, as far as `rows` have them."""
-    has_latents = any(
-        isinstance(layer.mixer, LatentAttention) for row in rows for layer, _ in row.scenario.model.layers
-    )
-    return _OF_LATENTS if has_latents else ()
+    mixers = (layer.mixer for row in rows for layer, _ in row.scenario.model.layers)
+    return _OF_LATENTS if any(isinstance(mixer, LatentAttention) for mixer in mixers) else ()
 
 
 def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
@@ -298,21 +256,18 @@ def fit_generation(
     members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS_OF_GENERATION)
     if not members:
         raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
-    begin = GenerationFit(architecture=architecture)
-    parameters = [_COMPUTE, *(_OF_4_BITS if any(map(_multiplies_4_bits, members)) else ())]
+    has_dense_4_bits = any(
+        row.scenario.model.quantization.weights == "nvfp4" and not _num_experts(row) for row in members
+    )
+    parameters = [_COMPUTE, *(_OF_4_BITS if has_dense_4_bits else ())]
 
     def errors(generation: GenerationFit) -> Floats:
         return steady_log_errors(simulate_steady_states(members, generation=generation))
 
+    begin = GenerationFit(architecture=architecture)
     best = fit_parameters(begin, parameters, errors, rounds=_ROUNDS, progress=progress)
-    values = dict(zip((p.field for p in parameters), values_of(best, parameters), strict=True))
-    return best.model_copy(update={name: float(f"{value:.4g}") for name, value in values.items()})
-
-
-def _multiplies_4_bits(row: Observation) -> bool:
-    """Whether dense layers are in NVFP4."""
-    model = row.scenario.model
-    return model.quantization.weights == "nvfp4" and not _num_experts(row)
+    values = zip((p.field for p in parameters), values_of(best, parameters), strict=True)
+    return best.model_copy(update={name: float(f"{value:.4g}") for name, value in values})
 
 
 def _num_experts(row: Observation) -> int:
@@ -324,26 +279,24 @@ def _num_experts(row: Observation) -> int:
 def fit_popularity(rows: Sequence[Observation], *, progress: Progress | None = None) -> RoutingFit:
     """The dispersion of experts' popularity from rows of mixtures of experts that can be taken at face value.
 
+    Steps of other parallel degrees are too long or too short by other parts: each has a cell of its own.
+
     Raises SpecError where there are none.
     """
     members = [row for row in rows if _num_experts(row) and row.is_reliable]
     members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS)
     if not members:
         raise SpecError("no rows of mixtures of experts to fit")
-    cells = np.array([" ".join((cell_of(row.scenario), *_degrees(row))) for row in members])
+    engines = [row.scenario.engine for row in members]
+    degrees = [f"{e.tensor_parallel_size} {e.data_parallel_size} {e.enable_expert_parallel}" for e in engines]
+    cells = np.array([f"{cell_of(row.scenario)} {degree}" for row, degree in zip(members, degrees, strict=True)])
 
     def errors(fit: RoutingFit) -> Floats:
         pairs = simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in members])
         of_steps = steady_log_errors(pairs)[::2]
-        for cell in np.unique(cells):
-            of_steps[cells == cell] -= np.median(of_steps[cells == cell])
+        for cell in masks(cells):
+            of_steps[cell] -= np.median(of_steps[cell])
         return of_steps
 
     best = fit_parameters(RoutingFit(), [_DISPERSION], errors, rounds=_ROUNDS, progress=progress)
     return best.model_copy(update={"dispersion": float(f"{best.dispersion:.3g}")})
-
-
-def _degrees(row: Observation) -> tuple[str, ...]:
-    """Steps of other parallel degrees are too long or too short by other parts."""
-    engine = row.scenario.engine
-    return str(engine.tensor_parallel_size), str(engine.data_parallel_size), str(engine.enable_expert_parallel)

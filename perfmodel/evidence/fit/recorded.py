@@ -11,10 +11,10 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.attention_mixed import fit_softmax, read_cards
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
-from perfmodel.evidence.fit.forms import with_facts
+from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
+from perfmodel.evidence.fit.parameters import with_facts
 from perfmodel.evidence.fit.profiles import (
     fit_engine_profile,
     fit_generation,
@@ -32,7 +32,6 @@ from perfmodel.evidence.observation import (
     SERVING_RUNS,
     STEADY_STATES,
     Observation,
-    Origin,
 )
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
@@ -66,12 +65,28 @@ def fit_recorded(
         return [(backends, save_fitted(backends, file))]
     if path.is_dir():
         is_ours = (path / "suite.json").is_file()
-        calibrations = [_executor(path, engine)] if is_ours else calibrate_folder(path, engine, progress)
+        if is_ours and engine != ENGINE:
+            raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
+        calibrations = [fit_measured(read_measurements(path))] if is_ours else calibrate_folder(path, engine, progress)
         files = [_target(out, f"{c.device}@{c.engine}.yaml", is_forced) for c in calibrations]
         return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]
     file = _target(out, f"engine@{engine}.yaml", is_forced)
-    fit = _steady_states if ".csv" in path.suffixes else _serving_runs
-    profile = fit(path, with_facts(load_engine_profile(engine)), progress).model_copy(update={"date": today()})
+    begin = with_facts(load_engine_profile(engine))
+    if ".csv" in path.suffixes:
+        rows, origin = read_steady_states(path)[0], STEADY_STATES
+        num_rows = len(fitting_rows(rows, engine))
+        if not num_rows:
+            raise SpecError(f"{path}: has no rows of engine {engine!r} to fit")
+        profile, what = fit_steady_profile(begin, rows, progress=progress), f"{num_rows:,} steady states of servers"
+    else:
+        rows, origin = read_serving_runs(path)[0], SERVING_RUNS
+        what = f"{len({row.name for row in rows})} serving runs"
+        profile = fit_engine_profile(begin, rows, progress=progress)
+    # What the profile had from others stays in it: each fits a part of its parameters.
+    others = [part for part in begin.source.split("; ") if part and origin.publisher not in part]
+    source = "; ".join([*others, origin.source(what)])
+    update = {"source": source, "command": origin.command(engine), "date": today()}
+    profile = profile.model_copy(update=update)
     return [(profile, save_engine_profile(profile, file))]
 
 
@@ -99,27 +114,31 @@ def fit_recorded_for_all(
 
     Raises SpecError where there is nothing of the kind.
     """
-    name = f"generation@{architecture}.yaml" if kind == "generation" else f"{_FILES.get(kind, kind)}.yaml"
-    file = _target(out, name, is_forced)
-    fits = FITS_FOR_ALL[kind](path, progress, architecture).model_copy(update={"date": today()})
+    names = {"softmax": "overheads", "generation": f"generation@{architecture}"}  # otherwise than what is fitted
+    file = _target(out, f"{names.get(kind, kind)}.yaml", is_forced)
+    fits, provenance = FITS_FOR_ALL[kind](path, progress, architecture)
+    fits = fits.model_copy(update={**provenance, "date": today()})
     return fits, save_fitted(fits, file)
 
 
-def _generation(path: Path, progress: Progress | None, architecture: str) -> Spec:
+_Fitted = tuple[Spec, dict[str, str]]  # and where it comes from; what is not in it stays as it is
+
+
+def _generation(path: Path, progress: Progress | None, architecture: str) -> _Fitted:
     fit = fit_generation(architecture, read_steady_states(path)[0], progress=progress)
-    return _of_steady_states(fit, f"--generation {architecture}")
+    return fit, _of_steady_states(f"--generation {architecture}")
 
 
-def _routing(path: Path, progress: Progress | None, _: str) -> Spec:
-    return _of_steady_states(fit_popularity(read_steady_states(path)[0], progress=progress), "--routing")
+def _routing(path: Path, progress: Progress | None, _: str) -> _Fitted:
+    return fit_popularity(read_steady_states(path)[0], progress=progress), _of_steady_states("--routing")
 
 
-def _of_steady_states(fit: Spec, flags: str) -> Spec:
+def _of_steady_states(flags: str) -> dict[str, str]:
     source = STEADY_STATES.source("steady states of servers")
-    return fit.model_copy(update={"source": source, "command": f"{STEADY_STATES.command('any')} {flags}"})
+    return {"source": source, "command": f"{STEADY_STATES.command('any')} {flags}"}
 
 
-def _whole_runs(path: Path, progress: Progress | None, _: str) -> Spec:
+def _whole_runs(path: Path, progress: Progress | None, _: str) -> _Fitted:
     """Numbers of makers without kernel tables, from the tables of published results in a folder."""
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
@@ -132,36 +151,36 @@ def _whole_runs(path: Path, progress: Progress | None, _: str) -> Spec:
     fits = fit_whole_runs(rows, devices_folder(path), progress)
     settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
     source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
-    return fits.model_copy(update={"source": source, "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs"})
+    return fits, {"source": source, "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs"}
 
 
-def _exchange(path: Path, *_: object) -> Spec:
-    return fit_exchanges(read_exchanges(path), load_exchange_fits())  # where the rest came from stays written
+def _exchange(path: Path, *_: object) -> _Fitted:
+    return fit_exchanges(read_exchanges(path), load_exchange_fits()), {}
 
 
-def _overheads(path: Path, *_: object) -> Spec:
+def _overheads(path: Path, *_: object) -> _Fitted:
     rows, before = read_overhead_rows(path), load_overheads()
     ours = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher in part]
     source = "; ".join([*dict.fromkeys(row.source for row in rows), *ours])
     command = "perfmodel calibrate --from <single figures> --overheads"
-    return fit_overheads(rows, before.softmax_ops).model_copy(update={"source": source, "command": command})
+    return fit_overheads(rows, before.softmax_ops), {"source": source, "command": command}
 
 
-def _softmax(path: Path, *_: object) -> Spec:
+def _softmax(path: Path, *_: object) -> _Fitted:
     before, cards = load_overheads(), read_cards(path)
     others = [part for part in before.source.split("; ") if LAYER_PROFILE.publisher not in part]
     source = "; ".join([*others, LAYER_PROFILE.source(f"layer profiles of {len(cards)} cards")])
-    return before.model_copy(update={"softmax_ops": fit_softmax(cards), "source": source})
+    return before.model_copy(update={"softmax_ops": fit_softmax(cards)}), {"source": source}
 
 
-def _kernel_errors(path: Path, *_: object) -> Spec:
+def _kernel_errors(path: Path, *_: object) -> _Fitted:
     source = KERNEL_TABLES.source("residuals of kernel tables")
     command = "perfmodel calibrate --from <kernel tables> --kernel-errors"
-    return fit_kernel_errors(path).model_copy(update={"source": source, "command": command})
+    return fit_kernel_errors(path), {"source": source, "command": command}
 
 
 # What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
-FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None, str], Spec]] = MappingProxyType(
+FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None, str], _Fitted]] = MappingProxyType(
     {
         "exchange": _exchange,
         "generation": _generation,
@@ -172,34 +191,3 @@ FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None, str], Spec]] = Mappi
         "whole_runs": _whole_runs,
     }
 )
-_FILES = {"softmax": "overheads"}  # named otherwise than what is fitted
-
-
-def _executor(path: Path, engine: str) -> Calibration:
-    """The calibration fitted to what the executor's measuring programme wrote."""
-    if engine != ENGINE:
-        raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
-    return fit_measured(read_measurements(path))
-
-
-def _serving_runs(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
-    stages, _ = read_serving_runs(path)
-    source = _joined(begin, SERVING_RUNS, f"{len({row.name for row in stages})} serving runs")
-    update = {"source": source, "command": SERVING_RUNS.command(begin.engine)}
-    return fit_engine_profile(begin, stages, progress=progress).model_copy(update=update)
-
-
-def _steady_states(path: Path, begin: EngineProfile, progress: Progress | None) -> EngineProfile:
-    rows, _ = read_steady_states(path)
-    num_rows = len(fitting_rows(rows, begin.engine))
-    if not num_rows:
-        raise SpecError(f"{path}: has no rows of engine {begin.engine!r} to fit")
-    source = _joined(begin, STEADY_STATES, f"{num_rows:,} steady states of servers")
-    update = {"source": source, "command": STEADY_STATES.command(begin.engine)}
-    return fit_steady_profile(begin, rows, progress=progress).model_copy(update=update)
-
-
-def _joined(begin: EngineProfile, measured: Origin, what: str) -> str:
-    """The sources of a profile. What it had from others stays in it: each fits a part of its parameters."""
-    kept = [part for part in begin.source.split("; ") if part and measured.publisher not in part]
-    return "; ".join([*kept, measured.source(what)])

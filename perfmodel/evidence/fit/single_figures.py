@@ -17,9 +17,9 @@ Others: figure, device, model, ranks, amount (bytes that a rank sends; graphs), 
     communicator_bytes         what several devices take of each beside tensors
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +31,16 @@ from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, c
 from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.forms import fit_form, residuals_of
+from perfmodel.evidence.fit.kernels import Floats, fit_form, residuals_of
 from perfmodel.evidence.observation import MALFORMED
 from perfmodel.files.reach import read_rows
 from perfmodel.models.cards import load_model
 from perfmodel.ops import build_graph
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import Link
 
-Floats = NDArray[np.float64]
-_FREE_exchange = ("floor_s", "start_s", "link_fraction")
+RowT = TypeVar("RowT")
 _FEWEST = 6  # rows of a direction, twice the parameters
 
 
@@ -56,25 +54,29 @@ class ExchangeRow(NamedTuple):
 
 def read_exchanges(path: str | Path) -> list[ExchangeRow]:
     """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
+
+    def row(cells: dict[str, str]) -> ExchangeRow:
+        ranks, rate = int(cells["ranks"]), DeviceFacts.of(load_hardware(cells["device"])).link_bandwidth
+        wire_s = float(cells["payload_bytes"]) * (ranks - 1) / ranks / rate
+        return ExchangeRow(cells["exchange"], wire_s, float(cells["latency_us"]) * 1e-6)
+
+    return _read(path, row, "exchanges")
+
+
+def _read(path: str | Path, row: Callable[[dict[str, str]], RowT], what: str) -> list[RowT]:
     try:
-        return [_row_exchange(cells) for cells in read_rows(Path(path))]
+        return [row(cells) for cells in read_rows(Path(path))]
     except (OSError, *MALFORMED) as error:
-        raise SpecError(f"{path}: is no table of exchanges: {str(error).splitlines()[0]}.") from None
-
-
-def _row_exchange(cells: dict[str, str]) -> ExchangeRow:
-    ranks, rate = int(cells["ranks"]), DeviceFacts.of(load_hardware(cells["device"])).link_bandwidth
-    wire_s = float(cells["payload_bytes"]) * (ranks - 1) / ranks / rate
-    return ExchangeRow(cells["exchange"], wire_s, float(cells["latency_us"]) * 1e-6)
+        raise SpecError(f"{path}: is no table of {what}: {str(error).splitlines()[0]}.") from None
 
 
 def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeFits:
     """`begin` with what the rows of each direction say. Raises SpecError for a direction with too few of them."""
-    result = {name: _fit(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
+    result = {name: _fit_exchange(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
     return begin.model_copy(update=result)
 
 
-def _fit(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> ExchangeFit:
+def _fit_exchange(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> ExchangeFit:
     members = [row for row in rows if row.exchange == exchange]
     if len(members) < _FEWEST:
         raise SpecError(f"found {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
@@ -84,11 +86,11 @@ def _fit(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> Exch
         moved = candidate.start_s + wire_s[chosen] / candidate.link_fraction
         return np.asarray(np.maximum(candidate.floor_s, moved), dtype=np.float64)
 
-    result = fit_form(seconds, begin, measured, free=_FREE_exchange)
+    result = fit_form(seconds, begin, measured, free=("floor_s", "start_s", "link_fraction"))
     return result.model_copy(update={"residuals": residuals_of(seconds(result, np.arange(len(members))), measured)})
 
 
-_FREE_overheads = ("low_latency_fraction", "simple_fraction", "simple_start_s")
+_FREE_OVER_PCIE = ("low_latency_fraction", "simple_fraction", "simple_start_s")
 _HOST_WITH_GRAPHS_S = 1e-3  # of a step, what an engine's host takes beside launches
 _FEWEST_SIZES = 8  # of the all-gather, twice the parameters
 
@@ -104,19 +106,21 @@ class OverheadRow(NamedTuple):
     value: float
     source: str
 
+    @property
+    def link_share(self) -> float:
+        """The value, a rate, over that of the link."""
+        return self.value / _link(self.device).bandwidth_bytes_per_s
+
 
 def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
     """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
-    try:
-        return [_row_overheads(cells) for cells in read_rows(Path(path))]
-    except (OSError, *MALFORMED) as error:
-        raise SpecError(f"{path}: is no table of single figures: {str(error).splitlines()[0]}.") from None
 
+    def row(cells: dict[str, str]) -> OverheadRow:
+        figure, device, model, source = (cells[name] for name in ("figure", "device", "model", "source"))
+        amount, value = float(cells["amount"] or 0.0), float(cells["value"])
+        return OverheadRow(figure, device, model, int(cells["ranks"]), amount, value, source)
 
-def _row_overheads(cells: dict[str, str]) -> OverheadRow:
-    figure, device, model, source = (cells[name] for name in ("figure", "device", "model", "source"))
-    amount, value = float(cells["amount"] or 0.0), float(cells["value"])
-    return OverheadRow(figure, device, model, int(cells["ranks"]), amount, value, source)
+    return _read(path, row, "single figures")
 
 
 def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFits:
@@ -124,16 +128,24 @@ def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFi
 
     Raises SpecError for a kind of which there are none.
     """
-    steps = [_launch_s(row) for row in _of("eager_step_s", rows)]
-    sampled = [_bytes_per_logit(row) for row in _of("sampled_sequence_s", rows)]
-    traffic = _rounded(float(np.median(sampled)))
-    pool, item = _graph_memory(_of("graphs_bytes", rows, fewest=3))
+    launches = []  # what is left of a step for each call that launches kernels
+    for row in _of("eager_step_s", rows):
+        graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")
+        launches.append((row.value - _HOST_WITH_GRAPHS_S) / launching_calls(graph))
+    sampled = [
+        row.value * DeviceFacts.of(load_hardware(row.device)).bandwidth / load_model(row.model).vocab_size
+        for row in _of("sampled_sequence_s", rows)
+    ]
+    # bytes of all graphs together, and of each: the line that is off by the least share of the estimates
+    graphs = _of("graphs_bytes", rows, fewest=3)
+    counts, values = np.array([row.amount for row in graphs]), np.array([row.value for row in graphs])
+    (pool, item), *_ = np.linalg.lstsq(np.stack([1 / values, counts / values], axis=1), np.ones(len(graphs)))
     return OverheadFits(
         over_pcie=_over_pcie(rows),
-        engine_launch_s=_mean(steps),
-        sampling_bytes_per_logit=traffic,
-        graph_pool_bytes=_rounded(pool),
-        graph_bytes=_rounded(item),
+        engine_launch_s=_mean(launches),
+        sampling_bytes_per_logit=_rounded(float(np.median(sampled))),
+        graph_pool_bytes=_rounded(float(pool)),
+        graph_bytes=_rounded(float(item)),
         communicator_bytes=_mean([row.value for row in _of("communicator_bytes", rows)]),
         softmax_ops=softmax_ops,
     )
@@ -147,27 +159,13 @@ def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[Overh
 
 
 def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
+    """NCCL's all-gather between two devices, each byte touched once, of which the smallest is a launch and a hop."""
     gathers = _of("all_gather_s", rows)
     pairs, others = ([row for row in gathers if (row.ranks == 2) == is_pair] for is_pair in (True, False))
     pairs = _of("all_gather_s", pairs, _FEWEST_SIZES)
     (more, *_), least = _of("all_gather_s", others), min(pairs, key=lambda row: row.amount)
     hop_s = (more.value - least.value) / (more.ranks - least.ranks)  # k - 1 steps between k ranks
-    direct = _nccl(pairs, hop_s, least.value - hop_s)
-    through = _of("bus_rate_through_host", rows)
-    return OverPcieFit(
-        hop_s=_rounded(hop_s, 3),
-        hop_through_host_s=_rounded(_of("all_to_all_through_host_s", rows)[0].value - direct.launch_s),
-        low_latency_fraction=_rounded(direct.low_latency_fraction),
-        simple_fraction=_rounded(direct.simple_fraction),
-        simple_start_s=_rounded(direct.simple_start_s),
-        through_host_fraction=_mean([row.value / _link(row).bandwidth_bytes_per_s for row in through]),
-        kernels_fraction=_mean([row.value / _link(row).bandwidth_bytes_per_s for row in _of("peer_read_rate", rows)]),
-    )
-
-
-def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> CollectiveFit:
-    """NCCL's all-gather between two devices, each byte touched once; the smallest is a launch and a hop."""
-    link, device = _link(pairs[0]), DeviceFacts.of(_hardware(pairs[0]))
+    link, device = _link(pairs[0].device), DeviceFacts.of(load_hardware(pairs[0].device))
     payload = np.array([row.ranks * row.amount for row in pairs])
     sizes = CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
 
@@ -175,33 +173,24 @@ def _nccl(pairs: Sequence[OverheadRow], hop_s: float, launch_s: float) -> Collec
         some = CollectiveSizes(*(np.broadcast_to(item, payload.shape)[chosen] for item in sizes))
         return np.asarray(collective_seconds(some, fit, device, link).duration, dtype=np.float64)
 
-    begin = CollectiveFit(launch_s=launch_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8)
-    return fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE_overheads)
+    begin = CollectiveFit(
+        launch_s=least.value - hop_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8
+    )
+    direct = fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE_OVER_PCIE)
+    through = _of("bus_rate_through_host", rows)
+    return OverPcieFit(
+        hop_s=_rounded(hop_s, 3),
+        hop_through_host_s=_rounded(_of("all_to_all_through_host_s", rows)[0].value - direct.launch_s),
+        low_latency_fraction=_rounded(direct.low_latency_fraction),
+        simple_fraction=_rounded(direct.simple_fraction),
+        simple_start_s=_rounded(direct.simple_start_s),
+        through_host_fraction=_mean([row.link_share for row in through]),
+        kernels_fraction=_mean([row.link_share for row in _of("peer_read_rate", rows)]),
+    )
 
 
-def _graph_memory(rows: Sequence[OverheadRow]) -> tuple[float, float]:
-    """(bytes of all graphs together, of each): the line that is off by the least share of the estimates."""
-    counts, values = np.array([row.amount for row in rows]), np.array([row.value for row in rows])
-    (pool, item), *_ = np.linalg.lstsq(np.stack([1 / values, counts / values], axis=1), np.ones(len(rows)))
-    return float(pool), float(item)
-
-
-def _launch_s(row: OverheadRow) -> float:
-    """What is left of a step for each call that launches kernels."""
-    graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")
-    return (row.value - _HOST_WITH_GRAPHS_S) / launching_calls(graph)
-
-
-def _bytes_per_logit(row: OverheadRow) -> float:
-    return row.value * DeviceFacts.of(_hardware(row)).bandwidth / load_model(row.model).vocab_size
-
-
-def _hardware(row: OverheadRow) -> HardwareSpec:
-    return load_hardware(row.device)
-
-
-def _link(row: OverheadRow) -> Link:
-    return _hardware(row).scale_up_link or DEFAULT_LINK
+def _link(device: str) -> Link:
+    return load_hardware(device).scale_up_link or DEFAULT_LINK
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,9 +11,10 @@ share of the declared peak. Tiles, waves and quantization leave a common share c
     reached / peak = c min(1, (TDP / (peak e))^(1/3))
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -24,6 +25,7 @@ from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
 from perfmodel.cost.forms.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.fit.kernels import rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Floats, Observation, Progress
 from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served, width_key
 from perfmodel.evidence.sources.local import DeviceTable
@@ -31,7 +33,6 @@ from perfmodel.evidence.sources.setups import served_device
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs.engine.description import describe_engine
-from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 
 _SIZE = 8192  # rows, columns and depth of a large product
@@ -41,10 +42,15 @@ _ENERGIES_J = np.geomspace(1e-13, 1e-11, 401)  # that are tried
 
 def fit_operation_j() -> float:
     """Joules of an operation at the full clock, by all committed kernel tables; 0 without any."""
-    shares = [(tdp, peak, share) for _, _, tdp, peak, share in measured_shares()]
-    if not shares:
-        return 0.0
-    return float(f"{min(_ENERGIES_J.tolist(), key=lambda energy: _misses(energy, shares)):.3g}")
+    shares = measured_shares()
+
+    def misses(energy: float) -> float:
+        """The sum of squares of log errors, with the common share that makes it least."""
+        left = [log(share / sustained_share(tdp, peak, energy)) for _, _, tdp, peak, share in shares]
+        centre = min(sum(left) / len(left), 0.0)
+        return sum((item - centre) ** 2 for item in left)
+
+    return float(f"{min(_ENERGIES_J.tolist(), key=misses):.3g}") if shares else 0.0
 
 
 def measured_shares() -> list[tuple[str, str, float, float, float]]:
@@ -56,23 +62,11 @@ def measured_shares() -> list[tuple[str, str, float, float, float]]:
         own = load_calibration(hardware, engine, file).families
         for rate, peak in hardware.declared.peak_flops_per_s.items():
             if f"gemm/{rate}" in own and rate in _BYTES:
-                share = _reached(hardware, engine, rate) / peak
-                result.append((device, rate, tdp_w(hardware), peak, share))
+                work = gemm("product", _SIZE, _SIZE, _SIZE, LinearFormat(rate, _BYTES[rate], _BYTES[rate], 2.0))
+                timer = OperatorTimer(hardware, load_calibration(hardware, engine))
+                reached = work.flops / timer.time(work).duration_s
+                result.append((device, rate, tdp_w(hardware), peak, reached / peak))
     return result
-
-
-def _reached(hardware: HardwareSpec, engine: str, rate: str) -> float:
-    """Operations per second of a large product."""
-    form = LinearFormat(rate, _BYTES[rate], _BYTES[rate], 2.0)
-    work = gemm("product", _SIZE, _SIZE, _SIZE, form)
-    return work.flops / OperatorTimer(hardware, load_calibration(hardware, engine)).time(work).duration_s
-
-
-def _misses(energy: float, shares: Sequence[tuple[float, float, float]]) -> float:
-    """The sum of squares of log errors, with the common share that makes it least."""
-    left = [log(share / sustained_share(tdp, peak, energy)) for tdp, peak, share in shares]
-    centre = min(sum(left) / len(left), 0.0)
-    return sum((item - centre) ** 2 for item in left)
 
 
 # Where nothing is recorded: fractions that kernels of measured makers reach, and a launch; standard deviations of logs.
@@ -89,6 +83,7 @@ _PRIORS_OF_CPUS = {"compute_fraction": (0.2, 0.8)}
 _LOADS = ("saturated", "burst", "closed", "first_token")
 _METRICS = ("tokens_per_s", "output_tokens_per_s", "tpot_mean", "ttft_mean")
 _MOST_SETTINGS = 24
+_DIGITS = 4  # of residuals
 _MOST_STEPS = 6
 _SMALL = 0.25  # errors beyond it weigh less
 
@@ -124,70 +119,62 @@ def _tail(rows: Sequence[Observation], name: str) -> float:
 def with_others(fits: WholeRunFits) -> WholeRunFits:
     """`fits` with the means of all their architectures, for those that are not among them."""
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
-    means = {}
-    for kind, name in OTHERS.items():
-        members = [fit for item, fit in own.items() if _is_cpu(item) == (kind == "cpu")]
-        if members:
-            means[name] = _mean(members)
-    return fits.model_copy(update={"architectures": own | means})
+    members: dict[str, list[ArchitectureFit]] = {}
+    for name, fit in own.items():
+        members.setdefault(OTHERS[_kind_of(name)], []).append(fit)
+    order = [name for name in dict.fromkeys(OTHERS.values()) if name in members]
+    return fits.model_copy(update={"architectures": own | {name: _mean(members[name]) for name in order}})
 
 
 def without_own(fits: WholeRunFits) -> WholeRunFits:
     """`fits` in which each architecture has the mean of the others: as if none of its results were known."""
-    own = [name for name in fits.architectures if name not in OTHERS.values()]
-    result = {}
+    own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
+    result: dict[str, ArchitectureFit] = {}
     for name in own:
-        rest = {item: fits.architectures[item] for item in own if item != name}
-        means = with_others(WholeRunFits(architectures=rest)).architectures
-        kind = "cpu" if _is_cpu(name) else "gpu"
-        if OTHERS[kind] in means:
-            result[name] = means[OTHERS[kind]]
+        rest = {item: fit for item, fit in own.items() if item != name}
+        mean = with_others(WholeRunFits(architectures=rest)).architectures.get(OTHERS[_kind_of(name)])
+        result |= {name: mean} if mean is not None else {}
     return fits.model_copy(update={"architectures": {**fits.architectures, **result}})
 
 
-def _is_cpu(architecture: str) -> bool:
-    return any(word in architecture for word in ("rapids", "lake", "zen", "neoverse", "cpu"))
+def _kind_of(architecture: str) -> str:
+    is_cpu = any(word in architecture for word in ("rapids", "lake", "zen", "neoverse", "cpu"))
+    return "cpu" if is_cpu else "gpu"
 
 
 def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
     """Geometric means, launches as of a GPU."""
-    fits = [_as_gpu(fit) for fit in fits]
+    launches = [fit.launch_s * LAUNCH_OVERHEAD_S["gpu"] / LAUNCH_OVERHEAD_S[fit.kind] for fit in fits]
+    fits = [fit.model_copy(update={"launch_s": s, "kind": "gpu"}) for fit, s in zip(fits, launches, strict=True)]
     values = {name: float(np.exp(np.mean([np.log(getattr(fit, name)) for fit in fits]))) for name in _PRIORS}
-    rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
     left = [fit.residuals for fit in fits]
     widest = Residuals(
         num_rows=sum(item.num_rows for item in left),
         p10=min(item.p10 for item in left),
         p90=max(item.p90 for item in left),
     )
-    return ArchitectureFit(**rounded, rows=sum(fit.rows for fit in fits), residuals=widest)
+    return ArchitectureFit(**_rounded(values), rows=sum(fit.rows for fit in fits), residuals=widest)
 
 
-def _as_gpu(fit: ArchitectureFit) -> ArchitectureFit:
-    launch_s = fit.launch_s * LAUNCH_OVERHEAD_S["gpu"] / LAUNCH_OVERHEAD_S[fit.kind]
-    return fit.model_copy(update={"launch_s": launch_s, "kind": "gpu"})
+def _rounded(values: Mapping[str, float]) -> dict[str, Any]:
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
 def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
-    """Quantiles of log(measured / predicted) by load and metric, each device with as much weight."""
+    """Quantiles of log(measured / predicted) by load and metric; a device counts as the root of its errors' number."""
     result: dict[str, list[tuple[str, float]]] = {}
     for pair in predict_served([row for row in rows if row.is_reliable], folder, fits=without_own(fits)):
         for metric, measured in pair.row.metrics.items():
             if metric in pair.metrics:
-                key = width_key(metric, pair.row.setup)
                 error = float(np.log(measured / pair.metrics[metric]))
-                result.setdefault(key, []).append((pair.row.setup.device, error))
-    return {key: _weighed(values) for key, values in sorted(result.items())}
-
-
-def _weighed(values: Sequence[tuple[str, float]]) -> Residuals:
-    """Quantiles of errors, (device, error) each; a device counts as the root of its number of errors."""
-    devices, errors = [device for device, _ in values], np.array([error for _, error in values])
-    weights = np.array([devices.count(device) ** -0.5 for device in devices])
-    order = np.argsort(errors)
-    place = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    p10, p50, p90 = (round(float(np.interp(q, place, errors[order])), 4) for q in (0.1, 0.5, 0.9))
-    return Residuals(num_rows=len(errors), p10=p10, p50=p50, p90=p90)
+                result.setdefault(width_key(metric, pair.row.setup), []).append((pair.row.setup.device, error))
+    widths = {}
+    for key, members in sorted(result.items()):
+        devices, errors = zip(*members, strict=True)
+        weights = np.array([devices.count(device) ** -0.5 for device in devices])
+        quantiles = weighted_quantiles(np.array(errors), weights)
+        widths[key] = rounded_residuals(quantiles, len(errors), _DIGITS)
+    return widths
 
 
 def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[str, list[Observation]]:
@@ -204,11 +191,8 @@ def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[st
         if architecture is None or has_kernel_tables(hardware, row.setup.engine):
             continue
         result.setdefault(architecture, {}).setdefault(row.group, row)
-    return {name: _some(list(members.values())) for name, members in result.items()}
-
-
-def _some(rows: list[Observation]) -> list[Observation]:
-    return rows[:: max(1, -(-len(rows) // _MOST_SETTINGS))]
+    chosen = {name: list(members.values()) for name, members in result.items()}
+    return {name: rows[:: max(1, -(-len(rows) // _MOST_SETTINGS))] for name, rows in chosen.items()}
 
 
 def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float) -> ArchitectureFit:
@@ -216,27 +200,25 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
     priors = _PRIORS | (_PRIORS_OF_CPUS if kind == "cpu" else {})
     usual, deviation = priors["launch_s"]
     priors["launch_s"] = usual * LAUNCH_OVERHEAD_S[kind] / LAUNCH_OVERHEAD_S["gpu"], deviation
-    names = list(priors)
     centre = np.log([value for value, _ in priors.values()])
     sd = np.array([deviation for _, deviation in priors.values()])
-    highest = np.log([0.98 if name.endswith("fraction") else 0.05 for name in names])
+    highest = np.log([0.98 if name.endswith("fraction") else 0.05 for name in priors])
 
-    def of(vector: Floats) -> ArchitectureFit:
-        values = {name: float(f"{np.exp(value):.4g}") for name, value in zip(names, vector, strict=True)}
-        return ArchitectureFit(**values, kind=kind, rows=len(rows))
+    def fit_of(vector: Floats) -> ArchitectureFit:
+        values = dict(zip(priors, np.exp(vector).tolist(), strict=True))
+        return ArchitectureFit(**_rounded(values), kind=kind, rows=len(rows))
 
     def left_over(fit: ArchitectureFit) -> Floats:
         return _log_errors(rows, folder, WholeRunFits(architectures={architecture: fit}, operation_j=operation_j))
 
     def errors(vector: Floats) -> Floats:
-        own = left_over(of(vector))
-        soft = np.sign(own) * _SMALL * np.sqrt(np.log1p((own / _SMALL) ** 2))
-        return np.concatenate([soft / _SMALL, (vector - centre) / sd])
+        return np.concatenate([softened(left_over(fit_of(vector)), _SMALL) / _SMALL, (vector - centre) / sd])
 
     bounds = centre - 4 * sd, np.minimum(centre + 4 * sd, highest)
-    best = least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MOST_STEPS).x
-    fit = of(best)
-    return fit.model_copy(update={"residuals": _residuals(left_over(fit))})
+    fit = fit_of(least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MOST_STEPS).x)
+    left = left_over(fit)
+    residuals = rounded_residuals(np.quantile(left, (0.1, 0.5, 0.9)), len(left), _DIGITS)
+    return fit.model_copy(update={"residuals": residuals})
 
 
 def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
@@ -244,14 +226,6 @@ def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -
     result = []
     for pair in (predict_row(row, folder, fits) for row in rows):
         metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)
-        if metric is None:
-            result.append(0.0)
-            continue
-        ratio = np.log(pair.row.metrics[metric] / pair.metrics[metric])
-        result.append(float(-ratio if "tokens" in metric else ratio))
+        ratio = 0.0 if metric is None else float(np.log(pair.row.metrics[metric] / pair.metrics[metric]))
+        result.append(-ratio if "tokens" in (metric or "") else ratio)
     return np.array(result)
-
-
-def _residuals(errors: Floats) -> Residuals:
-    p10, p50, p90 = (round(float(value), 4) for value in np.quantile(errors, (0.1, 0.5, 0.9)))
-    return Residuals(num_rows=len(errors), p10=p10, p50=p50, p90=p90)

@@ -26,7 +26,6 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
 from perfmodel.cost import scenario_graph
@@ -36,14 +35,13 @@ from perfmodel.cost.forms.fits import Residuals
 from perfmodel.cost.forms.roofline import FamilyFit
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import Floats
 from perfmodel.ops.attention.decode import VERIFYING
 from perfmodel.ops.graphs.step import StepGraph
-from perfmodel.ops.work import BatchShape, Work
+from perfmodel.ops.work import BatchShape
 from perfmodel.sim.records.columns import StepColumns
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-
-Floats = NDArray[np.float64]
 
 _PULL = 0.001  # a parameter at twice its prior weighs as much as this relative error on every step (see `_solve`)
 _NUM_FOLDS = 5
@@ -108,17 +106,24 @@ class FitResult:
 
 def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dict[tuple[str, str], float]:
     """(family, quantity) -> total over the step: kernels and items counted, compute, memory and messages in seconds at
-    the declared rates."""
-    unit = FamilyFit(knee=1.0)
-    peak = OperatorTimer(hardware, Calibration(device=hardware.name, engine="peak", default=unit))
-    counting = FamilyFit(overhead_per_item_s=1.0, knee=1.0)
-    items = OperatorTimer(hardware, Calibration(device=hardware.name, engine="items", default=counting))
+    the declared rates.
+
+    Multiplications in other formats than the model's have a family of their own; so has what a sequence takes in
+    decodes that verify drafted tokens, since the prompts' kernel serves them.
+    """
+
+    def timer(default: FamilyFit) -> OperatorTimer:
+        return OperatorTimer(hardware, Calibration(device=hardware.name, engine="unit", default=default))
+
+    peak, items = timer(FamilyFit(knee=1.0)), timer(FamilyFit(overhead_per_item_s=1.0, knee=1.0))
     totals: dict[tuple[str, str], float] = {}
     for node in graph.nodes:
         work = node.work(shape)
         if not work.num_kernels:
             continue
-        at_peak = peak.time(replace(work, vector_ops=0.0))
+        at_peak, is_verifying = peak.time(replace(work, vector_ops=0.0)), work.format == VERIFYING
+        format = work.format or (work.rate if work.rate in _QUANTIZED_RATES else "")
+        own = f"{work.family}/{format}" if format and (work.family in _BY_FORMAT or is_verifying) else work.family
         for quantity, value in (
             ("kernels", float(work.num_kernels)),
             ("items", items.time(work).overhead_s),
@@ -126,23 +131,9 @@ def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dic
             ("memory", at_peak.memory_s + at_peak.communication_s),  # of a message: the link's
             ("vector", work.vector_ops),
         ):
-            key = (_fitted_family(work, quantity), quantity)
+            key = (work.family if is_verifying and quantity != "items" else own, quantity)
             totals[key] = totals.get(key, 0.0) + node.expected_runs(shape) * value
     return totals
-
-
-def _fitted_family(work: Work, quantity: str) -> str:
-    """The family whose parameter for `quantity` times `work`.
-
-    Multiplications in other formats than the model's have their own; so has what a sequence takes in decodes that
-    verify drafted tokens, since the prompts' kernel serves them.
-    """
-    if work.format == VERIFYING and quantity != "items":
-        return work.family
-    if work.family not in _BY_FORMAT and work.format != VERIFYING:
-        return work.family
-    format = work.format or (work.rate if work.rate in _QUANTIZED_RATES else "")
-    return f"{work.family}/{format}" if format else work.family
 
 
 def fit_steps(
@@ -156,14 +147,20 @@ def fit_steps(
     samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
     single samples from predictions that left their row out: a run executes each step once
     """
-    used = [p for p in _parameters(rows) if any(_column(p, row) > 0 for row in rows)]
+    formats = sorted({family for row in rows for family, _ in row if "/" in family})
+    own = [p._replace(family=item) for item in formats for p in PARAMETERS if p.family == _base(item)]
+    used = [p for p in (*PARAMETERS, *own) if any(_column(p, row) > 0 for row in rows)]
     design = np.array([[_column(p, row) for p in used] for row in rows])
     target = np.array([median(row) for row in samples])
     values = _solve(design, target, used)
-    errors = _cross_validated(design, target, used)
-    predicted = target * (1 + errors)
-    logs = [np.log(np.asarray(row) / p) for row, p in zip(samples, predicted, strict=True)]
-    residuals = _residuals(np.concatenate(logs))
+    errors, folds = np.empty(len(target)), min(_NUM_FOLDS, len(target))
+    for fold in range(folds):  # predicted / measured - 1 of each step, by a fit without it
+        held_out = np.arange(len(target)) % folds == fold
+        errors[held_out] = design[held_out] @ _solve(design[~held_out], target[~held_out], used) / target[held_out] - 1
+    logs = [np.log(np.asarray(row) / p) for row, p in zip(samples, target * (1 + errors), strict=True)]
+    joined = np.concatenate(logs)
+    p10, p50, p90 = np.quantile(joined, [0.1, 0.5, 0.9]).tolist()
+    residuals = Residuals(num_rows=len(joined), p10=p10, p50=p50, p90=p90)
     fits = _families(dict(zip(used, values, strict=True)), residuals)
     calibration = Calibration(
         device=hardware.name, engine=engine, families=fits, default=fits["elementwise"], step_residuals=residuals
@@ -172,23 +169,17 @@ def fit_steps(
     return FitResult(calibration, errors.tolist(), names)
 
 
-def _parameters(rows: Sequence[Mapping[tuple[str, str], float]]) -> list[StepParameter]:
-    """PARAMETERS, and those of each format in `rows` as the family's own."""
-    formats = sorted({family for row in rows for family, _ in row if "/" in family})
-    own = [p._replace(family=item) for item in formats for p in PARAMETERS if p.family == item.split("/")[0]]
-    return [*PARAMETERS, *own]
-
-
-def _is_shared(family: str) -> bool:
-    return family.split("/")[0] in _SHARED
-
-
 def _column(parameter: StepParameter, row: Mapping[tuple[str, str], float]) -> float:
-    if parameter.family is None:
-        return sum(value for (family, quantity), value in row.items() if quantity == "kernels" and _is_shared(family))
-    total = row.get((parameter.family, parameter.quantity), 0.0)
-    like = _LIKE.get(parameter.quantity, {})
-    return total + sum(row.get((f, parameter.quantity), 0.0) for f, model in like.items() if model == parameter.family)
+    family, quantity = parameter.family, parameter.quantity
+    if family is None:
+        return sum(value for (name, kind), value in row.items() if kind == "kernels" and _base(name) in _SHARED)
+    like = (name for name, model in _LIKE.get(quantity, {}).items() if model == family)
+    return row.get((family, quantity), 0.0) + sum(row.get((name, quantity), 0.0) for name in like)
+
+
+def _base(family: str) -> str:
+    """A family without its number format."""
+    return family.split("/")[0]
 
 
 def _solve(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
@@ -208,34 +199,17 @@ def _solve(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Flo
     return solved
 
 
-def _cross_validated(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
-    """predicted / measured - 1 of each step, by a fit without it."""
-    errors = np.empty(len(target))
-    folds = min(_NUM_FOLDS, len(target))
-    for fold in range(folds):
-        held_out = np.arange(len(target)) % folds == fold
-        values = _solve(design[~held_out], target[~held_out], used)
-        errors[held_out] = design[held_out] @ values / target[held_out] - 1
-    return errors
-
-
-def _residuals(logs: Floats) -> Residuals:
-    p10, p50, p90 = np.quantile(logs, [0.1, 0.5, 0.9]).tolist()
-    return Residuals(num_rows=len(logs), p10=p10, p50=p50, p90=p90)
-
-
 def _families(fitted: dict[StepParameter, float], residuals: Residuals) -> dict[str, FamilyFit]:
     value = {(p.family, p.quantity): v for p, v in fitted.items()}
     fits = {}
-    formats = {p.family for p in fitted if p.family is not None and "/" in p.family}
-    for family in (*_FAMILIES, *sorted(formats)):
-        like = family if (family, "compute") in value else family.split("/")[0]
+    for family in (*_FAMILIES, *sorted({p.family for p in fitted if p.family is not None and "/" in p.family})):
+        like = family if (family, "compute") in value else _base(family)
         compute = value.get((like, "compute"), 1.0)
         memory = value.get((_LIKE["memory"].get(like, like), "memory"), 1.0)
         fits[family] = FamilyFit(
             compute_fraction=min(1.0, 1 / compute),
             memory_fraction=min(1.0, 1 / memory),
-            overhead_s=value.get((None if _is_shared(family) else family, "kernels"), 0.0),
+            overhead_s=value.get((None if _base(family) in _SHARED else family, "kernels"), 0.0),
             overhead_per_item_s=value.get((family, "items"), 0.0),
             vector_op_s=value.get((_LIKE["vector"].get(like, like), "vector"), 0.0),
             knee=1.0,
@@ -298,19 +272,19 @@ def shapes_of(run: EngineSteps) -> list[BatchShape]:
     """What each recorded step computed, its drafted tokens apart. Of decodes only the summed context is known: each is
     taken to have its share."""
     steps, spans = run.steps, run.scenario.model.attention_spans
+    columns = steps.index, steps.num_tokens, steps.num_decodes, steps.decode_context, steps.num_draft_tokens
     result = []
-    for number, index in enumerate(steps.index.tolist()):
-        decodes, context = int(steps.num_decodes[number]), int(steps.decode_context[number])
+    for index, num_tokens, decodes, context, drafted in zip(*(column.tolist() for column in columns), strict=True):
         prefills = tuple((tokens, before) for tokens, before in run.chunks.get(index, ()))
         mean = context / max(1, decodes)
         shape = BatchShape(
-            num_tokens=int(steps.num_tokens[number]),
+            num_tokens=num_tokens,
             num_samples=decodes + len(prefills),
             prefills=prefills,
             num_decodes=decodes,
             decode_context=context,
             decode_windowed=tuple(round(decodes * min(mean, span)) for span in spans),
-            num_draft_tokens=int(steps.num_draft_tokens[number]),
+            num_draft_tokens=drafted,
         )
         result.append(shape)
     return result
@@ -318,19 +292,16 @@ def shapes_of(run: EngineSteps) -> list[BatchShape]:
 
 def _pooled(runs: Sequence[EngineSteps]) -> list[tuple[BatchShape, list[float]]]:
     """Pools of steps that are nearly alike: the shape in the middle of each, and the seconds of all."""
-    pools: dict[tuple[object, ...], list[tuple[int, BatchShape, float]]] = {}
+    pools: dict[tuple[object, ...], list[tuple[BatchShape, float]]] = {}
     for run in runs:
         durations = (run.steps.end_s - run.steps.start_s) * run.speed
         for raw, seconds in zip(shapes_of(run), durations.tolist(), strict=True):
             shape = raw.verified(run.scenario.model.attention_spans) if raw.num_draft_tokens else raw
             chunks = tuple(sorted((_bin(tokens), _bin(before)) for tokens, before in shape.prefills))
             key = (shape.num_decodes, shape.decode_tokens, _bin(shape.decode_context), chunks)
-            pools.setdefault(key, []).append((shape.decode_context, shape, seconds))
-    result = []
-    for pool in pools.values():
-        pool.sort(key=lambda item: item[0])
-        result.append((pool[len(pool) // 2][1], [seconds for _, _, seconds in pool]))
-    return result
+            pools.setdefault(key, []).append((shape, seconds))
+    ordered = [sorted(pool, key=lambda item: item[0].decode_context) for pool in pools.values()]
+    return [(pool[len(pool) // 2][0], [seconds for _, seconds in pool]) for pool in ordered]
 
 
 def _bin(count: int) -> int:

@@ -15,9 +15,10 @@ from perfmodel.cost.forms.messages.nccl import CollectiveFit
 from perfmodel.cost.forms.overheads import load_overheads
 from perfmodel.cost.forms.registry import time_work
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit import attention_decode, attention_prefill, collectives
-from perfmodel.evidence.fit import attention_latent as latent
-from perfmodel.evidence.fit import attention_mixed as mixed_attention
+from perfmodel.evidence.fit import attention, layer_profile
+from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
+from perfmodel.evidence.fit.collectives import COLLECTIVES
+from perfmodel.evidence.fit.kernels import predict
 from perfmodel.evidence.sources.kernels import Group, KernelTable, read_table
 from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
 from perfmodel.ops.attention.prefill import Heads
@@ -40,7 +41,7 @@ def table(op, columns, **constant):
 
 
 NAMES = {"engine_version": "vllm 1.0", "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
-DECODES = grid(
+DECODE_SIZES = grid(
     batch_size=[1, 4, 16, 64, 256],
     num_heads=[8, 32],
     num_key_value_heads=[2, 8],
@@ -48,7 +49,7 @@ DECODES = grid(
     step=[3, 63, 511, 4095, 16383],
     window_size=[0.0],
 )
-PROMPTS = grid(
+PROMPT_SIZES = grid(
     batch_size=[1, 4, 32],
     isl=[16, 128, 512, 2048, 8192],
     step=[0],
@@ -62,33 +63,33 @@ PROMPTS = grid(
 def timed(module, rows, true, device):
     """The one group of a table whose times are those of the fit `true`."""
     (group,) = module.groups(rows, device)
-    return Group(group.engine, group.key, group.sizes, module.predict(group, true, device), group.rows)
+    return Group(group.engine, group.key, group.sizes, predict(group, true, device), group.rows)
 
 
-def error(module, group, fit, device):
-    return np.max(np.abs(module.predict(group, fit, device) / group.seconds - 1))
+def error(group, fit, device):
+    return np.max(np.abs(predict(group, fit, device) / group.seconds - 1))
 
 
 def test_the_decode_fit_finds_what_made_the_rows():
-    rows = table("generation_attention", DECODES, kernel_source="vllm_flash_attn_fa3", **NAMES)
-    start, _ = attention_decode._start(attention_decode.groups(rows, H100)[0].key)
+    rows = table("generation_attention", DECODE_SIZES, kernel_source="vllm_flash_attn_fa3", **NAMES)
+    start = attention.decode_start(DECODES.groups(rows, H100)[0].key)
     values = {"launch_s": 7e-6, "memory_fraction": 0.9, "block_s": 3.5e-6, "doubling_s": 5e-7, "group_traffic": 0.03}
     true = start.model_copy(update=values)
-    group = timed(attention_decode, rows, true, H100)
-    found = attention_decode.fit(group, H100)
-    assert error(attention_decode, group, found, H100) < 0.03
+    group = timed(DECODES, rows, true, H100)
+    found = DECODES.fit(group, H100)
+    assert error(group, found, H100) < 0.03
     assert found.memory_fraction == pytest.approx(0.9, rel=0.05)
     assert found.launch_s == pytest.approx(7e-6, rel=0.3)
     assert found.residuals.num_rows == len(group.seconds)
 
 
 def test_the_prefill_fit_finds_what_made_the_rows():
-    rows = table("context_attention", PROMPTS, kernel_source="vllm_flash_attn", **NAMES)
-    start = attention_prefill._start(attention_prefill.groups(rows, A100)[0].key)
+    rows = table("context_attention", PROMPT_SIZES, kernel_source="vllm_flash_attn", **NAMES)
+    start = attention.prefill_start(PROMPTS.groups(rows, A100)[0].key)
     true = start.model_copy(update={"tensor_fraction": 0.55, "memory_fraction": 0.7, "tail": 0.8, "launch_s": 9e-6})
-    group = timed(attention_prefill, rows, true, A100)
-    found = attention_prefill.fit(group, A100)
-    assert error(attention_prefill, group, found, A100) < 0.03
+    group = timed(PROMPTS, rows, true, A100)
+    found = PROMPTS.fit(group, A100)
+    assert error(group, found, A100) < 0.03
     assert found.tensor_fraction == pytest.approx(0.55, rel=0.03)
 
 
@@ -125,10 +126,10 @@ def test_the_collective_fit_finds_what_made_the_rows(columns, op, dtype, source,
         **{dtype: "half"},
     )
     rows = KernelTable(rows.system, rows.op, {**rows.columns, "latency_ms": np.full(len(rows), 1e3)})
-    group = timed(collectives, rows, true, H100)
+    group = timed(COLLECTIVES, rows, true, H100)
     assert group.sizes.payload.max() == 2 * 2**28  # elements of two bytes
-    found = collectives.fit(group, H100)
-    assert error(collectives, group, found, H100) < 0.03
+    found = COLLECTIVES.fit(group, H100)
+    assert error(group, found, H100) < 0.03
     assert found.launch_s == pytest.approx(true.launch_s, rel=0.1)
 
 
@@ -138,7 +139,7 @@ def test_eager_rows_are_a_family_of_their_own():
     rows = table(
         "custom_allreduce", sizes, kernel_source="vLLM_custom_eager", engine_version="vllm 1.0", allreduce_dtype="half"
     )
-    (group,) = collectives.groups(rows, H100)
+    (group,) = COLLECTIVES.groups(rows, H100)
     assert group.key == "collective_eager/all_reduce"
 
 
@@ -150,15 +151,15 @@ def test_rows_that_beat_the_hardware_are_rejected():
     for milliseconds, is_rejected in ((0.2, True), (0.3, False)):
         rows = table("generation_attention", shape, kernel_source="torch_flow", **NAMES)
         rows = KernelTable(rows.system, rows.op, {**rows.columns, "latency_ms": np.array([milliseconds])})
-        assert list(attention_decode.is_too_fast(rows, A100)) == [is_rejected]
-        assert bool(attention_decode.groups(rows, A100)) != is_rejected
+        assert list(attention.decodes_too_fast(rows, A100)) == [is_rejected]
+        assert bool(DECODES.groups(rows, A100)) != is_rejected
     shape = grid(
         batch_size=[1], isl=[8192], step=[0], num_heads=[32], num_key_value_heads=[8], head_dim=[128], window_size=[0.0]
     )
     for milliseconds, is_rejected in ((1.7, True), (1.9, False)):  # 0.55 TFLOP: 1.76 ms
         rows = table("context_attention", shape, kernel_source="torch_flow", **NAMES)
         rows = KernelTable(rows.system, rows.op, {**rows.columns, "latency_ms": np.array([milliseconds])})
-        assert list(attention_prefill.is_too_fast(rows, A100)) == [is_rejected]
+        assert list(attention.prefills_too_fast(rows, A100)) == [is_rejected]
 
 
 def test_kernels_are_told_apart_by_library_group_and_device():
@@ -167,10 +168,10 @@ def test_kernels_are_told_apart_by_library_group_and_device():
     )
     rows = table("generation_attention", shape, kernel_source="torch_flow", **NAMES)
     group = rows["num_heads"] / rows["num_key_value_heads"]
-    assert list(attention_decode.kernel_names(rows, A100)) == ["mmha" if g in (1, 64) else "xqa" for g in group]
+    assert list(attention.decode_kernels(rows, A100)) == ["mmha" if g in (1, 64) else "xqa" for g in group]
     rows = table("generation_attention", shape, kernel_source="flash_attention", **NAMES)
-    assert set(attention_decode.kernel_names(rows, A100)) == {"flash3_sm80"}
-    assert set(attention_decode.kernel_names(rows, H100)) == {"flash3"}
+    assert set(attention.decode_kernels(rows, A100)) == {"flash3_sm80"}
+    assert set(attention.decode_kernels(rows, H100)) == {"flash3"}
 
 
 def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
@@ -181,14 +182,14 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
         kv_decode=[256.0, 4096.0],
     )
     columns["time_us"] = np.ones(len(columns["n_decode"]))
-    profile = mixed_attention.Profile(columns, 32, 8, 128)
-    decode, prompt, mixed = mixed_attention.groups([profile])
+    profile = layer_profile.Profile(columns, 32, 8, 128)
+    decode, prompt, mixed = layer_profile.attention_groups([profile])
     assert np.all(prompt.sizes.tokens > 0)
     assert np.all(mixed.sizes.tokens > 0)
     assert len(decode.seconds) == np.sum(columns["prefill_chunk"] == 0)
     true = MixedAttentionFit(rate="bf16", softmax_ops=38.0, tensor_fraction=0.8, reread=1.0, domain={"head_dim": 128})
-    mixed = Group(mixed.engine, mixed.key, mixed.sizes, mixed_attention.predict(mixed, true, A100), mixed.rows)
-    assert error(mixed_attention, mixed, mixed_attention.fit(mixed, A100), A100) < 0.05
+    mixed = Group(mixed.engine, mixed.key, mixed.sizes, predict(mixed, true, A100), mixed.rows)
+    assert error(mixed, layer_profile.fit_attention(mixed, A100), A100) < 0.05
 
 
 def test_two_cards_tell_the_softmax_from_products(monkeypatch):
@@ -196,19 +197,19 @@ def test_two_cards_tell_the_softmax_from_products(monkeypatch):
     less; one card says nothing."""
     committed = load_overheads().softmax_ops
     tried = tuple(round(share * committed) for share in (0.8, 1.0, 1.2))
-    monkeypatch.setattr(mixed_attention, "_SOFTMAX_OPS", tried)
-    cards = mixed_attention.read_cards(MEASURED.parent / "per-request")
-    assert mixed_attention.fit_softmax(cards) == committed
+    monkeypatch.setattr(layer_profile, "_SOFTMAX_OPS", tried)
+    cards = layer_profile.read_cards(MEASURED.parent / "per-request")
+    assert layer_profile.fit_softmax(cards) == committed
     with pytest.raises(SpecError, match="found 1 layer profiles"):
-        mixed_attention.fit_softmax(cards[:1])
+        layer_profile.fit_softmax(cards[:1])
 
 
 @pytest.mark.parametrize(
     ("module", "op", "median", "p90"),
     [
-        (attention_prefill, "context_attention", 0.06, 0.20),
-        (attention_decode, "generation_attention", 0.08, 0.25),
-        (collectives, "nccl", 0.07, 0.20),
+        (PROMPTS, "context_attention", 0.06, 0.20),
+        (DECODES, "generation_attention", 0.08, 0.25),
+        (COLLECTIVES, "nccl", 0.07, 0.20),
     ],
 )
 def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
@@ -228,9 +229,7 @@ def test_decode_sizes_read_windows_and_formats():
         batch_size=[2], num_heads=[16], num_key_value_heads=[4], head_dim=[64], step=[999], window_size=[128.0]
     )
     names = {**NAMES, "kv_cache_dtype": "fp8"}
-    sizes = attention_decode.sizes_of(
-        table("generation_attention", shape, kernel_source="vllm_flash_attn_fa3", **names)
-    )
+    sizes = attention.decode_sizes(table("generation_attention", shape, kernel_source="vllm_flash_attn_fa3", **names))
     assert (sizes.length[0], sizes.extent.heads.window[0], sizes.kv_token_bytes[0]) == (1000, 128, 2 * 4 * 64)
     assert float(decode_seconds(sizes, FlashDecodeFit(), H100).memory[0]) < 1e-6
     assert FlashPrefillFit().residuals.num_rows == 0
@@ -250,9 +249,9 @@ def test_the_latent_fit_finds_what_made_the_rows():
     true = LatentDecodeFit(
         kernel=DecodeKernel(heads_per_block=64, rows=64), memory_fraction=0.85, tensor_fraction=0.6, launch_s=7e-5
     )
-    group = timed(latent, rows, true, H100)
-    found = latent.fit(group, H100)
-    assert error(latent, group, found, H100) < 0.05
+    group = timed(LATENT, rows, true, H100)
+    found = LATENT.fit(group, H100)
+    assert error(group, found, H100) < 0.05
     work = attention_decode_work(64, 64 * 4096, Heads(16, 1, 576, 512, "bf16", 2, 2))
     assert time_work(work, found, H100).duration_s < 0.5 * float(np.max(group.seconds))
     assert found.domain.distance(work.extent.traits) == 0

@@ -14,8 +14,8 @@ from perfmodel.cost.forms.experts import GroupedExpertsFit
 from perfmodel.cost.forms.fits import take
 from perfmodel.cost.forms.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit import gemm, moe
-from perfmodel.evidence.fit.moe import _filled, _in_turn, rank_load
+from perfmodel.evidence.fit.expert_loads import _filled, _in_turn, rank_load
+from perfmodel.evidence.fit.products import GEMM, MOE, experts_start, experts_too_fast, gemms_too_fast
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.extents import KernelTraits
@@ -69,8 +69,8 @@ def test_a_gemm_fit_finds_what_made_the_rows(dtype):
     true = TiledGemmFit(
         launch_s=3e-6, compute_fraction=0.75, memory_fraction=0.7, feed_edge=60, knee=3.0, tile_s=1.5e-6, split_s=3e-6
     )
-    group = timed(gemm, gemms(dtype, "trtllm 1.0"), true)
-    found = gemm.fit(group, H100)
+    group = timed(GEMM, gemms(dtype, "trtllm 1.0"), true)
+    found = GEMM.fit(group, H100)
     for name in ("launch_s", "compute_fraction", "memory_fraction", "knee", "tile_s"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15), name
     assert found.residuals.num_rows == len(group.seconds)
@@ -79,22 +79,26 @@ def test_a_gemm_fit_finds_what_made_the_rows(dtype):
 
 def test_an_expert_fit_finds_what_made_the_rows():
     true = GroupedExpertsFit(launch_s=3e-5, compute_fraction=0.7, memory_fraction=0.8, passes=2.0, knee=2.0)
-    group = timed(moe, mixtures(), true)
-    found = moe.fit(group, H100)
+    group = timed(MOE, mixtures(), true)
+    found = MOE.fit(group, H100)
     for name in ("launch_s", "memory_fraction", "passes"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15), name
     assert max(abs(found.residuals.p10), abs(found.residuals.p90)) < 0.03
 
 
 def test_rows_that_beat_the_hardware_are_not_fitted():
-    for module, rows, true in ((gemm, gemms(), TiledGemmFit()), (moe, mixtures(), GroupedExpertsFit())):
+    kinds = (
+        (GEMM, gemms_too_fast, gemms(), TiledGemmFit()),
+        (MOE, experts_too_fast, mixtures(), GroupedExpertsFit()),
+    )
+    for module, is_too_fast, rows, true in kinds:
         group = timed(module, rows, true)
-        assert not module.is_too_fast(group, H100).any()
+        assert not is_too_fast(group, H100).any()
         seconds = group.seconds.copy()
         seconds[::3] /= 1000
         spoiled = replace(group, seconds=seconds)
         expected = np.arange(len(seconds)) % 3 == 0
-        slow_enough = module.is_too_fast(spoiled, H100)
+        slow_enough = is_too_fast(spoiled, H100)
         assert slow_enough[expected].mean() > 0.9
         assert not slow_enough[~expected].any()
         fit = module.fit(spoiled, H100)
@@ -104,22 +108,22 @@ def test_rows_that_beat_the_hardware_are_not_fitted():
 
 def test_kernels_of_an_engine_are_told_apart():
     names = [("trtllm 1", "", "fp8"), ("vllm 1", "DeepGemmX", "fp8_block"), ("vllm 1", "FlashInferX", "fp8_block")]
-    keys = [gemm.groups(gemms(dtype, version, source), H100)[0].key for version, source, dtype in names]
+    keys = [GEMM.groups(gemms(dtype, version, source), H100)[0].key for version, source, dtype in names]
     assert keys == ["gemm/fp8", "gemm/fp8_block", "gemm/fp8_block/flashinfer"]
-    assert gemm.groups(gemms("unheard_of"), H100) == []
+    assert GEMM.groups(gemms("unheard_of"), H100) == []
 
 
 def test_experts_that_all_beat_the_memory_are_refused_in_a_sentence():
     """A nanosecond a call: weights of one expert alone take a thousand times as long to read."""
     rows = mixtures()
     impossible = replace(rows, columns={**rows.columns, "latency_ms": np.full(len(rows.seconds), 1e-6)})
-    (group,) = moe.groups(impossible, H100)
+    (group,) = MOE.groups(impossible, H100)
     with pytest.raises(SpecError, match=r"all \d+ rows are faster than the device's memory allows"):
-        moe.fit(group, H100)
+        MOE.fit(group, H100)
 
 
 def test_the_sizes_of_a_row_are_those_of_its_operator():
-    (group,) = gemm.groups(gemms("fp8"), H100)
+    (group,) = GEMM.groups(gemms("fp8"), H100)
     form = LinearFormat("fp8", 1.0, 1.0, 2.0, True)
     for row in (0, 50, 100):
         sizes = take(group.sizes, np.array([row]))
@@ -127,7 +131,7 @@ def test_the_sizes_of_a_row_are_those_of_its_operator():
         work = gemm_work("x", m, int(n), int(k), form)
         assert numbers(sizes.extent) == pytest.approx(numbers(work.extent))
         assert sizes.moved_bytes[0] + sizes.extent.quantized_bytes[0] == pytest.approx(work.hbm_bytes)
-    (group,) = moe.groups(mixtures(), H100)
+    (group,) = MOE.groups(mixtures(), H100)
     for row in (0, 17, 60):
         sizes = take(group.sizes, np.array([row]))
         extent = sizes.extent
@@ -148,8 +152,8 @@ def numbers(extent):
 
 def test_eager_floors_are_fitted_beside_the_kernel_not_into_it():
     true = TiledGemmFit(launch_s=4e-6, eager_launch_s=2e-5, eager_floor_s=9e-5, quantize_row_s=1e-9)
-    group = timed(gemm, gemms("fp8_block", "vllm 1", "DeepGemm"), true)
-    found = gemm.fit(group, H100)
+    group = timed(GEMM, gemms("fp8_block", "vllm 1", "DeepGemm"), true)
+    found = GEMM.fit(group, H100)
     assert found.eager_floor_s == pytest.approx(9e-5, rel=0.02)
     assert found.launch_s == 4e-6
 
@@ -199,8 +203,8 @@ def test_a_calibration_picks_the_kernel_of_a_work():
     families = {
         "gemm/bf16": TiledGemmFit(),
         "gemm/int4_wo": TiledGemmFit(feed_edge=126),
-        "moe/fp8_block": moe.fit_start("moe/fp8_block", "vllm"),
-        "moe/fp8_block/triton": moe.fit_start("moe/fp8_block/triton", "vllm"),
+        "moe/fp8_block": experts_start("moe/fp8_block", "vllm"),
+        "moe/fp8_block/triton": experts_start("moe/fp8_block/triton", "vllm"),
     }
     calibration = Calibration(device="d", engine="vllm", families=families)
     assert calibration.fit("gemm", "bf16", None, "int4_wo") is families["gemm/int4_wo"]
@@ -214,9 +218,9 @@ def test_a_calibration_picks_the_kernel_of_a_work():
 @pytest.mark.parametrize(
     ("op", "module", "engine", "key", "median", "p90"),
     [
-        ("gemm", gemm, "vllm", "gemm/bf16", 0.065, 0.2),
-        ("gemm", gemm, "trtllm", "gemm/fp8", 0.04, 0.15),
-        ("moe", moe, "trtllm", "moe/fp8_block", 0.07, 0.22),
+        ("gemm", GEMM, "vllm", "gemm/bf16", 0.065, 0.2),
+        ("gemm", GEMM, "trtllm", "gemm/fp8", 0.04, 0.15),
+        ("moe", MOE, "trtllm", "moe/fp8_block", 0.07, 0.22),
     ],
 )
 def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):

@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.cost import EngineProfile
 from perfmodel.evidence.fit import profiles
-from perfmodel.evidence.fit.forms import LinearErrors, Parameter, fit_parameters, values_of
+from perfmodel.evidence.fit.parameters import LinearErrors, Parameter, fit_parameters, values_of
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.recorded import simulate_steady_states
 from perfmodel.evidence.sources.steady import with_dispersion

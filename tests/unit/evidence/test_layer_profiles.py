@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel.cost import load_calibration
 from perfmodel.cost.calibrations.calibration import FamilyFit
-from perfmodel.evidence.fit.systems import GENERIC_SMALL, fit_small_kernels, read_layer_profile
+from perfmodel.evidence.fit.layer_profile import fit_small_kernels, read_layer_profile
+from perfmodel.evidence.fit.systems import GENERIC_SMALL
 from perfmodel.specs import load_hardware
 
 MEASURED = Path(__file__).resolve().parents[3] / "measurements" / "per-request"

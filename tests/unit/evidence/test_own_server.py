@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.cost import EngineProfile, load_engine_profile
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.forms import with_values
 from perfmodel.evidence.fit.own_server import OwnServerFit, fit_own_server, save_own_server
+from perfmodel.evidence.fit.parameters import with_values
 from perfmodel.evidence.predict.bench import GivenSetup
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.files.catalog import data_dir

@@ -3,7 +3,7 @@
 import numpy as np
 
 from perfmodel.cost import EngineProfile
-from perfmodel.evidence.fit.forms import Parameter, fit_parameters
+from perfmodel.evidence.fit.parameters import Parameter, fit_parameters
 
 STEP = Parameter("host.serial_step_s", 3e-4, 2e-5, 3e-2)
 IN = Parameter("server.in_s", 3e-3, 3e-4, 8e-2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from perfmodel.evidence.fit.forms import fit_form, of_one_more, residuals_of
+from perfmodel.evidence.fit.kernels import fit_form, of_one_more, residuals_of
 from perfmodel.files.base import Spec
 
 

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.forms import with_facts
+from perfmodel.evidence.fit.parameters import with_facts
 from perfmodel.evidence.fit.profiles import fit_generation, fit_steady_profile, fitting_rows, steady_log_errors
 from perfmodel.evidence.observation import Observation, Prediction
 from perfmodel.evidence.predict.recorded import simulate_steady_states

@@ -1,0 +1,310 @@
+"""Measured attention: of decodes (`generation_attention`), of prompts (`context_attention`), latent (`*_mla*`).
+
+Columns: batch_size, isl (query tokens of a sequence), step (tokens already cached), num_heads, num_key_value_heads,
+head_dim, window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_source, engine_version; of latent modules
+gemm_type, too. Rows of one kernel, head size and number formats are fitted together, whatever their window. Tables of
+latent attention without a model were taken with DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`)
+still has the GEMMs that expand or absorb the latents.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit
+from perfmodel.cost.forms.attention.latent import LatentDecodeFit, LatentPrefillFit, LatentSizes
+from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.fits import Domain
+from perfmodel.evidence.fit.kernels import KernelModule, fit_group
+from perfmodel.evidence.sources.kernels import (
+    Group,
+    KernelTable,
+    bytes_of,
+    engine_name,
+    format_bytes,
+    format_name,
+    kernel_groups,
+    numbers,
+)
+from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.specs.architectures import find_architecture
+
+_MOST_ROWS = 2500  # of a fit
+
+
+def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
+    """The kernel of each row by its library; SGLang's FlashAttention-3 is another kernel before Hopper."""
+    known = {
+        "vllm_flash_attn": "flash2",
+        "vllm_flash_attn_fa3": "flash3",
+        "flash_attention": "flash3" if _has_wgmma(device) else "flash3_sm80",
+    }
+    return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")
+
+
+def _has_wgmma(device: DeviceFacts) -> bool:
+    return find_architecture(device.hardware.declared.architecture).has_wgmma
+
+
+def _domain(kv_format: str, head_dim: str, **more: Any) -> Domain:
+    """The domain of a key's parts `kv_<format>` and `hd<size>`."""
+    size, kv_bytes = int(head_dim.removeprefix("hd")), bytes_of(kv_format.removeprefix("kv_"))
+    return Domain(head_dim=size, kv_element_bytes=kv_bytes, **more)
+
+
+def _heads(table: KernelTable) -> HeadsExtent:
+    """The heads of each row."""
+    head_dim, kv_bytes = numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
+    counts = numbers(table, "num_heads"), numbers(table, "num_key_value_heads")
+    return HeadsExtent(*counts, head_dim, head_dim, kv_bytes, numbers(table, "window_size"))
+
+
+# ---------------------------------------------------------------- decodes
+
+
+class _Decodes(NamedTuple):
+    """A kernel of decodes: its rules, the parameters that its rows determine beside those of all, and its groups."""
+
+    kernel: DecodeKernel = DecodeKernel()
+    free: tuple[str, ...] = ("group_traffic", "cache_speedup")
+    groups: tuple[tuple[int, int], ...] = ()
+
+
+_MMHA_ABOVE = 32  # TensorRT-LLM: larger groups, and single heads, run the kernel without tensor cores
+_XQA: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ("group_traffic", "group_block"), ((2, _MMHA_ABOVE),)
+_DECODES = {
+    "flash2": _Decodes(
+        DecodeKernel(splits_mha=False, is_balanced=False, window_overlap=128), ("group_traffic", "swap_s")
+    ),
+    "flash3": _Decodes(DecodeKernel(split_share=1.1, window_overlap=128)),
+    "flash3_sm80": _Decodes(DecodeKernel(split_tokens=128, whole_splits=True, pays_splits=True, window_overlap=128)),
+    "xqa": _Decodes(
+        DecodeKernel(split_tokens=128, split_waves=8, whole_splits=True, splits_window=True, pays_splits=True), *_XQA
+    ),
+    "xqa_fp8": _Decodes(DecodeKernel(split_tokens=256), *_XQA),  # Hopper's own: one wave of splits
+    "mmha": _Decodes(
+        DecodeKernel(heads_per_block=1, rows=1, split_waves=1.5, splits_window=True, pays_splits=True),
+        ("combine_s", "cache_speedup"),
+        ((1, 1), (_MMHA_ABOVE + 1, 4096)),
+    ),
+}
+_DECODE_FREE = ("launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
+_DECODE_STARTS: tuple[dict[str, float], ...] = (
+    {},
+    {"block_s": 1e-6, "knee": 1.1},
+    {"launch_s": 4e-6, "block_s": 6e-6, "block_bandwidth": 0.6},
+)
+_MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; what says so timed something else
+_BEYOND_CACHE = 1.5  # times L2: smaller KV may have come from there
+
+
+def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
+    """The kernel of each row of decodes; TensorRT-LLM picks among its own by the size of the group."""
+    names, group = _libraries(table, device), numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
+    is_mmha = (group < 2) | (group > _MMHA_ABOVE)
+    xqa = np.where(_has_wgmma(device) & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
+    return np.where(names == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
+
+
+def decode_sizes(table: KernelTable) -> DecodeSizes:
+    """The sizes of each row of decodes."""
+    batch, length, heads = numbers(table, "batch_size"), numbers(table, "step") + 1, _heads(table)
+    kv_heads, head_dim, kv_bytes = heads.num_kv_heads, numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
+    new_token = kv_heads * head_dim * (2 + kv_bytes)  # read in 2 bytes, written into the cache
+    return DecodeSizes(
+        DecodeExtent(heads, num_seqs=batch, kv_tokens=batch * length),
+        length,
+        kv_token_bytes=2 * kv_heads * head_dim * kv_bytes,
+        io_bytes=batch * (2 * 2 * heads.num_heads * head_dim + 2 * new_token),
+        flops_per_token=4 * head_dim,
+    )
+
+
+def decodes_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
+    """Rows whose KV, too large for L2, would have been read faster than the declared memory delivers."""
+    sizes = decode_sizes(table)
+    window = sizes.extent.heads.window
+    visible = np.where(window > 0, np.minimum(sizes.length, window), sizes.length)
+    kv_bytes = sizes.extent.num_seqs * visible * sizes.kv_token_bytes
+    fastest = kv_bytes / (_MOST_BANDWIDTH * device.bandwidth)
+    return np.asarray((kv_bytes > _BEYOND_CACHE * device.l2_bytes) & (table.seconds < fastest))
+
+
+def _decode_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
+    usable = np.flatnonzero(~decodes_too_fast(table, device))
+    return kernel_groups(table, "attention_decode", usable, lambda part: decode_kernels(part, device), decode_sizes)
+
+
+def decode_start(key: str) -> FlashDecodeFit:
+    """The rules and the domain of the kernel of a key."""
+    _, _, kv_format, head_dim, name = key.split("/")
+    kernel = _DECODES.get(name, _Decodes())
+    return FlashDecodeFit(kernel=kernel.kernel, domain=_domain(kv_format, head_dim, groups=kernel.groups))
+
+
+def _fit_decodes(group: Group, device: DeviceFacts) -> FlashDecodeFit:
+    free = (*_DECODE_FREE, *_DECODES.get(group.key.split("/")[-1], _Decodes()).free)
+    start = decode_start(group.key)
+    return fit_group(group, start, device, free=free, starts=_DECODE_STARTS, most_rows=_MOST_ROWS)
+
+
+# ---------------------------------------------------------------- prompts
+
+_PREFILL_FREE = ("launch_s", "tensor_fraction", "memory_fraction", "block_tokens", "tail", "kv_weight", "write_s")
+_PREFILL_STARTS: tuple[dict[str, float], ...] = (
+    {},
+    {"block_tokens": 300.0, "tail": 1.0},
+    {"tensor_fraction": 0.8, "memory_fraction": 0.9, "kv_weight": 3.0},
+)
+
+
+def prefill_sizes(table: KernelTable) -> PrefillSizes:
+    """The sizes of each row of prompts."""
+    heads, head_dim = _heads(table), numbers(table, "head_dim")
+    return PrefillSizes(
+        heads,
+        tokens=numbers(table, "isl"),
+        cached=numbers(table, "step"),
+        count=numbers(table, "batch_size"),
+        io_bytes=2 * 2 * head_dim * heads.num_heads,
+        kv_bytes=2 * heads.num_kv_heads * head_dim * format_bytes(table, "kv_cache_dtype"),
+    )
+
+
+def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
+    """Rows whose visible products alone would take longer at the declared peak.
+
+    A kernel that reads FP8 keys multiplies in FP8, whatever its queries were.
+    """
+    sizes = prefill_sizes(table)
+    tokens, cached, window = sizes.tokens, sizes.cached, sizes.heads.window
+    short = np.clip(window - cached, 0, tokens)
+    windowed = short * (cached + (short + 1) / 2) + (tokens - short) * window
+    pairs = np.where(window > 0, windowed, tokens * (cached + (tokens + 1) / 2))
+    flops = 2 * sizes.count * sizes.heads.num_heads * sizes.heads.head_size * pairs
+    formats = zip(table["attn_dtype"].astype(str), table["kv_cache_dtype"].astype(str), strict=True)
+    peak = np.array([device.peak("fp8" if kv == "fp8" else format_name(rate)) for rate, kv in formats])
+    return np.asarray(table.seconds < flops / peak)
+
+
+def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
+    def kernels(part: KernelTable) -> NDArray[np.str_]:
+        names = _libraries(part, device)
+        return np.where(names == "torch_flow", "trtllm_sm90" if _has_wgmma(device) else "trtllm", names)
+
+    usable = np.flatnonzero(~prefills_too_fast(table, device))
+    return kernel_groups(table, "attention_prefill", usable, kernels, prefill_sizes)
+
+
+def prefill_start(key: str) -> FlashPrefillFit:
+    """The rules and the domain of the kernel of a key."""
+    _, rate, kv_format, head_dim, name = key.split("/")
+    size, kv_bytes = int(head_dim.removeprefix("hd")), bytes_of(kv_format.removeprefix("kv_"))
+    return FlashPrefillFit(
+        kernel=_prefill_kernel(name, size, kv_bytes),
+        domain=_domain(kv_format, head_dim),
+        rate="fp8" if kv_bytes == 1 else rate,
+    )
+
+
+def _prefill_kernel(name: str, head_dim: int, kv_bytes: float) -> PrefillKernel:
+    """Tile sizes, from the libraries' sources: they depend on the head size, since tiles share registers and SRAM.
+
+    TensorRT-LLM's closed kernels are read off their tables: 128 rows, and windows that start in wide key tiles.
+    """
+    if name == "trtllm":
+        return PrefillKernel(rows=128, keys=32, packs="never")
+    if name == "trtllm_sm90":
+        narrow, wide = (768.0, 384.0) if kv_bytes == 1 else (256.0, 64.0)
+        return PrefillKernel(rows=128, keys=64, packs="never", window_overlap=narrow if head_dim <= 64 else wide)
+    if name == "flash2":
+        return PrefillKernel(rows=64, keys=128, packs="single")
+    if name == "flash3_sm80":
+        return PrefillKernel(rows=128, keys=64)
+    return PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and kv_bytes == 1 else 64)
+
+
+def _fit_prefills(group: Group, device: DeviceFacts) -> FlashPrefillFit:
+    start = prefill_start(group.key)
+    return fit_group(group, start, device, free=_PREFILL_FREE, starts=_PREFILL_STARTS, most_rows=_MOST_ROWS)
+
+
+# ---------------------------------------------------------------- latent
+
+# DeepSeek-V3 (config.json): hidden size, ranks of the query and of the latent, head sizes.
+_HIDDEN, _QUERY_RANK, _RANK, _ROPE, _NOPE, _VALUE = 7168, 1536, 512, 64, 128, 128
+# Query heads that share a tile of the decode kernel, by what its code calls it; Triton pads to 16.
+_ROWS = {"FLASHMLA": 64, "FLASH_ATTN_MLA": 128, "vllm_triton_mla": 16}
+_ROWS_ELSE = 64
+_LATENT_FREE = ("launch_s", "gemm_fraction", "weight_fraction", "tensor_fraction", "floor_s")
+
+
+def _latent_sizes(table: KernelTable) -> LatentSizes:
+    batch, heads, one = numbers(table, "batch_size"), numbers(table, "num_heads"), np.ones(len(table))
+    is_module, is_decode = table.op.endswith("module"), "generation" in table.op
+    down = _HIDDEN * (_QUERY_RANK + _RANK + _ROPE)
+    projections = (_QUERY_RANK * heads * (_NOPE + _ROPE) + heads * _VALUE * _HIDDEN + down) * is_module
+    absorbed = heads * (_NOPE + _VALUE) * _RANK
+    inner: DecodeSizes | PrefillSizes
+    if is_decode:
+        tokens, weights, wide = batch, projections, _RANK * 2 + _ROPE + _NOPE + _VALUE
+        length, kv_bytes = numbers(table, "step") + 1, format_bytes(table, "kv_cache_dtype")
+        shared = HeadsExtent(heads, one, (_RANK + _ROPE) * one, _RANK * one, kv_bytes, 0 * one)
+        inner = DecodeSizes(
+            DecodeExtent(shared, num_seqs=batch, kv_tokens=batch * length),
+            length,
+            kv_token_bytes=(_RANK + _ROPE) * kv_bytes,
+            io_bytes=0 * one,
+            flops_per_token=2.0 * (2 * _RANK + _ROPE) * one,
+        )
+    else:
+        tokens, weights, wide = batch * numbers(table, "isl"), projections + absorbed, 2 * _NOPE + _ROPE + 2 * _VALUE
+        expanded = HeadsExtent(heads, heads, (_NOPE + _ROPE) * one, _VALUE * one, 2 * one, 0 * one)
+        inner = PrefillSizes(expanded, numbers(table, "isl"), 0 * one, batch, io_bytes=0 * one, kv_bytes=0 * one)
+    return LatentSizes(
+        tokens=tokens,
+        weights=weights,
+        weight_bytes=format_bytes(table, "gemm_type") if "gemm_type" in table.columns else np.full(len(table), 2.0),
+        absorbed=absorbed if is_decode else 0.0 * absorbed,
+        activation_bytes=4.0 * tokens * (_HIDDEN + heads * wide),
+        attention=inner,
+    )
+
+
+def _latent_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
+    """One group per engine, kernel, KV format and format of the projections.
+
+    Modules with projections in BF16 are the ones that serving takes its decode attention from.
+    """
+    is_decode, columns = "generation" in table.op, dict(table.columns)
+    columns.setdefault("gemm_type", np.full(len(table), "bfloat16"))
+    size = _RANK + _ROPE if is_decode else _NOPE + _ROPE
+    result = []
+    names = ("engine_version", "kernel_source", "kv_cache_dtype", "gemm_type")
+    for (engine, kernel, kv_format, gemm), rows in KernelTable(table.system, table.op, columns).groups(names):
+        serves = is_decode and format_name(gemm) == "bf16"
+        family = "attention_decode/bf16" if serves else f"latent_{'decode' if is_decode else 'prefill'}/{gemm}"
+        part, key = table.take(rows), f"{family}/kv_{format_name(kv_format)}/hd{size}/{kernel}"
+        result.append(Group(engine_name(engine), key, _latent_sizes(part), part.seconds, rows))
+    return result
+
+
+def _fit_latents(group: Group, device: DeviceFacts) -> LatentDecodeFit | LatentPrefillFit:
+    *_, kv_format, head_dim, kernel = group.key.split("/")
+    domain, rows = _domain(kv_format, head_dim), _ROWS.get(kernel, _ROWS_ELSE)
+    start: LatentDecodeFit | LatentPrefillFit
+    free: tuple[str, ...]
+    if isinstance(group.sizes.attention, PrefillSizes):
+        start, free = LatentPrefillFit(domain=domain), (*_LATENT_FREE, "activation_fraction")
+    else:
+        start = LatentDecodeFit(kernel=DecodeKernel(heads_per_block=rows, rows=rows), domain=domain)
+        free = (*_LATENT_FREE, "memory_fraction", "block_s")
+    starts: tuple[dict[str, float], ...] = ({}, {"floor_s": float(np.min(group.seconds))})
+    return fit_group(group, start, device, free=free, starts=starts)
+
+
+DECODES = KernelModule(_decode_groups, _fit_decodes)
+PROMPTS = KernelModule(_prefill_groups, _fit_prefills)
+LATENT = KernelModule(_latent_groups, _fit_latents)

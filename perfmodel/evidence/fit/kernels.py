@@ -1,0 +1,200 @@
+"""Fits of physical forms to kernel tables: robust least squares of log(predicted / measured), bounded, several starts.
+
+A form's parameters are the bounded positive float fields of its `...Fit`, fitted as logarithms between their `ge` and
+`le`. Each has a prior about the form's own value with the weight of a single row: what no row has anything to say on
+stays there. A soft L1 loss keeps rows that no physics explains from bending the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.forms.attention.decode import DecodeSizes, decode_seconds
+from perfmodel.cost.forms.attention.latent import LatentSizes, latent_decode_seconds, latent_prefill_seconds
+from perfmodel.cost.forms.attention.mixed import MixedSizes, mixed_seconds
+from perfmodel.cost.forms.attention.prefill import PrefillSizes, prefill_seconds
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.forms.fits import Residuals, take
+from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
+from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.forms.messages.links import link_for
+from perfmodel.cost.forms.messages.nccl import collective_seconds
+from perfmodel.evidence.sources.kernels import Group, KernelTable
+from perfmodel.files.base import Spec
+
+Floats = NDArray[np.float64]
+FitT = TypeVar("FitT", bound=Spec)
+
+_LOSS_SCALE = 0.1  # log residuals well below this count squared, well above it by their size
+_MOST_ROWS = 4000
+_PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
+
+
+def timed(sizes: Any, fit: Any, device: DeviceFacts) -> Any:
+    """What the form of a kernel makes of `sizes`, timed as tables were: eager launches show, small KV stays in L2."""
+    match sizes:
+        case GemmSizes():
+            return gemm_seconds(sizes, fit, device, is_eager=True)
+        case ExpertSizes():
+            return expert_seconds(sizes, fit, device)
+        case DecodeSizes():
+            return decode_seconds(sizes, fit, device, is_warm=True)
+        case PrefillSizes():
+            return prefill_seconds(sizes, fit, device)
+        case MixedSizes():
+            return mixed_seconds(sizes, fit, device)
+        case LatentSizes(attention=DecodeSizes()):
+            return latent_decode_seconds(sizes, fit, device)
+        case LatentSizes():
+            return latent_prefill_seconds(sizes, fit, device)
+    seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
+    return seconds(sizes, fit, device, link_for(device.hardware, 2))  # all measured groups: one scale-up domain
+
+
+def predict(group: Group, fit: Any, device: DeviceFacts) -> Floats:
+    """Seconds of each row under a fit, timed as the table was."""
+    parts = timed(group.sizes, fit, device)
+    return np.asarray(getattr(parts, "duration", parts))
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """A kind of kernel: which rows of a table are of which kernel, and the parameters of one kernel's form."""
+
+    groups: Callable[[KernelTable, DeviceFacts], list[Group]]
+    fit: Callable[[Group, DeviceFacts], Any]
+
+    def predict(self, group: Group, fit: Any, device: DeviceFacts) -> Floats:
+        """See `predict`."""
+        return predict(group, fit, device)
+
+
+def fit_group(
+    group: Group,
+    start: FitT,
+    device: DeviceFacts,
+    *,
+    free: Sequence[str],
+    starts: Sequence[Mapping[str, float]] = ({},),
+    most_rows: int = _MOST_ROWS,
+) -> FitT:
+    """The parameters of a kernel, with residuals.
+
+    group: its rows, measured on `device`
+    start, free, starts, most_rows: as of `fit_form`
+    """
+
+    def seconds(fit: FitT, rows: NDArray[np.int64]) -> Floats:
+        parts = timed(take(group.sizes, rows), fit, device)
+        return np.asarray(getattr(parts, "duration", parts))
+
+    result = fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
+    return with_residuals(result, group, device)
+
+
+def with_residuals(fit: FitT, group: Group, device: DeviceFacts) -> FitT:
+    """`fit` with what it leaves unexplained of the rows of `group`."""
+    return fit.model_copy(update={"residuals": residuals_of(predict(group, fit, device), group.seconds)})
+
+
+def fit_form(
+    predict: Callable[[FitT, NDArray[np.int64]], Floats],
+    start: FitT,
+    seconds: Floats,
+    *,
+    free: Sequence[str],
+    starts: Sequence[Mapping[str, float]] = ({},),
+    most_rows: int = _MOST_ROWS,
+) -> FitT:
+    """Fit the fields `free` of `start` so that `predict(fit, rows)` gives `seconds[rows]`.
+
+    predict: seconds of the given rows (numbers into `seconds`) under a fit
+    start:   its values are the middles of the priors
+    starts:  changes of `start` to begin from; the best end wins
+    most_rows: above so many rows a sample is fitted, always the same
+    """
+    from scipy.optimize import least_squares
+
+    rows = np.arange(len(seconds))
+    if len(rows) > most_rows:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), most_rows, replace=False))
+    target = np.log(seconds[rows])
+    low, high = (np.log(np.array(ends)) for ends in zip(*(_range(start, name) for name in free), strict=True))
+    middle = np.clip(np.log([getattr(start, name) for name in free]), low, high)
+
+    def build(logs: Floats) -> FitT:
+        values = np.clip(np.exp(logs), np.exp(low), np.exp(high))
+        return start.model_copy(update=dict(zip(free, map(float, values), strict=True)))
+
+    def error(logs: Floats) -> Floats:
+        of_rows = np.log(np.maximum(predict(build(logs), rows), 1e-12)) - target
+        return np.append(of_rows, _LOSS_SCALE * (logs - middle) / _PRIOR)
+
+    results = []
+    for changes in starts:
+        begin = np.log([changes.get(name, getattr(start, name)) for name in free])
+        search = least_squares(
+            error,
+            np.clip(begin, low + 1e-3, high - 1e-3),
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=_LOSS_SCALE,
+            diff_step=1e-2,
+            max_nfev=40,
+            x_scale=0.3,
+        )
+        results.append(search)
+    return build(min(results, key=lambda result: float(result.cost)).x)
+
+
+def _range(spec: Spec, name: str) -> tuple[float, float]:
+    """The plausible range of a parameter: the `ge` and `le` of its field."""
+    constraints = type(spec).model_fields[name].metadata
+    ends = {end: float(getattr(item, end)) for item in constraints for end in ("ge", "le") if hasattr(item, end)}
+    if set(ends) != {"ge", "le"} or ends["ge"] <= 0:
+        raise TypeError(f"{type(spec).__name__}.{name} has no positive plausible range (ge, le)")
+    return ends["ge"], ends["le"]
+
+
+def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.0) -> Residuals:
+    """Quantiles of log(measured / predicted), in units of `spread`: how much more is to be expected of a row."""
+    logs = np.log(seconds / predicted) / spread
+    return rounded_residuals(np.quantile(logs, [0.1, 0.5, 0.9]), len(logs))
+
+
+def rounded_residuals(quantiles: Sequence[float] | Floats, num_rows: int, digits: int = 5) -> Residuals:
+    """Residuals of the 10th, 50th and 90th percentile of `num_rows` logarithms."""
+    p10, p50, p90 = (round(float(value), digits) for value in quantiles)
+    return Residuals(num_rows=num_rows, p10=p10, p50=p50, p90=p90)
+
+
+def weighted_quantiles(values: Floats, weights: Floats) -> list[float]:
+    """The 10th, 50th and 90th percentile, where values count by their weights."""
+    order = np.argsort(values)
+    place = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    return [float(np.interp(share, place, values[order])) for share in (0.1, 0.5, 0.9)]
+
+
+def softened(errors: Floats, small: float) -> Floats:
+    """Errors that are squared in a sum where they are small, and beyond `small` count by their logarithm."""
+    result: Floats = np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
+    return result
+
+
+def of_one_more(residuals: Residuals, num_groups: int) -> Residuals:
+    """`residuals` as they are to be expected of one more group than the `num_groups` that they are of.
+
+    Rows of a group err alike, so few groups say little however many rows they have: a deviation from the middle is
+    widened as that of one more draw from a normal distribution of unknown variance (Student's t; Hahn and Meeker,
+    Statistical Intervals, 1991, section 4.7).
+    """
+    from scipy.stats import norm, t
+
+    degrees = max(1, num_groups - 1)
+    factor = float(t.ppf(0.9, degrees) / norm.ppf(0.9)) * (1 + 1 / num_groups) ** 0.5
+    wide = residuals.widened(factor)
+    return wide.model_copy(update={"p10": round(wide.p10, 5), "p90": round(wide.p90, 5)})

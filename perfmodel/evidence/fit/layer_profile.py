@@ -1,0 +1,241 @@
+"""A run with a layer profile of one card: `ops/meta.yaml` and, per tensor-parallel degree, tables of microseconds.
+
+dense.csv: per layer and number of tokens; per_sequence.csv: LM head, sampler. GEMM layers become rows of a GEMM table;
+small kernels fit the roofline form of their family.
+attention.csv, whole batches: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its cached tokens),
+n_decode, kv_decode (tokens of each decode), time_us. Decodes alone are rows of the decode form, prompts alone of the
+prefill form; the mixed form takes all batches with a prompt, in one varlen kernel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.forms.attention.decode import DecodeSizes
+from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes
+from perfmodel.cost.forms.attention.prefill import PrefillSizes
+from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.forms.fits import Domain, joined, take
+from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.attention import DECODES, PROMPTS
+from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
+from perfmodel.evidence.observation import table_rows
+from perfmodel.evidence.sources.kernels import Group, KernelTable
+from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.models.architecture import Attention
+from perfmodel.ops import BatchShape, Work, build_graph
+from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent
+from perfmodel.ops.sharding import Sharding
+from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
+
+# The profile's layers -> operators of the step graph.
+_GEMMS = {name: name for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")}
+_SMALL = {"layernorm": "input_norm", "rotary_emb": "rope", "act_fn": "activation", "final_layernorm": "final_norm"}
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What a profile measured: a table of GEMMs, and the work and seconds of each run of a small kernel."""
+
+    hardware: HardwareSpec
+    engine: str
+    gemms: KernelTable
+    small: tuple[tuple[Work, float], ...]
+
+
+def read_layer_profile(folder: str | Path) -> LayerProfile:
+    """Read `<folder>/ops`. Raises SpecError for what is missing or not as described above."""
+    root = Path(folder) / "ops"
+    meta = load_yaml(root / "meta.yaml").data
+    hardware, model = load_hardware(str(meta["gpu"])), load_model(str(meta["model"]))
+    gemms: list[tuple[float, float, float, float]] = []
+    small: list[tuple[Work, float]] = []
+    for degree, engine in _degrees(root):
+        graph = build_graph(model, engine, sampling=Sampling(method="greedy").method)
+        nodes = {node.name: node for node in graph.nodes}
+        for file, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
+            for row in table_rows(degree / file):
+                name, count, seconds = row["layer"], int(row[size]), float(row["time_us"]) * 1e-6
+                operator = _GEMMS.get(name) or _SMALL.get(name)
+                if operator is None:
+                    continue
+                work = nodes[operator].work(BatchShape(count, count))
+                if name in _SMALL:
+                    small.append((work, seconds))
+                else:
+                    gemms.append((*work.extent_as(GemmExtent)[:3], seconds * 1e3))
+    if not gemms:
+        raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
+    version = f"vllm {meta.get('vllm_version', '')}"
+    columns: dict[str, Any] = dict(zip(("m", "n", "k", "latency_ms"), np.array(gemms).T, strict=True))
+    texts = {"engine_version": version, "gemm_dtype": "bfloat16", "kernel_source": "layer_profile"}
+    columns |= {name: np.array([text] * len(gemms)) for name, text in texts.items()}
+    return LayerProfile(hardware, "vllm", KernelTable(hardware.name, "gemm", columns), tuple(small))
+
+
+def _degrees(root: Path) -> list[tuple[Path, EngineSpec]]:
+    folders = sorted(root.glob("tp*"))
+    return [(path, EngineSpec(tensor_parallel_size=int(path.name.removeprefix("tp")))) for path in folders]
+
+
+def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]]) -> FamilyFit:
+    """Overhead per kernel and achieved share of the bandwidth of elementwise kernels, in log least squares.
+
+    timed: the work and the seconds of each run
+    """
+    from scipy.optimize import least_squares
+
+    device, measured = DeviceFacts.of(hardware), np.array([seconds for _, seconds in timed])
+
+    def fit_of(logs: Floats) -> FamilyFit:
+        overhead_s, memory_fraction, cached_speedup = map(float, np.exp(logs))
+        return FamilyFit(
+            overhead_s=overhead_s, memory_fraction=memory_fraction, knee=1.0, cached_speedup=cached_speedup
+        )
+
+    def predicted(fit: FamilyFit) -> Floats:
+        return np.array([roofline_time(work, fit, device).duration_s for work, _ in timed])
+
+    result = least_squares(
+        lambda logs: np.log(predicted(fit_of(logs)) / measured),
+        np.log([2e-6, 0.8, 2.0]),
+        bounds=(np.log([2e-7, 0.05, 1.0]), np.log([5e-5, 1.0, 8.0])),
+        loss="soft_l1",
+        f_scale=0.1,
+    )
+    fit = fit_of(result.x)
+    return fit.model_copy(update={"residuals": residuals_of(predicted(fit), measured)})
+
+
+# ---------------------------------------------------------------- attention of whole batches
+
+_ELEMENT_BYTES = 2.0
+_SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
+_FREE = (
+    *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens"),
+    *("tail", "decode_tile", "empty_s", "reread"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One table of attention: its columns and the heads of one device of the group that it was taken on."""
+
+    columns: Mapping[str, Floats]
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __getitem__(self, name: str) -> Floats:
+        return np.asarray(self.columns[name], dtype=np.float64)
+
+    @property
+    def sizes(self) -> tuple[DecodeSizes, PrefillSizes, MixedSizes]:
+        """The sizes of all rows, as decodes, as prompts, and as batches of both."""
+        prompts, cached, batch = self["prefill_chunk"], self["kv_prefill"], self["n_decode"]
+        length = self["kv_decode"] + 1
+
+        def full(value: float) -> Floats:
+            return np.full(len(batch), float(value))
+
+        numbers = (self.heads, self.kv_heads, self.head_dim, self.head_dim, _ELEMENT_BYTES, 0)
+        extent = HeadsExtent(*map(full, numbers))
+        row_bytes = _ELEMENT_BYTES * self.head_dim
+        token_bytes = self.kv_heads * self.head_dim * 2 * _ELEMENT_BYTES
+        decodes = DecodeSizes(
+            DecodeExtent(extent, num_seqs=batch, kv_tokens=batch * length),
+            length,
+            kv_token_bytes=full(token_bytes),
+            io_bytes=batch * (2 * _ELEMENT_BYTES * self.heads * self.head_dim + 2 * token_bytes),
+            flops_per_token=full(4 * self.head_dim),
+        )
+        io_bytes, kv_bytes = full(2 * row_bytes * self.heads), full(2 * row_bytes * self.kv_heads)
+        alone = PrefillSizes(extent, prompts, cached, full(1), io_bytes=io_bytes, kv_bytes=kv_bytes)
+        mixed = MixedSizes(extent, prompts, cached, batch, length, kv_token_bytes=kv_bytes, longest=full(1))
+        return decodes, alone, mixed
+
+
+def read_profiles(folder: str | Path) -> list[Profile]:
+    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the heads of the profiled model."""
+    root = Path(folder) / "ops"
+    model = load_model(str(load_yaml(root / "meta.yaml").data["model"]))
+    mixer = next((layer.mixer for layer in model.iter_layers() if isinstance(layer.mixer, Attention)), None)
+    if mixer is None:
+        return []
+    profiles = []
+    for degree, engine in _degrees(root):
+        shard = Sharding.of(engine)
+        for file in degree.glob("attention.csv*"):
+            rows = table_rows(file)
+            columns = {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
+            heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
+            profiles.append(Profile(columns, heads, kv_heads, mixer.head_dim))
+    return profiles
+
+
+def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
+    """Each card whose layer profile is in a folder below `folder`, with its batches that have a prompt."""
+    cards = []
+    for meta in sorted(Path(folder).glob("*/ops/meta.yaml")):
+        device = DeviceFacts.of(load_hardware(str(load_yaml(meta).data["gpu"])))
+        groups = attention_groups(read_profiles(meta.parents[1]))
+        cards += [(device, group) for group in groups if group.key.startswith("attention_mixed")]
+    return cards
+
+
+def attention_groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
+    """Decodes alone, prompts alone, and batches with a prompt, all profiles of a card together."""
+    decodes, prompts, mixed = (joined(parts) for parts in zip(*(profile.sizes for profile in profiles), strict=True))
+    seconds = np.concatenate([profile["time_us"] for profile in profiles]) * 1e-6
+    is_prompt, is_decode = (
+        np.concatenate([profile[name] > 0 for profile in profiles]) for name in ("prefill_chunk", "n_decode")
+    )
+    result = []
+    for family, sizes, chosen in (
+        ("attention_decode", decodes, ~is_prompt),
+        ("attention_prefill", prompts, is_prompt & ~is_decode),
+        ("attention_mixed", mixed, is_prompt),
+    ):
+        rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{profiles[0].head_dim}/flash2"
+        result.append(Group(engine, key, take(sizes, rows), seconds[rows], rows))
+    return result
+
+
+def fit_attention(group: Group, device: DeviceFacts) -> Any:
+    """The parameters of the kernel of one of `attention_groups`."""
+    match group.sizes:
+        case DecodeSizes():
+            return DECODES.fit(group, device)
+        case PrefillSizes():
+            return PROMPTS.fit(group, device)
+    return _fit_mixed(group, device, load_overheads().softmax_ops)
+
+
+def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAttentionFit:
+    domain = Domain(head_dim=int(float(group.sizes.heads.head_dim[0])))
+    start = MixedAttentionFit(domain=domain, rate="bf16", softmax_ops=softmax_ops)
+    starts: tuple[dict[str, float], ...] = ({}, {"tensor_fraction": 0.9})
+    return fit_group(group, start, device, free=_FREE, starts=starts, most_rows=3000)
+
+
+def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:
+    """Vector operations per score that leave least of the batches with a prompt on all cards unexplained.
+
+    On one card the softmax cannot be told from slower products. Cards do it whose tensor and vector rates differ, as no
+    product is faster than the peak (`tensor_fraction` is 1 at most).
+
+    cards: each with its group of mixed batches. Raises SpecError for fewer than two.
+    """
+    if len(cards) < 2:
+        raise SpecError(f"found {len(cards)} layer profiles; the softmax is told from products by two cards or more.")
+
+    def left(softmax_ops: float) -> float:
+        fits = [(group, device, _fit_mixed(group, device, softmax_ops)) for device, group in cards]
+        return sum(float(np.mean(np.abs(np.log(predict(g, fit, d) / g.seconds)))) for g, d, fit in fits)
+
+    return float(min(_SOFTMAX_OPS, key=left))
