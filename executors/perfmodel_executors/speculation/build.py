@@ -16,7 +16,8 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.drafting import draft_model_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
-from perfmodel_executors.kernels.weight_formats import ExpertWeight, Weight
+from perfmodel_executors.kernels.stored_rows import ExpertWeight
+from perfmodel_executors.kernels.weight_formats import Weight
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
