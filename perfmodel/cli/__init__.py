@@ -241,18 +241,15 @@ def _request_of(kind: "type[CommandRequest]", given: dict[str, Any]) -> "Command
     scenario_flags = getattr(kind, "scenario_flags", ())
     flags = [(name, given.pop(name.replace("-", "_"))) for name in scenario_flags]
     short = {name: given.pop(name) for name in getattr(kind, "short_forms", ())}
-    values = {name: _field_value(kind, name, value) for name, value in given.items()}
+    # What typer gives for several values is a list, or nothing.
+    several = {name for name in given if isinstance(getattr(kind, name, None), tuple)}
+    values = {name: tuple(value or ()) if name in several else value for name, value in given.items()}
     if scenario_flags:
         values["flags"] = tuple((name, value) for name, value in flags if value is not None)
     if short := {name: value for name, value in short.items() if value is not None}:
         hardware = dict(flags).get("hardware") or "" if scenario_flags else None
         values["overrides"] = short_overrides(short, values["overrides"], hardware, kind.command == "plan")
     return kind(**values)
-
-
-def _field_value(kind: "type[CommandRequest]", name: str, value: Any) -> Any:
-    """What typer gives for several values is a list, or nothing."""
-    return tuple(value or ()) if isinstance(getattr(kind, name, None), tuple) else value
 
 
 def _run(request: "CommandRequest", as_json: bool, has_details: bool) -> None:

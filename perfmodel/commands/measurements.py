@@ -191,8 +191,8 @@ class CalibrateRequest(req.CommandRequest):
             raise SpecError("--name goes with --from FILE...: the results of load tests of your server.")
         if len(self.model) > 1:
             raise SpecError(f"--model: found {len(self.model)}, allowed the one that was served.")
-        flags = {**({"model": self.model[0]} if self.model else {})}
-        flags |= {"hardware": self.hardware} if self.hardware else {}
+        named = {"model": next(iter(self.model), None), "hardware": self.hardware}
+        flags = {name: value for name, value in named.items() if value}
         refuse_written(self.name, self._target_folder, self.force)
         if self.scenario is not None and flags:
             raise SpecError(
@@ -349,7 +349,7 @@ class ValidateRequest(req.FlagsRequest):
             raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
         if self.measured is not None and kind is not Kind.executor:
             raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
-        of_bench = [*(["scenario"] if self.deployment is not None else []), *self.given]
+        of_bench = [*(["scenario"] * (self.deployment is not None)), *self.given]
         if of_bench and kind is not Kind.bench:
             raise SpecError(
                 f"--{of_bench[0]} goes with `validate bench FILE...`, whose files do not say what was served."

@@ -346,24 +346,19 @@ class ScenarioRequest(FlagsRequest):
         if self.scenario is not None:
             return ()
         named = {text.partition("=")[0].strip() for text in self.overrides} | chosen
-        assumptions = "; ".join(self._assumptions(scenario, named))
-        return (f"Assumed: {assumptions}. Change any of it with --set.",) if assumptions else ()
-
-    def _assumptions(self, scenario: "Scenario", named: Set[str]) -> Iterator[str]:
-        """What stands in for each flag that the command has and that is not given, nor its field by `--set`."""
-        traffic, engine = scenario.traffic, scenario.engine
-        absent = set(self.scenario_flags) - set(self.given)
-        lengths = {"traffic.input_tokens", "traffic.output_tokens"}
+        traffic, engine, absent = scenario.traffic, scenario.engine, set(self.scenario_flags) - set(self.given)
+        lengths, assumed = {"traffic.input_tokens", "traffic.output_tokens"}, []
         if "traffic" in absent and "traffic" not in named and not lengths <= named:
-            yield f"traffic {traffic.name} ({traffic.source})"
+            assumed.append(f"traffic {traffic.name} ({traffic.source})")
         if "rate" in absent and traffic.arrivals.rate and not named & {"traffic.arrivals.rate", "traffic.arrivals"}:
-            yield f"{traffic.arrivals.rate:g} requests/s, the rate of {traffic.name or 'the traffic'}"
+            assumed.append(f"{traffic.arrivals.rate:g} requests/s, the rate of {traffic.name or 'the traffic'}")
         if "ttft" in self.scenario_flags and not scenario.slo.is_given:
-            yield "no limits on latency"
+            assumed.append("no limits on latency")
         if not named & {"engine", "engine.profile", "engine.version"}:
-            yield f"{engine.described.label} with its defaults"
+            assumed.append(f"{engine.described.label} with its defaults")
         if scenario.plan is None and not named & {"engine", "engine.tensor_parallel_size"}:
-            yield f"tensor_parallel_size {engine.tensor_parallel_size}"
+            assumed.append(f"tensor_parallel_size {engine.tensor_parallel_size}")
+        return (f"Assumed: {'; '.join(assumed)}. Change any of it with --set.",) if assumed else ()
 
 
 def load(scenario: str, overrides: Sequence[str] = (), seed: int | None = None) -> "Scenario":

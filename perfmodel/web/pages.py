@@ -116,7 +116,11 @@ class Pages:
             later = self._later_findings(part, state)
             template = [f"views/{view.name}/{part.name}.html", "views/any.html"]
             drawn = self._draw(template, view, state, part=part, findings=findings, later=later)
-            return _kept(part, requests, drawn) if part.is_kept else drawn
+            if not part.is_kept:
+                return drawn
+            # What htmx leaves in its place where what comes has the same id.
+            asked = zlib.crc32(repr(requests).encode())
+            return Markup('<div id="{}-{:08x}" hx-preserve="true">{}</div>').format(part.name, asked, drawn)
         refusal = next((finding.refusal for finding in findings if finding.refusal), "")
         if refusal and not part.shows_refusals:
             return self._refused(refusal, requests)
@@ -176,12 +180,6 @@ class Pages:
             draw_part = partial(self.part, view, state=state, pause_ms=pause_ms)
             scene |= {"view": view, "state": state, "draw_part": draw_part, "pause_ms": pause_ms}
         return Markup(chosen.render(**scene))  # templates escape
-
-
-def _kept(part: ViewPart, requests: Sequence[CommandRequest], drawn: Markup) -> Markup:
-    """What htmx leaves in its place where what comes has the same id."""
-    asked = zlib.crc32(repr(requests).encode())
-    return Markup('<div id="{}-{:08x}" hx-preserve="true">{}</div>').format(part.name, asked, drawn)
 
 
 def _json(value: Mapping[str, Any]) -> str:

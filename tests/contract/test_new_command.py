@@ -19,7 +19,7 @@ class HeadroomRequest(ScenarioRequest):
 
     command = "headroom"
     examples = ("headroom llama-3.1-8b-a100 --kept 1k",)
-    scenario_flags = MEMORY_FLAGS
+    scenario_flags = req.MEMORY_FLAGS
 
     kept: int | None = flag("--kept", "Tokens that are kept already.", metavar="N", is_count=True)
 
