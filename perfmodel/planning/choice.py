@@ -254,7 +254,7 @@ def simulated_front(
 
     simulated: by label, at the target rate
     screened:  the screen's front
-    spec, slo: objective and limits; quantile: of the compared latencies, such as "p90"
+    spec, slo: objective and limits; quantile: of the compared latencies, such as "p90".
     """
     serving: dict[str, FrontPoint] = {}
     others: dict[str, FrontPoint] = {}
