@@ -308,8 +308,6 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
 
 @dataclass(frozen=True)
 class _Runs:
-    """The simulations of a plan, run by `sweep`."""
-
     base: Base
     scenario: Scenario
     spec: PlanSpec
@@ -449,7 +447,6 @@ def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
-    """The plan with the winner's bound, and notes."""
     winner, whole = plan.everyone[0], plan.num_requests
     lengths = run_lengths(winner, plan.scenario)
     overrides = (*winner.candidate.overrides(winner.replicas), f"traffic.num_requests={lengths[-1]}")

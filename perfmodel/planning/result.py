@@ -98,7 +98,6 @@ class _Plan(Printable, Generic[Row]):
         return None if self.winner is None else _trust(self.winner)
 
     def _ends(self, kind: str, **inputs: Any) -> dict[str, Any]:
-        """The common end of the JSON document."""
         layouts: list[Layout] = [layout for row in self.everyone for layout, _ in row.candidate.counts]
         provenance = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
         return {

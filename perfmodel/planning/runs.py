@@ -229,7 +229,6 @@ class Runs:
     def _tried(
         self, whole: Whole, seeds: Sequence[int], starts: Sequence[float], stride: int, num_runs: int
     ) -> list[tuple[float | None, ...]]:
-        """The highest rate of each deployment under each of `seeds`."""
         trials = [
             Trial(
                 self.base,
@@ -261,7 +260,6 @@ class Runs:
 
 
 def _grouped(results: Sequence[Answer], num_groups: int) -> list[tuple[Answer, ...]]:
-    """Split into groups of equal size, in order."""
     size = len(results) // max(num_groups, 1)
     return [tuple(results[index * size : (index + 1) * size]) for index in range(num_groups)]
 

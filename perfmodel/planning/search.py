@@ -74,7 +74,6 @@ def make_plan(
 def _plan_rate(
     base: Base, scenario: Scenario, spec: PlanSpec, sweep: StoredSweep, stages: Stages, tell: Tell | None
 ) -> PlanResult:
-    """The plan for a rate; parameters as for `make_plan`."""
     rate, quantile = wanted_rate(scenario, spec), quantile_name(spec.attainment)
     with stages("screening"):
         space = enumerate_space(base, spec)
@@ -152,7 +151,6 @@ def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
-    """Finalists that meet the SLO, and those that do not."""
     good = [finalist for finalist in done if finalist.serves(scenario.slo, spec.attainment)]
     return good, [finalist for finalist in done if finalist not in good]
 
@@ -192,7 +190,6 @@ def _ordered(result: PlanResult) -> PlanResult:
 
 
 def _with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: float) -> list[Deployment]:
-    """The deployments with their screened tightness at the rate."""
     near = screen.tightness([one.screened for one in deployments], [rate / one.replicas for one in deployments])
     return [replace(one, tightness=value) for one, value in zip(deployments, near, strict=True)]
 
@@ -210,7 +207,6 @@ def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequ
 
 
 def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
-    """The result with the winner's bound, and notes."""
     winner = result.winner
     if winner is None:
         return result
@@ -230,7 +226,6 @@ def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
 
 
 def _prices(result: PlanResult) -> Iterator[str]:
-    """Prices that finalists are compared by, with source and date, and which are outdated."""
     scenarios = [layout.scenario for finalist in result.everyone for layout, _ in finalist.candidate.counts]
     devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
     price = result.scenario.price

@@ -436,7 +436,6 @@ class _Candidates:
             return self.scenario.engine
 
     def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
-        """Add the candidates of one layout."""
         device = choices.get("hardware")
         if not schedules:
             return

@@ -229,8 +229,6 @@ def payoffs(
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """A crossing between two axis values, for one seed."""
-
     question: WhatIf
     axis: Axis
     metric: str

@@ -83,9 +83,7 @@ class _Pool(Protocol):
         """(number, answer, why it was lost or "") of at least one step; raises the function's errors."""
         ...
 
-    def close(self) -> None:
-        """Stop remaining work."""
-        ...
+    def close(self) -> None: ...
 
 
 def spread(

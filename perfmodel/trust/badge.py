@@ -180,7 +180,6 @@ def _other_sizes(setup: MeasuredSetup, cell: MeasuredCell) -> list[str]:
 
 
 def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
-    """Sizes in which the nearest measured rows differ from the setup."""
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
     sizes = _other_sizes(setup, nearest)
     ranges = []
@@ -232,7 +231,6 @@ def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[Measur
 
 
 def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
-    """Errors over all rows of each metric."""
     by_metric: dict[str, list[float]] = {}
     for cell in cells:
         by_metric.setdefault(cell.metric, []).extend(abs(error) for error in cell.errors)

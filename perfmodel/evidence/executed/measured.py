@@ -271,7 +271,6 @@ def _limit(record: KernelRecord, ceilings: Ceilings) -> tuple[float, str]:
 
 
 def _smoke_notes(measured: Measurements) -> Iterator[str]:
-    """Number of passed checks, and each failed one."""
     checks = measured.smoke
     wrong = {key: check for key, check in checks.items() if not check.is_right}
     if checks:

@@ -520,6 +520,5 @@ def _places(values: Sequence[str], names: Sequence[str]) -> Vector:
 
 
 def _rows(factors: Vector, places: Vector) -> Any:
-    """Rows `places` of the factors; 1 where absent."""
     padded = np.vstack([factors, np.ones(factors.shape[1])])
     return padded[places].T

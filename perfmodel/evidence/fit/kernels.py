@@ -149,7 +149,6 @@ def fit_form(
 
 
 def _range(spec: Spec, name: str) -> tuple[float, float]:
-    """`ge` and `le` of a parameter's field."""
     constraints = type(spec).model_fields[name].metadata
     ends = {end: float(getattr(item, end)) for item in constraints for end in ("ge", "le") if hasattr(item, end)}
     if set(ends) != {"ge", "le"} or ends["ge"] <= 0:

@@ -1,10 +1,10 @@
 """Layer profile of one card: `ops/meta.yaml` and, per tensor-parallel degree, tables of microseconds.
 
 - dense.csv: per layer and token count; per_sequence.csv: LM head, sampler. GEMM layers become rows of a GEMM table;
-small kernels fit their family's roofline.
+  small kernels fit their family's roofline.
 - attention.csv, whole batches: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its cached tokens),
-n_decode, kv_decode (tokens of each decode), time_us. Pure decodes fit the decode kernel model, pure prompts the prefill
-one; the mixed model takes all batches with a prompt, in one varlen kernel.
+  n_decode, kv_decode (tokens of each decode), time_us. Pure decodes fit the decode kernel model, pure prompts the
+  prefill one; the mixed model takes all batches with a prompt, in one varlen kernel.
 """
 
 from collections.abc import Mapping, Sequence

@@ -357,7 +357,6 @@ def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float
 def _description(
     name: str, runs: Sequence[_Run], errors: Mapping[str, Mapping[str, float]], shipped: EngineProfile
 ) -> dict[str, Any]:
-    """The name, and where the profile comes from."""
     tools = ", ".join(dict.fromkeys(run.tool for run in runs))
     devices = ", ".join(dict.fromkeys(run.scenario.hardware.name for run in runs))
     held_out = [

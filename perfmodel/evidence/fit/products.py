@@ -53,7 +53,6 @@ class _Kernel:
 
 
 def _kernel(kernels: Iterable[_Kernel], engine: str, format: str, matches: Callable[[_Kernel], Any]) -> _Kernel:
-    """The first kernel that matches an engine and a format."""
     of_engine = (kernel for kernel in kernels if kernel.engine in ("", engine) and kernel.format in ("", format))
     return next(filter(matches, of_engine))
 

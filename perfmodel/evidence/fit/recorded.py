@@ -138,7 +138,6 @@ def _of_steady_states(flags: str) -> dict[str, str]:
 
 
 def _whole_runs(path: Path, progress: Progress | None, _: str) -> _Fitted:
-    """Parameters of vendors without kernel tables, from a folder of published tables."""
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
         for read in (read_mlperf_rows, read_served_rows):

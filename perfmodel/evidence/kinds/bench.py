@@ -79,7 +79,6 @@ def validate_bench(
 
 
 def _requests(pairs: Sequence[Prediction], metric: str) -> Comparison:
-    """All requests of the runs that list them."""
     members = [pair for pair in pairs if pair.requests]
     labels = [f"{pair.row.name}, request {i}" for pair in members for i in range(len(pair.requests[metric]))]
     predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
@@ -94,7 +93,6 @@ def _measured(pair: Prediction, metric: str) -> list[float]:
 
 
 def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
-    """One figure of all runs that have it."""
     members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
     names = {
@@ -107,13 +105,11 @@ def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
 
 
 def _names(pair: Prediction) -> tuple[str, str]:
-    """Model and device."""
     scenario = pair.scenario
     return (scenario.model.name, scenario.hardware.name) if scenario is not None else ("not said", "not said")
 
 
 def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
-    """Typical steps of a simulated run."""
     if pair.result is None or pair.scenario is None or pair.result.steps is None:
         return None
     prompt = prompt or round(pair.row.load.prompt or 0) or None
@@ -121,7 +117,6 @@ def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
 
 
 def _breakdown(pairs: Sequence[Prediction], comparison: Comparison, number: int) -> dict[str, Any]:
-    """Parts of one request's latency."""
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     for pair in (pair for pair in pairs if pair.requests):
         count = len(pair.requests[comparison.metric])
@@ -186,7 +181,6 @@ def _figure(pair: Prediction, key: str) -> dict[str, Any]:
 
 
 def _notes(pairs: Sequence[Prediction]) -> list[str]:
-    """Omissions and caveats, each once."""
     tests = {pair.row.name: pair.row.setup for pair in pairs}
     failed = [
         f"{name}: {test.failed:,} of {test.completed + test.failed:,} requests failed or were cut off; they are no "

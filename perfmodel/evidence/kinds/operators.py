@@ -109,7 +109,6 @@ def validate_operators(path: str | Path, progress: Progress | None = None) -> Va
 
 
 def _breakdown(kernels: Sequence[_Kernel], comparison: Comparison, number: int) -> dict[str, Any]:
-    """Parts of one row, numbered as in `_rows`."""
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     ends = np.cumsum([len(kernel.predicted) for kernel in kernels])
     which = int(np.searchsorted(ends, place, side="right"))

@@ -48,8 +48,6 @@ Step = tuple[int, Sequence[Grant], Sequence[int]]  # step, grants, preempted req
 
 
 class _RecordedRequest(Spec):
-    """One request of a case, as above."""
-
     arrival: int = Field(ge=0)
     prompt: int = Field(ge=1)
     output: int = Field(ge=1)
@@ -163,7 +161,6 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
 
 
 def _features_of(case: RecordedCase) -> list[str]:
-    """What the case exercises, in words."""
     config = case.config
     named = {
         "async scheduling": config.get("async_scheduling"),

@@ -169,7 +169,6 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
 
 
 def _figures(pairs: Sequence[Prediction]) -> Figures:
-    """Merge figures of one setting on one device."""
     settings: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
     for pair in pairs:
         for metric in pair.row.metrics:
@@ -186,7 +185,6 @@ def _figures(pairs: Sequence[Prediction]) -> Figures:
 
 
 def _stats(figures: Figures) -> dict[str, ErrorStats]:
-    """Errors of each metric."""
     result = {}
     for metric, members in figures.items():
         are_within = [item.interval[0] <= item.measured / item.predicted <= item.interval[1] for item in members]
@@ -250,7 +248,6 @@ def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
 
 
 def _backends(scenarios: Sequence[Scenario]) -> Provenance:
-    """Backend files that predictions used."""
     engines = {scenario.engine.described.description.name for scenario in scenarios}
     fits = [result for engine in sorted(engines) if (result := load_backends(engine)) is not None]
     return Provenance(tuple(FittedSource.of(fit) for fit in fits))

@@ -165,7 +165,6 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
 
 
 def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
-    """The metric in its own unit, and its parts."""
     if figure.kernel is not None:
         return _of_kernel(scenario, figure.metric, figure.kernel)
     if figure.basis == "memory":

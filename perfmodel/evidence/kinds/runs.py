@@ -57,7 +57,6 @@ def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) 
 def _latency_parts(
     pairs: Sequence[Prediction], scenario_of: Callable[[Prediction], Scenario], comparison: Comparison, number: int
 ) -> dict[str, Any]:
-    """Parts of a mean latency by the typical steps of the pair's scenario."""
     pair, metric = _compared(comparison, number, pairs), comparison.metric
     predicted, measured, ttft = pair.metrics[metric], pair.row.metrics[metric], pair.metrics["ttft_mean"]
     return latency_breakdown(metric, predicted, measured, ttft, TypicalSteps.of(scenario_of(pair)))
@@ -104,7 +103,6 @@ def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, st
 
 
 def _at_stage(pair: Prediction) -> Scenario:
-    """The run's scenario under one stage's load."""
     scenario, end = pair.row.scenario, 0.0
     assert pair.row.window is not None
     for stage in scenario.traffic.arrivals.stages:
@@ -329,7 +327,6 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
 
 
 def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Comparison, number: int) -> dict[str, Any]:
-    """Parts of one request's latency, with the run's mean decode step."""
     rows, request = comparison.rows, int(np.flatnonzero(comparison.rows.kept)[number])
     assert pair.row.requests is not None
     typical = TypicalSteps.of(pair.row.scenario, steps, int(pair.row.requests.num_prompt_tokens[request]), ServerFit())

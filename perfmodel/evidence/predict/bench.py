@@ -132,7 +132,6 @@ def _card(name: str, ask_hub: bool = True) -> ModelSpec | None:
 
 
 def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
-    """Scenario fields from the file and flags."""
     says = run.setup.says
     engine = {key.removeprefix("engine."): value for key, value in says.items() if key.startswith("engine.")}
     model, hardware = given.flags.get("model"), given.flags.get("hardware")

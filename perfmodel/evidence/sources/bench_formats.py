@@ -256,7 +256,6 @@ def _aiperf_notes(fields: ResultFields) -> Iterator[str]:
 
 
 def _aiperf_model(fields: ResultFields) -> str:
-    """The requested model."""
     asked = fields.at("input_config")
     if not isinstance(asked, dict):
         return ""

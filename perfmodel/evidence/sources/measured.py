@@ -234,7 +234,6 @@ def read_measurements(folder: str | Path) -> Measurements:
         raise SpecError(f"{root}: has no suite.json; expected what `python -m perfmodel_executors.gpu_suite` writes.")
 
     def read(name: str, kind: Any) -> dict[str, Any]:
-        """A file's records by key."""
         path = root / f"{name}.json"
         if not path.is_file():
             return {}

@@ -9,12 +9,12 @@ long ranks wait for each other's prompts) are in `recipes.yaml`.
 Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed from the recipes:
 
 - SGLang's prefill workers extend in chunks of 8,192 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens at
-once (or one prompt).
+  once (or one prompt).
 - Data-parallel attention (more than one rank) comes with whole experts per rank whatever the row says: the export reads
-`ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
-half a block of its FP8 scales.
+  `ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
+  half a block of its FP8 scales.
 - TensorRT-LLM's decode workers have an unstated maximal batch, and send the first token, so requests above it wait; see
-`_max_batch`.
+  `_max_batch`.
 """
 
 from collections import defaultdict
