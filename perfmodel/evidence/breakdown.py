@@ -38,8 +38,8 @@ _MOST_DECADES = 20
 
 
 def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
-    """The largest part, and the factor by which it alone would have to change for `predicted` to equal `measured` (same
-    unit). shares: of each part in the prediction, called `whole`"""
+    """The largest part, and the factor on it alone that turns `predicted` into `measured` (same unit). shares: of each
+    part of the prediction; whole: its name"""
     if not predicted:  # the time per token after the first, of answers of one
         return "predicted 0"
     ratio = measured / predicted

@@ -77,8 +77,7 @@ class Axis:
         return rounded if low < rounded < high else None
 
     def nearby(self, ratio: float) -> tuple[tuple[str, float], tuple[str, float]] | None:
-        """((override, value / present) below, the same above), `ratio` from the present value; None without a present
-        value."""
+        """((override, value / present) below, the same above), `ratio` from the present value; None without one."""
         if self.present is None and not self.is_multiple:
             return None
         if not self.is_whole:
@@ -232,8 +231,8 @@ _EXACT = 1e-6  # of bounds: the cost model has no noise
 
 @dataclass(frozen=True, slots=True)
 class BoundChange:
-    """From `at` on, `what` is bound by `after` instead of `before`. what: an operator, or "step": the bound with the
-    largest share of the step's time"""
+    """A change of bound along an axis: from `at` on, `what` is bound by `after` instead of `before`. what: an operator,
+    or "step": the bound with the largest share of the step's time"""
 
     path: str
     what: str

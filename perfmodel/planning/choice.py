@@ -118,8 +118,8 @@ def device_of(screened: Screened) -> str | None:
 
 
 def with_every_device(chosen: Sequence[Deployment], serving: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
-    """`chosen`, in which a device without a finalist replaces the last finalist of a device with several. serving: all
-    deployments that serve the rate"""
+    """`chosen`, in which a device without a finalist, but with deployments that serve (`serving`), replaces the last
+    finalist of a device with several."""
     kept = list(chosen)
     for device in spec.space.hardware:
         able = [deployment for deployment in serving if device_of(deployment.screened) == device]

@@ -55,8 +55,7 @@ _HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
 
 
 def kubernetes_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
-    """The objects as YAML for `kubectl apply -f`; what a manifest cannot express goes into leading comments. heading:
-    sentences to begin with"""
+    """The objects as YAML for `kubectl apply -f`, with `heading` and what a manifest cannot express as comments."""
     problems = [_problem(scenario, pool) for pool in scenario.pools]
     lines = [*heading, *(f"Not here: {problem}" for problem in dict.fromkeys(problems) if problem)]
     if not all(problems):
@@ -162,8 +161,7 @@ def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
 
 
 def _choices(result: PlanResult, finalist: Finalist) -> dict[str, Any]:
-    """Scenario fields of the winner, with the replicas for failures, and the failures and gateway if they can be
-    simulated."""
+    """Scenario fields of the winner, replicas for failures included, and its failures and gateway if simulated."""
     replicas = result.replicas if finalist is result.winner else finalist.replicas
     choices = finalist.candidate.choices(replicas)
     can_carry = result.resilience is None or not result.resilience.problem
@@ -193,8 +191,7 @@ def _device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
 
 
 def plan_files(result: PlanResult) -> dict[str, str]:
-    """File name -> text of the winner's files: `serve.sh`, scenario, changed devices, `kubernetes.yaml`; empty without
-    one."""
+    """File name -> text of the winner's `serve.sh`, scenario, changed devices, `kubernetes.yaml`; empty without one."""
     winner = result.winner
     if winner is None:
         return {}

@@ -78,8 +78,7 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
 
 
 def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
-    """Improvement factor of each rung over the last lower rung with a value; 1 for the first. Their product is the
-    total gain."""
+    """Improvement of each rung over the last lower one with a value; 1 for the first. Their product is the total."""
     gains: list[float | None] = []
     below: float | None = None
     for value in values:

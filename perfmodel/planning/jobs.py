@@ -154,8 +154,7 @@ def plan_job(
 def _job_seconds(
     surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
 ) -> Floats:
-    """Seconds of a job of `requests` on `engines` engines, with `slots` sequences and `budget` tokens a step: (rows,
-    1)."""
+    """Seconds of a job, (rows, 1), with `slots` sequences and `budget` tokens a step."""
     prompt, answer = demand.mean_prompt, demand.mean_outputs
     full, step = _steady(surfaces, slots, budget, demand)
     pace = full * surfaces.tokens(full) / (answer * step)
@@ -351,8 +350,7 @@ def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
 
 
 def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
-    """The best replica count of each of the best candidates in time or nearly, few of a layout; the fastest if none
-    is."""
+    """The best replica count of each of the best candidates nearly in time, few of a layout; else the fastest."""
     best: dict[int, Job] = {}
     near = [job for job in jobs if _is_in_time(job.screened_s / _NEARLY, spec)]
     order = (lambda job: _figure(job, spec)) if near else (lambda job: (job.seconds, job.bill))
@@ -397,8 +395,7 @@ def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | Non
 
 
 def _with_replicas(job: Job, count: int) -> Job:
-    """`job` on `count` replicas, not yet simulated; its closed-form duration, scaled in proportion, is for display
-    only."""
+    """`job` on `count` replicas, not yet simulated; its duration, in proportion, is for display only."""
     return Job(job.candidate, count, job.screened_s * job.replicas / count)
 
 

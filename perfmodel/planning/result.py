@@ -204,8 +204,8 @@ class PlanResult(_Plan[Finalist]):
         return interval_of(self.figure_draws(finalist), self.figure(finalist))
 
     def replicas_needed(self, finalist: Finalist) -> Floats:
-        """Replicas that serve the rate under each draw, scaled from the simulated count. More than one fewer than that
-        count, since without a draw one fewer fails."""
+        """Replicas needed under each draw, scaled from the simulated count, and above that count minus one, which fails
+        without a draw."""
         needed = max(self._load(finalist), finalist.fewest - 1 + 1e-9)
         with np.errstate(divide="ignore"):
             return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)

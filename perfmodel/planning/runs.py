@@ -211,8 +211,7 @@ class Runs:
         return replace(one, replicas=might_do[0] if might_do else fewest)
 
     def _highest(self, whole: Whole, starts: Sequence[float]) -> list[tuple[float, ...] | None]:
-        """Highest rates per seed from `starts`; None if a seed has none. The first seed's rate starts the others'
-        search."""
+        """Highest rates per seed from `starts`, later seeds from the first one's rate; None if a seed has none."""
         self.sweep.forecast.expect(_OTHER_SEEDS, _RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
         first = [rates[0] for rates in self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, _RUNS_FIRST)]
         near = {index: rate for index, rate in enumerate(first) if rate is not None}
@@ -330,8 +329,7 @@ def _attained_under_failures(
 
 
 def requests_with_failures(result: PlanResult, replicas: int) -> int:
-    """Requests of a run long enough for the scenario's events, or for several failures at their mean time between
-    failures."""
+    """Requests of a run that spans the scenario's events, or several mean times between failures."""
     failures, duration_s = result.scenario.cluster.failures, 0.0
     if failures is not None:
         away_s = failures.repair_s + failures.start_s

@@ -222,8 +222,7 @@ def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_
 
 
 def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
-    """A latency of typical requests; TPOT of a one-token answer is 0. Token gaps (itl) are approximated by their
-    mean."""
+    """A latency of typical requests; TPOT of a one-token answer is 0. Token gaps (itl) are taken at their mean."""
     later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
     if metric == "ttft":
         return served.ttft

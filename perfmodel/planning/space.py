@@ -261,8 +261,8 @@ class _RefusedError(Exception):
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
-    """The candidates of `spec` for the scenario `base`. Raises SpecError if the scenario or a value of the space is
-    invalid."""
+    """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of the
+    space."""
     candidates = _Candidates(base, spec)
     own_engine = candidates.scenario.engine
     space = _widened(spec, candidates.scenario)

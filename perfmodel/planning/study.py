@@ -307,8 +307,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StudyPoints:
-    """A study's points, as its file says or as executed. points: (variant, labels of the axes) -> point, variants
-    outermost"""
+    """Points of a study by (variant, labels of the axes), variants outermost; as its file says or as executed."""
 
     file: StudyFile
     axes: Mapping[str, AxisSpec]
@@ -320,8 +319,8 @@ class StudyPoints:
         return next(iter(self.points.values())).metrics
 
     def check(self) -> Scenario:
-        """Load every variant and axis value once; returns the first point's scenario. Raises SpecError with the line of
-        the study's file."""
+        """Load every variant and axis value once; returns the first scenario. Raises SpecError with the study's
+        line."""
         first_variant, first_at = next(iter(self.points))
         scenario: Scenario | None = None
         for (variant, at), point in self.points.items():
@@ -407,8 +406,8 @@ class Answers:
         return None if record is None else record.values.get(metric)
 
     def gain(self, variant: str, reference: str, at: Mapping[str, Label], metric: Metric) -> float | None:
-        """Factor by which a metric of `variant` is better than that of `reference` at the axis labels `at`; None
-        without either."""
+        """Factor by which `variant` is better than `reference` in `metric` at the axis labels `at`; None without
+        either."""
         value, base = self.value(variant, at, metric.key), self.value(reference, at, metric.key)
         return better_by(value, base, metric.is_better_low) if value and base else None
 
@@ -529,8 +528,8 @@ class StudyResult(Printable):
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:
-    """`answers` with the measured quality of the study's file. Raises SpecError for a missing file, invalid JSON or a
-    missing entry."""
+    """`answers` with the study's measured quality. Raises SpecError for a missing or invalid file, or a missing
+    entry."""
     quality = file.study.quality
     if quality is None:
         return answers

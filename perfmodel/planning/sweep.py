@@ -52,8 +52,7 @@ class Store:
         return self._record(rows[0][0]) if rows else None
 
     def put(self, key: str, record: Record, seconds: float = 0.0) -> None:
-        """Store a point's record with its duration. An existing one stays and counts as evaluated again (two plans may
-        do so at once)."""
+        """Store a point's record with its duration. An existing one stays and counts as evaluated again."""
         fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
         text = json.dumps(fields | {"values": dict(record.values), "intervals": dict(record.intervals)})
         self._rows(_PUT, (key, text, seconds))

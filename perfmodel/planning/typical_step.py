@@ -97,8 +97,7 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
 
 
 def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
-    """The scenario as seen by the replica that decodes or (`is_prompt`) prefills; these differ only if
-    disaggregated."""
+    """The scenario as seen by the replica that decodes or (`is_prompt`) prefills, which differ if disaggregated."""
     if not scenario.cluster.is_disaggregated:
         return scenario
     role = "prefill" if is_prompt else "decode"
@@ -165,8 +164,8 @@ class StepReport(Printable):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on assumptions, on approximations of the model, on formats not multiplied as stored, and on
-        ineffective expert balancing."""
+        """Sentences on assumptions, model approximations, formats not multiplied as stored, ineffective expert
+        balancing."""
         engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
         served = serving_notes(engine.model, engine.engine, engine.hardware)
         return [*self.assumed, *served, *balance_notes(self.scenario, engine.engine)]
@@ -208,9 +207,9 @@ class StepReport(Printable):
 def estimate_choice(
     scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
 ) -> StepReport:
-    """The requested step, else the typical one, estimated as the simulator does: `batch` sequences decoding at
-    `context` tokens each, or one prompt of `prefill` tokens. Raises DoesNotFitError for a step beyond the devices' KV
-    blocks."""
+    """The requested step, else the typical one of `scenario`, estimated as the simulator does: `batch` sequences
+    decoding at `context` tokens each, or one prompt of `prefill` tokens. Raises DoesNotFitError for a step beyond the
+    devices' KV blocks."""
     engine = engine_of_step(scenario, is_prompt=prefill is not None)
     costs = step_costs(engine)
     choice = choose_step(

@@ -83,7 +83,8 @@ class _Pool(Protocol):
         """(number, answer, why it was lost or "") of at least one step; raises the function's errors."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        ...
 
 
 def spread(

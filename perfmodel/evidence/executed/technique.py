@@ -319,8 +319,7 @@ class TechniqueStatus:
 
 
 def published_ratios() -> dict[str, float]:
-    """id -> predicted / published from the newest committed report, without figures used in fits; empty without a
-    report."""
+    """id -> predicted / published from the newest committed report, without figures used in fits."""
     rows = _newest_rows("published_figures_*.json", "figures")
     return {row["id"]: row["ratio"] for row in rows if not row["fitted"]}
 

@@ -153,8 +153,7 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
 
 
 def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
-    """Simulated vs. executed speedups, a row per technique (medians over runs), and a sentence on how many were
-    right."""
+    """Simulated vs. executed speedups, a row per technique (medians over runs), and a sentence on the number right."""
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
     rows = Rows(
         [item.simulated for item in verdicts],

@@ -269,8 +269,7 @@ def _latent_sizes(table: KernelTable) -> LatentSizes:
 
 
 def _latent_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
-    """One group per engine, kernel, KV format and projection format; serving takes decode attention from BF16
-    projections."""
+    """One group per engine, kernel, KV format and projection format; serving uses decodes with BF16 projections."""
     is_decode, columns = "generation" in table.op, dict(table.columns)
     columns.setdefault("gemm_type", np.full(len(table), "bfloat16"))
     size = _RANK + _ROPE if is_decode else _NOPE + _ROPE

@@ -260,8 +260,7 @@ def _number(profile: EngineProfile, name: str) -> float:
 
 
 class _Figures(NamedTuple):
-    """Figures (by metric, then run) linear in the parameters around `here`: seconds add up, which a function of
-    logarithms would overshoot."""
+    """Figures (by metric, then run), linear in the parameters, not their logarithms: seconds add up."""
 
     priors: Sequence[Prior]
     measured: Floats
@@ -331,8 +330,7 @@ def _fitted(
 
 
 def _spreads(figures: _Figures, runs: Sequence[_Run], shipped: EngineProfile) -> Floats:
-    """Standard deviation of each figure's error: as of a new run under the shipped profile, and as these runs scatter
-    around their own optimum."""
+    """Standard deviation of each figure's error: as of a new run, and as these runs scatter around their optimum."""
     metrics = np.array([metric for run in runs for metric in run.measured])
     others = spreads = np.array([_spread_of(metric, run.scenario, shipped) for run in runs for metric in run.measured])
     for _ in range(4):  # settles to a per mille
@@ -376,8 +374,7 @@ def _description(
 def _residuals(
     profile: EngineProfile, runs: Sequence[_Run], metrics: NDArray[np.str_], held_out: Floats
 ) -> dict[str, Any]:
-    """Held-out residuals of runs at fixed concurrency, widened for a new run. metrics, held_out: metric and error by
-    figure"""
+    """Held-out residuals of runs at fixed concurrency, widened for a new run, from each figure's metric and error."""
     units = np.array([spread_of(run.scenario) for run in runs for _ in run.measured])
     devices = dict.fromkeys((*profile.devices, *(run.scenario.hardware.name for run in runs)))
     update: dict[str, Any] = {"devices": tuple(devices)}

@@ -105,8 +105,7 @@ class LinearErrors(Generic[Fitted]):
         return np.log([p.start for p in self.parameters])
 
     def optimum(self, keep: NDArray[np.bool_] | None = None) -> Floats:
-        """Minimum of the soft L1 loss of the (kept) errors within ranges and trust region; undetermined parameters
-        stay."""
+        """Minimum of the soft L1 loss of the (kept) errors within the ranges; undetermined parameters stay."""
         from scipy.optimize import least_squares
 
         chosen = slice(None) if keep is None else keep

@@ -209,8 +209,8 @@ def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int)
 
 
 def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
-    """Weighted log(predicted / measured), TPOT and TTFT alternating; 0 for rows that cannot be simulated, and for TPOT
-    under suspected speculation."""
+    """Weighted log(predicted / measured), TPOT and TTFT alternating; 0 where unpredicted, and for TPOT if
+    speculated."""
     errors = []
     for pair in pairs:
         for metric, weight in _WEIGHTS.items():

@@ -123,8 +123,7 @@ def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
 
 
 def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFits:
-    """Fits of all figures, to their two digits; `softmax_ops` comes from `fit_softmax`. Raises SpecError for a missing
-    kind."""
+    """Fits to two digits, as figures have; `softmax_ops`: see `fit_softmax`. Raises SpecError for a missing kind."""
     launches = []  # what is left of a step for each call that launches kernels
     for row in _of("eager_step_s", rows):
         graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")

@@ -69,8 +69,7 @@ def module_of(table: str) -> KernelModule | None:
 
 
 def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = None) -> list[Calibration]:
-    """Calibrations under `engine` of every device measured in `path`. Raises SpecError without measurements of that
-    engine."""
+    """Calibrations under `engine` of every device in `path`. Raises SpecError without measurements of that engine."""
     path = Path(path)
     if (path / "ops" / "meta.yaml").is_file():
         return [_from_profile(path, engine)]
@@ -109,8 +108,7 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
 
 
 def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
-    """Add FP8 products with pre-quantized input: measured ones include the quantizing kernels, whose launches are what
-    separates them from BF16."""
+    """Add FP8 products of pre-quantized input: measured ones include the launches of the quantizing kernels."""
     if "gemm/fp8" not in families or "gemm/bf16" not in families:
         return families
     launch_s = min(families["gemm/bf16"].launch_s, families["gemm/fp8"].launch_s)

@@ -88,8 +88,7 @@ _SMALL = 0.25  # errors beyond it weigh less
 
 
 def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress | None = None) -> WholeRunFits:
-    """Fit every architecture without kernel tables that has `rows`. folder: of `devices.csv`. Raises SpecError without
-    any."""
+    """Fit every architecture without kernel tables. folder: of `devices.csv`. Raises SpecError if `rows` have none."""
     members = _by_architecture(rows, DeviceTable(folder))
     if not members:
         raise SpecError("no results on devices without kernel tables to fit")

@@ -252,8 +252,7 @@ def fit_engine_steps(runs: Sequence[EngineSteps]) -> FitResult:
 
 
 def shapes_of(run: EngineSteps) -> list[BatchShape]:
-    """Shape of each recorded step, drafted tokens apart. Only the summed decode context is known; it is divided
-    evenly."""
+    """Shape of each recorded step, drafted tokens apart; the summed decode context is divided evenly."""
     steps, spans = run.steps, run.scenario.model.attention_spans
     columns = steps.index, steps.num_tokens, steps.num_decodes, steps.decode_context, steps.num_draft_tokens
     result = []

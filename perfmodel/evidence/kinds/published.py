@@ -59,8 +59,8 @@ _S = 1e6  # microseconds
 
 
 def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
-    """Format of a linear layer: a dtype (default: the scenario's), or a name of `engine.quantization`. `_static`:
-    inputs come quantized, with scales known ahead."""
+    """Format of a linear layer: a dtype or `engine.quantization`; `_static`: inputs come quantized, scales known
+    ahead."""
     model = scenario.model
     name = (format or model.dtype).lower()
     if name in _DTYPES:

@@ -141,8 +141,8 @@ class MeanSteps:
         return float(self._pricer.price(shape)) / PS_PER_S
 
     def _step(self, slots: float) -> float:
-        """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between whole
-        numbers of prompts."""
+        """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between
+        prompts."""
         decodes, arriving = max(1, round(slots * self.setup.beams)), slots / self._answer
         size, parts = self._part(decodes)
         prompts = arriving * parts
@@ -266,8 +266,7 @@ def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:
 
 
 def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
-    """The engine's profile, without front end or launches of a step compiled ahead. Host time is the calibration's if
-    whole runs have it."""
+    """The engine's profile, without front end or launches of a step compiled ahead; host time of whole runs, if any."""
     profile = load_engine_profile(setup.engine)
     if calibration.host != HostFit():
         profile = profile.model_copy(update={"host": HostFit()})

@@ -343,8 +343,7 @@ def _width(params: float) -> int:
 
 
 def _as_stored(plain: ModelSpec, card: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
-    """The model in a file type's formats; unknown types use the mix or format that their name begins with, else bits
-    per weight."""
+    """The model in a file type's formats; unknown types by the beginning of their name, else by bits per weight."""
     own = _OWN_BITS.fullmatch(key)
     if key == "mxfp4" or (key in _FLOATS and card.quantization.weights == "mxfp4"):
         return _of_bits(plain, "mxfp4", {name: "mxfp4" if "experts" in name else "q8_0" for name in _STORED})

@@ -63,8 +63,7 @@ _LOGGED_ENGINE = "vllm"  # that logs of each request are of
 
 
 def read_serving_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """(stages of runs, (run, reason) for runs that cannot be described). Raises SpecError for a file that is no list of
-    runs."""
+    """(stages of runs, (run, reason) for undescribed runs). Raises SpecError for a file that is no list of runs."""
     path = Path(path)
     try:
         entries = read_json(path)

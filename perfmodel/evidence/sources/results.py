@@ -59,8 +59,7 @@ def column(entry: Entry, name: str) -> int:
 
 
 def read_served_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """The results of a table, and (row, reason) of those that cannot be described. Raises SpecError for a missing or
-    other file."""
+    """The results of a table, and (row, reason) of undescribed ones. Raises SpecError for a missing or other file."""
     return described(named(lenient_rows(path, _NEEDED, "serving results")), _served_row)
 
 
@@ -72,8 +71,7 @@ def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
 def _observation(
     name: str, entry: Entry, setup: Setup, measured: Mapping[str, float], scenario: str, also: Mapping[str, str]
 ) -> Observation:
-    """A result as a row. Raises ValueError without figures. measured: 0 for none; scenario, also: the table's load;
-    further labels"""
+    """A result as a row. Raises ValueError without figures; in `measured`, 0 is none."""
     metrics = {metric: value for metric, value in measured.items() if value > 0}
     if not metrics:
         raise ValueError("it has no figure to compare with")

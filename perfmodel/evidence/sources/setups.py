@@ -196,8 +196,7 @@ def _active(name: str) -> float:
 
 
 def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
-    """The device of a result: by its name, then by shorter ones, then as `table` has it. Raises SpecError for an
-    unknown device."""
+    """The device of a result: by name, by shorter names, then from `table`. Raises SpecError if unknown."""
     result = known_device(setup.device)
     if result is not None and (result.kind == "cpu") == (setup.device_class == "cpu"):
         return result

@@ -123,8 +123,7 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
 
 
 def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """(rows, (row, reason) for those that cannot be described). Rows of unknown lengths, or with suspected speculation,
-    are flagged as unreliable."""
+    """(rows, (row, reason) for undescribed ones). Unknown lengths and suspected speculation make a row unreliable."""
     path = Path(path)
     entries = table_rows(path)
     if not entries or "concurrency" not in entries[0]:
@@ -212,8 +211,7 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
 
 
 class _Setting(Spec):
-    """One argument of an engine. hardware: devices whose scripts set it, empty: all; least_concurrency: from which it
-    applies"""
+    """An engine argument, on devices `hardware` (empty: all), from `least_concurrency` on."""
 
     engine: str
     argument: str
