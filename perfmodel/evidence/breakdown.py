@@ -30,7 +30,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel.planning.typical_step import StepChoice, mean_length, typical_step
 from perfmodel.specs.scenario import Scenario
 
-_NOTHING = 0.05  # of a part: as good as leaving it out
+_NOTHING = 0.05  # of a part: like leaving it out
 _CLOSE = 0.02  # of the measured value: nothing to explain below
 _ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
 _CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence

@@ -30,7 +30,7 @@ Reasons = list[tuple[str, str]]  # (row, why it is not covered)
 RowT = TypeVar("RowT")
 PairT = TypeVar("PairT")
 NO_INTERVAL: Interval = (float("nan"), float("nan"))
-# What comes of reading an entry as what it should be, where it is something else.
+# Errors from converting an entry of another type.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _LONGEST_CHUNK = 48
 

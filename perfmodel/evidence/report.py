@@ -225,7 +225,7 @@ def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]
 
 
 def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, ErrorStats]]:
-    """"<dimension> <group>" -> metric -> errors."""
+    """ "<dimension> <group>" -> metric -> errors."""
     result: dict[str, dict[str, ErrorStats]] = {}
     for item in comparisons:
         for dimension in item.dimensions:

@@ -83,7 +83,7 @@ class Axis:
         if not self.is_whole:
             ends = [(f"{self.path}={_written(x, _MULTIPLE, False)}", x) for x in (1 / ratio, ratio)]
             return None if self.present == 0 else (ends[0], ends[1])
-        assert self.present is not None  # what is whole was read
+        assert self.present is not None  # an integer axis has a present value
         low = min(round(self.present / ratio), self.present - 1)
         high = max(round(self.present * ratio), self.present + 1)
         if low < 1:
@@ -138,7 +138,7 @@ def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -
     if first == "cluster" and rest[:1] == ["pools"] and rest[2:3] == ["hardware"]:
         index = list_position([pool.model_dump(include={"role", "name"}) for pool in scenario.pools], rest[1])
         if index is None:
-            return None  # loading the scenario says so
+            return None  # reported when the scenario loads
         return _hardware_value(tuple(rest[3:]), scenario.pools[index].hardware or scenario.hardware, path)
     for part in (first, *rest):
         if isinstance(value, tuple):

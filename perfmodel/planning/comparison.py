@@ -14,11 +14,11 @@ from perfmodel.files.reach import read_json
 from perfmodel.planning.metrics import Metric, metric_of
 from perfmodel.printable import Printable, columns_of
 
-# What follows from the numbers beside it, or is compared by itself.
+# Derived from other fields, or compared separately.
 _LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "trust", "worst")
 _NAMES = ("label", "name", "path", "role", "variant", "set", "metric", "at", "deployment", "technique", "id", "what")
 _WANTED = ("kind", "perfmodel", "engines", "calibrations", "inputs")
-_CLOSE = 1e-12  # relative: below what adding in another order comes to
+_CLOSE = 1e-12  # relative: below the rounding of another order of summation
 Result = Mapping[str, Any]
 
 

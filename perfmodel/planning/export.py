@@ -66,7 +66,7 @@ def kubernetes_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
     text = "".join(f"# {line}\n" for line in lines)
     for pool, problem in zip(scenario.pools, problems, strict=True):
         for one in () if problem else _objects(scenario, pool):
-            text += f"---\n{dump_yaml(json.loads(json.dumps(one)))}"  # without anchors
+            text += f"---\n{dump_yaml(json.loads(json.dumps(one)))}"  # JSON round trip: no YAML anchors
     return text
 
 

@@ -130,7 +130,7 @@ def plan_job(
     plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
     with stages("simulating the job's requests") as progress:
         run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
-        # Where its time in closed form asks for it, a job is also tried with other replicas.
+        # Jobs near the deadline in closed form are also tried with other replica counts.
         moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
         run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
         settled = screen.under_draws(_settled(run, screen, chosen, spec))

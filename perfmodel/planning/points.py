@@ -73,11 +73,11 @@ def highest(passes: Callable[[float], bool], start: float) -> float | None:
     low = high = start
     is_fine = passes(start)
     for _ in range(_MOST_DOUBLINGS):
-        if is_fine:  # look above: `low` passes
+        if is_fine:  # search above: `low` passes
             low, high = high, 2 * high
             if not passes(high):
                 break
-        else:  # look below: `high` does not pass
+        else:  # search below: `high` fails
             low, high = low / 2, low
             if passes(low):
                 break

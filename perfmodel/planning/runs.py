@@ -46,7 +46,7 @@ FIRST_STRIDE = 4
 _RUNS_FIRST, _RUNS_NEAR = 6, 4
 _MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
-_LIVES = 5  # of the largest batch that a run lasts
+_LIVES = 5  # turnovers of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
 _NEAR_STRIDE = 2  # steps of the lattice of rates, from where another seed's highest rate lies
@@ -289,7 +289,7 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
             break
         try:
             tried[replicas], is_met = _attained_under_failures(result, winner, replicas, carried)
-        except SpecError as error:  # an event of a replica that the choice does not have
+        except SpecError as error:  # an event names a replica beyond the choice's
             problem = str(error)
             break
         if is_met:

@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 _AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
 _HALVINGS = 10
 _WIDEST = 1e3  # highest to lowest rate that is looked at
-_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are what is scarce
-_BEYOND = 1.05  # times the highest rate: where what binds is seen
+_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are the bottleneck
+_BEYOND = 1.05  # times the highest rate, at which the binding limit is determined
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def make_plan(
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     file = store or default_store()
-    Store(file).close()  # a file that cannot be used is refused before the search
+    Store(file).close()  # fail before the search if the file is unusable
     plan = plan_job if spec.is_offline else _plan_rate
     return plan(
         base, scenario, spec, StoredSweep(str(file), workers, engine), stages or (lambda _: nullcontext()), tell

@@ -196,7 +196,7 @@ class Study(Spec):
     @classmethod
     def _known_by_other_names(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            return value  # for validation to say
+            return value  # validation reports it
         return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
 
     @model_validator(mode="after")
@@ -419,7 +419,7 @@ class Answers:
 def simulated_points(file: StudyFile) -> StudyPoints:
     """The points that the study's file describes."""
     study = file.study
-    measured = study.quality.metric if study.quality is not None else None  # which no point has
+    measured = study.quality.metric if study.quality is not None else None  # measured, not evaluated at points
     metrics = tuple(name for name in study.metrics if name != measured)
     return _points(file, file.base, study.variants, study.axes, metrics)
 

@@ -86,7 +86,7 @@ def step_surface(
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
         """Seconds of a step with `batch` decodes and `tokens` tokens of prompts of about mean length."""
         part, most = prompt, num_stages * plan_tokens - batch
-        if 0 < most < tokens:  # never asked for, but read between: in proportion
+        if 0 < most < tokens:  # never requested, only interpolated to: in proportion
             return step(batch, most, cached) * tokens / most
         if plan_tokens:
             part = max(min(prompt, most / num_stages), 1.0)

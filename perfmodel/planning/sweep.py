@@ -187,7 +187,7 @@ class Forecast:
 T = TypeVar("T", bound=Hashable)
 R = TypeVar("R")
 Ask = Callable[[T], Generator[Point, Record, R]]  # points of a task, one after the other, each sent its record
-_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
+_LONG_REQUESTS = 5000  # of several tasks: seconds, longer than processes take to start
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,7 @@ class _Pool(Protocol):
         """(number, answer, why it was lost or "") of at least one step; raises the function's errors."""
         ...
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
 
 def spread(
@@ -214,14 +213,14 @@ class _Processes:
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(target=_serve, args=(theirs, self._function), daemon=True)
             process.start()
-            theirs.close()  # so that the end of the process is the end of the pipe
+            theirs.close()  # so that the pipe closes with the process
             worker = _Worker(process, ours, number)
         worker.number = number
         self._running.append(worker)
         try:
             worker.pipe.send(step)
         except OSError:
-            return  # it has ended, as `wait` reads
+            return  # it has ended; `wait` notices
 
     def wait(self) -> list[tuple[int, Any, str]]:
         outcomes: list[tuple[int, Any, str]] = []

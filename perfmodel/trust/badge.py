@@ -39,7 +39,7 @@ _SIMILAR = 2.0  # sizes within so many times the measured ones
 # between are mostly a factor of two apart: their order survives an error of a quarter either way (2 x 0.75 > 1.25), and
 # does not survive one of a third.
 VALIDATED_BELOW = 0.25
-_FEWEST_ROWS = 3  # that validate: two agree by chance
+_FEWEST_ROWS = 3  # needed to validate: two may agree by chance
 _NUM_NEAREST = 3
 _NUM_ROWS = 8
 # How far another device, engine, family or format is, in doublings of a size; from small to large.
@@ -161,7 +161,7 @@ def trust_of(scenario: Scenario) -> Trust:
 def nearest_rows(trust: Trust) -> list[MeasuredRow]:
     """Measurements near the answer's setup, nearest first, of validations whose rows may be copied."""
     setup = trust.setup
-    same = (row for row in measured_rows() if row.setup.device == setup.device)  # the others are too far away
+    same = (row for row in measured_rows() if row.setup.device == setup.device)  # other devices are too distant
     rows = [(_distance(setup, row.setup, row.setup), row) for row in same]
     near = [item for item in rows if item[0] < _OTHER_DEVICE]
     return [row for _, row in sorted(near, key=lambda item: item[0])[:_NUM_ROWS]]

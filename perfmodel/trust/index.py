@@ -226,7 +226,7 @@ def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows
     of the index; lists_rows: single rows may be copied"""
     if not rows:
         return
-    import gzip  # here and below what only writing needs: every answer imports this module
+    import gzip  # imported lazily here and below, only for writing: every answer imports this module
 
     folder.mkdir(parents=True, exist_ok=True)
     cells = []

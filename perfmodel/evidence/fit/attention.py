@@ -95,7 +95,7 @@ _DECODE_STARTS: tuple[dict[str, float], ...] = (
     {"block_s": 1e-6, "knee": 1.1},
     {"launch_s": 4e-6, "block_s": 6e-6, "block_bandwidth": 0.6},
 )
-_MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; what says so timed something else
+_MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; faster rows timed something else
 _BEYOND_CACHE = 1.5  # times L2: smaller KV may have come from there
 
 

@@ -22,7 +22,7 @@ _FREE = ("launch_s", "hop_s", "first_channel", "ramp_s", "low_latency_fraction",
 _FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction", "two_shot_fraction", "sync_s")
 _STARTS: tuple[dict[str, float], ...] = ({}, {"first_channel": 0.05, "ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
 _STARTS_CUSTOM: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
-_NO_ROWS = 3  # fewer rows than this say nothing about a part of the form
+_NO_ROWS = 3  # fewer rows do not determine a part of the kernel model
 _EAGER_FLOOR_S = 3e-5
 
 

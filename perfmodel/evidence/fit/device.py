@@ -125,7 +125,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
 _LEAST_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
-_LEAST_ROWS = 5  # of a kernel: the bounds and starts of its form say the rest
+_LEAST_ROWS = 5  # of a kernel: bounds and priors determine the rest
 _LEAST_SMALL = 4
 _IDLE = 1e-3  # of a default, within which a parameter did not move
 

@@ -45,14 +45,14 @@ _LEAST_SPREAD, _MOST_SPREAD = 0.5, 1.5  # of a number's logarithm among engines:
 _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
 _Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
 _ROUNDS = 2
-_STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
-_LEAST_OF = 0.2  # of a figure, where a linear function of the numbers has run out of sense
+_STEP = 0.3  # of a parameter, for its derivative: well above the noise of changed schedules
+_LEAST_OF = 0.2  # of a figure: floor where the linear model is no longer valid
 _LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
 # Ranges are those of hosts of GPU servers, which steps are fitted to. Somebody's own may be a laptop, a shared virtual
 # machine or the CPU that computes: 8 and 13 ms a step of a model of 27 million parameters on one core of a server.
 _SLOW_HOST = 20.0
 _ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
-_FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
+_FEWEST_FOR_INTERVALS = 5  # from so many runs on their own residuals replace the shipped ones
 
 
 @dataclass(frozen=True)

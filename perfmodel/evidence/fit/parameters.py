@@ -18,7 +18,7 @@ from perfmodel.specs.engine.description import describe_engine
 Fitted = TypeVar("Fitted", bound=Spec)
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
 _PRIOR = 0.05  # error that counts as much as a factor e between a parameter and where it began
-_STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
+_STEP = 0.25  # of a logarithm, for derivatives: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
 _MOST_ROUNDS = 5
 _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one

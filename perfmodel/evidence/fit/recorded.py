@@ -81,7 +81,7 @@ def fit_recorded(
         rows, origin = read_serving_runs(path)[0], SERVING_RUNS
         what = f"{len({row.name for row in rows})} serving runs"
         profile = fit_engine_profile(begin, rows, progress=progress)
-    # What the profile had from others stays in it: each fits a part of its parameters.
+    # Parameters fitted from other recordings stay: each recording fits some of them.
     others = [part for part in begin.source.split("; ") if part and origin.publisher not in part]
     source = "; ".join([*others, origin.source(what)])
     update = {"source": source, "command": origin.command(engine), "date": today()}

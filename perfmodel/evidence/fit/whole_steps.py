@@ -84,7 +84,7 @@ PARAMETERS = (
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
 _BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
 _QUANTIZED_RATES = ("fp8", "int8")
-# What no parameter fits: small parts of the step, as in a family that moves bytes or unpacks alike.
+# Families without parameters: small parts of the step, as in families that move bytes or unpack alike.
 _LIKE = {
     "memory": {"embedding": "elementwise", "attention_prefill": "attention_decode"},
     "vector": {"attention_prefill": "attention_decode"},

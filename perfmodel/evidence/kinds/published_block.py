@@ -43,7 +43,7 @@ _UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "J": ("J, kJ, Wh", {"j": 1.0, "kj": 1e3, "wh": 3600.0}),
 }
 _REMARK = re.compile(r"\(.*\)")
-# What stands in where a figure needs no traffic and no model of its own.
+# Placeholders for figures without traffic or model of their own.
 _NO_TRAFFIC = {
     "arrivals": {"process": "closed_loop", "concurrency": 1},
     "num_requests": 1,

@@ -208,7 +208,7 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
         [comparison_of(metric, "ms", members, _STEADY_DIMENSIONS) for metric in _STEADY_METRICS]
         for members in (covered, counted)
     )
-    given = {}  # groups that the reader of the rows names
+    given = {}  # groups named by the reader
     for name in sorted({group for pair in covered for group in pair.row.groups}):
         members = [pair for pair in covered if name in pair.row.groups]
         given[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}

@@ -1,21 +1,21 @@
 """Result files of load tools: where each format has its figures, and its peculiarities.
 
- vLLM, SGLang   `vllm bench serve --save-result [--save-detailed]` and `bench_serving` share an ancestor: latencies in
-                ms under the same keys, arrays in s. SGLang says `e2e_latency` for `e2el`, `total_throughput` for
-                `total_token_throughput`, and omits the model; both omit the devices. SGLang's and older vLLM details
-                lack start times; SGLang's lists include failed requests, with an error and no tokens
-                (vllm/benchmarks/serve.py, sglang/benchmark/serving.py 0.5.23)
- AIPerf         `profile_export_aiperf.json` has figures (`{"unit", "avg", "p50", ...}` by metric) and the request,
-                `profile_export.jsonl` one line per request; GenAI-Perf has only the former. Inter-token latency is
-                (latency - TTFT) / (tokens - 1) of a request. Warm-up requests are dropped (aiperf 0.13.0, schema 1.4;
-                genai-perf 0.0.16)
- GuideLLM       `benchmarks.json`, versions 1 and 2: a benchmark per rate or concurrency, with all requests. Time per
-                output token counts the first token; the figure without it is compared. Request times are clock seconds,
-                metrics ms, except `request_latency` in s. `incomplete` requests were cut off by the end of the run
-                (guidellm/schemas 0.8.1)
- InferenceX     `agg_*.json`: one object per run, or the list of a sweep. Latencies in s, throughput per device;
-                parallelism is of the one server. `isl` and `osl` are nominal: lengths are drawn down from there by the
-                recipe's range, which the file omits, as it does the number of requests (utils/process_result.py, 2026)
+vLLM, SGLang   `vllm bench serve --save-result [--save-detailed]` and `bench_serving` share an ancestor: latencies in
+               ms under the same keys, arrays in s. SGLang says `e2e_latency` for `e2el`, `total_throughput` for
+               `total_token_throughput`, and omits the model; both omit the devices. SGLang's and older vLLM details
+               lack start times; SGLang's lists include failed requests, with an error and no tokens
+               (vllm/benchmarks/serve.py, sglang/benchmark/serving.py 0.5.23)
+AIPerf         `profile_export_aiperf.json` has figures (`{"unit", "avg", "p50", ...}` by metric) and the request,
+               `profile_export.jsonl` one line per request; GenAI-Perf has only the former. Inter-token latency is
+               (latency - TTFT) / (tokens - 1) of a request. Warm-up requests are dropped (aiperf 0.13.0, schema 1.4;
+               genai-perf 0.0.16)
+GuideLLM       `benchmarks.json`, versions 1 and 2: a benchmark per rate or concurrency, with all requests. Time per
+               output token counts the first token; the figure without it is compared. Request times are clock seconds,
+               metrics ms, except `request_latency` in s. `incomplete` requests were cut off by the end of the run
+               (guidellm/schemas 0.8.1)
+InferenceX     `agg_*.json`: one object per run, or the list of a sweep. Latencies in s, throughput per device;
+               parallelism is of the one server. `isl` and `osl` are nominal: lengths are drawn down from there by the
+               recipe's range, which the file omits, as it does the number of requests (utils/process_result.py, 2026)
 """
 
 from collections.abc import Iterator

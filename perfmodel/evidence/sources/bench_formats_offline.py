@@ -1,14 +1,14 @@
 """Result files of tools without clients, or with whole-run figures only.
 
- llama-bench    `-o json|jsonl|csv`: a row per test, prompts of n_prompt tokens or n_gen generated ones. `avg_ts` is
-                tokens/s. The device is `gpu_info` (`cpu_info` if layers run on the processor), GGUF type and model in
-                `model_type`; file names in the usual form are more precise (tools/llama-bench/llama-bench.cpp)
- MLPerf         `mlperf_log_summary.txt`: `name : value` lines in sections, without model, data set, machine, or lengths
-                but the total tokens of answers. Times in ns. Server: Poisson arrivals at `target_qps`; Offline: all
-                samples at once (loadgen/results.cc 6.0.17)
- trtllm-bench   `throughput|latency --report_json`: `performance` in ms and tokens/s; `streaming_metrics` only with
-                --streaming: TPOT without the first token. Requests are sent at once unless limited by --concurrency,
-                which shows only as the mean in flight (bench/dataclasses/reporting.py)
+llama-bench    `-o json|jsonl|csv`: a row per test, prompts of n_prompt tokens or n_gen generated ones. `avg_ts` is
+               tokens/s. The device is `gpu_info` (`cpu_info` if layers run on the processor), GGUF type and model in
+               `model_type`; file names in the usual form are more precise (tools/llama-bench/llama-bench.cpp)
+MLPerf         `mlperf_log_summary.txt`: `name : value` lines in sections, without model, data set, machine, or lengths
+               but the total tokens of answers. Times in ns. Server: Poisson arrivals at `target_qps`; Offline: all
+               samples at once (loadgen/results.cc 6.0.17)
+trtllm-bench   `throughput|latency --report_json`: `performance` in ms and tokens/s; `streaming_metrics` only with
+               --streaming: TPOT without the first token. Requests are sent at once unless limited by --concurrency,
+               which shows only as the mean in flight (bench/dataclasses/reporting.py)
 """
 
 import re

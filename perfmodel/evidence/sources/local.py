@@ -40,7 +40,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
 
-# What flags say that no model of the device can know: rows that are listed apart and never fitted.
+# Flags of effects outside any device model: such rows are listed apart and never fitted.
 _APART = ("slow", "anomalous", "weak host", "power limit", "patched-kernel", "rpc")
 _NEEDED = ("id", "device", "device_class", "backend", "model", "gguf_type", "test", "tokens_per_s", "group")
 METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}

@@ -31,7 +31,7 @@ _OF_WORDS = {"sharegpt": (220, 200), "short": (32, 128)}
 _ROLES = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
 _RANKS = re.compile(r"dep(\d+)", re.IGNORECASE)
 _POWER = re.compile(r"power limit (\d+) ?W")
-# What flags say that no model of the device can know: rows that are listed apart.
+# Flags of effects outside any device model: such rows are listed apart.
 _APART = "does not match lengths"
 _CLASSES = (("cpu", "xeon|epyc|cpu|grace"), ("apu", "strix|igpu|apple"), ("gpu", "rtx|radeon|rx-|arc|gtx"))
 _MILLISECONDS = ("ttft", "tpot", "itl", "e2e")

@@ -26,7 +26,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Sampling, Traffic
 
-# Engines by words of their names; the first that fits counts. What none fits batches continuously, as vLLM does.
+# Engines by words in their names; the first match counts. Without one: continuous batching, as vLLM's.
 _ENGINES = (
     ("sglang", "sglang"),
     ("vllm", "vllm"),
@@ -35,7 +35,7 @@ _ENGINES = (
     ("trtllm", "tensorrt|trt|cuda"),
 )
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
-# Formats of weights by words of what a result says of them.
+# Weight formats by words in a result.
 _FORMATS = (
     ("bfp8|bfp4", "fp8"),
     ("mxfp4", "mxfp4"),
@@ -145,9 +145,9 @@ def model_names(text: str) -> Iterator[str]:
 
 _SPREAD = 0.8  # standard deviation over mean of a data set's lengths [assumed: answers of chats have 0.7 to 1]
 _LONGEST = 4.0  # times the mean: data sets cut what is longer (OpenOrca at 1,024 tokens)
-_MOST_SLOTS = 256  # of a server that does not say
+_MOST_SLOTS = 256  # if a server's is not stated
 _KV_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4"}
-_MOST_DEVICES = 64  # of an instance that does not say
+_MOST_DEVICES = 64  # if an instance's is not stated
 _MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
 
 
