@@ -199,7 +199,7 @@ def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
 def overlooked(
     cut: Sequence[Deployment], best: float | None, ratios: Ratios, spec: PlanSpec, rate: float
 ) -> list[Deployment]:
-    """Deployments of `cut` that could beat `best` if scaled by the largest simulated/screened ratio of any finalist.
+    """Deployments of `cut` that could beat `best` under the finalists' most favourable simulated/screened ratios.
 
     One per layout, the most promising first. cut: deployments at `rate` (requests/s), serving by the screen or not;
     best: first figure of `objective_key` of the best simulated one, None if nothing serves; `ratios` are those of the

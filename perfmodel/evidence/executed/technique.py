@@ -92,7 +92,7 @@ class TechniqueVerdict:
 
     simulated, executed: speedups
     quotients: simulated / executed speedup of each run
-    step_bias: predicted / executed step time - 1, of the scenario and the baseline
+    step_bias: by how much predicted step times exceed executed ones, of the scenario and the baseline
     key:       `pair_key` of the pair as run; date: of the runs, ISO
     """
 

@@ -78,7 +78,7 @@ def _rows_of(report: Path) -> list[dict[str, Any]]:
 
 
 def pair_key(file: Path, repeats: int) -> str:
-    """Identifies a pair's runs: file, contents and number of runs."""
+    """Identifies a pair's runs: file contents and number of runs."""
     return hashlib.sha256(f"{file.read_text(encoding='utf-8')}\n{repeats}".encode()).hexdigest()
 
 

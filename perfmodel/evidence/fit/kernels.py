@@ -157,7 +157,7 @@ def _range(spec: Spec, name: str) -> tuple[float, float]:
 
 
 def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.0) -> Residuals:
-    """Quantiles of log(measured / predicted), in units of `spread`."""
+    """Quantiles of log(measured / predicted), in units of each row's expected `spread`."""
     logs = np.log(seconds / predicted) / spread
     return rounded_residuals(np.quantile(logs, [0.1, 0.5, 0.9]), len(logs))
 
