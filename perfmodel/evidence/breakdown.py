@@ -1,11 +1,8 @@
-"""Where the time of a prediction is, and what would have to change for it to meet the measurement.
+"""Where a prediction's time goes, and which part would have to change to meet the measurement.
 
-A breakdown is {"parts": {name: share}, "why": sentence, ...}. Shares are of the prediction and add up to one; the
-sentence takes the largest part alone to blame, which says how plausible that is: a GEMM that would have to take a
-twentieth of its time is not what is wrong.
-
-Rows of kernel tables are grouped by size: work is counted from the sizes that the forms use, FLOPs of kernels, payload
-bytes of messages.
+A breakdown is {"parts": {name: share}, "why": sentence, ...}. Shares of the prediction add up to one; the sentence
+blames the largest part alone, which shows how plausible that is. Kernel rows are grouped by size: FLOPs of kernels,
+payload bytes of messages, counted from the kernel models' sizes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +30,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel.planning.typical_step import StepChoice, mean_length, typical_step
 from perfmodel.specs.scenario import Scenario
 
-_NOTHING = 0.05  # of a part: as good as leaving it out
+_NOTHING = 0.05  # of a part: like leaving it out
 _CLOSE = 0.02  # of the measured value: nothing to explain below
 _ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
 _CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence
@@ -41,10 +38,8 @@ _MOST_DECADES = 20
 
 
 def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
-    """The largest part, and by what factor it alone would have to change for `predicted` to be `measured` (same unit).
-
-    shares: of each part in the prediction, which is called `whole`
-    """
+    """The largest part, and the factor on it alone that turns `predicted` into `measured` (same unit). shares: of each
+    part of the prediction; whole: its name"""
     if not predicted:  # the time per token after the first, of answers of one
         return "predicted 0"
     ratio = measured / predicted
@@ -60,10 +55,8 @@ def why(predicted: float, measured: float, shares: Mapping[str, float], whole: s
 
 
 def kernel_breakdown(predicted: float, measured: float, compute: float, memory: float) -> dict[str, Any]:
-    """Parts of a kernel's time: seconds of each resource alone (they overlap), its bound, and its overhead.
-
-    predicted, measured: seconds; compute, memory: predicted seconds of each resource
-    """
+    """Parts of a kernel's time: seconds of each resource alone (they overlap), bound, and overhead. predicted,
+    measured: seconds; compute, memory: predicted seconds of each resource"""
     bound, longest = ("memory", memory) if memory >= compute else ("compute", compute)
     shares = {
         bound: min(longest, predicted) / predicted,
@@ -80,7 +73,7 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
 
 
 def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
-    """Parts of a message's time: its bytes on the wire, and the rest, launches and hops."""
+    """Parts of a message's time: bytes on the wire, and the rest (launches, hops)."""
     shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
     return {
         "parts": shares,
@@ -92,7 +85,7 @@ def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[s
 
 
 def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
-    """Decades of FLOPs or bytes as `work`; `M` (rows of a matrix, tokens of experts) and `context` where there are."""
+    """Decades of FLOPs or bytes as `work`; `M` (matrix rows, tokens of experts) and `context` if present."""
     rows: Any = None
     context: Any = None
     unit = "FLOP"
@@ -118,8 +111,7 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
 
 
 def _attention(sizes: DecodeSizes | PrefillSizes) -> tuple[NDArray[np.float64], Any]:
-    """FLOPs of the scores and their use, causal, and the context; windows are left out: this only sorts rows by
-    size."""
+    """Causal FLOPs of both attention products, and the context; windows are ignored: this only sorts rows by size."""
     if isinstance(sizes, DecodeSizes):
         flops = sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token
         return np.asarray(flops), sizes.length
@@ -129,10 +121,8 @@ def _attention(sizes: DecodeSizes | PrefillSizes) -> tuple[NDArray[np.float64], 
 
 
 def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predicted: float) -> dict[str, Any]:
-    """The parts of row number `row` of a group, timed as its table was; a module measured as one number has none.
-
-    fit, device: of its kernel; predicted: seconds
-    """
+    """Parts of a group's row number `row`, timed as its table was; none for a module measured as a whole. fit, device:
+    of its kernel; predicted: seconds"""
     measured, one = float(group.seconds[row]), take(group.sizes, np.array([row]))
     if isinstance(one, LatentSizes):
         lengths = _numbers(one.attention)
@@ -149,7 +139,7 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
 
 
 def _numbers(sizes: Any) -> dict[str, float]:
-    """The sizes of a single row by their names, with those of the extents in them."""
+    """A row's sizes by name, extents included."""
     values = {name: np.ravel(value) for name, value in _fields(sizes)}
     return {name: float(value[0]) for name, value in values.items() if value.size == 1}
 
@@ -171,7 +161,7 @@ def _fields(sizes: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class TypicalSteps:
-    """label: the decode step as text; prefill_s: of all steps of one prompt; front_end_s: the server's part."""
+    """Typical steps of a scenario. prefill_s: of all steps of one prompt; front_end_s: the server's part"""
 
     label: str
     decode: StepEstimate
@@ -187,8 +177,8 @@ class TypicalSteps:
         prompt: int | None = None,
         server: ServerFit | None = None,
     ) -> "TypicalSteps":
-        """The typical steps of `scenario`: with the decode step `choice`, prompts of `prompt` tokens and the front end
-        `server`, by default its own typical batch, mean prompt and front end."""
+        """Typical steps of `scenario`, with decode step `choice`, prompts of `prompt` tokens and front end `server`;
+        defaults: its typical batch, mean prompt and own front end."""
         costs = step_costs(scenario)
         choice = choice or typical_step(scenario, lambda shape: costs.estimate(shape).duration_s)
         decodes, lengths = choice.shape, scenario.traffic.input_tokens
@@ -214,7 +204,7 @@ class TypicalSteps:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the decode step: each operator family, the largest first, and the host."""
+        """Shares of the decode step: operator families, largest first, and the host."""
         seconds: dict[str, float] = {}
         for row in self.decode.rows:
             seconds[row.work.family] = seconds.get(row.work.family, 0.0) + row.duration_s
@@ -226,10 +216,8 @@ class TypicalSteps:
 def latency_breakdown(
     metric: str, predicted_ms: float, measured_ms: float, ttft_ms: float, steps: TypicalSteps
 ) -> dict[str, Any]:
-    """The parts of the predicted latency `metric`, by the scenario's typical `steps`.
-
-    predicted_ms, measured_ms: the latency, ms; ttft_ms: the predicted TTFT of the same requests
-    """
+    """Parts of the predicted latency `metric`, from the typical `steps`. predicted_ms, measured_ms: the latency;
+    ttft_ms: the predicted TTFT of the same requests"""
     if metric.startswith("ttft"):
         prefill, front_end = steps.prefill_s * 1e3, steps.front_end_s * 1e3
         known = min(1.0, predicted_ms / (prefill + front_end))  # a mean prompt may take longer than this one
@@ -264,7 +252,7 @@ def latency_breakdown(
 
 
 def _new_tokens(scenario: Scenario, tokens: int) -> int:
-    """Tokens of a prompt that are not in the prefix cache once it is warm: at least what fills no block."""
+    """Prompt tokens missing from a warm prefix cache: at least the partial block."""
     prefix, engine = scenario.traffic.prefix, scenario.engine
     if prefix is None or not engine.enable_prefix_caching:
         return tokens

@@ -1,7 +1,5 @@
-"""`Observation`: one measured result, whoever published it; `Prediction`: what is predicted for it.
-
-Readers (`sources`) make observations of files; `predictions_of` predicts each once, over the cores of this machine.
-"""
+"""`Observation`: one measured result from any publisher; `Prediction`: its prediction. Readers (`sources`) make
+observations; `predictions_of` predicts each once, on all cores."""
 
 import csv
 import gzip
@@ -32,18 +30,15 @@ Reasons = list[tuple[str, str]]  # (row, why it is not covered)
 RowT = TypeVar("RowT")
 PairT = TypeVar("PairT")
 NO_INTERVAL: Interval = (float("nan"), float("nan"))
-# What comes of reading an entry as what it should be, where it is something else.
+# Errors from converting an entry of another type.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _LONGEST_CHUNK = 48
 
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Requests that were answered, in the order in which they were sent; one entry each.
-
-    start_s: since the first one was sent; None where the file does not say
-    ttft_s:  nan where the answer was not streamed
-    """
+    """Answered requests in sending order, one entry each. start_s: relative to the first; None if unknown. ttft_s: nan
+    without streaming"""
 
     start_s: Floats | None
     num_prompt_tokens: Ints
@@ -71,15 +66,15 @@ class RequestTimes:
 class Observation:
     """One measured result.
 
-    setup:       what ran: a scenario, or what one is made of when it is predicted
-    load:        how requests came, where the setup does not have it
-    metrics:     what was measured, by name, in the metric's unit; requests: the same one by one, where they were logged
-    label:       the row as text, by default its name
-    labels:      dimension -> the row's group; groups: others that its source names
-    group:       rows of one setting share it
-    source:      who published it, or which tool wrote it; flags: what is said there of its worth
-    is_reliable: its figures count as they are
-    window:      seconds of arrivals that it is of, where its run has several stages
+    setup:       what ran: a scenario, or the parts of one
+    load:        arrivals, if the setup has none
+    metrics:     measured values by name, in the metric's unit; requests: single requests, if logged
+    label:       the row as text, default: its name
+    labels:      dimension -> the row's group; groups: others named by the source
+    group:       shared by rows of one setting
+    source:      publisher or tool; flags: the source's caveats
+    is_reliable: figures count without caveats
+    window:      arrival interval in seconds, for runs with several stages
     """
 
     name: str
@@ -98,13 +93,13 @@ class Observation:
 
     @property
     def scenario(self) -> Scenario:
-        """The setup of a source that describes it whole."""
+        """The setup, of a source that describes it completely."""
         assert isinstance(self.setup, Scenario)
         return self.setup
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether requests were answered so much later than their answers take that a backlog must have grown."""
+        """Whether answers are so late that a backlog must have grown."""
         return self.metrics["ttft_mean"] > 0.5 * self.metrics["e2el_mean"]
 
     def under(self, scenario: Scenario) -> "Observation":
@@ -114,12 +109,12 @@ class Observation:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An observation and what was predicted for it; a reason where nothing could be.
+    """A prediction for an observation, or the reason for none.
 
-    metrics:   predicted, by name; intervals: 80 % of them as factors of the prediction, where there are any
-    requests:  metric -> seconds of each request, nan of those refused
-    scenario:  that was simulated or priced; is_known: its model has a card
-    details:   what else a report tells of how it was predicted
+    metrics:   predicted, by name; intervals: 80 % intervals as factors of these
+    requests:  metric -> seconds of each request, nan if refused
+    scenario:  simulated or priced; is_known: its model has a card
+    details:   further facts for a report
     """
 
     row: Observation
@@ -140,11 +135,8 @@ def predictions_of(
     alike: Callable[[Observation], Any],
     progress: Progress | None = None,
 ) -> list[Prediction]:
-    """`work` of each row in order, over the cores of this machine; rows of one `key` are predicted once.
-
-    work:  picklable; what it raises of PerfmodelError is the reason why there is no prediction
-    alike: as of `over_cores`
-    """
+    """Map `work` over `rows` on all cores, in order; rows with one `key` are predicted once. work: picklable; a
+    PerfmodelError becomes the reason; alike, progress: see `over_cores`"""
     keys = [key(row) for row in rows]
     distinct = dict(zip(reversed(keys), reversed(rows), strict=True))
     predicted = over_cores(partial(_reasoned, work), list(distinct.values()), alike, progress)
@@ -165,10 +157,8 @@ def over_cores(
     alike: Callable[[RowT], Any],
     progress: Progress | None = None,
 ) -> list[PairT]:
-    """`work` of each row, in order; it must be picklable.
-
-    alike: a key; rows of one key run the same steps as often as can be, and share what these cost as neighbours
-    """
+    """Map the picklable `work` over `rows` on all cores, in order. alike: rows with one key run mostly equal steps and
+    are placed together to share their costs; progress: called with (rows done, in all)"""
     order = sorted(range(len(rows)), key=lambda i: alike(rows[i]))
     result: dict[int, PairT] = {}
     with ProcessPoolExecutor(num_processes(len(rows))) as pool:
@@ -185,7 +175,7 @@ def over_cores(
 
 
 def described(entries: Iterable[tuple[str, Any]], row_of: Callable[[str, Any], RowT]) -> tuple[list[RowT], Reasons]:
-    """What `row_of` makes of each (name, entry), and (name, reason) where it makes nothing."""
+    """(results of `row_of` over (name, entry) pairs, (name, reason) of failures)"""
     rows: list[RowT] = []
     left_out: Reasons = []
     for name, entry in entries:
@@ -201,12 +191,12 @@ def described(entries: Iterable[tuple[str, Any]], row_of: Callable[[str, Any], R
 
 
 def named(entries: Iterable[Entry]) -> Iterable[tuple[str, Entry]]:
-    """Rows of a table by their id, or their line."""
+    """Rows of a table by id, else line number."""
     return ((entry.get("id") or f"line {number}", entry) for number, entry in enumerate(entries, 2))
 
 
 def table_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV, plain or gzipped. Raises SpecError for what cannot be read."""
+    """Rows of a CSV, plain or gzipped. Raises SpecError if unreadable."""
     try:
         return read_rows(path)
     except (OSError, ValueError) as error:
@@ -214,10 +204,8 @@ def table_rows(path: Path) -> list[dict[str, str]]:
 
 
 def lenient_rows(path: str | Path, needed: Sequence[str], what: str) -> list[dict[str, str]]:
-    """The rows of a CSV that people keep by hand: cells without spaces around them, lines that may be short.
-
-    needed: columns that it must have; what: it is a table of. Raises SpecError where it is none.
-    """
+    """Rows of a hand-written CSV: cells are stripped, lines may be short. needed: required columns; what: name of the
+    table. Raises SpecError for another file."""
     file = Path(path)
     if not file.is_file():
         raise SpecError(f"{file}: no such file.")
@@ -239,10 +227,8 @@ def lenient_rows(path: str | Path, needed: Sequence[str], what: str) -> list[dic
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A kind of recorded measurements: what they are, and their publisher with the licence.
-
-    A calibration names no file and no model: it must hold for whatever runs on the device.
-    """
+    """A kind of recorded measurements, its publisher and licence. Calibrations name no file or model, since they apply
+    to any workload of the device."""
 
     kind: str
     publisher: str
@@ -270,10 +256,10 @@ def recorded_engine(profile: str, version: str, hardware: HardwareSpec, argument
     """The engine as it ran.
 
     profile:   its name in hardware_specs/engines
-    version:   as the record states it, or ""; one older or newer than any described has the facts of the nearest, and
-               wider intervals (`perfmodel.cost.scenario_fits`)
-    hardware:  the devices that it ran on
-    arguments: those of `EngineSpec` that the record gives
+    version:   as recorded, or ""; unknown ones get the nearest version's facts, and wider intervals
+               (`perfmodel.cost.scenario_fits`)
+    hardware:  the devices it ran on
+    arguments: recorded ones of `EngineSpec`
     """
     try:
         is_numbered = bool(parse_version(version)[0])

@@ -1,11 +1,10 @@
-"""Predicted beside measured: pairs of values and how far apart they are, pooled, and the report made of them.
+"""Predicted vs. measured: pairs, pooled errors, and reports.
 
     ape  = |predicted / measured - 1|          bias = mean(predicted) / mean(measured) - 1
-    interval_coverage = share of the rows with an interval whose measured value lies in the prediction's 80 % interval
+    interval_coverage = share of rows with an interval whose measured value lies in the 80 % interval
 
-All figures are fractions. A `Comparison` holds all rows of one metric with their dimensions (device, model, load ...);
-every row has one group in each dimension: one way of pooling errors for every kind of truth. The groups of a report's
-`by` and the tables of a written report come from it.
+Figures are fractions. A `Comparison` holds all rows of one metric; each row has one group per dimension (device, model,
+load ...). A report's `by` and its tables come from these.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ NOT_APPLICABLE = "-"  # the group of rows that have no such size
 
 @dataclass(frozen=True)
 class ErrorStats:
-    """How far predictions of one metric are from what was measured; `interval_coverage` is None without intervals."""
+    """Errors of one metric; `interval_coverage` is None without intervals."""
 
     rows: int
     median_ape: float
@@ -44,13 +43,9 @@ class ErrorStats:
 
 
 class Rows:
-    """Pairs of one metric, `predicted` and `measured`, with their `labels`.
-
-    interval: the prediction's 80 % interval as factors (low, high) of its value, one for all rows or one for each,
-              nan where there is none
-
-    Pairs that are not finite, or not measured above zero, are left out; `kept` says which of those given are there.
-    """
+    """Pairs of one metric, `predicted` and `measured`, with `labels`. Pairs not finite, or not measured above zero, are
+    dropped; `kept` marks the others. interval: the 80 % interval as factors (low, high), for all rows or per row, nan
+    without one"""
 
     def __init__(
         self,
@@ -85,7 +80,7 @@ class Rows:
         return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
 
     def stats(self) -> ErrorStats:
-        """Needs at least one row."""
+        """Error statistics; needs at least one row."""
         ape = np.abs(self.errors)
         coverage = None
         if self.interval is not None:
@@ -104,7 +99,7 @@ class Rows:
     def worst(
         self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
     ) -> list[dict[str, Any]]:
-        """The rows with the largest errors, largest first; `breakdown` of a number gives the row's parts."""
+        """The `count` rows of `metric` with the largest errors, largest first; `breakdown` gives a row's parts."""
         return [
             {
                 "metric": metric,
@@ -120,14 +115,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dimension:
-    """The groups of one dimension in their order, and the number of each row's group."""
+    """Ordered groups of one dimension, and each row's group index."""
 
     names: tuple[str, ...]
     codes: NDArray[np.int64]
 
     @classmethod
     def of(cls, values: Sequence[str]) -> "Dimension":
-        """The dimension of each row's group."""
+        """The dimension from each row's group."""
         names = sorted(set(values))
         number = {name: i for i, name in enumerate(names)}
         return cls(tuple(names), np.array([number[value] for value in values], dtype=np.int64))
@@ -139,7 +134,7 @@ class Dimension:
 
 
 def joined(parts: Sequence[Dimension]) -> Dimension:
-    """One dimension over the rows of all parts; names keep the order of the part that has most of them."""
+    """Concatenate dimensions; names keep the order of the part with most of them."""
     longest_first = sorted(parts, key=lambda part: -len(part.names))
     names = list(dict.fromkeys(name for part in longest_first for name in part.names))
     number = {name: i for i, name in enumerate(names)}
@@ -149,11 +144,11 @@ def joined(parts: Sequence[Dimension]) -> Dimension:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Predicted beside measured for all rows of one metric.
+    """Predicted vs. measured over all rows of one metric.
 
     unit:       of both, "s" or "ms"
     dimensions: name -> groups of the rows
-    setups:     of the rows, where they are of whole deployments; else none
+    setups:     of rows of whole deployments; else empty
     """
 
     metric: str
@@ -171,22 +166,20 @@ class Comparison:
         dimensions: Mapping[str, Dimension],
         setups: Sequence[MeasuredSetup] = (),
     ) -> "Comparison":
-        """The comparison of pairs of which `rows` may have left some out.
-
-        metric, rows, unit: as of the class; dimensions, setups: of all pairs that were given to `rows`
-        """
+        """A comparison of the rows kept by `rows`; `metric`, `unit` as of the class; `dimensions`, `setups` are of all
+        given pairs."""
         kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
         members = tuple(compress(setups, rows.kept.tolist()))
         return cls(metric, rows, unit, kept, members)
 
     def measured_rows(self, kind: str) -> list[MeasuredRow]:
-        """The rows for the index that trust is read from; none where they are not of deployments."""
+        """Rows for the trust index; empty if not of deployments."""
         rows = self.rows
         values = zip(rows.predicted.tolist(), rows.measured.tolist(), rows.labels, strict=True)
         return [MeasuredRow(kind, setup, self.metric, *item) for setup, item in zip(self.setups, values, strict=False)]
 
     def groups(self, dimension: str) -> Iterator[tuple[str, Rows]]:
-        """The rows of each group that has any."""
+        """Rows of each non-empty group."""
         result = self.dimensions[dimension]
         for number, name in enumerate(result.names):
             mask = result.codes == number
@@ -195,7 +188,7 @@ class Comparison:
 
 
 def pooled(comparisons: Sequence[Comparison]) -> dict[str, ErrorStats]:
-    """Errors over all rows of each metric that has rows."""
+    """Errors over all rows, per metric with rows."""
     return {item.metric: item.rows.stats() for item in comparisons if len(item.rows)}
 
 
@@ -206,11 +199,8 @@ def comparison_of(
     dimensions: Mapping[str, Callable[[Prediction], str]],
     also: Mapping[str, Dimension] = MappingProxyType({}),
 ) -> Comparison:
-    """Predicted vs. measured by `metric` of the pairs that have it measured.
-
-    metric, unit: what is compared; pairs: all
-    dimensions:   name -> the group of a pair; also: further ones, of the pairs with the metric
-    """
+    """Compare `pairs` that have `metric` measured, in `unit`. dimensions: name -> group of a pair; also: further
+    dimensions of the pairs with the metric"""
     members = [pair for pair in pairs if metric in pair.row.metrics]
     setups = [setup_of(pair.scenario) for pair in members if pair.scenario is not None]
     groups = {name: Dimension.of([group_of(pair) for pair in members]) for name, group_of in dimensions.items()}
@@ -218,7 +208,7 @@ def comparison_of(
 
 
 def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
-    """The pairs' figures of one metric."""
+    """Values of one metric."""
     low, high = zip(*(pair.intervals.get(metric, NO_INTERVAL) for pair in pairs), strict=True) if pairs else ((), ())
     return Rows(
         [pair.metrics.get(metric, nan) for pair in pairs],
@@ -229,7 +219,7 @@ def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
 
 
 def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]) -> list[str]:
-    """A sentence for each row that was not read, and each that could not be predicted."""
+    """A sentence per row that was not read or not predicted."""
     reasons = [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]
     return [f"not covered: {name}: {reason}" for name, reason in reasons]
 
@@ -248,12 +238,12 @@ Breakdown = Callable[[Comparison, int], Mapping[str, Any]]
 
 
 def worst_of(comparisons: Sequence[Comparison], count: int, breakdown: Breakdown) -> list[dict[str, Any]]:
-    """The `count` rows of each metric with the largest errors; `breakdown` of a number gives the row's parts."""
+    """The `count` rows per metric with the largest errors; `breakdown` gives a row's parts."""
     return [row for item in comparisons for row in item.rows.worst(item.metric, count, partial(breakdown, item))]
 
 
 def range_names(values: ArrayLike, edges: Sequence[float], unit: str = "") -> Dimension:
-    """Values by the ranges between `edges`: "below 64", "64 to 1,024", "from 1,024 on"."""
+    """Bin values at `edges`: "below 64", "64 to 1,024", "from 1,024 on"."""
     texts = [f"{x:,.0f}" if x < 1e6 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e") for x in edges]
     ends = [f"{text} {unit}".rstrip() for text in texts]
     middle = [f"{low} to {high}" for low, high in zip(texts, ends[1:], strict=False)]
@@ -263,22 +253,21 @@ def range_names(values: ArrayLike, edges: Sequence[float], unit: str = "") -> Di
 
 @dataclass(frozen=True, repr=False)
 class ValidationReport(Printable):
-    """What `perfmodel validate` answers; it prints itself as the command does.
+    """The result of `perfmodel validate`; it prints itself as the command does.
 
-    rows, covered: rows of the truth, and those that could be predicted
+    rows, covered: all rows, and the predicted ones
     metrics:       metric -> errors over all rows
-    by:            group -> metric -> errors over the group's rows
-    worst:         the rows with the largest errors, with metric, row, predicted, measured, error and, where parts of
-                   a prediction can be separated, breakdown (see `perfmodel.evidence.breakdown`)
-    notes:         sentences a reader needs beside the figures
-    comparisons:   the rows themselves, for a written report; not part of the document
-    provenance:    what predictions came from
-    about:         what was compared, and what of it the calibrations were fitted to, as text
-    figures:       every row by itself (id, technique, metric, unit, predicted, published, ratio, source, reason), where
-                   rows are single published figures
-    techniques:  every technique by itself (technique, file, page, metric, speedups simulated and executed, their
-                 quotient, and the bias of single steps with and without it)
-    runs:        every run of a load tool by itself: its figures, parts, and the facts of its setup with who said them
+    by:            group -> metric -> errors
+    worst:         rows with the largest errors: metric, row, predicted, measured, error and, if separable, breakdown
+                   (see `perfmodel.evidence.breakdown`)
+    notes:         caveats, in sentences
+    comparisons:   the rows, for a written report; not in the JSON
+    provenance:    of the predictions
+    about:         what was compared, and which of it calibrations were fitted to
+    figures:       each published figure (id, technique, metric, unit, predicted, published, ratio, source, reason)
+    techniques:  each technique (technique, file, page, metric, simulated and executed speedup, quotient, bias of steps
+                 with and without it)
+    runs:        each run of a load tool: figures, parts, and facts of its setup with their sources
     """
 
     kind: str
@@ -297,7 +286,7 @@ class ValidationReport(Printable):
 
     @property
     def measured_rows(self) -> list[MeasuredRow]:
-        """The rows of deployments, for the index that trust is read from (`perfmodel.trust`)."""
+        """Rows of deployments, for the trust index (`perfmodel.trust`)."""
         return [row for item in self.comparisons for row in item.measured_rows(self.kind)]
 
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -312,7 +301,7 @@ class ValidationReport(Printable):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The report as one JSON document, the same for every kind of truth."""
+        """The report as JSON, in one form for every kind."""
         return {
             "kind": self.kind,
             "rows": self.rows,
@@ -341,12 +330,12 @@ def report_of(
     counted: Sequence[Comparison] | None = None,
     groups: Sequence[Mapping[str, Mapping[str, ErrorStats]]] = ({}, {}),
 ) -> ValidationReport:
-    """The report of pairs whose setups are scenarios, or were made such.
+    """The report of predicted rows.
 
-    kind, pairs, left_out: the kind's rows, and (row, reason) of those that could not be read
-    comparisons: by metric; counted: those whose rows `metrics` and `worst` are of, else the same
+    kind, pairs, left_out: the kind's rows, and (row, reason) of unreadable ones
+    comparisons: by metric; counted: those used for `metrics` and `worst`, default: all
     about, notes: as of the report; num_worst, breakdown: as of `worst_of`
-    groups:      of `by`, before and behind those of the dimensions
+    groups:      of `by`, before and after those of the dimensions
     """
     counted = comparisons if counted is None else counted
     covered = [pair for pair in pairs if not pair.reason]

@@ -1,8 +1,5 @@
-"""What is varied: a path of a scenario and values for it, from `engine.max_num_seqs=16..256:5` or `=64,128,256`.
-
-Values are absolute, or multiples of the present one (`0.5x..2x`). Ranges are spaced evenly in their ratios; from 0,
-evenly.
-"""
+"""Axes of a sweep, parsed from `engine.max_num_seqs=16..256:5` or `=64,128,256`. Values are absolute or multiples of
+the present one (`0.5x..2x`). Ranges are geometric; linear if they start at 0."""
 
 import itertools
 import re
@@ -34,12 +31,11 @@ _MULTIPLE = "x"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A path and its values as overrides write them.
+    """A field path and its values as overrides write them.
 
-    xs:       the values as numbers, in `unit`; empty where they are names
-    unit:     "x" for multiples of `present`, else what the values are written with
-    present:  the scenario's own number at the path, if it is one
-    is_whole: only whole numbers make sense
+    xs:       the values as numbers, in `unit`; empty for names
+    unit:     "x" for multiples of `present`, else the unit in which the values are written
+    present:  the scenario's own number at the path, if any
     """
 
     path: str
@@ -59,20 +55,20 @@ class Axis:
 
     @property
     def is_device(self) -> bool:
-        """Whether whole devices are its values."""
+        """Whether the values are device names."""
         return self.path.rpartition(".")[2] == "hardware"
 
     @property
     def present_x(self) -> float | None:
-        """The present value on the axis; None where its unit is not known."""
+        """The present value in axis units; None if its unit is unknown."""
         return 1.0 if self.is_multiple else None if self.unit else self.present
 
     def override(self, x: float) -> str:
-        """The override for any number on the axis."""
+        """The override that sets `x`, which need not be one of the axis's values."""
         return f"{self.path}={_written(x, self.unit, self.is_whole)}"
 
     def middle(self, low: float, high: float) -> float | None:
-        """Between two values, in ratio; None where whole numbers have nothing between them."""
+        """Geometric mean of two values; None between adjacent integers of an integer axis."""
         middle = (low * high) ** 0.5 if low > 0 else (low + high) / 2
         if not self.is_whole:
             return middle
@@ -81,13 +77,13 @@ class Axis:
         return rounded if low < rounded < high else None
 
     def nearby(self, ratio: float) -> tuple[tuple[str, float], tuple[str, float]] | None:
-        """(override, value over the present one) a little below and above the present value; None without one."""
+        """((override, value / present) below, the same above), `ratio` from the present value; None without one."""
         if self.present is None and not self.is_multiple:
             return None
         if not self.is_whole:
             ends = [(f"{self.path}={_written(x, _MULTIPLE, False)}", x) for x in (1 / ratio, ratio)]
             return None if self.present == 0 else (ends[0], ends[1])
-        assert self.present is not None  # what is whole was read
+        assert self.present is not None  # an integer axis has a present value
         low = min(round(self.present / ratio), self.present - 1)
         high = max(round(self.present * ratio), self.present + 1)
         if low < 1:
@@ -96,8 +92,8 @@ class Axis:
 
 
 def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis:
-    """`PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario (and the step that is looked at). Raises SpecError
-    for what cannot be read; whether the path exists is for the scenario to say."""
+    """Parse `PATH=lo..hi`, `PATH=lo..hi:n` or `PATH=a,b,c` for a scenario and the step of interest. Raises SpecError
+    for bad syntax; whether the path exists is checked when the scenario loads."""
     path, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not path or not values:
         raise SpecError(f"--vary {text}: write PATH=LOW..HIGH, PATH=LOW..HIGH:COUNT or PATH=A,B,C.")
@@ -131,7 +127,7 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
 
 
 def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -> int | float | None:
-    """The number that a scenario has at an override's path; None where it has none, or several."""
+    """The scenario's number at an override's path; None without a single number there."""
     first, *rest = path.split(".")
     value: Any = scenario
     if first == "hardware":
@@ -142,7 +138,7 @@ def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -
     if first == "cluster" and rest[:1] == ["pools"] and rest[2:3] == ["hardware"]:
         index = list_position([pool.model_dump(include={"role", "name"}) for pool in scenario.pools], rest[1])
         if index is None:
-            return None  # loading the scenario says so
+            return None  # reported when the scenario loads
         return _hardware_value(tuple(rest[3:]), scenario.pools[index].hardware or scenario.hardware, path)
     for part in (first, *rest):
         if isinstance(value, tuple):
@@ -154,7 +150,7 @@ def present_value(path: str, scenario: Scenario, step: StepSpec | None = None) -
 
 
 def suspects(scenario: Scenario) -> list[str]:
-    """What is varied where nothing is asked for: each resource that could be bought, and the load."""
+    """Default axes of a what-if: every purchasable resource, and the load."""
     own = {
         f"cluster.pools.{number}.hardware": pool.hardware
         for number, pool in enumerate(scenario.pools)
@@ -235,10 +231,8 @@ _EXACT = 1e-6  # of bounds: the cost model has no noise
 
 @dataclass(frozen=True, slots=True)
 class BoundChange:
-    """A change of bound along the axis: from `at` on, something is bound by `after` and no longer by `before`.
-
-    what: an operator, or "step": what bounds the largest share of its time
-    """
+    """A change of bound along an axis: from `at` on, `what` is bound by `after` instead of `before`. what: an operator,
+    or "step": the bound with the largest share of the step's time"""
 
     path: str
     what: str
@@ -249,9 +243,8 @@ class BoundChange:
 
 
 def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list[BoundChange]:
-    """Where the bound of the point's step (and, `with_operators`, of each of its operators) changes along the axis:
-    bracketed until nothing is between, on the cost model alone. The axis needs numbers; a value at which the scenario
-    cannot be loaded or timed raises what that raises."""
+    """Changes of bound along a numeric axis, of the step or (`with_operators`) of each operator. Found by bisection on
+    the noise-free cost model. Errors of loading or timing a value propagate."""
     scenario, own_step = load_point(base)
     engine = engine_of_step(scenario, is_prompt=own_step is not None and not own_step.batch)
     costs = step_costs(engine) if axis.path.startswith("step.") else None  # one set, along a step's own fields

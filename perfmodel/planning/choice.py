@@ -1,5 +1,5 @@
-"""What a plan wants of candidates: how many of each serve the rate, and who is best by the objective, of each device,
-and on the front of cost and latency; who was cut by less than the screen's own error (`overlooked`)."""
+"""Replica counts that serve the rate, the ranking by objective, the best per device, the cost-latency front, and
+candidates cut by less than the screen's own error (`overlooked`)."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ from perfmodel.specs.slo import SLO
 
 
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
-    """Number of groups of `screened` that serve `rate` (requests/s) within the limits of `spec`, if each serves
-    `group_rate` (default: what the screen found). None if so many are not allowed, or none serves."""
+    """Groups of `screened` that serve `rate` (requests/s) within `spec`, at `group_rate` each (default: the screened
+    rate). None if too many are needed or a group serves no rate."""
     each = screened.rate if group_rate is None else group_rate
     if each <= 0:
         return None
@@ -35,7 +35,7 @@ def may_have(screened: Screened, spec: PlanSpec, replicas: int) -> bool:
 
 
 def most_replicas(screened: Screened, spec: PlanSpec) -> int:
-    """The most groups that the devices and the budget allow."""
+    """The most groups that the device and budget limits allow."""
     most = spec.max_gpus // screened.candidate.num_devices
     if spec.budget_usd_per_hour is not None and screened.usd_per_hour:
         most = min(most, int(spec.budget_usd_per_hour / screened.usd_per_hour))
@@ -43,13 +43,13 @@ def most_replicas(screened: Screened, spec: PlanSpec) -> int:
 
 
 def deployed(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> list[Deployment]:
-    """Deployments that serve the rate within what may be spent."""
+    """Deployments that serve `rate` (requests/s) within the limits of `spec`."""
     counts = ((candidate, pick_replicas(candidate, spec, rate)) for candidate in screened)
     return [Deployment(candidate, replicas) for candidate, replicas in counts if replicas is not None]
 
 
 def shortfalls(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> dict[str, int]:
-    """How many candidates do not serve the rate, by reason."""
+    """Number of candidates that do not serve `rate`, by reason."""
     counts: Counter[str] = Counter()
     for candidate in screened:
         if candidate.rate <= 0:
@@ -62,7 +62,7 @@ def shortfalls(screened: Iterable[Screened], spec: PlanSpec, rate: float) -> dic
 
 
 def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
-    """Smaller is better; ties go to whoever has more in reserve."""
+    """Sort key, smaller is better; ties go to the deployment with more headroom."""
     reserve = -deployment.capacity
     usd = inf if deployment.usd_per_hour is None else deployment.usd_per_hour
     if spec.objective == "cheapest":
@@ -79,9 +79,9 @@ def _best(deployments: Iterable[Deployment], spec: PlanSpec) -> Deployment:
 
 
 def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
-    """The best by the objective of each layout (devices, parallelism, formats, split): what differs in scheduling only
-    is one choice, of which the screen's best goes on. Where all of them are disaggregated, the best that is not takes
-    the last place: what is usual is simulated, too."""
+    """The best deployment of each layout (devices, parallelism, formats, split), ranked by the objective. Candidates
+    that differ only in scheduling count as one choice. If all finalists are disaggregated, the best unified one takes
+    the last place, as the conventional baseline."""
     best: dict[Hashable, Deployment] = {}
     for deployment in sorted(deployments, key=lambda deployment: objective_key(deployment, spec)):
         best.setdefault(deployment.candidate.kind, deployment)
@@ -94,13 +94,13 @@ def finalists(deployments: Sequence[Deployment], spec: PlanSpec) -> list[Deploym
 
 @dataclass(frozen=True)
 class DeviceAnswer:
-    """What a device that was asked for comes to.
+    """The best deployment on one requested device.
 
-    device:      as it was asked for
-    label:       its best deployment; empty where nothing on it serves the rate
-    usd_per_hour: of all its devices; None without a price
-    max_rate:    requests per second within the SLO: simulated, else (`is_simulated`) as the closed form has it
-    reason:      why there is none, or none better
+    device:       as requested
+    label:        of the best deployment; empty if nothing on the device serves the rate
+    usd_per_hour: of all devices; None without a price
+    max_rate:     requests/s within the SLO: simulated, or screened if not `is_simulated`
+    reason:       why there is no deployment, or no better one
     """
 
     device: str
@@ -113,15 +113,13 @@ class DeviceAnswer:
 
 
 def device_of(screened: Screened) -> str | None:
-    """The device as the plan's space names it; None where it is the scenario's own."""
+    """The device as the plan's space names it; None for the scenario's own."""
     return screened.candidate.layout.choices.get("hardware")
 
 
 def with_every_device(chosen: Sequence[Deployment], serving: Sequence[Deployment], spec: PlanSpec) -> list[Deployment]:
-    """`chosen`, where the best of a device that has none takes the last place of one that has several.
-
-    serving: all deployments that serve the rate
-    """
+    """`chosen`, in which a device without a finalist, but with deployments that serve (`serving`), replaces the last
+    finalist of a device with several."""
     kept = list(chosen)
     for device in spec.space.hardware:
         able = [deployment for deployment in serving if device_of(deployment.screened) == device]
@@ -140,13 +138,12 @@ def device_answers(
     screened: Sequence[Screened],
     ruled_out: Mapping[str, Mapping[str, int]],
 ) -> list[DeviceAnswer]:
-    """An answer for each device of the space, in its order; none where it names fewer than two.
+    """One answer for each device of the space, in its order; none if the space names fewer than two.
 
-    spec:      what the plan asks for
-    rate:      wanted, requests per second
-    judged:    finalists that serve it, best first, and those that the simulator found not to
-    serving:   deployments that serve it in closed form
-    screened:  all candidates; ruled_out: device -> why others are none, and how many
+    rate:      requests/s to serve under `spec`
+    judged:    finalists that serve it, best first, and those that failed in simulation
+    serving:   deployments that serve it in closed form, out of all `screened` ones
+    ruled_out: device -> reason -> number of candidates
     """
 
     def answer(device: str) -> DeviceAnswer:
@@ -176,10 +173,10 @@ _BETTER = 0.001  # of the best figure: what is as good is no better
 
 @dataclass(frozen=True)
 class Ratios:
-    """The lowest and the highest simulated figure over that of the closed form, among finalists.
+    """Lowest and highest ratio of simulated to screened values over the finalists.
 
     rate:      of the highest rate
-    tightness: of the limit that comes nearest, latency over limit
+    tightness: of the nearest limit, latency / limit
     """
 
     rate: tuple[float, float]
@@ -187,7 +184,7 @@ class Ratios:
 
 
 def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
-    """The ratios of `done`; 1 to 1 where nothing served."""
+    """The ratios over `done`; 1 to 1 if none served."""
     rates = [finalist.rate / (finalist.replicas * finalist.screened.rate) for finalist in done if finalist.rate]
     near = [
         tightness(finalist.records, slo, quantile) / finalist.deployment.tightness
@@ -202,12 +199,11 @@ def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
 def overlooked(
     cut: Sequence[Deployment], best: float | None, ratios: Ratios, spec: PlanSpec, rate: float
 ) -> list[Deployment]:
-    """Those of `cut` that may be better than `best`, the most promising one of each layout first: as good as with the
-    highest ratio of simulated and screened figures that a finalist has.
+    """Deployments of `cut` that could beat `best` under the finalists' most favourable simulated/screened ratios.
 
-    cut:   deployments at `rate` (requests per second), whether they serve it by the screen or not
-    best:  of the simulated ones by `objective_key`, its first figure; None: nothing serves
-    ratios: simulated figures over those of the screen; spec: the plan's objective and limits
+    One per layout, the most promising first. cut: deployments at `rate` (requests/s), serving by the screen or not;
+    best: first figure of `objective_key` of the best simulated one, None if nothing serves; `ratios` are those of the
+    finalists, objective and limits those of `spec`.
     """
     best_of_kind: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
     for deployment in cut:
@@ -232,8 +228,8 @@ _MOST_POINTS = 8
 
 
 def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec, rate: float) -> list[Deployment]:
-    """Pareto front of cost and latency at `rate` (requests/s): the best of `serving` with all numbers of replicas that
-    `spec` allows, by `screen`; thinned out evenly where there are many."""
+    """Pareto front of cost and latency at `rate` (requests/s) by `screen`, over `serving` with every replica count that
+    `spec` allows; thinned evenly if long."""
     more: list[Deployment] = []
     widest = spec.model_copy(update={"objective": "lowest_latency"})
     for deployment in serving[:_MOST_LOOKED_AT]:
@@ -254,12 +250,11 @@ def simulated_front(
     slo: SLO,
     quantile: str,
 ) -> tuple[list[FrontPoint], list[FrontPoint]]:
-    """(the front of all that was simulated at the rate and meets the SLO, what the screen had on it and does not).
+    """(front of the simulated deployments that meet the SLO, screened front points that miss it in simulation).
 
     simulated: by label, at the target rate
-    screened:  the front by the screen
-    spec, slo: the plan's objective and limits
-    quantile:  that latencies are compared by, as in "p90"
+    screened:  the screen's front
+    spec, slo: objective and limits; quantile: of the compared latencies, such as "p90".
     """
     serving: dict[str, FrontPoint] = {}
     others: dict[str, FrontPoint] = {}
@@ -271,7 +266,7 @@ def simulated_front(
 
 
 def _front(points: Iterable[OnFront]) -> list[OnFront]:
-    """Those that none of at most their cost beats in latency, by cost; of equal cost the one with the shortest."""
+    """Pareto-optimal points, ascending in cost; of equal cost the one with the lowest latency."""
     best: dict[float, OnFront] = {}
     for point in sorted(points, key=lambda point: point.cost):
         if point.cost not in best or point.tightness < best[point.cost].tightness:
@@ -281,12 +276,12 @@ def _front(points: Iterable[OnFront]) -> list[OnFront]:
 
 
 def origin_notes(origin: str) -> list[str]:
-    """What is to be said of step times of this origin."""
+    """Caveats about step times of this origin."""
     return ["Step times come from the datasheet: this device was not measured."] if origin == "datasheet" else []
 
 
 def compared_prices(scenarios: Iterable[Scenario]) -> list[str]:
-    """The prices that deployments are compared by, with source and date, and which of them are old."""
+    """Prices used to compare deployments, with source and date, and which are outdated."""
     known = list(scenarios)
     return [
         sentence for sentences in (price_lines, price_notes) for scenario in known for sentence in sentences(scenario)

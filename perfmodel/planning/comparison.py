@@ -1,8 +1,5 @@
-"""Two results of one command beside each other: what differs in what was asked, in versions, and in the answers.
-
-Results are the documents that commands print with `--json`. Rows of a list are matched by their names where they have
-any (a finalist's label, a pool's role), else by their places.
-"""
+"""Compares two results of one command: inputs, versions and answers. Results are `--json` documents. List rows are
+matched by name (a finalist's label, a pool's role), else by index."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,17 +14,17 @@ from perfmodel.files.reach import read_json
 from perfmodel.planning.metrics import Metric, metric_of
 from perfmodel.printable import Printable, columns_of
 
-# What follows from the numbers beside it, or is compared by itself.
+# Derived from other fields, or compared separately.
 _LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "trust", "worst")
 _NAMES = ("label", "name", "path", "role", "variant", "set", "metric", "at", "deployment", "technique", "id", "what")
 _WANTED = ("kind", "perfmodel", "engines", "calibrations", "inputs")
-_CLOSE = 1e-12  # relative: below what adding in another order comes to
+_CLOSE = 1e-12  # relative: below the rounding of another order of summation
 Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field that differs; None where one of the two has none."""
+    """A field that differs; None where it is missing."""
 
     field: str
     one: Any
@@ -36,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """A number that differs, in the metric's own unit. place: the row that it is of; empty for the whole"""
+    """A metric that differs, in its own unit. place: the row it belongs to; empty for the whole result"""
 
     metric: Metric
     place: str
@@ -49,12 +46,12 @@ class MetricChange:
 
     @property
     def relative(self) -> float | None:
-        """The change over the first value; None where that is 0."""
+        """The change relative to the first value; None if that is 0."""
         return self.difference / self.one if self.one else None
 
     @property
     def gain(self) -> float:
-        """How much better the second is, as a logarithm; 0 where neither way is better."""
+        """Log ratio by which the second value is better; 0 for neutral metrics."""
         if self.metric.is_neutral or not self.difference:
             return 0.0
         sign = -1.0 if self.metric.is_better_low else 1.0
@@ -64,7 +61,7 @@ class MetricChange:
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, or nothing."""
+        """`better`, `worse`, or empty."""
         return "better" if self.gain > 0 else "worse" if self.gain < 0 else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -84,11 +81,11 @@ class MetricChange:
 
 @dataclass(frozen=True, repr=False)
 class ResultComparison(Printable):
-    """What differs.
+    """The differences between two results.
 
     one, other: names of the two results
-    inputs:     field by field, with the scenario as resolved; `versions`: of perfmodel, engines, calibrations
-    answers:    numbers, the largest gain first; `texts`: what is no number (a choice, an origin)
+    inputs:     fields of the resolved scenario; `versions`: of perfmodel, engines, calibrations
+    answers:    metrics, largest gain first; `texts`: non-numeric answers (a choice, an origin)
     """
 
     one: str
@@ -104,7 +101,7 @@ class ResultComparison(Printable):
         return not (self.inputs or self.versions or self.answers or self.texts)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The numbers that differ, the largest gain first."""
+        """Metrics that differ, largest gain first."""
         return columns_of([answer.to_json() for answer in self.answers])
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +119,7 @@ class ResultComparison(Printable):
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result that a command wrote with `--json`. Raises SpecError for a file that is none, or cannot be read."""
+    """Load a result written with `--json`. Raises SpecError for an unreadable file or another document."""
     try:
         found = read_json(path, is_strict=True)
     except OSError as error:
@@ -137,12 +134,8 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def compare_results(one: Result, other: Result, name: str = "one", other_name: str = "other") -> ResultComparison:
-    """What differs between two results of one kind.
-
-    one, other: documents as `read_result` gives them; name, other_name: what they are called
-
-    Raises SpecError for results of two kinds.
-    """
+    """Compare two results of one kind, documents of `read_result`. name, other_name: labels of `one` and `other` in the
+    output. Raises SpecError for two kinds."""
     made, made_other = one["provenance"], other["provenance"]
     if made["kind"] != made_other["kind"]:
         raise SpecError(
@@ -175,7 +168,7 @@ def compare_results(one: Result, other: Result, name: str = "one", other_name: s
 
 
 def _leaves(one: Any, other: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """(place, value, other value) of what differs, in the order of the first; None for what one of them lacks."""
+    """(place, value, other value) of each difference, in the order of `one`; None for missing values."""
     inside, other_inside = _named(one), _named(other)
     if inside is None and other_inside is None:
         if one != other:
@@ -186,7 +179,7 @@ def _leaves(one: Any, other: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple
 
 
 def _named(value: Any) -> Mapping[str, Any] | None:
-    """What is inside by name: of a mapping its keys, of a list of rows their names; None for a leaf."""
+    """Children by name: a mapping's keys, or the names of a list's rows; None for a leaf."""
     if isinstance(value, Mapping):
         return value or None
     if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):

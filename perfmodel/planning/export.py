@@ -1,8 +1,6 @@
-"""A deployment as something to start: `vllm serve` command lines, a scenario file and Kubernetes objects.
-
-Images, the shared memory of ranks and the address of the probes are those of vLLM's documentation ("Using Docker",
-"Using Kubernetes"); resources are named as the makers' device plugins advertise them.
-"""
+"""Deployment files: `vllm serve` command lines, a scenario file and Kubernetes objects. Images, shared memory size and
+probe address follow vLLM's documentation ("Using Docker", "Using Kubernetes"); resource names are those that vendors'
+device plugins advertise."""
 
 import json
 import re
@@ -29,13 +27,13 @@ _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def nodes_of(scenario: Scenario, pool: PoolSpec) -> int:
-    """Nodes that one replica of the pool takes."""
+    """Nodes per replica of the pool."""
     return ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
 
 
 def server_arguments(scenario: Scenario, pool: PoolSpec) -> list[str]:
-    """What follows `vllm serve`: the model, its engine's arguments, what joins nodes ("Parallelism and Scaling", "Data
-    Parallel Deployment") and what hands KV on."""
+    """Arguments of `vllm serve`: model, engine arguments, multi-node options ("Parallelism and Scaling", "Data Parallel
+    Deployment") and KV transfer."""
     model, engine = scenario.model, pool.engine
     arguments = [model.hf_id or model.name, *engine_arguments(engine, model)]
     if nodes_of(scenario, pool) > 1:
@@ -57,10 +55,7 @@ _HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
 
 
 def kubernetes_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
-    """The objects as YAML, to be handed to `kubectl apply -f`; what cannot be said in it, as comments at its beginning.
-
-    heading: sentences that begin it
-    """
+    """The objects as YAML for `kubectl apply -f`, with `heading` and what a manifest cannot express as comments."""
     problems = [_problem(scenario, pool) for pool in scenario.pools]
     lines = [*heading, *(f"Not here: {problem}" for problem in dict.fromkeys(problems) if problem)]
     if not all(problems):
@@ -71,12 +66,12 @@ def kubernetes_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
     text = "".join(f"# {line}\n" for line in lines)
     for pool, problem in zip(scenario.pools, problems, strict=True):
         for one in () if problem else _objects(scenario, pool):
-            text += f"---\n{dump_yaml(json.loads(json.dumps(one)))}"  # without anchors
+            text += f"---\n{dump_yaml(json.loads(json.dumps(one)))}"  # JSON round trip: no YAML anchors
     return text
 
 
 def _problem(scenario: Scenario, pool: PoolSpec) -> str:
-    """Why no Deployment starts the pool's replicas; empty where one does."""
+    """Why no Deployment can start the pool's replicas; empty if one can."""
     hardware, engine = pool.hardware or scenario.hardware, pool.engine
     what = f"{pool.replicas} x {pool.role} on {engine.num_devices} x {hardware.name}"
     if engine.described.description.name != "vllm":
@@ -89,7 +84,7 @@ def _problem(scenario: Scenario, pool: PoolSpec) -> str:
 
 
 def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A Deployment, each of whose pods has one container with all devices of a replica, and its Service."""
+    """A Deployment, one container per pod with all devices of a replica, and its Service."""
     hardware, version = pool.hardware or scenario.hardware, pool.engine.described.version
     resource, image = _STACKS[str(hardware.maker)]
     # The engine's version, as its releases are tagged.
@@ -126,7 +121,7 @@ def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[s
 
 
 def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
-    """For each kind of replica: how many, what the plan has and no argument says, and the command that starts one."""
+    """For each kind of replica: the count, planned settings without an argument, and its start command."""
     scenario = result.base.load(as_overrides(_choices(result, finalist)))
     lines = []
     for pool in scenario.pools:
@@ -140,8 +135,8 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
 
 
 def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
-    """The base scenario's file with what the plan has chosen, at the rate that was planned for. A device that overrides
-    have changed is named as the file beside it that `_device_files` writes."""
+    """The base scenario's file with the plan's choices, at the planned rate. A device changed by overrides is named as
+    its file from `_device_files`."""
     loaded, _ = read_scenario(result.base.path)
     data: dict[str, Any] = loaded.data
     data.pop("plan", None)
@@ -166,8 +161,7 @@ def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
 
 
 def _choices(result: PlanResult, finalist: Finalist) -> dict[str, Any]:
-    """The fields of the scenario that is deployed: of the winner with the replicas that failures take, and with what
-    the scenario says of failures and of its gateway, where these can be simulated on it."""
+    """Scenario fields of the winner, replicas for failures included, and its failures and gateway if simulated."""
     replicas = result.replicas if finalist is result.winner else finalist.replicas
     choices = finalist.candidate.choices(replicas)
     can_carry = result.resilience is None or not result.resilience.problem
@@ -176,7 +170,7 @@ def _choices(result: PlanResult, finalist: Finalist) -> dict[str, Any]:
 
 
 def _not_here(result: PlanResult, finalist: Finalist) -> list[str]:
-    """What the planned scenario has, and this deployment has not, or has more of."""
+    """Features of the planned scenario that this deployment lacks or exceeds."""
     lines = [f"Not carried over: {setting}." for setting in result.left_out]
     if result.resilience is not None and result.resilience.problem:
         lines.append(f"Not carried over: cluster.failures: {result.resilience.problem}")
@@ -186,7 +180,7 @@ def _not_here(result: PlanResult, finalist: Finalist) -> list[str]:
 
 
 def _device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
-    """File name -> text, of the device where `--set hardware...` has changed what its file says."""
+    """File name -> text of devices changed by `--set hardware...`."""
     changed = [text for text in result.base.overrides if text.startswith("hardware.")]
     if not changed:
         return {}
@@ -197,8 +191,7 @@ def _device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
 
 
 def plan_files(result: PlanResult) -> dict[str, str]:
-    """File name -> text, of all that starts the winner; nothing without one: `serve.sh`, the scenario, its device where
-    that was changed, and `kubernetes.yaml`."""
+    """File name -> text of the winner's `serve.sh`, scenario, changed devices, `kubernetes.yaml`; empty without one."""
     winner = result.winner
     if winner is None:
         return {}
@@ -215,8 +208,7 @@ def plan_files(result: PlanResult) -> dict[str, str]:
 
 
 def export_plan(result: PlanResult, folder: Path) -> list[Path]:
-    """Write `plan_files` to `folder`; returns the files. Raises SpecError where there is no winner, or the folder
-    cannot be written."""
+    """Write `plan_files` to `folder` and return their paths. Raises SpecError without a winner or if writing fails."""
     texts = plan_files(result)
     if not texts:
         raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")
@@ -224,7 +216,7 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
 
 
 def batch_command(plan: JobPlan, job: Job) -> list[str]:
-    """The command of each replica, which takes its share of the requests."""
+    """The command of each replica, which processes its share of the requests."""
     scenario = plan.base.load(job.candidate.overrides(job.replicas))
     engine, model = scenario.pools[0].engine, scenario.model
     devices = f"{engine.num_devices} x {scenario.hardware.name}"

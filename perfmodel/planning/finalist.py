@@ -1,4 +1,4 @@
-"""Deployments that a plan may choose: their costs, their records against the SLO, common draws, the choice."""
+"""Deployments a plan may choose: cost, records against the SLO, calibration draws, the choice under uncertainty."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ def gpus_text(count: int) -> str:
 
 
 def mean(records: Sequence[Record], metric: str) -> float | None:
-    """A metric over the seeds."""
+    """Mean of a metric over the seeds."""
     values = [value for record in records if (value := record.values.get(metric)) is not None]
     return sum(values) / len(values) if values else None
 
@@ -37,16 +37,16 @@ def attained(records: Sequence[Record]) -> float:
 
 
 def meets(records: Sequence[Record], slo: SLO, attainment: float) -> bool:
-    """Whether the share `attainment` of the requests of all seeds meets all limits on single requests, and the seeds'
-    mean of each limited statistic is within its limit."""
+    """Whether the share `attainment` of all seeds' requests meets every per-request limit, and the seeds' mean of each
+    limited statistic is within its limit."""
     if slo.is_of_requests and attained(records) < attainment:
         return False
     return all(limit.is_met(mean(records, limit.metric)) for limit in slo.statistics)
 
 
 def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
-    """The limit of the SLO that comes nearest, as latency over limit; 1 is just met. Where the only limit differs from
-    request to request, the requests that miss it over those that may."""
+    """Largest latency / limit over the SLO's limits; 1 is just met. If the only limit varies by request: requests that
+    miss it / requests allowed to miss it."""
     limits = [(f"{quantile}_{name}_ms", slo.planned_ms(name)) for name in _LIMITED]
     limits += [(statistic.metric, statistic.limit_ms) for statistic in slo.statistics]
     known = [(mean(records, metric), limit) for metric, limit in limits]
@@ -56,12 +56,12 @@ def tightness(records: Sequence[Record], slo: SLO, quantile: str) -> float:
 
 @dataclass(frozen=True)
 class Screened:
-    """What the screen has found of a candidate: one group of it (a replica, unless disaggregated).
+    """The screen's result for one group of a candidate (one replica, unless disaggregated).
 
-    rate:         requests per second at which the wanted share of them meets the SLO; 0 if there is no such rate
-    binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what holds too few
-                  sequences: KV cache, max_num_seqs
-    batch:        mean sequences that decode on an engine at `rate`
+    rate:         requests/s at which the required share meets the SLO; 0 if none
+    binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what limits the batch:
+                  KV cache, max_num_seqs
+    batch:        mean decoding sequences per engine at `rate`
     usd_per_hour: of its devices; None without a price
     origin:       of the step times
     """
@@ -79,7 +79,7 @@ class Screened:
 
 
 class Replicas:
-    """What follows from so many groups of a candidate (replicas, unless disaggregated)."""
+    """Properties of a candidate with a number of groups (replicas, unless disaggregated)."""
 
     replicas: int
     records: Records = ()
@@ -105,7 +105,7 @@ class Replicas:
 
     @property
     def cost(self) -> float:
-        """USD per hour; devices where no price is known."""
+        """USD per hour; number of devices without a price."""
         return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
 
     def mean(self, metric: str) -> float | None:
@@ -114,10 +114,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Deployment(Replicas):
-    """So many groups of a candidate.
-
-    tightness: the limit of the SLO that is nearest, as latency over limit at the rate; 1 is just met
-    """
+    """A number of groups of a candidate. tightness: largest latency / limit at the rate; 1 is just met"""
 
     screened: Screened
     replicas: int
@@ -133,20 +130,19 @@ class Deployment(Replicas):
 
     @property
     def capacity(self) -> float:
-        """Requests per second that all of it serves under the SLO."""
+        """Requests/s that all groups serve under the SLO."""
         return self.screened.rate * self.replicas
 
 
 @dataclass(frozen=True)
 class Finalist(Replicas):
-    """A deployment that was simulated as a whole.
+    """A deployment simulated as a whole.
 
     replicas: groups of its candidate
-    rates:    its highest rate under the SLO, for each seed
-    records:  what it does at the wanted rate, for each seed; `runs`: the same for each number of replicas tried
-    drawn:    factors on both under draws of what the calibration leaves unexplained
-    spare:    of its replicas those that it has for doubt, beyond the fewest that were simulated to serve; its highest
-              rates are then in proportion to the replicas
+    rates:    its highest rate under the SLO, per seed
+    records:  at the target rate, per seed; `runs`: the same for each replica count tried
+    drawn:    factors on rate and latencies under draws of the calibration error
+    spare:    replicas added for uncertainty, beyond the fewest simulated to serve; `rates` then scale with replicas
     """
 
     deployment: Deployment
@@ -171,22 +167,22 @@ class Finalist(Replicas):
 
     @property
     def screened_rate(self) -> float:
-        """The highest rate of so many replicas in closed form."""
+        """The screened highest rate of so many replicas."""
         return self.replicas * self.screened.rate
 
     @property
     def fewest(self) -> int:
-        """Replicas that were simulated to serve the rate."""
+        """The fewest replicas simulated to serve the rate."""
         return self.replicas - self.spare
 
     def sized(self, replicas: int, records: Sequence[Record]) -> "Finalist":
-        """The same with so many replicas, at least `fewest`, and `records` of what these do at the wanted rate."""
+        """A copy with so many replicas, at least `fewest`, and their `records` at the target rate."""
         rates = tuple(rate * replicas / self.replicas for rate in self.rates)
         return replace(self, replicas=replicas, rates=rates, records=tuple(records), spare=replicas - self.fewest)
 
     @property
     def rate(self) -> float:
-        """Requests per second that it serves under the SLO: the geometric mean over seeds; 0 where none is served."""
+        """Requests/s under the SLO, geometric mean over seeds; 0 if none is served."""
         return exp(sum(map(log, self.rates)) / len(self.rates)) if self.rates else 0.0
 
     @property
@@ -195,13 +191,13 @@ class Finalist(Replicas):
 
     @property
     def rate_draws(self) -> Floats:
-        """`rate` under each draw, of the calibration's errors and of which requests come by chance."""
+        """`rate` under each draw of calibration and sampling error."""
         found: Floats = self.rate * self.drawn.rate * np.exp(seed_draws(self.rates))
         return found
 
     @property
     def rate_interval(self) -> Interval:
-        """80 %."""
+        """80 % interval of `rate`."""
         return interval_of(self.rate_draws, self.rate)
 
     @property
@@ -209,11 +205,11 @@ class Finalist(Replicas):
         return attained(self.records)
 
     def serves(self, slo: SLO, attainment: float) -> bool:
-        """Whether it meets the SLO at the wanted rate."""
+        """Whether it meets the SLO at the target rate."""
         return meets(self.records, slo, attainment)
 
     def latency_draws(self, quantile: str, name: str) -> Floats | None:
-        """A latency at the wanted rate, as `rate_draws`; None where a run has none."""
+        """A latency at the target rate under each draw; None if a run lacks it."""
         values = [record.values.get(f"{quantile}_{name}_ms") for record in self.records]
         there = [value for value in values if value]
         if not there or len(there) < len(values):
@@ -222,18 +218,18 @@ class Finalist(Replicas):
         return found
 
     def latency_interval(self, quantile: str, name: str) -> Interval | None:
-        """80 %."""
+        """80 % interval of a latency."""
         draws, value = self.latency_draws(quantile, name), self.mean(f"{quantile}_{name}_ms")
         return None if draws is None or value is None else interval_of(draws, value)
 
 
 @dataclass(frozen=True)
 class Job(Replicas):
-    """A job on so many replicas of a candidate.
+    """An offline job on a number of replicas of a candidate.
 
-    screened_s: how long it takes in closed form
-    records:    what it comes to when simulated, for each seed
-    drawn:      factors on its time under draws of what the calibration leaves unexplained, in closed form
+    screened_s: duration in closed form
+    records:    simulated, per seed
+    drawn:      factors on its duration under draws of the calibration error, in closed form
     """
 
     candidate: Candidate
@@ -252,7 +248,7 @@ class Job(Replicas):
 
     @property
     def seconds(self) -> float:
-        """The geometric mean over seeds, as simulated; else in closed form. Infinite where it cannot be simulated."""
+        """Simulated duration, geometric mean over seeds, else closed form. Infinite if it cannot be simulated."""
         if not self.records:
             return self.screened_s
         times = self._times
@@ -260,27 +256,27 @@ class Job(Replicas):
 
     @property
     def bill(self) -> float:
-        """USD of the whole job; device hours where there is no price."""
+        """USD of the whole job; device hours without a price."""
         return self.cost * self.seconds / 3600
 
     @property
     def seconds_draws(self) -> Floats:
-        """`seconds` under each draw, of the calibration's errors and of which requests come by chance."""
+        """`seconds` under each draw of calibration and sampling error."""
         found: Floats = self.seconds * self.drawn * np.exp(seed_draws(self._times))
         return found
 
     @property
     def seconds_interval(self) -> Interval:
-        """80 %."""
+        """80 % interval of `seconds`."""
         return interval_of(self.seconds_draws, self.seconds)
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A deployment beside its cost, simulated at the wanted rate.
+    """A deployment's cost and latency, simulated at the target rate.
 
-    tightness: the limit that comes nearest, as latency over limit; `screened_tightness`: as the screen had it
-    attained:  the share of requests within the SLO
+    tightness: largest latency / limit; `screened_tightness`: the screen's
+    attained:  share of requests within the SLO
     """
 
     label: str
@@ -292,17 +288,16 @@ class FrontPoint:
 
     @property
     def cost(self) -> float:
-        """What the front is over: USD per hour, or devices where there is no price."""
+        """The cost axis of the front: USD per hour, or devices without a price."""
         return float(self.num_devices) if self.usd_per_hour is None else self.usd_per_hour
 
 
 @dataclass(frozen=True)
 class Preliminary:
-    """What the closed form has found: the answer until the simulator has one.
+    """The closed-form answer, shown until simulations are done.
 
-    rate:      requests per second to be served; of a job None, and `num_requests` are to be done
-    finalists: those about to be simulated, best first; none where nothing serves; of a job where none is in time those
-               that are done first
+    rate:      requests/s to serve; None for a job of `num_requests`
+    finalists: about to be simulated, best first; empty if nothing serves; the fastest ones if no job meets its deadline
     """
 
     spec: PlanSpec
@@ -313,9 +308,9 @@ class Preliminary:
 
 
 def seed_draws(values: Sequence[float]) -> Floats:
-    """How far the logarithm of a mean over seeds may be off because requests come by chance: Student's t about 0. Equal
-    seeds have equal weights in every finalist's draws (common random numbers), so that what a seed does to all of them
-    alike cancels in their difference. With one seed nothing is known of it: 0."""
+    """Log error of a mean over seeds due to random traffic: Student's t about 0; 0 with one seed. Equal seeds get equal
+    weights in every finalist's draws (common random numbers), so errors that a seed causes in all finalists cancel in
+    their differences."""
     count = len(values)
     if count < 2 or min(values) <= 0:
         return np.zeros(NUM_DRAWS)
@@ -331,23 +326,23 @@ def seed_draws(values: Sequence[float]) -> Floats:
 
 
 def interval_of(draws: Floats, value: float) -> Interval:
-    """80 % of the draws lie within, and the value without any."""
+    """The 80 % interval of the draws, widened to include the value without a draw."""
     low, high = np.quantile(draws, [0.1, 0.9], method="nearest")
     return min(float(low), value), max(float(high), value)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A deployment that may be taken.
+    """A deployment to choose from.
 
-    name:     of it without its replicas
-    device:   what is to be measured to know it
-    price:    of a replica: USD per hour, or devices where there is no price
-    fewest:   replicas that serve as long as predictions are exact
-    replicas: that it is to have; most: that it may have
-    needed:   replicas that serve, for each draw; infinite where none do
-    figure:   by which options are compared, smaller is better; its cost unless given
-    load:     replicas that the rate takes, as a fraction
+    name:     without replicas
+    device:   that a measurement would have to run on
+    price:    per replica: USD per hour, or devices without a price
+    fewest:   replicas that serve if predictions are exact
+    replicas: planned; most: allowed
+    needed:   replicas that serve, per draw; infinite if none do
+    figure:   to compare by, smaller is better; default: its cost
+    load:     replicas the rate takes, fractional
     """
 
     name: str
@@ -366,28 +361,28 @@ class Option:
 
     @property
     def share(self) -> float:
-        """The share of draws in which its replicas suffice."""
+        """Share of draws in which its replicas suffice."""
         return float(np.mean(self.needed <= self.replicas))
 
     def enough(self, allowed: Sequence[int], confidence: float) -> int:
-        """The fewest replicas of `allowed`, no fewer than its own, that suffice in the share `confidence` of the draws;
-        the most where none do."""
+        """The fewest replicas of `allowed`, at least its own, that suffice in the share `confidence` of draws; else the
+        most."""
         counts = [count for count in allowed if count >= self.replicas]
         wanted = replicas_for(self.needed, self.replicas, confidence)
         return next((count for count in counts if count >= wanted), max(counts, default=self.replicas))
 
     def bills(self, cap: float) -> Floats:
-        """What it costs in each draw, replicas that have to be added included: of these at most `cap`."""
+        """Cost per draw, including replicas to be added: at most `cap` for these."""
         missing = np.maximum(self.needed - self.replicas, 0.0)
         found: Floats = self.cost + np.minimum(missing * self.price, cap)
         return found
 
     def expected(self, cap: float) -> float:
-        """The mean of `bills`."""
+        """Mean of `bills`."""
         return float(self.bills(cap).mean())
 
     def known_bills(self, cap: float) -> Floats:
-        """What it costs in each draw if its needs are known before it is bought."""
+        """Cost per draw if the needed replicas are known before buying."""
         exact = np.where(self.needed <= self.most, np.maximum(self.needed, 1.0) * self.price, inf)
         found: Floats = np.minimum(exact, self.bills(cap))
         return found
@@ -395,10 +390,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What it is worth to measure one replica on a device before anything is bought.
+    """Value of measuring one replica on a device before buying.
 
-    value: by which the expected cost falls; price: of one replica, for as long
-    short: the share of draws in which the replicas do not suffice, once the measurement has been heeded
+    value: reduction in expected cost; price: of one replica, for as long
+    short: share of draws in which replicas are insufficient after following the measurement
     """
 
     device: str
@@ -409,12 +404,12 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Certainty:
-    """How sure a choice is, and what that costs.
+    """Confidence in a choice, and its cost.
 
-    share:      of draws in which its replicas suffice; `confidence`: what was wanted
-    expected:   cost of each option, the price of missing the SLO included, by name; `cap`: the most that missing costs
-    plain:      what would be taken if predictions were exact: name, replicas, cost, and the share in which it suffices
-    measurements: by their value, the highest first
+    share:      of draws in which its replicas suffice; `confidence`: the requested share
+    expected:   name -> expected cost of each option, with the cost of missing the SLO, at most `cap`
+    plain:      the choice if predictions were exact: name, replicas, cost, share of draws in which it suffices
+    measurements: most valuable first
     """
 
     confidence: float
@@ -427,17 +422,17 @@ class Certainty:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the choice is as sure as was wanted."""
+        """Whether the requested confidence is reached."""
         return self.share >= self.confidence
 
     @property
     def extra_cost(self) -> float:
-        """What being so sure costs beyond what would be taken if predictions were exact."""
+        """Extra cost over the choice if predictions were exact."""
         return self.cost - self.plain[2]
 
 
 def replicas_for(needed: Floats, fewest: int, confidence: float) -> float:
-    """The fewest replicas, at least `fewest`, that suffice in the share `confidence` of the draws; may be infinite."""
+    """The fewest replicas, at least `fewest`, that suffice in the share `confidence` of draws; may be infinite."""
     rank = ceil(confidence * len(needed) - 1e-9)
     enough = -inf if rank <= 0 else float(np.sort(needed)[rank - 1])
     return max(float(fewest), enough)
@@ -448,8 +443,8 @@ def _surest(options: Sequence[Option]) -> int:
 
 
 def pick(options: Sequence[Option], confidence: float) -> int:
-    """The place of the choice: of those that suffice in the share `confidence` of the draws the best by its figure,
-    then by its expected cost, then by its headroom; the surest where none suffices so often."""
+    """Index of the choice: of options that suffice in the share `confidence` of draws the best by figure, expected
+    cost, then headroom; the one that suffices most often if none reaches it."""
     cap = options[_surest(options)].cost
     sure = [place for place, option in enumerate(options) if option.share >= confidence]
 
@@ -462,7 +457,7 @@ def pick(options: Sequence[Option], confidence: float) -> int:
 
 
 def certainty_of(options: Sequence[Option], choice: int, confidence: float) -> Certainty:
-    """How sure the option at place `choice` is, beside the others."""
+    """The confidence in the option at index `choice`."""
     cap, chosen = options[_surest(options)].cost, options[choice]
     plain = min(options, key=lambda option: option.fewest * option.price if option.figure is None else option.figure)
     plain_share = float(np.mean(plain.needed <= plain.fewest))

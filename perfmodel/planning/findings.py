@@ -1,4 +1,4 @@
-"""What numbers by variant say: who is best where, where lines cross, what rungs of a ladder gain, Pareto fronts."""
+"""Findings over variants: the best by region, crossovers, gains along a ladder, Pareto fronts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +11,8 @@ TIE = 0.02  # relative; variants whose values differ by less are a tie: below wh
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The variants that are best (several: within TIE of each other) from one value of an axis to another.
-
-    begins: where the first of them becomes the best: between two values of the axis, interpolated, if both sides have
-            one winner; else the first value at which it is so
-    """
+    """A range of axis values with the same best variants (several if within TIE of each other). begins: interpolated
+    crossover if both sides have one winner; else the first value of the range"""
 
     winners: tuple[str, ...]
     first: float
@@ -24,7 +21,7 @@ class Stretch:
 
 
 def better_by(value: float, other: float, is_better_low: bool) -> float:
-    """How many times better `value` is than `other`; below 1 where it is worse."""
+    """Factor by which `value` is better than `other`; below 1 if worse."""
     above, below = (other, value) if is_better_low else (value, other)
     if below == 0:
         return 1.0 if above == 0 else float("inf")
@@ -32,7 +29,7 @@ def better_by(value: float, other: float, is_better_low: bool) -> float:
 
 
 def best_at(values: Mapping[str, float | None], is_better_low: bool, tie: float = TIE) -> tuple[str, ...]:
-    """The best variant and those within `tie` of it; none where nothing has a value."""
+    """The best variant and those within `tie`; empty without values."""
     there = {name: value for name, value in values.items() if value is not None}
     if not there:
         return ()
@@ -41,10 +38,8 @@ def best_at(values: Mapping[str, float | None], is_better_low: bool, tie: float 
 
 
 def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: bool, tie: float = TIE) -> list[Stretch]:
-    """The axis `xs` cut into stretches with the same winners of `lines`, in order; values without any are left out.
-
-    is_better_low: whether less is better; tie: relative difference below which two are equal
-    """
+    """Ranges of the axis `xs` with the same winners among `lines`, in order; positions without any value are skipped.
+    is_better_low: less is better; tie: relative difference below which two are equal"""
     found: list[Stretch] = []
     for index, x in enumerate(xs):
         winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low, tie)
@@ -63,9 +58,9 @@ def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: b
 
 
 def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
-    """Where the line `one` passes the line `other`, interpolated between neighbouring values of the axis. On
-    logarithmic axes (straight between the logarithms, where power laws are exact) for what is positive, else on linear
-    ones. A value at which they are equal counts if they are in another order on its two sides."""
+    """Axis positions where the line `one` crosses `other`, interpolated between neighbours. Interpolation is log-log
+    for positive values (exact for power laws), else linear. A position with equal values counts if the order differs on
+    its two sides."""
     points = [(x, a, b) for x, a, b in zip(xs, one, other, strict=False) if a is not None and b is not None]
     found: list[float] = []
     side = 0
@@ -83,8 +78,7 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
 
 
 def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
-    """How many times better each rung is than the last one below it that has a value; the first rung's is 1. The
-    product of all is how many times better the last rung is than the first."""
+    """Improvement of each rung over the last lower one with a value; 1 for the first. Their product is the total."""
     gains: list[float | None] = []
     below: float | None = None
     for value in values:
@@ -99,8 +93,8 @@ def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
 def pareto_front(
     points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool], tie: float = TIE
 ) -> tuple[str, ...]:
-    """The names that no other dominates: none is better in one value and, but for `tie`, as good in all others. Without
-    all values, none. Better means by more than `tie`."""
+    """Names that no other dominates; those with missing values are left out. A dominates B if it is better by more than
+    `tie` in one value and not worse by more than `tie` in the others."""
     whole: dict[str, list[float]] = {}
     for name, values in points.items():
         there = [value for value in values if value is not None]

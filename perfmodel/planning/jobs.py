@@ -1,33 +1,32 @@
-"""`plan_job`: from an offline job to the deployment that does it at the lowest cost, or first.
+"""`plan_job`: the cheapest or fastest deployment for an offline job.
 
-Stage one, in closed form: the job on each number of replicas of each candidate. Stage two, on the simulator: the best
-do the whole job, with other replicas where these may do; then with as many as the wanted share of draws asks for.
+Stage one, closed form: the job on each replica count of each candidate. Stage two, simulation: the best run the whole
+job, with neighbouring replica counts, then with as many as the requested confidence needs.
 
-Closed form, steady state. All slots are taken, so that a step of b sequences brings b e tokens (e: tokens a step brings
-each), and b e / o answers of o tokens leave room for as many prompts of m tokens. Where the budget B has no room for
-both, prompts hold sequences back:
+Closed form, steady state. All slots are taken: a step of b sequences yields b e tokens (e per sequence), and b e / o
+answers of o tokens finish, which admits as many prompts of m tokens. If budget B does not fit both, prompts limit b:
 
     c = b e m / o    prompt tokens a step;    b = slots, or o B / (m e + o) if b + c exceeds B
-    X = b e / (o T)  requests a second, T the step's time with its prompts
+    X = b e / (o T)  requests/s, T the step time with its prompts
 
-Tail. When the last prompt is let in, answers under way have a rest r left, distributed as the age of a renewal process
-(density P(answer > r) / mean); they end one after the other, in ever smaller batches. Of n requests on a replica
+Tail. When the last prompt is admitted, running answers have a residual r, distributed as the age of a renewal process
+(density P(answer > r) / mean); they finish one by one, in ever smaller batches. For n requests on a replica
 
-    t = n / X - rests at the full batch + integral over r of decode(b P(rest > r)) / e
+    t = n / X - residuals at the full batch + integral over r of decode(b P(residual > r)) / e
 
-A job that has no more requests than slots computes all prompts, then the same with whole answers for rests. Equal
-requests go in rounds instead, which the last term overstates by at most half a round (the simulator has them right).
+A job with no more requests than slots computes all prompts, then the same with whole answers as residuals. Equal
+requests run in rounds instead, which the last term overstates by at most half a round (the simulator is exact).
 
-Of k engines the last counts. Its longest answer is the longest of all; and the tokens that its n answers happen to have
-exceed the mean by as many standard deviations, s n^(1/2), as the largest of k normal scores (Blom 1958).
+The slowest of k engines counts. Its longest answer is the longest of all, and the total tokens of its n answers exceed
+the mean by s n^(1/2) times the expected largest of k normal scores (Blom 1958).
 
-A long job is extrapolated from two short runs with the first n/2 and n requests of the same traffic. Start and drain
-take the same time for any number of requests, so what grows with the work is linear in their number N:
+A long job is extrapolated from two runs with the first n/2 and n requests of the same traffic. Ramp-up and drain take
+constant time, so quantities that grow with work are linear in the number of requests N:
 
     x(N) = x(n) + (N - n) (x(n) - x(n/2)) / (n/2)        x: seconds, USD, joules, tokens, preemptions
 
-A share of the time (MFU) is extrapolated as its product with the time, a cost per token as its product with the tokens.
-The drain is constant. The slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work.
+Shares of time (MFU) are extrapolated as their product with time, costs per token as their product with tokens. The
+slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work.
 """
 
 from collections import Counter
@@ -106,13 +105,13 @@ def plan_job(
     stages: Stages,
     tell: Callable[[Preliminary], None] | None = None,
 ) -> JobPlan:
-    """The plan of the job of `scenario` (`base`: its file and overrides) by `spec`; see the module.
+    """Plan the job of `scenario` (`base`: its file and overrides) by `spec`.
 
-    sweep:  does the simulations
-    stages: a stage's name -> what shows its progress
-    tell:   called with what the closed form has found, before anything is simulated
+    sweep:  runs the simulations
+    stages: stage name -> progress display
+    tell:   called with the closed-form result before simulating
 
-    Raises SpecError for traffic that is not there at once.
+    Raises SpecError for traffic that does not arrive all at once.
     """
     if not scenario.traffic.is_offline:
         raise SpecError(
@@ -131,7 +130,7 @@ def plan_job(
     plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
     with stages("simulating the job's requests") as progress:
         run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
-        # Where its time in closed form asks for it, a job is also tried with other replicas.
+        # Jobs near the deadline in closed form are also tried with other replica counts.
         moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
         run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
         settled = screen.under_draws(_settled(run, screen, chosen, spec))
@@ -155,11 +154,7 @@ def plan_job(
 def _job_seconds(
     surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
 ) -> Floats:
-    """Seconds of a job of `requests` on each of `engines` engines, with `slots` sequences and `budget` tokens in a
-    step: a row of one column for each candidate.
-
-    surfaces: step times of the candidates; demand: lengths of the job's prompts and answers
-    """
+    """Seconds of a job, (rows, 1), with `slots` sequences and `budget` tokens a step."""
     prompt, answer = demand.mean_prompt, demand.mean_outputs
     full, step = _steady(surfaces, slots, budget, demand)
     pace = full * surfaces.tokens(full) / (answer * step)
@@ -178,7 +173,7 @@ def _job_seconds(
 
 
 def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -> tuple[Floats, Floats]:
-    """Sequences that decode, and seconds of a step."""
+    """Decoding sequences, and seconds of a step."""
     prompt, answer = demand.mean_prompt, demand.mean_outputs
     brought = surfaces.tokens(slots)
     held_back = answer * budget / (prompt * brought + answer)
@@ -192,13 +187,13 @@ def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -
 
 
 def _whole(outputs: Floats) -> tuple[Floats, Floats]:
-    """(share of answers that are at most so long, so long)."""
+    """(cumulative share of answers, length)"""
     lengths = np.sort(outputs)
     return (np.arange(len(lengths)) + 1.0) / len(lengths), lengths
 
 
 def _rests(outputs: Floats) -> tuple[Floats, Floats]:
-    """(share of answers under way that have at most so much left, so much)."""
+    """(cumulative share of running answers, residual length)"""
     lengths = np.concatenate([[0.0], np.sort(outputs)])
     longer = 1.0 - np.arange(len(outputs)) / len(outputs)  # share of answers above lengths[i]
     shares = np.concatenate([[0.0], np.cumsum(longer * np.diff(lengths))])
@@ -206,7 +201,7 @@ def _rests(outputs: Floats) -> tuple[Floats, Floats]:
 
 
 def _drained(surfaces: Surfaces, batch: Floats, engines: Floats, shares: Floats, lengths: Floats) -> Floats:
-    """Seconds until the last of `batch` answers on each engine ends, of lengths distributed so."""
+    """Seconds until the last of `batch` answers per engine finishes; shares, lengths: their length distribution."""
     last = 0.5 / np.maximum(batch * engines, 1.0)
     left = last ** (np.arange(_PARTS + 1)[None, :] / _PARTS)  # from all to the last
     ends = np.interp(1.0 - left, shares, lengths)
@@ -218,7 +213,7 @@ def _drained(surfaces: Surfaces, batch: Floats, engines: Floats, shares: Floats,
 
 
 class JobScreen:
-    """Times and costs of unified candidates for the offline job of `scenario`, in closed form."""
+    """Closed-form durations and costs of unified candidates for the offline job of `scenario`."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, spec: PlanSpec) -> None:
         self._candidates, self._spec = candidates, spec
@@ -230,7 +225,7 @@ class JobScreen:
         self._engines = EngineSurfaces(engines, demand.context, demand.mean_prompt, batches, chunk)
 
     def jobs(self) -> list[Job]:
-        """The job on every number of replicas that is allowed of every candidate."""
+        """The job on every allowed replica count of every candidate."""
         rows = [(candidate, count) for candidate in self._candidates for count in self.allowed(candidate)]
         jobs: list[Job] = []
         for start in range(0, len(rows), _AT_ONCE):
@@ -243,7 +238,7 @@ class JobScreen:
         return self._engines.origin(engines_of(candidate)[0])
 
     def allowed(self, candidate: Candidate) -> list[int]:
-        """Numbers of replicas within what may be spent, no more than there are requests."""
+        """Replica counts within the limits, at most the number of requests."""
         spec, price = self._spec, candidate.usd_per_hour
         most = min(spec.max_gpus // candidate.num_devices, self._num_requests)
         if spec.budget_usd_per_hour is not None and price:
@@ -251,7 +246,7 @@ class JobScreen:
         return [count for count in spec.space.replicas or range(1, most + 1) if count <= most]
 
     def under_draws(self, jobs: Sequence[Job]) -> list[Job]:
-        """The same jobs with their spread under common draws of the calibration's errors."""
+        """The jobs with their factors under common calibration draws."""
         drawn = {id(job.candidate): self._engines.drawn(engines_of(job.candidate)[0])[0] for job in jobs}
         rows = [[(job.candidate, job.replicas)] for job in jobs]
         return [
@@ -260,7 +255,7 @@ class JobScreen:
         ]
 
     def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces | None = None) -> Floats:
-        """Time of the job on so many replicas of each candidate, by its engine's surface unless others are given."""
+        """Duration per (candidate, replicas), by the engine's surface unless `surfaces` are given."""
         surfaces = surfaces or self._engines.read([engines_of(candidate)[0] for candidate, _ in rows])
         context = max(int(self._demand.context), 1)
         numbers = [
@@ -276,10 +271,8 @@ class JobScreen:
 
 
 def run_lengths(job: Job, scenario: Scenario) -> tuple[int] | tuple[int, int]:
-    """Requests of the runs that a job takes: all of them, or of a long job n/2 and n.
-
-    scenario: of this traffic; a trace and conversations are simulated as a whole, since they have no steady middle
-    """
+    """Requests of the runs that a job takes: all, or n/2 and n for a long job. scenario: its traffic; traces and
+    conversations have no steady middle and are simulated whole"""
     traffic, whole = scenario.traffic, scenario.traffic.num_requests or 0
     slots = job.candidate.max_num_seqs * job.candidate.num_engines * job.replicas
     count = max(_FEWEST_REQUESTS, _BATCHES * slots)
@@ -289,7 +282,7 @@ def run_lengths(job: Job, scenario: Scenario) -> tuple[int] | tuple[int, int]:
 
 
 def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_requests: int) -> Record:
-    """The record of a job of `num_requests`, from `short` and `long`, those of its first `lengths` requests."""
+    """The record of a job of `num_requests`, extrapolated from `short` and `long`, its first `lengths` requests."""
     if short.problem or long.problem:
         return short if short.problem else long
 
@@ -314,19 +307,17 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
 
 @dataclass(frozen=True)
 class _Runs:
-    """The simulations of a plan, done by `sweep`."""
-
     base: Base
     scenario: Scenario
     spec: PlanSpec
     sweep: StoredSweep
 
     def num_requests(self, jobs: Sequence[Job]) -> int:
-        """Requests that are simulated for `jobs`, under all seeds."""
+        """Requests to simulate for `jobs`, over all seeds."""
         return self.spec.seeds * sum(sum(run_lengths(job, self.scenario)) for job in jobs)
 
     def of(self, jobs: Sequence[Job]) -> list[Job]:
-        """The jobs, simulated under each seed; long ones extrapolated."""
+        """Simulate the jobs under each seed; long ones are extrapolated."""
         whole, first = self.scenario.traffic.num_requests or 0, self.scenario.seed
         points: list[tuple[Point, int]] = []
         for job in jobs:
@@ -359,8 +350,7 @@ def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
 
 
 def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
-    """The best number of replicas of the best candidates in time or nearly, few of which differ in scheduling only;
-    where none is, those that are done first."""
+    """The best replica count of each of the best candidates nearly in time, few of a layout; else the fastest."""
     best: dict[int, Job] = {}
     near = [job for job in jobs if _is_in_time(job.screened_s / _NEARLY, spec)]
     order = (lambda job: _figure(job, spec)) if near else (lambda job: (job.seconds, job.bill))
@@ -379,7 +369,7 @@ def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
 
 
 def _settled(run: _Runs, screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec) -> list[Job]:
-    """Each finalist with the replicas that the simulator finds best."""
+    """Each finalist with the replica count that simulates best."""
     tried: list[dict[int, Job]] = [{} for _ in chosen]
     pending = list(enumerate(chosen))
     while pending:
@@ -392,7 +382,7 @@ def _settled(run: _Runs, screen: JobScreen, chosen: Sequence[Job], spec: PlanSpe
 
 
 def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | None:
-    """The number of replicas to try next: more where the job is late, fewer where these might do."""
+    """The next replica count to try: more if the job is late, fewer if these might suffice; None if done."""
     best = _best(tried, spec)
     if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MOST_MOVES or best.seconds == inf:
         return None
@@ -405,7 +395,7 @@ def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | Non
 
 
 def _with_replicas(job: Job, count: int) -> Job:
-    """`job` on `count` replicas, not yet simulated; its time in closed form, in proportion, is only shown."""
+    """`job` on `count` replicas, not yet simulated; its duration, in proportion, is for display only."""
     return Job(job.candidate, count, job.screened_s * job.replicas / count)
 
 
@@ -417,7 +407,7 @@ def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
 
 
 def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
-    """Each job with as many replicas as are done in time in the wanted share of draws, as far as these are allowed."""
+    """Each job with replicas to meet the deadline in the requested share of draws, as far as allowed."""
     jobs, spec = list(settled), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job":
         return jobs
@@ -433,14 +423,14 @@ def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job])
 
 
 def _enough(plan: JobPlan, screen: JobScreen, job: Job) -> int:
-    """Replicas that are enough, in proportion; the most that are allowed where these are not; its own of a late job."""
+    """Replicas that suffice, in proportion; the most allowed if none do; unchanged for a late job."""
     if not _is_in_time(job.seconds, plan.spec):
         return job.replicas
     return plan.option(job).enough(screen.allowed(job.candidate), plan.spec.confidence)
 
 
 def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
-    """Those in time: the choice, then what else is sure enough, the best first, then the rest, the surest first."""
+    """Jobs in time: the choice, then others that reach the confidence, best first, then the rest by confidence."""
     in_time = [job for job in jobs if _is_in_time(job.seconds, plan.spec)]
     if not in_time:
         return []
@@ -454,7 +444,6 @@ def _ordered(plan: JobPlan, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _completed(plan: JobPlan, screen: JobScreen) -> JobPlan:
-    """The plan with what bounds the winner, and notes."""
     winner, whole = plan.everyone[0], plan.num_requests
     lengths = run_lengths(winner, plan.scenario)
     overrides = (*winner.candidate.overrides(winner.replicas), f"traffic.num_requests={lengths[-1]}")

@@ -1,8 +1,8 @@
-"""`OfferedLoad`: what an axis of arrival rates says: the knee, the largest rate within the SLO, how many users that is.
+"""`OfferedLoad`: findings along an axis of arrival rates: the knee, the largest rate within the SLO, the number of
+users.
 
-The knee is where power is largest, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"):
-below it more load costs little latency, above it more load brings little but latency. Users follow from the law of the
-interactive response time, Little's law about a user's whole cycle: N = rate x (pause + latency).
+The knee maximizes power, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"). Users
+follow from the interactive response time law, Little's law for a user's whole cycle: N = rate x (think time + latency).
 """
 
 from bisect import bisect_left
@@ -26,10 +26,8 @@ _GROWING = ("poisson", "constant", "poisson_fixed_count", "gamma")  # processes 
 
 @dataclass(frozen=True, slots=True)
 class KeptLoad:
-    """The largest rate of the axis within the SLO. None of `max_rate`: not even the lowest; is_all: all of the axis is
-
-    users: as of `OfferedLoad`; requests_per_user_per_minute: what each of them asks; mean latencies are of that rate
-    """
+    """The largest rate of the axis within the SLO. max_rate: None if not even the lowest; is_all: every rate is within
+    it; users, requests_per_user_per_minute and mean latencies are at that rate"""
 
     max_rate: float | None
     is_all: bool = False
@@ -41,11 +39,11 @@ class KeptLoad:
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """rate: of the scenario; rates: of the axis, in requests/s
+    """Load figures of a scenario at `rate` along an axis of `rates`, in requests/s.
 
-    users:        at each of them, where their latency is known; each pauses `think_time_s` after an answer
-    limits_ms:    of the SLO for single requests, by latency; attainment: the share of them that is to meet all
-    knee:         a rate; None where it is not within the axis
+    users:        at each rate with a known latency; each pauses `think_time_s` after an answer
+    limits_ms:    the SLO's per-request limits, by latency; attainment: share of requests that must meet all
+    knee:         rate; None if not inside the axis
     within_slo:   None without an SLO
     """
 
@@ -60,7 +58,7 @@ class OfferedLoad:
 
 
 def load_of(scenario: Scenario, axes: Sequence[Axis], by_axis: Mapping[str, Sequence[Record]]) -> OfferedLoad | None:
-    """What the axis of rates says, by its records; None where there is none, or arrivals do not follow it."""
+    """Load findings from the records of the rate axis; None without one, or if arrivals do not follow it."""
     arrivals = scenario.traffic.arrivals
     axis = next((candidate for candidate in axes if candidate.path == RATE and candidate.xs), None)
     if axis is None or arrivals.process not in _GROWING or arrivals.stages:
@@ -82,8 +80,8 @@ def _users(rate: float, pause_s: float, mean_e2el_ms: float | None) -> float | N
 
 
 def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: Sequence[float | None]) -> float | None:
-    """The rate at which what is served over its latency is largest: of a parabola through the logarithms of the largest
-    of those given and of its neighbours. None at either end."""
+    """Rate with the largest served / latency: vertex of a parabola through the logarithms at the maximum and its
+    neighbours. None at either end."""
     rows = zip(rates, served, latencies, strict=True)
     found = sorted(
         (log(rate), log(throughput / latency)) for rate, throughput, latency in rows if throughput and latency
@@ -97,7 +95,7 @@ def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: S
 
 
 def _kept(scenario: Scenario, rates: Sequence[float], records: Sequence[Record]) -> KeptLoad:
-    """By bisection, first among the rates of the axis: what is kept at one rate is taken to be kept at all lower."""
+    """The largest rate within the SLO, by bisection; assumes that every lower rate meets it, too."""
     record_at = dict(zip(rates, records, strict=True))
     ordered = sorted(record_at)
 

@@ -1,8 +1,6 @@
-"""Every number that an answer can have: its key, what it is called, its unit, its digits, and which way is better.
-
-Tables, plots, studies, what-ifs, plans and comparisons take their labels from here, so a metric has one name. Keys of
-runs are those of vLLM's `bench serve`; which keys a published figure can have depends on its basis.
-"""
+"""Registry of metrics: key, label, unit, digits, and direction. Tables, plots, studies, what-ifs, plans and comparisons
+take their labels from here. Keys of runs are those of vLLM's `bench serve`; a published figure's keys depend on its
+basis."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,12 +27,12 @@ class Metric:
     """One number of an answer.
 
     key:           its name in JSON
-    label:         what it is called, as in the middle of a sentence
-    dimension:     of its value, in the unit that the key names: s, ms, requests/s, tokens/s, fraction, count, USD ...
-    is_better_low: whether less is better (times, bytes), which decides which way round a speedup is
-    digits:        after the point, in columns
-    needs_context: whether it asks for the tokens of a sequence
-    is_neutral:    whether neither more nor less is better
+    label:         as in the middle of a sentence
+    dimension:     of its value, in the key's unit: s, ms, requests/s, tokens/s, fraction, count, USD ...
+    is_better_low: less is better (times, bytes); sets the direction of speedups
+    digits:        decimals in columns
+    needs_context: needs a sequence length in tokens
+    is_neutral:    neither direction is better
     """
 
     key: str
@@ -52,17 +50,17 @@ class Metric:
 
     @property
     def scale(self) -> float:
-        """What a value is multiplied by to be in `unit`: 100 for fractions, which are shown in per cent."""
+        """Factor from a value to `unit`: 100 for fractions, shown in per cent."""
         return _SHOWN.get(self.dimension, (self.dimension, 1.0))[1]
 
     @property
     def name(self) -> str:
-        """The label as at the beginning of a sentence or a row."""
+        """The label, capitalized."""
         return self.label[:1].upper() + self.label[1:]
 
     @property
     def title(self) -> str:
-        """The name with its unit, as over a column or along an axis: `Output token throughput, tok/s`."""
+        """The name with its unit, for column and axis titles."""
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
 
@@ -235,29 +233,26 @@ _WAY_OUT: Mapping[str, str] = {
 
 
 def metric_of(key: str) -> Metric:
-    """The metric called `key` in any answer; a name that is none of ours (a measured quality) stands for itself.
-
-    `validate` puts the statistic last: `e2el_mean` is `mean_e2el_ms`.
-    """
+    """The metric called `key` in any answer; unknown names (a measured quality) stand for themselves. `validate` puts
+    the statistic last: `e2el_mean` is `mean_e2el_ms`."""
     name, _, statistic = key.rpartition("_")
     found = _EVERYTHING.get(key) or _COMPARED.get(key) or _EVERYTHING.get(f"{statistic}_{name}_ms")
     return found or Metric(key, key.replace("_", " "), "", False, is_neutral=True)
 
 
 def metrics_by_basis() -> Mapping[str, tuple[Metric, ...]]:
-    """All metrics of answers, in the order of tables, by what they are of: a basis, else `summary` or `plan`. Those of
-    `summary` and `plan` stand in answers and cannot be asked for by name."""
+    """All metrics in table order, by basis, `summary` or `plan`. Those of the last two cannot be requested by name."""
     tables = (*_METRICS.items(), ("summary", _SUMMARY), ("plan", _PLAN))
     return {basis: tuple(table.values()) for basis, table in tables}
 
 
 def needs_no_run(metric: str) -> bool:
-    """Whether the metric is one of memory, for which nothing is served."""
+    """Whether the metric is one of memory, which needs no run."""
     return ALIASES.get(metric, metric) in _MEMORY
 
 
 def metric_named(name: str, basis: Basis) -> Metric:
-    """The metric of `basis` by its name. Raises ValueError with the names that there are, or what is missing for it."""
+    """The metric of `basis` called `name`. Raises ValueError with the known names, or with what is missing for it."""
     known = _METRICS[basis]
     if name in known:
         return known[name]
@@ -269,8 +264,7 @@ def metric_named(name: str, basis: Basis) -> Metric:
 
 
 def basis_by_name(name: str) -> Basis:
-    """What a metric is of, by its name alone: a run's, else a step's, else memory's. Raises ValueError for a name that
-    is none of these."""
+    """Basis of a metric by its name: run, else step, else memory. Raises ValueError for an unknown name."""
     for basis in ("run", "step", "memory"):
         if name in _METRICS[basis]:
             return basis
@@ -280,5 +274,5 @@ def basis_by_name(name: str) -> Basis:
 
 
 def study_metric(name: str) -> Metric:
-    """A metric of runs, steps or memory by its name alone. Raises ValueError for an unknown one."""
+    """A metric of runs, steps or memory by its name. Raises ValueError for an unknown one."""
     return _METRICS[basis_by_name(name)][name]

@@ -1,7 +1,5 @@
-"""One number of a scenario, by the names of `perfmodel.planning.metrics`: of a run, of a step, of memory.
-
-And the highest arrival rate at which most requests still meet the SLO, as papers state a server's capacity.
-"""
+"""Evaluates metrics (`perfmodel.planning.metrics`) of a scenario: of a run, a step, or memory; and the highest arrival
+rate within the SLO, as papers state a server's capacity."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +33,10 @@ Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
 def max_request_rate(scenario: Scenario) -> float:
-    """Requests per second at which `attainment` of the scenario's requests meet its `slo` (goodput as in DistServe,
-    Zhong et al. 2024), and its mean and percentiles are within their limits, within 2 %.
-
-    Raises SpecError without an SLO or an arrival rate to begin with, where no rate is low enough, and where none is too
-    high: so few requests are served within the limits though all come at once.
-    """
+    """Requests/s at which the share `attainment` of requests meets the scenario's `slo` (goodput as in DistServe, Zhong
+    et al. 2024), and its mean and percentile limits hold; within 2 %. Raises SpecError without an SLO or initial
+    arrival rate, if no rate is low enough, or if even simultaneous arrivals meet the SLO because there are too few
+    requests."""
     slo, arrivals = scenario.slo, scenario.traffic.arrivals
     if not slo.is_given:
         raise SpecError("max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")
@@ -66,22 +62,22 @@ def max_request_rate(scenario: Scenario) -> float:
 
 
 def at_rate(scenario: Scenario, rate: float) -> Scenario:
-    """The scenario with another arrival rate, in requests per second."""
+    """The scenario at another arrival rate, in requests/s."""
     arrivals = scenario.traffic.arrivals.model_copy(update={"rate": rate})
     return scenario.model_copy(update={"traffic": scenario.traffic.model_copy(update={"arrivals": arrivals})})
 
 
 def highest(passes: Callable[[float], bool], start: float) -> float | None:
-    """The largest value that `passes`, within 2 %, by doubling from `start` and bisection; None if none does, inf if
-    all do: down and up to 2^16 times `start`. What passes at one value is taken to pass at all lower ones."""
+    """The largest value that `passes`, within 2 %, by doubling from `start` (down and up to 2^16 times) and bisection;
+    None if none passes, inf if all do. Assumes `passes` is monotonic."""
     low = high = start
     is_fine = passes(start)
     for _ in range(_MOST_DOUBLINGS):
-        if is_fine:  # look above: `low` passes
+        if is_fine:  # search above: `low` passes
             low, high = high, 2 * high
             if not passes(high):
                 break
-        else:  # look below: `high` does not pass
+        else:  # search below: `high` fails
             low, high = low / 2, low
             if passes(low):
                 break
@@ -91,7 +87,7 @@ def highest(passes: Callable[[float], bool], start: float) -> float | None:
 
 
 def narrowed(passes: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest value that `passes`, within 2 %, by bisection: `low` does, `high` does not."""
+    """Bisect to within 2 % of the largest value that `passes`; `low` does, `high` does not."""
     while high > low * (1 + _PRECISION):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if passes(middle) else (low, middle)
@@ -99,7 +95,7 @@ def narrowed(passes: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
-    """The batch that a file's `step` block describes."""
+    """The batch of a file's `step` block."""
     prompts = ((step.prefill, step.cached),) * step.prompts if step.prefill else ()
     spans, context = scenario.model.attention_spans, step.context or 0
     return BatchShape(
@@ -113,17 +109,15 @@ def batch_shape(step: StepSpec, scenario: Scenario) -> BatchShape:
 
 
 def roofline_s(work: Work, hardware: HardwareSpec) -> float:
-    """max(FLOPs / declared peak, bytes / declared bandwidth), with messages and launches free of charge."""
+    """max(FLOPs / declared peak, bytes / declared bandwidth), without communication and launches."""
     return max(work.flops / peak_flops_per_s(hardware, work.rate), work.hbm_bytes / hardware.memory_bandwidth)
 
 
 def step_metrics(
     scenario: Scenario, estimate: StepEstimate, shape: BatchShape, tokens_per_decode: float = 1.0
 ) -> dict[str, float]:
-    """All metrics of the step `shape` of `scenario`, from its `estimate`.
-
-    tokens_per_decode: tokens that a decoding sequence gets from it (more than 1 with speculation)
-    """
+    """All metrics of the step `shape` of `scenario`, from its `estimate`. tokens_per_decode: tokens per decoding
+    sequence (above 1 with speculation)"""
     seconds = estimate.duration_s
     num_tokens = shape.num_tokens + shape.num_decodes * (tokens_per_decode - 1.0)
     return {
@@ -140,8 +134,8 @@ def step_metrics(
 
 
 def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None) -> Found:
-    """A metric of memory; `step` says how many sequences of how many tokens where the metric asks for them. Raises
-    DoesNotFitError where the metric is about what room is left, and there is none."""
+    """A memory metric; `step` gives sequences and tokens if the metric needs them. Raises DoesNotFitError for a metric
+    of free memory if there is none."""
     context = step.context or 0 if step is not None else 0
     batch = step.batch if step is not None else 0
     model, undivided = served_model(scenario.model, scenario.engine), Sharding()
@@ -166,7 +160,7 @@ def memory_metric(scenario: Scenario, metric: str, step: StepSpec | None = None)
 
 
 def run_metric(result: RunResult, metric: str) -> float | None:
-    """A metric of a whole run, simulated or executed; None where the run has none (request_goodput needs an SLO)."""
+    """A metric of a simulated or executed run; None if missing (request_goodput needs an SLO)."""
     summary = result.summary
     if metric == "kv_cache_filled":
         waste = summary["kv_cache_waste"]
@@ -176,7 +170,7 @@ def run_metric(result: RunResult, metric: str) -> float | None:
 
 
 def device_shares(summary: Mapping[str, Any]) -> dict[str, float]:
-    """What the devices' time goes to in a run: what bounds their work, and pipeline bubbles where there are stages."""
+    """Share of device time by bound, with pipeline bubbles if there are stages."""
     bubbles = summary.get("pipeline_bubble_share")
     shares: dict[str, float] = dict(summary["bound_share"])
     if bubbles is None:
@@ -195,11 +189,13 @@ _STEP = "step."  # overrides that begin so are of the point's own step
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """scenario: a file's path or name, `inside`: the keys of the block in it that is the scenario
+    """A scenario with overrides, and the metrics to evaluate.
+
+    scenario: a file's path or name, `inside`: keys of the scenario's block in it
     overrides:  as `--set` takes them; `step.batch=8` changes `step`
-    metrics:    names of perfmodel.planning.metrics, of runs, steps and memory
-    step:       the step that metrics of steps and of memory are of
-    intervals:  also the 80 % intervals of a run's means, for which it is simulated several times
+    metrics:    of runs, steps and memory, by name
+    step:       for metrics of steps and of memory
+    intervals:  also 80 % intervals of a run's means, from several simulations
     """
 
     scenario: str
@@ -212,12 +208,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What came of a point.
+    """The result of a point.
 
-    values:  metric -> value in its own unit; None where the run has none
-    problem: why there are no values: a model that does not fit, traffic that cannot be served
+    values:  metric -> value in its own unit; None if the run lacks it
+    problem: why there are no values: the model does not fit, the traffic cannot be served
     origin:  of the times: datasheet, calibrated, measured
-    intervals: metric -> the ends of its 80 % interval, where the point asked for them and the run has them
+    intervals: metric -> ends of its 80 % interval, if requested
     """
 
     values: Mapping[str, float | None] = field(default_factory=dict)
@@ -229,13 +225,13 @@ class Record:
 
 
 def load_point(point: Point) -> tuple[Scenario, StepSpec | None]:
-    """The point's scenario and step with its overrides. Raises SpecError that names the override at fault."""
+    """The point's scenario and step with overrides. Raises SpecError naming the wrong override."""
     others = [text for text in point.overrides if not text.startswith(_STEP)]
     return load_scenario(point.scenario, others, point.inside), step_of(point)
 
 
 def step_of(point: Point) -> StepSpec | None:
-    """The point's step with its overrides, which needs no scenario. Raises SpecError as `load_point` does."""
+    """The point's step with overrides, without loading the scenario. Raises SpecError as `load_point` does."""
     own = [text for text in point.overrides if text.startswith(_STEP)]
     if not own:
         return point.step
@@ -248,8 +244,8 @@ def step_of(point: Point) -> StepSpec | None:
 
 
 def evaluate(point: Point, run: Run | None = None) -> Record:
-    """The point's metrics; `run` serves the traffic where a metric is of a run (default: the simulator). Raises
-    SpecError for overrides that are wrong; what cannot be served, or is not started by its engine, is a record with the
+    """The point's metrics. `run` serves the traffic if a metric needs it (default: the simulator). Raises SpecError for
+    wrong overrides; a point that cannot be served, or that its engine refuses to start, gives a record with the
     problem."""
     try:
         scenario, step = load_point(point)
@@ -264,7 +260,7 @@ def evaluate(point: Point, run: Run | None = None) -> Record:
 
 
 def evaluate_timed(point: Point) -> tuple[Record, float]:
-    """See `evaluate`; also the seconds that it took here."""
+    """See `evaluate`; also returns the seconds it took."""
     began = time.perf_counter()
     return evaluate(point), time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""What came of a plan: finalists in order, why others are none, how sure that is; at a rate, or of an offline job."""
+"""Results of a plan, for a rate or an offline job: ranked finalists, reasons against others, confidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,7 +42,7 @@ _QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
 def quantile_name(share: float) -> str:
-    """The percentile that a share of requests asks for, as metrics name it: the nearest that is not lower."""
+    """The percentile, as metrics name it, for a share of requests: the nearest that is not lower."""
     return next((name for known, name in _QUANTILES.items() if known >= share - 1e-9), "p99")
 
 
@@ -50,11 +50,10 @@ def quantile_name(share: float) -> str:
 class Resilience:
     """The choice under the scenario's failures and gateway.
 
-    attained:   replicas -> share of requests within the SLO, simulated; as few as serve without failures first
-    replicas:   the fewest of those that serve, None where none of them does
-    all_up:     share of the time in which as many replicas are up as serve without failures, by replicas, in closed
-                form; nothing without a mean time between failures
-    problem:    why the scenario's failures cannot be simulated on the choice
+    attained:   replicas -> simulated share of requests within the SLO, from the count that serves without failures
+    replicas:   the fewest of those that serve; None if none does
+    all_up:     replicas -> closed-form share of time in which enough are up; empty without a mean time between failures
+    problem:    why the failures cannot be simulated on the choice
     """
 
     attained: Mapping[int, float]
@@ -65,7 +64,7 @@ class Resilience:
 
 @dataclass(frozen=True, repr=False)
 class _Plan(Printable, Generic[Row]):
-    """What both kinds of plan have: the best first in `everyone`, those that do not do what is asked for last."""
+    """Common to both kinds of plan. `everyone` is ordered best first, failing finalists last."""
 
     base: Base
     scenario: Scenario
@@ -74,7 +73,7 @@ class _Plan(Printable, Generic[Row]):
 
     @property
     def _judged(self) -> tuple[Sequence[Row], Sequence[Row]]:
-        """Those that do what is asked for, best first, and those that do not."""
+        """Finalists that meet the goal, best first, and those that do not."""
         raise NotImplementedError
 
     def _row(self, row: Row) -> dict[str, Any]:
@@ -89,17 +88,16 @@ class _Plan(Printable, Generic[Row]):
         return [row for rows in self._judged for row in rows]
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The finalists' figures, best first, those that do not do what is asked for last; nan without a value."""
+        """The finalists' figures, best first, failing ones last; nan without a value."""
         good, key = len(self._judged[0]), self._is_good
         return columns_of([{**self._row(row), key: place < good} for place, row in enumerate(self.everyone)])
 
     @property
     def trust(self) -> Trust | None:
-        """How near the winner is to what was measured; None without one."""
+        """How near the winner is to measured setups; None without a winner."""
         return None if self.winner is None else _trust(self.winner)
 
     def _ends(self, kind: str, **inputs: Any) -> dict[str, Any]:
-        """What all JSON ends with."""
         layouts: list[Layout] = [layout for row in self.everyone for layout, _ in row.candidate.counts]
         provenance = provenance_of([self.scenario, *(layout.scenario for layout in layouts)])
         return {
@@ -120,19 +118,19 @@ class _Plan(Printable, Generic[Row]):
 
 @dataclass(frozen=True, repr=False)
 class PlanResult(_Plan[Finalist]):
-    """What came of a plan at a rate.
+    """The plan for a rate.
 
-    ranked:      finalists that serve the rate, best first; `missed`: those that the simulator found not to
-    ruled_out:   candidates by why they are none
-    front:       cost against latency, simulated; `not_serving`: what the screen had on it, and the simulator has not
-    fewer:       label -> share of requests within the SLO, of winners with fewer replicas than they got, simulated
-    bound_share: of the winner's busy time, by what bounds it
-    nearest:     where nothing serves the rate: what comes nearest, as a sentence
-    devices:     what each device that was asked for comes to, where there are several
-    resilience:  the winner under the scenario's failures; left_out: what the scenario has, and the plan has not
-    searched:    choices that the space has several values of -> the values, in words
-    ratios:      simulated figures over those of the screen, among finalists
-    num_overlooked: candidates that may be better by these ratios, and were not simulated
+    ranked:      finalists that serve the rate, best first; `missed`: those that fail in simulation
+    ruled_out:   reason -> number of candidates
+    front:       simulated cost-latency front; `not_serving`: screened front points that fail in simulation
+    fewer:       label -> simulated share of requests within the SLO, of winners with fewer replicas
+    bound_share: share of the winner's busy time by bound
+    nearest:     if nothing serves the rate: the nearest deployment, as a sentence
+    devices:     an answer for each requested device, if several
+    resilience:  the winner under failures; left_out: scenario features that the plan omits
+    searched:    choices with several values in the space -> the values, in words
+    ratios:      simulated over screened figures of the finalists
+    num_overlooked: candidates that could be better by these ratios but were not simulated
     """
 
     _is_good = "serves"
@@ -161,13 +159,13 @@ class PlanResult(_Plan[Finalist]):
 
     @property
     def replicas(self) -> int:
-        """The winner's replicas, those for failures of the scenario included, where so many were found."""
+        """The winner's replicas, including those for failures if a count was found."""
         enough = self.resilience.replicas if self.resilience is not None else None
         return enough or (self.winner.replicas if self.winner is not None else 0)
 
     @property
     def quantile(self) -> str:
-        """The percentile that the SLO asks for, as metrics name it."""
+        """The SLO's percentile, as metrics name it."""
         return quantile_name(self.spec.attainment)
 
     @property
@@ -175,7 +173,7 @@ class PlanResult(_Plan[Finalist]):
         return self.spec.objective != "goodput_per_gpu"
 
     def figure(self, finalist: Finalist) -> float:
-        """What the objective compares; smaller is better except for goodput_per_gpu."""
+        """The objective's value; smaller is better except for goodput_per_gpu."""
         match self.spec.objective:
             case "cheapest":
                 return inf if finalist.usd_per_hour is None else finalist.usd_per_hour
@@ -186,7 +184,7 @@ class PlanResult(_Plan[Finalist]):
         return self.tightness(finalist)
 
     def figure_draws(self, finalist: Finalist) -> Floats:
-        """`figure` under each draw; of cost and devices, with as many replicas as the draw asks for."""
+        """`figure` under each draw; for cost and devices, with the replicas that the draw needs."""
         if self.spec.objective == "goodput_per_gpu":
             return finalist.rate_draws / finalist.num_devices
         if self.spec.objective != "lowest_latency":
@@ -202,30 +200,29 @@ class PlanResult(_Plan[Finalist]):
         return np.max(shares, axis=0) if shares else np.full(len(finalist.rate_draws), inf)
 
     def interval(self, finalist: Finalist) -> Interval:
-        """80 % of `figure`."""
+        """80 % interval of `figure`."""
         return interval_of(self.figure_draws(finalist), self.figure(finalist))
 
     def replicas_needed(self, finalist: Finalist) -> Floats:
-        """Replicas that serve the rate under each draw; in proportion from those that were simulated to serve it: more
-        than one fewer than these, since without a draw one fewer does not do."""
+        """Replicas needed under each draw, scaled from the simulated count, and above that count minus one, which fails
+        without a draw."""
         needed = max(self._load(finalist), finalist.fewest - 1 + 1e-9)
         with np.errstate(divide="ignore"):
             return np.ceil(needed * finalist.rate / finalist.rate_draws - 1e-9)
 
     def sufficient(self, finalist: Finalist) -> float:
-        """The share of draws in which the finalist's replicas serve the rate."""
+        """Share of draws in which the finalist's replicas serve the rate."""
         return float(np.mean(self.replicas_needed(finalist) <= finalist.replicas)) if finalist.rate else 0.0
 
     def _load(self, finalist: Finalist) -> float:
-        """Replicas that the rate takes, as a fraction; no more than were simulated to serve it, whatever a scattering
-        highest rate makes of them."""
+        """Replicas the rate takes, fractional; at most the simulated count, since the highest rate scatters."""
         if not finalist.rate:
             return inf
         serves = finalist.serves(self.scenario.slo, self.spec.attainment)
         return min(self.rate * finalist.replicas / finalist.rate, finalist.fewest if serves else inf)
 
     def option(self, finalist: Finalist) -> Option:
-        """The finalist as something to decide for; what is not sold by the hour costs its devices."""
+        """The finalist as an option; its cost is in devices if it has no hourly price."""
         screened, spec = finalist.screened, self.spec
         usd, size = screened.usd_per_hour, screened.candidate.num_devices
         is_bought, load = spec.objective in ("cheapest", "fewest_gpus"), self._load(finalist)
@@ -243,13 +240,12 @@ class PlanResult(_Plan[Finalist]):
 
     @property
     def certainty(self) -> Certainty | None:
-        """How sure the choice is, and what that costs; None without a choice."""
+        """Confidence in the choice and its cost; None without a choice."""
         options = [self.option(finalist) for finalist in self.everyone]
         return None if self.winner is None else certainty_of(options, 0, self.spec.confidence)
 
     def better_share(self, one: Finalist, other: Finalist) -> float:
-        """The share of draws, the same for both, in which `one` is better than `other`: by the objective, and where
-        that does not separate them by who has more headroom."""
+        """Share of common draws in which `one` beats `other` by the objective, or by headroom if the objective ties."""
         sign = 1.0 if self.is_better_low else -1.0
         first, second = sign * self.figure_draws(one), sign * self.figure_draws(other)
         with np.errstate(invalid="ignore"):
@@ -259,11 +255,11 @@ class PlanResult(_Plan[Finalist]):
         return float(np.mean((score + 1) / 2))
 
     def tightness(self, finalist: Finalist) -> float:
-        """The limit that comes nearest at the wanted rate, as latency over limit; 1 is just met."""
+        """Largest latency / limit at the target rate; 1 is just met."""
         return tightness(finalist.records, self.scenario.slo, self.quantile)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but sentences: the plan, and what each finalist's simulations gave."""
+        """Everything but sentences: the plan and each finalist's simulations."""
         certainty = self.certainty
         return {
             "scenario": self.scenario.name,
@@ -320,19 +316,19 @@ class PlanResult(_Plan[Finalist]):
 
 
 def _trust(row: Finalist | Job) -> Trust:
-    """That of the engine that is nearest to nothing: of separate workers each has a layout of its own."""
+    """The lowest trust among its engines, since disaggregated pools have layouts of their own."""
     levels = (trust_of(layout.scenario) for layout, _ in row.candidate.counts)
     return max(levels, key=lambda trust: LEVELS.index(trust.level))
 
 
 @dataclass(frozen=True, repr=False)
 class JobPlan(_Plan[Job]):
-    """What came of the plan of a job.
+    """The plan for an offline job.
 
-    ranked:      finalists that are done before the deadline, the choice first; `late`: those that are not
-    plain:       what would be taken if predictions were exact
-    ruled_out:   candidates by why they are none; `num_in_time`: those that the closed form has done in time
-    bound_share: of the winner's busy time, by what bounds it
+    ranked:      finalists that meet the deadline, the choice first; `late`: those that miss it
+    plain:       the choice if predictions were exact
+    ruled_out:   reason -> number of candidates; `num_in_time`: candidates in time in closed form
+    bound_share: share of the winner's busy time by bound
     """
 
     _is_good = "in_time"
@@ -354,21 +350,21 @@ class JobPlan(_Plan[Job]):
         return self.scenario.traffic.num_requests or 0
 
     def figure(self, job: Job) -> float:
-        """What the objective compares; smaller is better."""
+        """The objective's value; smaller is better."""
         return job.bill if self.spec.objective == "cheapest_job" else job.seconds
 
     def better_share(self, one: Job, other: Job) -> float:
-        """The share of draws, the same for both, in which `one` is better."""
+        """Share of common draws in which `one` is better."""
         first, second = (job.seconds_draws * (self.figure(job) / job.seconds) for job in (one, other))
         return float(np.mean(first < second))
 
     def in_time(self, job: Job) -> float:
-        """The share of draws in which it is done before the deadline."""
+        """Share of draws in which the job meets its deadline."""
         deadline = self.spec.deadline_s
         return 1.0 if deadline is None else float(np.mean(job.seconds_draws <= deadline))
 
     def option(self, job: Job) -> Option:
-        """The job as something to decide about: replicas that are done in time in each draw, in proportion."""
+        """The job as an option, with the replicas that meet the deadline in each draw, in proportion."""
         times, deadline = job.seconds_draws, self.spec.deadline_s
         needed = np.zeros(len(times)) if deadline is None else np.ceil(job.replicas * times / deadline - 1e-9)
         most = self.spec.max_gpus // job.candidate.num_devices
@@ -377,7 +373,7 @@ class JobPlan(_Plan[Job]):
         return Option(job.label, device, share, job.replicas, job.replicas, most, needed, None if deadline else figure)
 
     def replicas_for_sure(self, job: Job, share: float) -> int:
-        """Replicas, in proportion, that are done in time in such a share of draws."""
+        """Replicas, in proportion, that meet the deadline in the given share of draws."""
         return round(replicas_for(self.option(job).needed, job.replicas, share))
 
     def to_json(self) -> dict[str, Any]:

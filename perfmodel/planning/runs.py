@@ -1,8 +1,6 @@
-"""Stage two of a plan: finalists on the simulator, whole deployments, in processes, their points in the store.
-
-Highest rates are looked for on a fixed lattice of rates, 2 % apart, so that plans that begin elsewhere ask for the same
-points. Equal seeds give all finalists the same requests (common random numbers).
-"""
+"""Stage two of a plan: simulate finalists as whole deployments, in parallel, with points cached in the store. Highest
+rates are searched on a fixed lattice of rates, 2 % apart, so that plans with other starting points share points. Equal
+seeds give all finalists the same requests (common random numbers)."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ FIRST_STRIDE = 4
 _RUNS_FIRST, _RUNS_NEAR = 6, 4
 _MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
 _FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
-_LIVES = 5  # of the largest batch that a run lasts
+_LIVES = 5  # turnovers of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
 _NEAR_STRIDE = 2  # steps of the lattice of rates, from where another seed's highest rate lies
@@ -59,10 +57,10 @@ _MOST_MORE = 2  # replicas added where the simulator finds that the SLO is misse
 
 @dataclass(frozen=True)
 class Trial:
-    """The search for the highest rate of a deployment under one seed.
+    """Search for a deployment's highest rate under one seed.
 
     choices: overrides of the base scenario
-    start:   rate at which to begin; stride: steps of the lattice from it to the next rate
+    start:   rate to begin at; stride: lattice steps to the next rate
     """
 
     base: Base
@@ -75,13 +73,13 @@ class Trial:
 
 
 def _point(base: Base, scenario: Scenario, choices: Sequence[str], traffic: tuple[float, int], seed: int) -> Point:
-    """`scenario`, that of `base`, with `choices`, at a rate with so many requests (`traffic`) under a seed."""
+    """`scenario` (that of `base`) with `choices` under a seed. traffic: (rate, number of requests)"""
     arrivals = as_overrides({**at_rate(scenario, *traffic), "seed": seed})
     return Point(base.path, METRICS, (*base.overrides, *choices, *arrivals))
 
 
 def try_rates(trial: Trial) -> Generator[Point, Record, float | None]:
-    """The highest rate of a trial, in requests per second; None where no rate is served."""
+    """The highest rate of a trial, in requests/s; None if no rate is served."""
     scenario = trial.base.load()
 
     def is_met(place: int) -> Generator[Point, Record, bool]:
@@ -94,15 +92,15 @@ def try_rates(trial: Trial) -> Generator[Point, Record, float | None]:
 
 
 def lattice(rate: float) -> int:
-    """The place on the lattice nearest to `rate`."""
+    """Lattice index nearest to `rate`."""
     return round(log(rate) / log(_RATIO))
 
 
 def highest_on_lattice(
     is_met: Callable[[int], Generator[Step, Answer, bool]], start: int, stride: int = FIRST_STRIDE
 ) -> Generator[Step, Answer, int | None]:
-    """The highest whole number that `is_met`, what is met at one being taken to be met below; None if none is. Strides
-    that double away from `start`, then bisection: few looks where `start` is near."""
+    """The highest integer that `is_met`, assumed monotonic; None if none. Doubles the `stride` away from `start`, then
+    bisects: few evaluations if `start` is near."""
     longest = stride << _MOST_STRIDES
     if (yield from is_met(start)):
         low, high = start, start + stride
@@ -129,7 +127,7 @@ Whole = Sequence[tuple[Deployment, int]]  # deployments, each with so many repli
 
 @dataclass(frozen=True)
 class Runs:
-    """The simulations of a plan, done by `sweep`."""
+    """The simulations of a plan, run by `sweep`."""
 
     base: Base
     scenario: Scenario
@@ -142,13 +140,14 @@ class Runs:
         return range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
 
     def settled(self, chosen: Sequence[Deployment]) -> list[Finalist]:
-        """Each as a whole at the wanted rate, with the fewest replicas that the simulator finds to serve it, and its
-        highest rates with these; without those that serve no rate at all.
+        """Simulate each deployment at the target rate with the fewest replicas that serve it, and find its highest
+        rate. Those that serve no rate are dropped.
 
-        1. the highest rate with as many replicas as the screen takes it to need; from it the replicas that it needs
-        2. runs at the wanted rate with these; with more where it misses the SLO; with one fewer where that may do: what
-           replicas behind a router serve is not quite in proportion to their number
-        3. the highest rate again, where the replicas have changed
+        1. the highest rate with the screened number of replicas gives the number needed
+        2. runs at the target rate with these; with more if it misses the SLO, with one fewer if that may suffice:
+        capacity
+           behind a router is not quite proportional to replicas
+        3. the highest rate again if the number changed
         """
         starts, whole = [one.capacity for one in chosen], [(one, one.replicas) for one in chosen]
         self.sweep.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests(whole))
@@ -176,11 +175,11 @@ class Runs:
         return finalists
 
     def num_requests(self, whole: Whole) -> int:
-        """Requests of a run of each deployment, for all seeds."""
+        """Requests of a run of each deployment, over all seeds."""
         return sum(self._requests(deployment, replicas) for deployment, replicas in whole) * len(self.seeds)
 
     def at_rate(self, whole: Whole) -> list[Records]:
-        """Records of each deployment at the wanted rate, for each seed."""
+        """Records of each deployment at the target rate, per seed."""
         runs = [
             (deployment.candidate.overrides(replicas), self._requests(deployment, replicas), seed)
             for deployment, replicas in whole
@@ -190,7 +189,7 @@ class Runs:
         return _grouped(self.sweep.records(points, [count for _, count, _ in runs]), len(whole))
 
     def _next(self, one: Finalist) -> Finalist:
-        """`one` with the replicas that are to be tried next; with those that it is to have where these were run."""
+        """`one` with the replica count to try next, or to keep if that has run."""
         tried, first, spec = one.runs, next(iter(one.runs)), self.spec
 
         def serves(count: int) -> bool:
@@ -212,8 +211,7 @@ class Runs:
         return replace(one, replicas=might_do[0] if might_do else fewest)
 
     def _highest(self, whole: Whole, starts: Sequence[float]) -> list[tuple[float, ...] | None]:
-        """The highest rates of each deployment, for each seed, looked for from `starts` on; None where a seed has none.
-        The first seed's is where the others begin: theirs are near."""
+        """Highest rates per seed from `starts`, later seeds from the first one's rate; None if a seed has none."""
         self.sweep.forecast.expect(_OTHER_SEEDS, _RUNS_NEAR * self.num_requests(whole) * (1 - 1 / len(self.seeds)))
         first = [rates[0] for rates in self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, _RUNS_FIRST)]
         near = {index: rate for index, rate in enumerate(first) if rate is not None}
@@ -230,7 +228,6 @@ class Runs:
     def _tried(
         self, whole: Whole, seeds: Sequence[int], starts: Sequence[float], stride: int, num_runs: int
     ) -> list[tuple[float | None, ...]]:
-        """The highest rate of each deployment under each of `seeds`."""
         trials = [
             Trial(
                 self.base,
@@ -249,8 +246,8 @@ class Runs:
         return _grouped([rates[trial] for trial in trials], len(whole))
 
     def _requests(self, deployment: Deployment, replicas: int) -> int:
-        """Requests of a run: enough for its batch to come and go a few times, and for a queue to show: a run that is
-        over before anybody has waited as long as is allowed would meet the SLO at any rate."""
+        """Requests of a run: enough for the batch to turn over a few times and for queues to show. A run that ends
+        before the longest allowed wait would meet the SLO at any rate."""
         if self.spec.num_requests is not None:
             return self.spec.num_requests
         slo, screened = self.scenario.slo, deployment.screened
@@ -262,7 +259,6 @@ class Runs:
 
 
 def _grouped(results: Sequence[Answer], num_groups: int) -> list[tuple[Answer, ...]]:
-    """So many groups of equal size, in order."""
     size = len(results) // max(num_groups, 1)
     return [tuple(results[index * size : (index + 1) * size]) for index in range(num_groups)]
 
@@ -275,14 +271,14 @@ _AFTER_S = 60.0  # of a run, after the last event's replica is back
 
 
 def carried_cluster(scenario: Scenario) -> dict[str, Any]:
-    """The fields of the scenario's cluster that go with a plan's choice, as a file has them."""
+    """Cluster fields of the scenario that apply to a plan's choice, as a file has them."""
     given = scenario.cluster.model_dump(mode="json", include=_CARRIED, exclude_unset=True)
     return {name: value for name, value in given.items() if value is not None}
 
 
 def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
-    """The choice as it serves the rate under what the scenario says of failures and of its gateway, with up to two
-    more replicas where it misses the SLO so; None where the scenario says nothing."""
+    """The choice at the target rate under the scenario's failures and gateway, with up to two more replicas if it
+    misses the SLO; None if the scenario has neither."""
     carried = carried_cluster(result.scenario)
     if not carried:
         return None
@@ -293,7 +289,7 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
             break
         try:
             tried[replicas], is_met = _attained_under_failures(result, winner, replicas, carried)
-        except SpecError as error:  # an event of a replica that the choice does not have
+        except SpecError as error:  # an event names a replica beyond the choice's
             problem = str(error)
             break
         if is_met:
@@ -303,7 +299,7 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
 
 
 def left_out(scenario: Scenario) -> list[str]:
-    """What the scenario has, and neither a plan nor what it exports."""
+    """Features of the scenario that neither the plan nor its export has."""
     cluster, sentences = scenario.cluster, []
     if cluster.autoscaling is not None or any(pool.autoscaling for pool in cluster.pools):
         sentences.append("cluster.autoscaling: replicas are fixed here, as many as the highest rate takes")
@@ -319,7 +315,7 @@ def left_out(scenario: Scenario) -> list[str]:
 def _attained_under_failures(
     result: PlanResult, winner: Finalist, replicas: int, carried: Mapping[str, Any]
 ) -> tuple[float, bool]:
-    """The share of requests within the SLO over all seeds, and whether the SLO is met."""
+    """Share of requests within the SLO over all seeds, and whether the SLO is met."""
     choices = winner.candidate.choices(replicas)
     traffic = at_rate(result.scenario, result.rate, requests_with_failures(result, replicas))
     whole = {**choices, "cluster": {**choices["cluster"], **carried}, **traffic}
@@ -333,7 +329,7 @@ def _attained_under_failures(
 
 
 def requests_with_failures(result: PlanResult, replicas: int) -> int:
-    """Requests of a run that sees the scenario's events, or some failures at their mean time between them."""
+    """Requests of a run that spans the scenario's events, or several mean times between failures."""
     failures, duration_s = result.scenario.cluster.failures, 0.0
     if failures is not None:
         away_s = failures.repair_s + failures.start_s
@@ -345,7 +341,7 @@ def requests_with_failures(result: PlanResult, replicas: int) -> int:
 
 
 def _all_up(failures: FailuresSpec | None, needed: int) -> dict[int, float]:
-    """P(at least `needed` of n replicas are up), each up a share mtbf / (mtbf + repair + start) of the time, apart."""
+    """P(at least `needed` of n independent replicas are up), each up mtbf / (mtbf + repair + start) of the time."""
     if failures is None or failures.mtbf_s is None:
         return {}
     up = failures.mtbf_s / (failures.mtbf_s + failures.repair_s + failures.start_s)

@@ -1,6 +1,5 @@
-"""Stage one of a plan: the highest rate under the SLO of every candidate, without simulating any, by bisection for all
-at once. Step times come from the simulator's own tables (`surfaces`), how requests wait from closed forms (`service`).
-"""
+"""Stage one of a plan: the highest rate under the SLO of every candidate in closed form, by vectorized bisection. Step
+times come from the simulator's tables (`surfaces`), waiting times from `service`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,16 +23,16 @@ Floats = NDArray[np.float64]
 _AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
 _HALVINGS = 10
 _WIDEST = 1e3  # highest to lowest rate that is looked at
-_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are what is scarce
-_BEYOND = 1.05  # times the highest rate: where what binds is seen
+_MUCH = 0.05  # of a limit spent waiting for a slot: then slots are the bottleneck
+_BEYOND = 1.05  # times the highest rate, at which the binding limit is determined
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What typical requests are held to, in seconds, a column for each of them.
+    """Limits of typical requests in seconds, a column each.
 
-    limits:     metric -> limit that a request meets together with all others; `attainment`: the share that is to
-    statistics: (metric, limit, share of the requests that is to meet it; None: their mean is to)
+    limits:     metric -> per-request limit; the share `attainment` must meet all together
+    statistics: (metric, limit, share of requests that must meet it; None: the mean must)
     """
 
     limits: dict[str, Floats]
@@ -42,13 +41,11 @@ class _Wanted:
 
     @property
     def all_limits(self) -> list[tuple[str, Floats, float | None]]:
-        """(metric, limit, share of the requests that is to meet it, as of `statistics`)"""
         return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.statistics]
 
 
 class Screen:
-    """The screen of `candidates` for the traffic and SLO of `scenario`. Raises SpecError for a scenario without an
-    SLO."""
+    """Screens `candidates` for the traffic and SLO of `scenario`. Raises SpecError without an SLO."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
         self.demand = demand_of(scenario)
@@ -75,7 +72,7 @@ class Screen:
         return screened
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
-        """For each candidate at its rate, the smallest factor on all limits with which the wanted share meets them."""
+        """Per candidate at its rate, the smallest factor on all limits at which the required share meets them."""
         wanted, tightness = self._wanted, []
         for start in range(0, len(chosen), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
@@ -91,7 +88,7 @@ class Screen:
         return tightness
 
     def under_draws(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[Drawn]:
-        """What common draws of the calibration's errors do to each, at the rate that it is to serve."""
+        """Factors on rate and latencies of each candidate at its rate, under common calibration draws."""
         return [self._under_draws(one.candidate, rate) for one, rate in zip(chosen, rates, strict=True)]
 
     def _under_draws(self, candidate: Candidate, rate: float) -> Drawn:
@@ -123,13 +120,13 @@ class Screen:
 
 
 def _quantile(values: Floats, share: float) -> Floats:
-    """What the share of typical requests does not exceed."""
+    """The quantile `share` over typical requests."""
     quantile: Floats = np.quantile(values, share, axis=1, method="higher")
     return quantile
 
 
 def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
-    """The limits of `slo` for the demand's typical requests. Raises SpecError where there is none."""
+    """Limits of `slo` for the demand's typical requests. Raises SpecError without any."""
     prompt, cached, _ = demand.typical
     whole = slo.ttft_ms if slo.ttft_ms_per_input_token is None else slo.ttft_limit_ms(prompt + cached)
     given = {"ttft": whole, "tpot": slo.tpot_limit_ms, "max_itl": slo.max_itl_ms, "e2el": slo.e2el_ms}
@@ -171,7 +168,7 @@ def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfa
 
 
 def engines_of(candidate: Candidate) -> tuple[Engine, Engine]:
-    """Engines that decode, and engines that compute prompts (the same, unless disaggregated)."""
+    """The engines that decode and those that prefill (the same, unless disaggregated)."""
     of_prompts = candidate.prefill or candidate
     return (
         (candidate.layout.scenario, candidate.max_num_batched_tokens),
@@ -180,13 +177,13 @@ def engines_of(candidate: Candidate) -> tuple[Engine, Engine]:
 
 
 def budget_of(candidate: Candidate) -> int:
-    """Tokens of a step of the engines that compute prompts: of a plan for each stage."""
+    """Token budget per step of the prefill engines; per plan with pipeline stages."""
     scenario, tokens = engines_of(candidate)[1]
     return scenario.engine.pipeline_parallel_size * tokens
 
 
 def _transfer(candidate: Candidate) -> tuple[float, float]:
-    """Seconds to hand a prompt's KV on: before its first token, and for each."""
+    """KV transfer time of a prompt in seconds: (before its first token, per token)."""
     if candidate.ratio is None:
         return 0.0, 0.0
     ends = [layout.scenario for layout in (candidate.prefill_layout, candidate.layout)]
@@ -197,7 +194,7 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
 
 
 def _highest(service: Service, demand: Demand, wanted: _Wanted) -> Floats:
-    """The highest rate of each candidate at which typical requests are as wanted; 0 if none."""
+    """The highest rate of each candidate that meets the limits; 0 if none."""
     step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
     high = service.decodes * service.slots / (demand.mean_outputs * step)
     low = high / _WIDEST
@@ -210,7 +207,7 @@ def _highest(service: Service, demand: Demand, wanted: _Wanted) -> Floats:
 
 
 def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_]:
-    """Whether enough typical requests meet all limits together, and each statistic's by itself."""
+    """Whether enough typical requests meet all limits together, and each statistic holds."""
     good = np.ones(served.ttft.shape, dtype=bool)
     for name, limit in wanted.limits.items():
         good &= _seconds(served, demand, name) <= limit
@@ -225,8 +222,7 @@ def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_
 
 
 def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
-    """A latency of typical requests; TPOT of an answer of one token is nothing. Gaps between tokens (itl) are taken to
-    be as long as their mean."""
+    """A latency of typical requests; TPOT of a one-token answer is 0. Token gaps (itl) are taken at their mean."""
     later = np.maximum(demand.typical[2][None, :] - 1, 0.0)
     if metric == "ttft":
         return served.ttft
@@ -246,8 +242,7 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
 def _binding(
     candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
 ) -> list[str]:
-    """What is missed most often, relative to how often it may be, a little above the highest rate; of a mean, how far
-    it is beyond its limit."""
+    """The limit missed most, relative to what is allowed, a little above the highest rate; of a mean, its excess."""
     limits, missed = wanted.all_limits, []
     for name, limit, share in limits:
         seconds = _seconds(beyond, demand, name)

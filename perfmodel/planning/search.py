@@ -1,9 +1,6 @@
-"""`make_plan`: from a scenario with an SLO to the deployment that is best by the plan's objective.
-
-stage one    every candidate in closed form (`screen`)
-stage two    finalists on the simulator (`runs`), candidates that the screen may have cut wrongly (`overlooked`),
-             what more money buys (`front`), and how sure the order is (`draws`)
-"""
+"""`make_plan`: the best deployment for a scenario with an SLO, by the plan's objective. Stage one screens every
+candidate in closed form (`screen`). Stage two simulates (`runs`) finalists, candidates that the screen may have cut
+wrongly (`overlooked`), the cost-latency `front`, and ranks them under calibration `draws`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -52,23 +49,22 @@ def make_plan(
     stages: Stages | None = None,
     tell: Tell | None = None,
 ) -> PlanResult | JobPlan:
-    """The plan of the scenario at `path` (a name or a file), with its `plan` block or the defaults of one; of an
-    offline job where its objective says so.
+    """Plan the scenario at `path` (name or file) by its `plan` block or the defaults; an offline job if the objective
+    says so.
 
     overrides: as `--set` takes them
-    store:     file with points that are already known, and for those evaluated now: a plan that was stopped goes on
-               where it was; default: the user's
-    workers, engine: as for `perfmodel.planning.sweep`
-    stages:    a stage's name -> what shows its progress
-    tell:      called with what the screen has found, before anything is simulated
+    store:     file that caches points, so a stopped plan resumes; default: the user's
+    workers, engine: see `perfmodel.planning.sweep`
+    stages:    stage name -> progress display
+    tell:      called with the screen's result before simulating
 
-    Raises SpecError for a scenario without an SLO or a rate, or with a mistake in it.
+    Raises SpecError for a scenario without an SLO or a rate, or with an error.
     """
     base = Base(path, tuple(overrides))
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     file = store or default_store()
-    Store(file).close()  # a file that cannot be used is refused before the search
+    Store(file).close()  # fail before the search if the file is unusable
     plan = plan_job if spec.is_offline else _plan_rate
     return plan(
         base, scenario, spec, StoredSweep(str(file), workers, engine), stages or (lambda _: nullcontext()), tell
@@ -78,7 +74,6 @@ def make_plan(
 def _plan_rate(
     base: Base, scenario: Scenario, spec: PlanSpec, sweep: StoredSweep, stages: Stages, tell: Tell | None
 ) -> PlanResult:
-    """The plan that serves a rate. sweep: does the simulations; the rest as there."""
     rate, quantile = wanted_rate(scenario, spec), quantile_name(spec.attainment)
     with stages("screening"):
         space = enumerate_space(base, spec)
@@ -129,8 +124,7 @@ def _plan_rate(
 
 
 def _settled(run: Runs, chosen: Sequence[Deployment], cut: Sequence[Deployment]) -> tuple[list[Finalist], int]:
-    """`chosen`, and those of `cut` that may be better (what does not serve by the screen has no replicas), simulated;
-    and how many of these were not."""
+    """Simulate `chosen` and those of `cut` that may be better; also returns how many of these were left out."""
     spec, done = run.spec, run.settled(chosen)
     tried = {id(deployment.screened) for deployment in chosen}
     room = ceil(spec.finalists / 2)
@@ -157,14 +151,12 @@ def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
-    """Those that serve within the SLO, and those that do not."""
     good = [finalist for finalist in done if finalist.serves(scenario.slo, spec.attainment)]
     return good, [finalist for finalist in done if finalist not in good]
 
 
 def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
-    """The finalists with as many replicas as suffice in the wanted share of draws, simulated with these at the rate; as
-    many as are allowed where more are needed."""
+    """Finalists with replicas that suffice in the requested share of draws (at most those allowed), simulated."""
     if run.spec.objective == "lowest_latency":
         return list(done)
     draft, sized = _draft(run, [], done), list(done)
@@ -182,8 +174,7 @@ def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
 
 
 def _ordered(result: PlanResult) -> PlanResult:
-    """The choice first; then what else is sure enough, best first by expected cost, or by the objective where that is
-    no cost."""
+    """The choice, then others that reach the confidence by expected cost (or the objective, if that is no cost)."""
     if not result.ranked:
         return result
     options = [result.option(finalist) for finalist in result.everyone]
@@ -199,13 +190,12 @@ def _ordered(result: PlanResult) -> PlanResult:
 
 
 def _with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: float) -> list[Deployment]:
-    """The deployments with how near their limits come at the rate, by the screen."""
     near = screen.tightness([one.screened for one in deployments], [rate / one.replicas for one in deployments])
     return [replace(one, tightness=value) for one, value in zip(deployments, near, strict=True)]
 
 
 def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequence[Deployment]) -> Simulated:
-    """All deployments that were simulated at the rate, and those of the front now; by label."""
+    """All deployments simulated at the rate, including the front, by label."""
     simulated = [(replace(one.deployment, replicas=n), known) for one in done for n, known in one.runs.items()]
     labels = {deployment.label for deployment, _ in simulated}
     missing = [deployment for deployment in front if deployment.label not in labels]
@@ -217,7 +207,6 @@ def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequ
 
 
 def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
-    """The result with what bounds the winner, and notes."""
     winner = result.winner
     if winner is None:
         return result
@@ -237,7 +226,6 @@ def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
 
 
 def _prices(result: PlanResult) -> Iterator[str]:
-    """The prices that finalists are compared by, with source and date, and which of them are old."""
     scenarios = [layout.scenario for finalist in result.everyone for layout, _ in finalist.candidate.counts]
     devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
     price = result.scenario.price
@@ -250,7 +238,7 @@ def _prices(result: PlanResult) -> Iterator[str]:
 
 
 def _nearest(screened: Sequence[Screened], rate: float) -> str:
-    """What would serve the rate with the fewest devices, were they allowed."""
+    """The deployment with the fewest devices that would serve the rate if they were allowed."""
     if not screened:
         return "None of the candidates can run, for the reasons below; widen plan.space accordingly."
     best = max(screened, key=lambda candidate: candidate.rate_per_device)

@@ -1,5 +1,4 @@
-"""`Demand`: what a scenario's requests ask of an engine, as moments and as a few typical requests, and their rate;
-`serve`: how they fare, in closed form."""
+"""`Demand`: a scenario's requests as moments, typical requests and a rate; `serve`: their latencies in closed form."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,14 +26,13 @@ _RATED = ("constant", "poisson", "poisson_fixed_count", "gamma")
 
 @dataclass(frozen=True)
 class Demand:
-    """Requests as the engine sees them, prefixes that it has cached left out.
+    """Requests as the engine sees them, without cached prefixes.
 
-    prompt, outputs: tokens to compute and to generate, of all requests looked at
-    typical:         (tokens to compute, tokens cached, tokens to generate) of requests that stand for all: one from
-                     each of NUM_TYPICAL equal parts by prompt length
-    context:         mean KV length of a sequence while it decodes
-    asks_for_tokens: whether limits of the SLO are on single tokens; reading_speed: tokens a second of those who read
-                     the answers, if it has any
+    prompt, outputs: tokens to compute and to generate, of all sampled requests
+    typical:         (tokens to compute, cached, to generate) of one request from each of NUM_TYPICAL equal parts by
+                     prompt length
+    context:         mean KV length of a decoding sequence
+    asks_for_tokens: the SLO has limits on single tokens; reading_speed: tokens/s of readers, if any
     """
 
     prompt: Floats
@@ -54,8 +52,8 @@ class Demand:
 
 
 def demand_of(scenario: Scenario) -> Demand:
-    """The demand of the scenario's traffic; of shared prefixes all that the second half of its requests finds cached by
-    the first (as in a cache that forgets nothing)."""
+    """The demand of the scenario's traffic. Shared prefixes count as cached where the second half of the requests finds
+    them from the first, in an unbounded cache."""
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
     traffic = scenario.traffic.model_copy(update={"num_requests": None})
     drafts = list(islice(Workload(scenario.model_copy(update={"traffic": traffic})).drafts(), _LOOKED_AT))
@@ -83,7 +81,7 @@ def demand_of(scenario: Scenario) -> Demand:
 
 
 def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:
-    """Requests per second that the plan is for; of a trace, on average. Raises SpecError where nothing says so."""
+    """Requests/s to plan for; a trace's average. Raises SpecError if none is given."""
     traffic, arrivals = scenario.traffic, scenario.traffic.arrivals
     if spec.rate is not None:
         return spec.rate
@@ -111,8 +109,8 @@ def wanted_rate(scenario: Scenario, spec: PlanSpec) -> float:
 
 
 def at_rate(scenario: Scenario, rate: float, num_requests: int) -> dict[str, Any]:
-    """The fields of `scenario`'s traffic that let so many requests arrive at `rate`, by its own process if it has one
-    that takes a rate, else as a Poisson stream; of a trace all of its requests."""
+    """Traffic fields of `scenario` for `num_requests` arriving at `rate`, by its own process if that takes a rate, else
+    Poisson; all requests of a trace."""
     traffic, arrivals = scenario.traffic, scenario.traffic.arrivals
     no_end = {"traffic.duration_s": None} if traffic.duration_s is not None else {}
     if arrivals.process == "trace" and traffic.trace is not None:
@@ -128,7 +126,7 @@ def at_rate(scenario: Scenario, rate: float, num_requests: int) -> dict[str, Any
 
 @lru_cache(maxsize=16)
 def _recorded(trace: Trace, num_requests: int | None, duration_s: float | None) -> tuple[int, float]:
-    """Requests of the trace that are sent, and how many a second: gaps over the time from first to last."""
+    """Requests sent from the trace, and their mean rate in requests/s over the time from first to last."""
     count, last_s = 0, 0.0
     for row in read_trace(trace.path, trace.format):
         at_s = row.arrival_s / trace.speedup
@@ -144,37 +142,33 @@ SCORES = np.array([(0.5 + (np.arange(NUM_TYPICAL) + 1) * _PHI**-k) % 1.0 for k i
 
 
 def exponential(score: Floats, chance: Floats, mean: Floats) -> Floats:
-    """A wait that is nothing but with a chance, and then exponential, at a score between 0 and 1."""
+    """Quantile at `score` (0 to 1) of a wait that is 0 except with probability `chance`, then exponential."""
     return np.where(score < chance, -mean * np.log(np.maximum(score / np.maximum(chance, 1e-12), 1e-12)), 0.0)
 
 
 def held_steps(arrived: Floats, extra: Floats, extra_square: Floats) -> tuple[Floats, Floats, Floats]:
-    """Steps that prompts make longer: the share of steps with any, what these add, and its mean square, in seconds.
-
-    arrived: prompts per step, Poisson; extra, extra_square: mean and mean square of what one adds, s and s2
-    """
+    """Steps delayed by prompts: (share of steps with any, mean delay in s, mean square in s2). arrived: prompts per
+    step, Poisson; extra, extra_square: mean and mean square of one prompt's delay, s and s2"""
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
     mean = extra * arrived / share
     return share, mean, square_of_some(arrived, mean, extra_square)
 
 
 def square_of_some(arrived: Floats, mean: Floats, extra_square: Floats) -> Floats:
-    """Mean square of a sum of a Poisson number of terms, given that it has any: (l s2 + (l s)^2) / (1 - exp(-l)).
-
-    arrived: l; mean: l s / (1 - exp(-l)), of the sums that have any; extra_square: s2, the mean square of one term
-    """
+    """Mean square of a Poisson sum, given at least one term: (l s2 + (l s)^2) / (1 - exp(-l)). arrived: l; mean: l s /
+    (1 - exp(-l)), of sums with any term; extra_square: s2, the mean square of one term"""
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
     return arrived / share * extra_square + share * mean**2
 
 
 @dataclass(frozen=True)
 class SingleTokens:
-    """Seconds.
+    """Times of single tokens, in seconds.
 
-    gap:     the longest between two tokens
-    pace:    between two tokens that no prompt holds up
-    held:    (share of steps that prompts hold up, mean and mean square of by how much)
-    at_once: chance that the steps after the first token are: prompts came while the own one was computed
+    gap:     longest between two tokens
+    pace:    between two tokens without prompts
+    held:    (share of steps delayed by prompts, mean and mean square of the delay)
+    at_once: probability that the steps after the first token are delayed: prompts arrived during the request's prefill
     """
 
     gap: Floats
@@ -183,13 +177,12 @@ class SingleTokens:
     at_once: Floats
 
     def reader_wait(self, speed: float) -> Floats:
-        """How long a reader of so many tokens a second waits in all, but for what the last token is late.
+        """A reader's total wait at `speed` tokens/s, without the last token's own delay.
 
-        Each token puts r = 1 / speed - pace by, and a step that prompts hold up by w takes w from it. With q, the share
-        of such steps, the walk never falls below where it began with probability (1 - q w / r) / (1 - q) (steps down by
-        one unit only: Feller 1968, section XIV.9), and what it falls by is a waiting time of M/G/1 (duality),
-        exponential with the mean of Pollaczek and Khinchine. Prompts that came while the own one was computed hold up
-        the first tokens, for which next to nothing is put by (r for each of two).
+        Each token saves r = 1 / speed - pace; a step delayed by w takes w from it. With q the share of such steps, the
+        walk never falls below its start with probability (1 - q w / r) / (1 - q) (unit steps down: Feller 1968, section
+        XIV.9). Its fall is an M/G/1 waiting time (duality), exponential with the Pollaczek-Khinchine mean. Prompts that
+        arrived during the request's own prefill delay its first tokens, when little is saved (r for each of two).
         """
         share, mean, square = self.held
         spare = 1.0 / speed - self.pace
@@ -206,11 +199,12 @@ class SingleTokens:
 def longest_gap(
     surfaces: Surfaces, budget: Floats, demand: Demand, rate: Floats, batch: Floats, step: Floats, long: Floats
 ) -> Floats:
-    """Seconds of the longest step that a request meets while it decodes: with the largest of the prompts that come in
-    its life, L of them on average, which is at most m with probability exp(-L P(prompt > m)), and those that came in
-    the `long` seconds of steps with prompts before.
+    """Seconds of the longest step that a request meets while decoding.
 
-    rate: requests/s; batch: sequences that decode; step: seconds of a step; budget: tokens of a step
+    It has the largest prompt arriving in the request's life: of L on average, the largest is at most m with probability
+    exp(-L P(prompt > m)); plus those that arrived in the `long` seconds of steps with prompts before.
+
+    rate: requests/s; batch: decoding sequences; step: seconds of a step; budget: tokens of a step
     surfaces: step times; demand: lengths of prompts and answers
     """
     outputs = demand.typical[2][None, :]
@@ -236,15 +230,15 @@ _BETWEEN = np.array([np.interp(_COUNTS, BATCHES, row) for row in np.eye(len(BATC
 
 @dataclass(frozen=True)
 class Service:
-    """Candidates, a row of one column each. Rates are of one group (a unified replica).
+    """Service parameters of candidates, arrays (rows, 1). Rates are of one group (a unified replica).
 
-    surfaces:   of the engines that decode; `prompts`: of those that compute prompts, the same unless disaggregated
-    slots:      sequences that run at once at most, by max_num_seqs and by the KV cache
-    budget:     tokens of a step, of the engines that compute prompts
+    surfaces:   step times of decode engines; `prompts`: of prefill engines, the same unless disaggregated
+    slots:      most running sequences, by max_num_seqs and KV cache
+    budget:     tokens per step of prefill engines
     prefills, decodes: engines of the group; 0 prefill engines: each decode engine computes its own prompts
-    transfer:   seconds before and for each token that KV needs to another engine
-    front_end:  seconds (per request, per prompt token, per sequence of the batch) of the server in front
-    gates:      steps that are planned ahead of an arrival beside the one that runs
+    transfer:   KV transfer seconds, fixed and per token
+    front_end:  server seconds (per request, per prompt token, per sequence of the batch)
+    gates:      steps planned ahead of an arrival besides the running one
     """
 
     surfaces: Surfaces
@@ -259,8 +253,8 @@ class Service:
 
 
 def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
-    """One candidate's service `count` times, each with its own step times (`surfaces`, `prompts`: of the engines that
-    compute those) and its own front end (`server`: factors)."""
+    """One candidate's service `count` times, each row with its own step times and front end. surfaces, prompts: step
+    times of decode and prefill engines; server: factors on the front end"""
     (start, each), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
     return replace(
         service,
@@ -277,12 +271,12 @@ def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces
 
 @dataclass(frozen=True)
 class Served:
-    """How typical requests fare: a row for each candidate, a column for each typical request; seconds.
+    """Latencies in seconds: a row per candidate, a column per typical request.
 
-    batch:     mean sequences that decode on an engine
+    batch:     mean decoding sequences per engine
     slot_wait: mean wait for a slot
-    is_stable: whether queues stay finite; latencies are infinite where not
-    single:    what single tokens meet, where the demand asks for it
+    is_stable: queues stay finite; latencies are infinite if not
+    single:    single-token times, if the demand needs them
     """
 
     ttft: Floats
@@ -294,7 +288,7 @@ class Served:
 
 
 def serve(service: Service, demand: Demand, rate: Floats) -> Served:
-    """How `service` serves `demand` at `rate` requests per second, a row for each candidate."""
+    """How `service` serves `demand` at `rate` requests/s, a row per candidate."""
     surfaces, is_apart = service.surfaces, service.prefills > 0
     decode_rate = rate / service.decodes
     beside_rate = np.where(is_apart, 0.0, decode_rate)
@@ -343,8 +337,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
 
 @dataclass(frozen=True)
 class _Work:
-    """What prompts cost an engine. extra: seconds that each typical prompt adds to steps; square: their mean square;
-    chance, wait: to find others in front, and the mean wait then"""
+    """Prompt load. extra: seconds each typical prompt adds to steps; square: mean square; chance, wait: of queueing"""
 
     extra: Floats
     square: Floats
@@ -354,7 +347,7 @@ class _Work:
 
 
 def _prompt_work(service: Service, demand: Demand, rate: Floats, beside: Floats) -> _Work:
-    """A queue of prompts flows at the pace of full steps: budget / t(n, budget) tokens a second."""
+    """A queue of prompts drains at the pace of full steps: budget / t(n, budget) tokens/s."""
     surfaces = service.prompts
     budget = np.maximum(service.budget - beside, 1.0)
     prompt, cached, _ = (values[None, :] for values in demand.typical)
@@ -375,10 +368,9 @@ def _prompt_work(service: Service, demand: Demand, rate: Floats, beside: Floats)
 def _first_step(
     service: Service, demand: Demand, rate: Floats, is_apart: Bools, decodes: Floats, work: _Work, mean_step: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Seconds of the steps that compute each typical prompt, of the step that it finds running, and the chance that
-    there is one. Arrivals find steps in proportion to how long they take: those without prompts, and those with prompts
-    that came through one gate, whose number is Poisson and whose work adds up (so that the mean of those found is
-    E[t^2] / E[t])."""
+    """Seconds of a prompt's own steps, of the step it finds running, and the probability of one. Arrivals find steps in
+    proportion to their duration: steps without prompts, and steps with the prompts that came through one gate, a
+    Poisson number whose work adds up (so the mean found is E[t^2] / E[t])."""
     surfaces = service.prompts
     num_decodes = np.where(is_apart, 0.0, decodes)
     alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))
@@ -404,16 +396,16 @@ def _first_step(
 def _held_up(
     alone: Floats, step: Floats, own: Floats, outputs: Floats, rate: Floats, square: Floats, full: Floats, score: Floats
 ) -> Floats:
-    """Seconds between two tokens, of steps that take `alone` without prompts, `step` on average, and `full` at most.
+    """Seconds between two tokens, for steps that take `alone` without prompts, `step` on average and `full` at most.
 
-    Prompts that arrived since a request's own prompt began to be computed hold it up, and so do those that arrive
-    meanwhile: a delay busy period. With x = (tokens - 1) alone, p the share of the time that prompts take, y the long
-    first step and prompts of mean square s at a rate l (Takacs 1962; Kleinrock 1975, section 5.8):
+    A request is delayed by prompts that arrived since its own began, and by those arriving meanwhile: a delay busy
+    period. With x = (tokens - 1) alone, p the share of time that prompts take, y the long first step, and prompts of
+    mean square s at rate l (Takacs 1962; Kleinrock 1975, section 5.8):
 
-        E[held up] = p (x + y) / (1 - p),      Var = l s (x + y) / (1 - p)^3
+        E[delay] = p (x + y) / (1 - p),      Var = l s (x + y) / (1 - p)^3
 
-    Nobody with exp(-l (x + y)), else a gamma distribution of what is left of mean and variance. A burst of arrivals
-    also makes the batch large: `score` is that of the batch.
+    0 with probability exp(-l (x + y)), else gamma with the remaining mean and variance. Bursts also enlarge the batch:
+    `score` is the batch's.
     """
     later = np.maximum(outputs - 1, 1.0)
     share = np.clip(1 - alone / step, 0.0, 0.95)
@@ -431,7 +423,7 @@ def _held_up(
 
 
 def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
-    """T at each of BATCHES, a row for each candidate, with prompts coming at `rate` between the decodes."""
+    """Step time T at each of BATCHES, a row per candidate, with prompts arriving at `rate` between decodes."""
     batches = BATCHES[None, :]
     alone, _ = service.surfaces.at_batches
     budget = np.maximum(service.budget - batches, 1.0)
@@ -449,7 +441,7 @@ def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
 
 
 def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
-    """Mean seconds that a prompt's attention to what is in the cache already takes, at each budget."""
+    """Mean seconds of a prompt's attention to cached tokens, at each budget."""
     prompt, cached, _ = demand.typical
     lead = budget[:, :1]
     found: Floats = _contexts(surfaces, prompt[None, :], cached[None, :], lead).mean(axis=1, keepdims=True) + 0 * budget
@@ -457,7 +449,7 @@ def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
 
 
 def _contexts(surfaces: Surfaces, prompt: Floats, cached: Floats, budget: Floats) -> Floats:
-    """Seconds that a prompt's parts take more because of what is in the cache before them."""
+    """Seconds that a prompt's chunks take longer because of the cache before them."""
     parts = np.ceil(prompt / budget)
     size = prompt / parts
     before = parts * cached + size * parts * (parts - 1) / 2
@@ -502,7 +494,7 @@ def _chain(service: Service, demand: Demand, rate: Floats, steps: Floats) -> _Ch
 
 @dataclass(frozen=True)
 class _Batch:
-    """Mean and deviation of the batch; the chance that all slots are taken, and the mean wait for one then."""
+    """Mean and deviation of the batch; probability that all slots are taken, and the mean wait then."""
 
     mean: Floats
     deviation: Floats
@@ -511,7 +503,7 @@ class _Batch:
 
 
 def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Batch:
-    """The chain's batch, made wider by prompts that hold decodes up: see the module."""
+    """The chain's batch, widened by prompts that delay decodes."""
     ahead = held_up / np.maximum(1 - held_up, 1e-3)  # departures that a prompt delays, on average
     mean = work.extra.mean(axis=1, keepdims=True)
     wider = 1 + ahead + ahead**2 * work.square / np.maximum(mean, 1e-12) ** 2 / 2
@@ -522,6 +514,6 @@ def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Ba
 
 
 def _at(values: Floats, batch: Floats) -> Floats:
-    """`values` at BATCHES, read at `batch`."""
+    """Interpolate `values`, given at BATCHES, at `batch`."""
     index, share = between(BATCHES, batch)
     return read_between(values, np.arange(len(values))[:, None], index, share)

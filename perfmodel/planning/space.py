@@ -1,8 +1,6 @@
-"""What a plan chooses between: layouts of a model on devices, and ways to schedule requests on each.
-
-A candidate is one replica (disaggregated: one group of prefill and decode replicas); how many of them is found from
-the rate. It is text that `--set` takes, so that it can be simulated, stored and written down as a scenario.
-"""
+"""A plan's search space: layouts of a model on devices, and scheduling settings for each. A candidate is one replica
+(disaggregated: one group of prefill and decode replicas); the rate sets their number. It is expressed as `--set`
+overrides, so that it can be simulated, stored and exported as a scenario."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -25,23 +23,23 @@ from perfmodel.specs.scenario import Scenario, price_in_use
 
 @dataclass(frozen=True)
 class Base:
-    """The scenario that is planned for: a file's path or name, with overrides as `--set` takes them."""
+    """The scenario to plan for: a file's path or name, with overrides as `--set` takes them."""
 
     path: str
     overrides: tuple[str, ...] = ()
 
     def load(self, more: tuple[str, ...] = ()) -> Scenario:
-        """The scenario with `more` overrides; its own pools make room for the plan's."""
+        """The scenario with `more` overrides, without its own pools, which the plan replaces."""
         return load_scenario(self.path, (*self.overrides, *more))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the times of steps depend on: devices, how the model is cut over them, number formats, drafts.
+    """What step times depend on: devices, parallelism, number formats, speculation.
 
-    choices:  the fields that the plan has set, as `--set` names them
+    choices:  fields set by the plan, as `--set` names them
     scenario: the base scenario with them, one unified replica
-    cluster:  what stays of the base scenario's cluster: its router, its network, and how KV is moved
+    cluster:  kept from the base scenario: router, network, KV transfer
     """
 
     choices: Mapping[str, Any]
@@ -68,7 +66,7 @@ class Layout:
 
     @property
     def traits(self) -> list[str]:
-        """How the model is cut, and in which formats."""
+        """Parallelism and formats."""
         engine = self.scenario.engine
         parts = [f"TP{engine.tensor_parallel_size}"]
         if engine.pipeline_parallel_size > 1:
@@ -89,7 +87,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class PrefillEngine:
-    """A prefill replica that is not as the decode replicas are. It has their formats and drafts."""
+    """A prefill replica that differs from the decode replicas; formats and speculation are theirs."""
 
     layout: Layout
     max_num_seqs: int
@@ -98,11 +96,11 @@ class PrefillEngine:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout, and how requests are scheduled on each replica.
+    """A layout with scheduling settings.
 
-    ratio:   prefill and decode replicas of a group, None where replicas do both
-    memory:  the plan of one replica's devices
-    prefill: the prefill replicas, where they differ from the decode replicas; all else is then of the decode replicas
+    ratio:   prefill and decode replicas of a group; None if unified
+    memory:  memory plan of one replica's devices
+    prefill: the prefill replicas if they differ; all other fields are then of the decode replicas
     """
 
     layout: Layout
@@ -115,19 +113,19 @@ class Candidate:
 
     @property
     def prefill_layout(self) -> Layout:
-        """Layout of the engines that compute prompts."""
+        """Layout of the prefill engines."""
         return self.layout if self.prefill is None else self.prefill.layout
 
     @property
     def counts(self) -> tuple[tuple[Layout, int], ...]:
-        """The layouts of a replica or group, and how many replicas it has of each."""
+        """(layout, number of replicas) of a replica or group."""
         if self.ratio is None:
             return ((self.layout, 1),)
         return ((self.prefill_layout, self.ratio[0]), (self.layout, self.ratio[1]))
 
     @property
     def num_devices(self) -> int:
-        """Devices of one replica, or of one group of prefill and decode replicas."""
+        """Devices of one replica or group."""
         return sum(layout.devices_per_replica * count for layout, count in self.counts)
 
     @property
@@ -143,23 +141,23 @@ class Candidate:
 
     @property
     def has_unconfirmed_price(self) -> bool:
-        """Whether no list or quote stands behind the price of one of its devices."""
+        """Whether the price of one of its devices lacks a list or quote."""
         prices = [price_in_use(layout.scenario.hardware, layout.scenario.price) for layout, _ in self.counts]
         return any(price is not None and price.is_unconfirmed for price in prices)
 
     @property
     def num_engines(self) -> int:
-        """Engines that decode: data-parallel ranks of a replica or group, each with a batch of its own."""
+        """Decode engines: data-parallel ranks of a replica or group, each with its own batch."""
         return (self.ratio[1] if self.ratio else 1) * self.layout.scenario.engine.data_parallel_size
 
     @property
     def kind(self) -> Hashable:
-        """Equal for candidates that differ in how requests are scheduled only."""
+        """Equal for candidates that differ only in scheduling."""
         return id(self.layout), id(self.prefill_layout), self.ratio
 
     @property
     def devices(self) -> str:
-        """The names of what it runs on: one, or those of its prefill and decode engines."""
+        """Device names: one, or those of prefill and decode engines."""
         return " and ".join(dict.fromkeys(layout.device for layout, _ in self.counts))
 
     @property
@@ -185,7 +183,7 @@ class Candidate:
         return f"{label} (prefill: {', '.join(parts)})"
 
     def choices(self, replicas: int) -> dict[str, Any]:
-        """The fields of the scenario that serves with so many of it."""
+        """Scenario fields for so many replicas or groups."""
         return {
             **self.layout.choices,
             "engine.max_num_seqs": self.max_num_seqs,
@@ -236,11 +234,11 @@ _LAYOUT_FIELDS = {
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates that can serve, and how many others each reason has ruled out.
+    """Candidates that can serve, and the number ruled out by reason.
 
-    examples:  one sentence for reasons that have more to say
-    by_device: the same as `ruled_out` for each device that the space names
-    searched:  choices that have several values -> the values, in words
+    examples:  a sentence for reasons that need one
+    by_device: `ruled_out` for each device of the space
+    searched:  choices with several values -> the values, in words
     """
 
     candidates: tuple[Candidate, ...]
@@ -255,7 +253,7 @@ class Space:
 
 
 class _RefusedError(Exception):
-    """A layout or candidate that cannot serve: the reason in short, and a sentence about this one."""
+    """A layout or candidate that cannot serve: the reason in short, and a sentence."""
 
     def __init__(self, reason: str, example: str = "") -> None:
         super().__init__(reason)
@@ -263,8 +261,8 @@ class _RefusedError(Exception):
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
-    """The candidates of `spec` for the scenario `base`. Raises SpecError where the scenario itself, or a value of the
-    space for it, is wrong."""
+    """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of the
+    space."""
     candidates = _Candidates(base, spec)
     own_engine = candidates.scenario.engine
     space = _widened(spec, candidates.scenario)
@@ -326,7 +324,7 @@ def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int,
 
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> Iterator[_Prefill | None]:
-    """The prefill engines that `space` has beside decode engines of these choices; None for equal ones."""
+    """Prefill engines that `space` offers beside such decode engines; None for equal ones."""
     if space is None:
         yield None
         return
@@ -347,8 +345,8 @@ _CUTS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def _widened(spec: PlanSpec, scenario: Scenario) -> PlanSpace:
-    """The space of `spec`, with the scenario's own parallelism beside the values that it has by default. For a mixture
-    of experts, choices that it leaves open get more values, as long as there are at most `MAX_CANDIDATES`."""
+    """The space of `spec`, with the scenario's own parallelism added to defaults. Open choices of a mixture of experts
+    get more values, up to `MAX_CANDIDATES`."""
     space, given = spec.space, spec.space.model_fields_set
     if has_experts(scenario.model):
         drafts: tuple[dict[str, Any] | None, ...] = (None, _MTP if scenario.model.num_prediction_layers else _NGRAMS)
@@ -403,8 +401,7 @@ _KEPT = {"router", "kv_transfer", "network"}  # of the scenario's cluster, whate
 
 
 class _Candidates:
-    """The candidates so far, and why others are none; layouts and memory plans are worked out once. Its methods raise
-    _RefusedError for what cannot serve."""
+    """Collects candidates and rejections; caches layouts and memory plans. Methods raise _RefusedError."""
 
     def __init__(self, base: Base, spec: PlanSpec) -> None:
         self._base, self._spec, self.scenario = base, spec, base.load()
@@ -427,7 +424,7 @@ class _Candidates:
         return result
 
     def layout(self, choices: dict[str, Any]) -> Layout:
-        """Refused for choices that no schedule makes serve."""
+        """Refuses choices that cannot serve under any schedule."""
         key = tuple(sorted(as_overrides(choices)))
         return self._once(key, lambda: self._layout(choices))
 
@@ -439,7 +436,6 @@ class _Candidates:
             return self.scenario.engine
 
     def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
-        """The candidates of one layout."""
         device = choices.get("hardware")
         if not schedules:
             return
@@ -494,7 +490,7 @@ class _Candidates:
         return Layout(choices, scenario, self._cluster)
 
     def _memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
-        """Refused for a layout that does not hold the model, or too few tokens beside it."""
+        """Refuses a layout that does not hold the model, or leaves room for too few tokens."""
 
         def plan() -> MemoryPlan:
             scenario = layout.scenario

@@ -1,4 +1,4 @@
-"""`PlanSpec`: what `perfmodel plan` looks for, the `plan` block of a scenario, and the space that it looks in."""
+"""`PlanSpec`: the `plan` block of a scenario, and its search space."""
 
 import re
 from math import prod
@@ -71,7 +71,7 @@ class PlanSpace(Spec):
 
     @property
     def num_candidates(self) -> int:
-        """All combinations, without those of `prefill` and `decode`."""
+        """Number of combinations, without those of `prefill` and `decode`."""
         lists = [values for _, values in self if isinstance(values, tuple)]
         return prod(max(len(values), 1) for values in lists)
 
@@ -139,7 +139,7 @@ class PlanSpec(Spec):
 
     @property
     def is_offline(self) -> bool:
-        """Whether it is for a job that is there at once, and not for a rate."""
+        """Whether it plans an offline job, not a rate."""
         return self.objective in _JOB_OBJECTIVES
 
     @model_validator(mode="after")
@@ -178,6 +178,6 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def ratio_of(disaggregation: str) -> tuple[int, int] | None:
-    """Prefill and decode replicas of `2:1`; None for replicas that do both."""
+    """Prefill and decode replicas of `2:1`; None for unified replicas."""
     found = _RATIO.fullmatch(disaggregation)
     return None if found is None else (int(found[1]), int(found[2]))

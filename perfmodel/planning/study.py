@@ -1,8 +1,5 @@
-"""`Study`: one question, asked of a scenario under several variants and along axes.
-
-Variants and values of axes are `--set` overrides of the base scenario (`engine.batching: static`), or of the study's
-own `step` block (`step.batch: 8`), which the metrics of steps and of memory are of.
-"""
+"""`Study`: a scenario evaluated under several variants and along axes. Both are `--set` overrides of the base scenario
+(`engine.batching: static`) or of the study's `step` block (`step.batch: 8`), used by metrics of steps and memory."""
 
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +61,7 @@ class AxisSpec(Spec):
 
     @property
     def labels(self) -> tuple[int | float | str | bool, ...]:
-        """The axis's values in order: numbers, names, or the labels of settings."""
+        """Axis values in order: numbers, names, or labels of settings."""
         return self.values or tuple(self.settings)
 
     @property
@@ -73,13 +70,13 @@ class AxisSpec(Spec):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The labels as numbers, those with units (`4 TB/s`) in the unit of the last; the axis is numeric."""
+        """The labels as numbers; those with units (`4 TB/s`) in the unit of the last. The axis must be numeric."""
         assert self._numbers is not None
         return self._numbers[0]
 
     @property
     def unit_label(self) -> str:
-        """The unit that is given, or that of the labels."""
+        """The given unit, or that of the labels."""
         return self.unit or (self._numbers[1] if self._numbers is not None else "")
 
     @property
@@ -97,7 +94,7 @@ class AxisSpec(Spec):
         return self.model_copy(update={"values": () if settings else kept, "settings": settings})
 
     def overrides(self, label: Any) -> Setting:
-        """The fields that `label` sets."""
+        """Overrides that `label` sets."""
         if self.settings:
             return self.settings[label]
         fields = (self.field,) if isinstance(self.field, str) else self.field or ()
@@ -199,7 +196,7 @@ class Study(Spec):
     @classmethod
     def _known_by_other_names(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            return value  # for validation to say
+            return value  # validation reports it
         return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
 
     @model_validator(mode="after")
@@ -232,14 +229,14 @@ class Study(Spec):
         return self
 
     def metric_named(self, name: str) -> Metric:
-        """One of the study's metrics, a measured quality included. Raises ValueError for an unknown name."""
+        """One of the study's metrics, measured quality included. Raises ValueError for an unknown name."""
         if self.quality is not None and name == self.quality.metric:
             return Metric(name, name.replace("_", " "), "", is_better_low=True)
         return study_metric(name)
 
     @property
     def all_metrics(self) -> list[str]:
-        """The metrics that are asked for, and the measured quality where the study has one."""
+        """The requested metrics, and the measured quality if any."""
         quality = [self.quality.metric] if self.quality is not None else []
         return list(dict.fromkeys([*self.metrics, *quality]))
 
@@ -251,13 +248,13 @@ class Study(Spec):
 
     @property
     def reference(self) -> str:
-        """The variant that others are compared with: `baseline`, or the first."""
+        """The `baseline` variant, or the first."""
         return self.baseline or next(iter(self.variants))
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study with its file, in which mistakes are looked up. base: the scenario that its points are of"""
+    """A study with its file and the positions of its fields. base: the scenario of its points"""
 
     path: pathlib.Path
     study: Study
@@ -266,13 +263,13 @@ class StudyFile:
     positions: Positions
 
     def where(self, place: Path) -> str:
-        """`file:line: place` of what a mistake is in."""
+        """`file:line: place` for an error message."""
         return f"{self.positions.where(place)}: {'.'.join(map(str, place))}"
 
 
 def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> StudyFile:
-    """The study of a file, or one of workloads/scenarios/studies by name; `overrides` change its base scenario. Raises
-    SpecError: `file:line: field: what was found, what is allowed`, one line per mistake."""
+    """Load a study from a file, or by name from workloads/scenarios/studies; `overrides` change its base scenario.
+    Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake."""
     path = find_file("studies", path_or_name)
     loaded = load_yaml(path)
     if not isinstance(loaded.data.get("study", ""), str) or "study" not in loaded.data:
@@ -310,10 +307,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StudyPoints:
-    """A study's points in one setting: as its file says, or as it is executed.
-
-    points: (variant, labels of the axes) -> point, variants outermost
-    """
+    """Points of a study by (variant, labels of the axes), variants outermost; as its file says or as executed."""
 
     file: StudyFile
     axes: Mapping[str, AxisSpec]
@@ -325,8 +319,8 @@ class StudyPoints:
         return next(iter(self.points.values())).metrics
 
     def check(self) -> Scenario:
-        """Load every variant and every value of an axis once; returns the scenario of the first point. Raises SpecError
-        with the line of the study's file that is at fault."""
+        """Load every variant and axis value once; returns the first scenario. Raises SpecError with the study's
+        line."""
         first_variant, first_at = next(iter(self.points))
         scenario: Scenario | None = None
         for (variant, at), point in self.points.items():
@@ -338,7 +332,7 @@ class StudyPoints:
         return scenario
 
     def located(self, call: Callable[[], _T]) -> _T:
-        """What `call` returns; a mistake in an override is reported with its line in the study's file."""
+        """Call `call`; errors of an override get their line in the study's file."""
         try:
             return call()
         except SpecError as error:
@@ -351,7 +345,7 @@ class StudyPoints:
             raise SpecError(text) from None
 
     def _places(self) -> Iterator[tuple[str, Path]]:
-        """(an override's text, where it stands in the study's file), what has the last word first."""
+        """(override, path in the study's file), highest precedence first."""
         study, part = self.file.study, self.file.study.executed if self.is_executed else None
         yield from _texts(study.quick.set, "quick", "set")
         for name in self.axes:
@@ -371,13 +365,13 @@ class StudyPoints:
         yield from _texts(study.set, "set")
 
     def answered(self, records: Sequence[Record]) -> "Answers":
-        """The points' records, in their order, as answers."""
+        """The points' records, in order, as answers."""
         return Answers(self.file.study, self.axes, dict(zip(self.points, records, strict=True)))
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Records by variant and labels of the axes."""
+    """Records by variant and axis labels."""
 
     study: Study
     axes: Mapping[str, AxisSpec]
@@ -389,49 +383,49 @@ class Answers:
 
     @property
     def metrics(self) -> list[str]:
-        """Those that have a value somewhere."""
+        """Metrics with a value somewhere."""
         values = [pair for record in self.records.values() for pair in record.values.items()]
         return list(dict.fromkeys(name for name, value in values if value is not None))
 
     @property
     def reference(self) -> str:
-        """The study's baseline, or the first variant where that one was not asked or has no answer."""
+        """The study's baseline, or the first variant if the baseline has no answer."""
         there = list(dict.fromkeys(variant for (variant, _), record in self.records.items() if record.values))
         wanted = self.study.reference
         return wanted if wanted in there or not there else there[0]
 
     def places(self, without: str | None = None) -> Iterator[dict[str, Label]]:
-        """Every combination of labels of the axes, or of the axes but one."""
+        """Every combination of axis labels, or of all axes but `without`."""
         names = [name for name in self.axes if name != without]
         for labels in product(*(self.axes[name].labels for name in names)):
             yield dict(zip(names, labels, strict=True))
 
     def value(self, variant: str, at: Mapping[str, Label], metric: str) -> float | None:
-        """A metric, None where there is none."""
+        """A metric's value, or None."""
         record = self.records.get((variant, tuple(at[name] for name in self.axes)))
         return None if record is None else record.values.get(metric)
 
     def gain(self, variant: str, reference: str, at: Mapping[str, Label], metric: Metric) -> float | None:
-        """How many times better a metric is than that of the variant `reference` there; None without either. at: labels
-        of the axes"""
+        """Factor by which `variant` is better than `reference` in `metric` at the axis labels `at`; None without
+        either."""
         value, base = self.value(variant, at, metric.key), self.value(reference, at, metric.key)
         return better_by(value, base, metric.is_better_low) if value and base else None
 
     def line(self, variant: str, metric: str, axis: str, fixed: Mapping[str, Label]) -> list[float | None]:
-        """The metric of `variant` along `axis`, the others at `fixed`."""
+        """The `metric` of `variant` along `axis`, with the other axes at `fixed`."""
         return [self.value(variant, {**fixed, axis: label}, metric) for label in self.axes[axis].labels]
 
 
 def simulated_points(file: StudyFile) -> StudyPoints:
     """The points that the study's file describes."""
     study = file.study
-    measured = study.quality.metric if study.quality is not None else None  # which no point has
+    measured = study.quality.metric if study.quality is not None else None  # measured, not evaluated at points
     metrics = tuple(name for name in study.metrics if name != measured)
     return _points(file, file.base, study.variants, study.axes, metrics)
 
 
 def executed_points(file: StudyFile) -> StudyPoints:
-    """The points of the study's `executed` part. Raises SpecError where the study has none."""
+    """The points of the study's `executed` part. Raises SpecError without one."""
     study, part = file.study, file.study.executed
     if part is None:
         raise SpecError(f"{file.path}: has no `executed` part, it can only be simulated; leave --execute out.")
@@ -444,7 +438,7 @@ def executed_points(file: StudyFile) -> StudyPoints:
 
 
 def quick(points: StudyPoints, changes: bool = True) -> StudyPoints:
-    """The same with a few values of each axis, and (`changes`) what the study's `quick` part changes."""
+    """The points at a few values of each axis and, with `changes`, with the study's `quick` part."""
     axes = {name: axis.shortened for name, axis in points.axes.items()}
     kept = {name: set(axis.labels) for name, axis in axes.items()}
     more = points.file.study.quick.set if changes else {}
@@ -477,41 +471,39 @@ def _points(
 
 
 def _texts(setting: Setting, *root: str) -> list[tuple[str, Path]]:
-    """(override's text, the path of its field) of each."""
+    """(override, path of its field) pairs."""
     return [(text, (*root, field)) for text, field in zip(as_overrides(setting), setting, strict=True)]
 
 
 @dataclass(frozen=True)
 class StudyPart:
-    """The study asked on one machine. scenario: its first point's; answers: by clock, the one that counts first"""
+    """The study on one machine. scenario: its first point's; answers: by clock, the authoritative one first"""
 
     scenario: Scenario
     answers: Mapping[str, Answers]
 
     @property
     def first(self) -> Answers:
-        """The answers that count."""
+        """The authoritative answers."""
         return next(iter(self.answers.values()))
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of the study that were asked here."""
+        """The study's metrics evaluated here."""
         records = self.first.records.values()
         return [name for name in self.first.study.all_metrics if any(name in record.values for record in records)]
 
     @property
     def notes(self) -> list[str]:
-        """What points' records say beside their values, once each."""
+        """Distinct notes of the records."""
         records = [record for answers in self.answers.values() for record in answers.records.values()]
         return list(dict.fromkeys(note for record in records for note in record.notes))
 
 
 @dataclass(frozen=True, repr=False)
 class StudyResult(Printable):
-    """All parts of a study: simulated, and executed here where that was asked for.
-
-    is_quick: of few values and of the changes that the study's `quick` part makes, so that its answer may be another
-    """
+    """All parts of a study: simulated, and executed if requested. is_quick: with few values and the `quick` changes,
+    which may give other findings"""
 
     study: Study
     parts: Sequence[StudyPart]
@@ -519,7 +511,7 @@ class StudyResult(Printable):
     is_quick: bool = False
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """A row for each point: `part`, `clock`, `variant`, its place on the axes, the metrics, and `problem`."""
+        """A row per point: `part`, `clock`, `variant`, axis labels, metrics, and `problem`."""
         return columns_of(
             [
                 {
@@ -536,8 +528,8 @@ class StudyResult(Printable):
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:
-    """`answers` with the quality that the study's file names, where a variant has one. Raises SpecError for a file that
-    is not there, is not JSON, or lacks an entry."""
+    """`answers` with the study's measured quality. Raises SpecError for a missing or invalid file, or a missing
+    entry."""
     quality = file.study.quality
     if quality is None:
         return answers
@@ -559,7 +551,7 @@ def with_quality(answers: Answers, file: StudyFile) -> Answers:
 
 
 def quality_note(file: StudyFile) -> str:
-    """What the measurement that the study's quality comes from says of itself; nothing without one."""
+    """The quality measurement's own note; empty without one."""
     quality = file.study.quality
     about = _measured(file, quality).get("measured") if quality is not None else None
     if quality is None or not isinstance(about, Mapping):

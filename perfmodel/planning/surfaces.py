@@ -1,15 +1,15 @@
-"""Seconds of a layout's steps on a grid of batches and prompt tokens, from the simulator's own pricer, read between.
+"""Step times of a layout on a grid of batches and prompt tokens, from the simulator's pricer, interpolated.
 
-And under common draws of what calibrations leave unexplained (`perfmodel.cost.calibrations.draws`), so that candidates
-are compared under equal errors. Of two devices
+Also under common draws of the calibration error (`perfmodel.cost.calibrations.draws`), so that candidates are compared
+under equal errors. Two devices
 
-    one device, one engine profile      have all scores in common
-    of one architecture                 share what the fits' own errors are; what is passed on to a sibling adds errors
-                                        of its own, so that the whole is as wide as its calibration's spread says:
-                                        score = (z_fit + sqrt(s^2 - 1) z_device) / s, s the spread of a sibling
-    of two architectures                have nothing in common (which overstates the doubt: the engine is the same)
+    one device, one engine profile      share all scores
+    of one architecture                 share the fits' own errors; a transfer to a sibling adds errors of its own, for
+                                        the total spread s of a sibling:
+                                        score = (z_fit + sqrt(s^2 - 1) z_device) / s
+    of two architectures                share nothing (which overstates uncertainty: the engine is the same)
 
-Half of the draws are the others with the signs turned, so that their mean is that of the model.
+Draws are antithetic, so their mean is the model's.
 """
 
 import hashlib
@@ -42,14 +42,14 @@ _PS = 1e-12
 
 @dataclass(frozen=True)
 class StepSurface:
-    """Steps of one layout, in seconds.
+    """Step times of one layout, in seconds.
 
-    decode:   of a step in which so many sequences (BATCHES) decode, at the workload's mean context
-    tokens:   that such a step brings each of them (more than one with drafts)
-    beside:   of a step with so many decodes (_BESIDE) and prompt tokens (CHUNKS), without `jump`
-    cached:   more for each token that already is in the cache, by prompt tokens (CHUNKS)
-    jump:     of steps with prompts and more tokens than `captured`, for which the host has no CUDA graph
-    launched: when the kernels of such a step are all launched: it takes no less beside `jump`
+    decode:   steps with BATCHES decoding sequences, at the workload's mean context
+    tokens:   tokens per sequence of such a step (above 1 with speculation)
+    beside:   steps with _BESIDE decodes and CHUNKS prompt tokens, without `jump`
+    cached:   extra per cached token, by prompt tokens (CHUNKS)
+    jump:     extra of prompt steps with more tokens than `captured`, which have no CUDA graph
+    launched: launch time of such a step's kernels: a lower bound on `beside`, to which `jump` is added
     """
 
     decode: Floats
@@ -74,20 +74,19 @@ def step_surface(
 ) -> StepSurface:
     """The surface of a scenario with one replica.
 
-    context: mean KV length of a decoding sequence; prompt: mean length of a prompt
-    batches, chunk: no larger batch, and no more prompt tokens in a step, will be asked for
-    plan_tokens: of several plans under way, the most of each: prompts come in parts that leave room for the decodes
-    draw: factors on what the calibration says
-    costs: those of the scenario's steps, where they are known
+    context, prompt: mean KV length of a decoding sequence, and mean prompt length
+    batches, chunk: largest batch and most prompt tokens per step that will be read
+    plan_tokens: token limit per plan with several plans in flight; prompt chunks leave room for decodes
+    draw, costs: factors on the calibration; step costs of the scenario, if known
     """
     costs = costs or shared_step_costs(scenario)
     pricer, drafts = step_pricer(costs.tables, draw), costs.drafts
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
-        """Seconds of so many decodes and tokens of prompts of about the mean length."""
+        """Seconds of a step with `batch` decodes and `tokens` tokens of prompts of about mean length."""
         part, most = prompt, num_stages * plan_tokens - batch
-        if 0 < most < tokens:  # never asked for, but read between: in proportion
+        if 0 < most < tokens:  # never requested, only interpolated to: in proportion
             return step(batch, most, cached) * tokens / most
         if plan_tokens:
             part = max(min(prompt, most / num_stages), 1.0)
@@ -137,7 +136,7 @@ def step_surface(
 
 
 def _drafted(pricer: SpeculativePricer, batch: int, context: int) -> tuple[float, float]:
-    """Seconds and tokens of a round, as deep as the configuration drafts with so many sequences."""
+    """Seconds and tokens of a draft round, at the depth configured for this batch."""
     config = pricer.drafts.config
     depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
     if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
@@ -147,7 +146,7 @@ def _drafted(pricer: SpeculativePricer, batch: int, context: int) -> tuple[float
 
 
 def _up_to(knots: Floats, most: int) -> Floats:
-    """The knots that lie below `most`, and the next one."""
+    """Knots below `most`, and the next one."""
     return knots[: int(np.searchsorted(knots, most)) + 1]
 
 
@@ -156,10 +155,8 @@ def _filled(values: Floats, knots: Floats) -> Floats:
 
 
 class Surfaces:
-    """The surfaces of several layouts, read for many candidates at once.
-
-    which: the surface of each candidate. Arguments have a row for each candidate, any number of columns.
-    """
+    """Surfaces of several layouts, evaluated for many candidates at once. which: the surface of each candidate.
+    Arguments have a row per candidate, any number of columns."""
 
     def __init__(self, surfaces: Sequence[StepSurface], which: Ints) -> None:
         self._decode = np.array([surface.decode for surface in surfaces])
@@ -172,21 +169,21 @@ class Surfaces:
         self._which = which[:, None]
 
     def decode(self, batch: Floats) -> Floats:
-        """Seconds of a step with `batch` decodes and nothing else."""
+        """Seconds of a step with only `batch` decodes."""
         return read_between(self._decode, self._which, *between(BATCHES, batch))
 
     @property
     def at_batches(self) -> tuple[Floats, Floats]:
-        """`decode` and `tokens` at each of BATCHES, as they are known."""
+        """`decode` and `tokens` at each of BATCHES, without interpolation."""
         which = self._which[:, 0]
         return self._decode[which], self._tokens[which]
 
     def tokens(self, batch: Floats) -> Floats:
-        """Tokens that a step brings each of `batch` decodes."""
+        """Tokens per sequence of a step with `batch` decodes."""
         return read_between(self._tokens, self._which, *between(BATCHES, batch))
 
     def beside(self, batch: Floats, prompt_tokens: Floats) -> Floats:
-        """Seconds of a step with `batch` decodes and so many prompt tokens."""
+        """Seconds of a step with `batch` decodes and `prompt_tokens` prompt tokens."""
         row, up = between(_BESIDE, batch)
         column, right = between(CHUNKS, prompt_tokens)
         table, which = self._beside, self._which
@@ -198,19 +195,19 @@ class Surfaces:
         return found
 
     def cached(self, prompt_tokens: Floats) -> Floats:
-        """Seconds more, for each token before them in the cache, of a step with so many tokens of one prompt."""
+        """Extra seconds per cached token, of a step with so many tokens of one prompt."""
         return read_between(self._cached, self._which, *between(CHUNKS, prompt_tokens))
 
 
 def between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:
-    """The knot below each value, and how far it is to the next one: 0 to 1."""
+    """Index of the knot below each value, and the fraction (0 to 1) of the way to the next."""
     index = np.clip(np.searchsorted(knots, values, side="right") - 1, 0, len(knots) - 2)
     low = knots[index]
     return index, np.clip((values - low) / (knots[index + 1] - low), 0.0, 1.0)
 
 
 def read_between(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
-    """Rows `which` of a table, linear from the column `index` to the next one, as far as `share` of the way."""
+    """Rows `which` of a table, interpolated from column `index` to the next by `share`."""
     low = table[which, index]
     value: Floats = low + share * (table[which, index + 1] - low)
     return value
@@ -224,10 +221,10 @@ NUM_DRAWS = 256
 
 @dataclass(frozen=True)
 class Drawn:
-    """A candidate under each draw; equal places are equal draws for all candidates.
+    """Factors of a candidate under each draw; equal indices are equal draws for all candidates.
 
-    rate:      its highest rate under the SLO, over what it is without a draw
-    latencies: metric -> the latency that the wanted share of requests keeps, likewise
+    rate:      on its highest rate under the SLO
+    latencies: metric -> factors on the latency at the required share
     """
 
     rate: Floats
@@ -235,19 +232,19 @@ class Drawn:
 
     @classmethod
     def none(cls) -> "Drawn":
-        """As if the calibration left nothing unexplained."""
+        """Without calibration error."""
         ones = np.ones(NUM_DRAWS)
         return cls(ones, dict.fromkeys(("ttft", "tpot", "itl", "e2el"), ones))
 
 
 class SharedScores:
-    """Scores of devices, a row for each draw: equal for equal devices, alike for those of one architecture."""
+    """Standard scores per device, a row for each draw: equal for equal devices, correlated within an architecture."""
 
     def __init__(self) -> None:
         self._known: dict[str, Floats] = {}
 
     def of(self, scenario: Scenario) -> Floats:
-        """Draws of the errors of a scenario's device and engine."""
+        """Scores of a scenario's device and engine."""
         calibration, _ = scenario_fits(scenario)
         declared, profile = scenario.hardware.declared, scenario.engine.profile
         if declared.architecture is None:
@@ -260,7 +257,7 @@ class SharedScores:
         return scores
 
     def _normal(self, name: str) -> Floats:
-        """Standard normal scores that depend on nothing but `name`: of a device its facts, whatever it is called."""
+        """Standard normal scores seeded by `name`; for devices, a hash of their facts."""
         if name not in self._known:
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
             half = np.random.default_rng(seed).standard_normal((NUM_DRAWS // 2, NUM_SCORES))
@@ -271,12 +268,12 @@ class SharedScores:
 def drawn_surfaces(
     scenario: Scenario, grid: Grid, scores: Floats, is_disaggregated: bool
 ) -> tuple[list[StepSurface], Floats]:
-    """The step surface of the layout of `scenario` on `grid` under each row of `scores`, and the front end's factors.
+    """The step surface of `scenario` on `grid` under each row of `scores`, and factors on the front end.
 
-    is_disaggregated: whether its engines compute prompts or decode, and not both
+    is_disaggregated: its engines either prefill or decode
 
-    The simulator's own times at one standard deviation of each score; between and beyond, the times' logarithms are
-    taken to be linear in each, up and down apart: exact for what all of a step has in common.
+    Times come from the simulator at one standard deviation of each score; their logarithms are linear in each score, up
+    and down apart: exact for errors common to a whole step.
     """
     costs = shared_step_costs(scenario)
     uncertainty = Uncertainty.of(costs.calibration, costs.profile, is_disaggregated=is_disaggregated)
@@ -316,11 +313,8 @@ def _flat(surface: StepSurface) -> Floats:
 
 
 class EngineSurfaces:
-    """The surfaces of engines (a layout's scenario, tokens of its plans), each worked out once. Only where plans pass
-    stages does it matter how large one may be.
-
-    limits: context, prompt, batches and chunk of `step_surface`, for all of them
-    """
+    """Cached surfaces of engines (a layout's scenario, tokens of its plans). A plan's size matters only with pipeline
+    stages. limits: context, prompt, batches and chunk of `step_surface`, for all"""
 
     def __init__(self, engines: Iterable[Engine], *limits: Any) -> None:
         self._limits, self._scores = limits, SharedScores()
@@ -339,18 +333,18 @@ class EngineSurfaces:
         return id(engine[0]), self._grid(engine)[-1]
 
     def read(self, engines: Sequence[Engine]) -> Surfaces:
-        """The surfaces of the engines of so many candidates."""
+        """The surfaces of the candidates' engines."""
         keys = [self._key(engine) for engine in engines]
         place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         return Surfaces([self._known[key] for key in place], np.array([place[key] for key in keys], np.intp))
 
     def drawn(self, engine: Engine, is_disaggregated: bool = False) -> tuple[Surfaces, Floats]:
-        """`drawn_surfaces` of the engine, under the draws that all candidates have in common."""
+        """`drawn_surfaces` of the engine, under the common draws."""
         scores = self._scores.of(engine[0])
         surfaces, server = drawn_surfaces(engine[0], self._grid(engine), scores, is_disaggregated)
         return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
 
     def origin(self, *engines: Engine) -> str:
-        """Origin of the engines' step times: the datasheet where any of them comes from there."""
+        """Origin of the engines' step times: datasheet if any is."""
         origins = [self._known[self._key(engine)].origin for engine in engines]
         return "datasheet" if "datasheet" in origins else origins[0]

@@ -1,9 +1,8 @@
-"""`Store`: evaluated points on disk, so that a plan that was stopped goes on where it was, and plans share answers.
+"""`Store`: evaluated points on disk, so that stopped plans resume and plans share results.
 
-One SQLite file in write-ahead mode: each point is committed when it is done, and several processes may write. The key
-is a hash of everything that the answer depends on: the resolved scenario (what its files say, not where they are), the
-calibrations and profiles of its pools, the metrics, and the program's own sources. Names, plans and notes leave it as
-it is.
+One SQLite file in write-ahead mode: each point is committed when done, and several processes may write. The key hashes
+everything the result depends on: the resolved scenario (file contents, not paths), its pools' calibrations and
+profiles, the metrics, and the program's sources. Names, plans and notes are left out.
 """
 
 import dataclasses
@@ -53,8 +52,7 @@ class Store:
         return self._record(rows[0][0]) if rows else None
 
     def put(self, key: str, record: Record, seconds: float = 0.0) -> None:
-        """Keep the record of a point that took so long; one that is there already stays, and counts as evaluated again
-        (two plans at once may do so)."""
+        """Store a point's record with its duration. An existing one stays and counts as evaluated again."""
         fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
         text = json.dumps(fields | {"values": dict(record.values), "intervals": dict(record.intervals)})
         self._rows(_PUT, (key, text, seconds))
@@ -63,11 +61,11 @@ class Store:
         return int(self._rows("SELECT COUNT(*) FROM points")[0][0])
 
     def records(self) -> dict[str, Record]:
-        """All of them by key."""
+        """All records by key."""
         return {key: self._record(text) for key, text in self._rows("SELECT key, record FROM points ORDER BY key")}
 
     def most_evaluations(self) -> int:
-        """How often the point that was evaluated most often was: 1 where no work was done twice."""
+        """Largest number of evaluations of one point: 1 if no work was repeated."""
         return int(self._rows("SELECT COALESCE(MAX(times), 0) FROM points")[0][0])
 
     def _rows(self, statement: str, values: tuple[str | float, ...] = ()) -> list[Any]:
@@ -81,7 +79,7 @@ class Store:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Raises PerfmodelError for a file that cannot be read or written, is locked for long, or is damaged."""
+        """Raise PerfmodelError for an unreadable, unwritable, locked or damaged file."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -97,12 +95,12 @@ class Store:
 
 
 def default_store() -> Path:
-    """The user's own, in the cache folder that the XDG base directory specification names."""
+    """The user's store, in the XDG cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perfmodel" / "points.sqlite"
 
 
 def key_of(scenario: Scenario, point: Point) -> str:
-    """A hash of all that the metrics of the point, whose scenario this is, depend on."""
+    """Hash of everything that the point's metrics depend on; `scenario` is the point's."""
     content = {
         name: _plain(getattr(scenario, name)) for name in Scenario.model_fields if name not in _SPEAKS_OF_NOTHING
     }
@@ -112,7 +110,7 @@ def key_of(scenario: Scenario, point: Point) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON with one form for equal values, whatever the process."""
+    """Canonical JSON, equal in every process."""
     if isinstance(value, BaseModel):
         return _plain({name: getattr(value, name) for name in type(value).model_fields})
     if dataclasses.is_dataclass(value):
@@ -128,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class SweepResult(Printable):
-    """Records of all combinations of some values, the last path varying fastest."""
+    """Records of all combinations of values, the last path varying fastest."""
 
     paths: tuple[str, ...]
     values: tuple[tuple[Any, ...], ...]
@@ -136,7 +134,7 @@ class SweepResult(Printable):
     records: tuple[Record, ...]
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The varied values by path, the metrics (nan without a value), and `problem`: why there is none."""
+        """The varied values by path, metrics (nan without a value), and `problem`."""
         columns: dict[str, NDArray[Any]] = {
             path: np.array([row[number] for row in self.values]) for number, path in enumerate(self.paths)
         }
@@ -149,14 +147,13 @@ class SweepResult(Printable):
 def sweep(
     points: Sequence[Point], progress: Progress | None = None, workers: int | None = None, engine: str = "local"
 ) -> list[Record]:
-    """A record for each point, in order; equal points are evaluated once. Equal on every engine.
+    """A record for each point, in order; equal points are evaluated once. Results are the same on every engine.
 
     progress: called with (points done, points in all)
-    workers:  processes; by default as many as this one may use cores, none for a few points
+    workers:  processes; default: the available cores, none for a few points
     engine:   local | ray | ray:ADDRESS, see perfmodel.planning.workers
 
-    A point whose worker is lost (memory runs out) is a record with that problem. Raises SpecError where overrides are
-    wrong.
+    A point whose worker dies (out of memory) gives a record with that problem. Raises SpecError for wrong overrides.
     """
     distinct = list(dict.fromkeys(points))
     records = dict(zip(distinct, spread(evaluate, distinct, _lost, progress, workers, engine), strict=True))
@@ -168,24 +165,21 @@ def _lost(_: object, reason: str) -> Record:
 
 
 class Forecast:
-    """How many requests a search has simulated, and how many it still expects to simulate: runs take time in proportion
-    to their requests, and a search for a highest rate takes several runs.
-
-    progress: called with (requests simulated, requests expected in all)
-    """
+    """Progress of a search in simulated requests, which run time is proportional to. A search for a highest rate takes
+    several runs. progress: called with (requests simulated, requests expected in all)"""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress, self._done = progress, 0.0
         self._ahead: dict[Hashable, float] = {}
 
     def expect(self, task: Hashable, requests: float) -> None:
-        """Expect `task` to simulate so many requests from now on; 0: it is over."""
+        """Expect `task` to simulate `requests` more; 0: it is over."""
         self._ahead[task] = requests
         if self._progress is not None:
             self._progress(round(self._done), round(self._done + sum(self._ahead.values())))
 
     def did(self, task: Hashable, requests: float, is_last: bool = False) -> None:
-        """Count a run of `task` with so many requests. Expect at least one more such run unless this one `is_last`."""
+        """Count a run of `task`. Unless `is_last`, expect at least one more such run."""
         self._done += requests
         self.expect(task, 0.0 if is_last else max(self._ahead.get(task, 0.0) - requests, requests))
 
@@ -193,12 +187,12 @@ class Forecast:
 T = TypeVar("T", bound=Hashable)
 R = TypeVar("R")
 Ask = Callable[[T], Generator[Point, Record, R]]  # points of a task, one after the other, each sent its record
-_LONG_REQUESTS = 5000  # of several tasks, which take seconds: more than processes take to start
+_LONG_REQUESTS = 5000  # of several tasks: seconds, longer than processes take to start
 
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """The simulations of a search, kept in the store's file. workers, engine: as for `sweep`; forecast: counts their
+    """Simulations of a search, cached in the store's file. workers, engine: as for `sweep`; forecast: counts their
     requests"""
 
     store: str
@@ -207,7 +201,7 @@ class StoredSweep:
     forecast: Forecast = field(default_factory=Forecast)
 
     def records(self, points: Sequence[Point], num_requests: Sequence[int]) -> list[Record]:
-        """A record for each point, which simulates so many requests; equal points are evaluated once."""
+        """A record for each point, which simulates `num_requests`; equal points are evaluated once."""
         counts = dict(zip(points, num_requests, strict=True))
         records = dict(zip(counts, self.run(_one_point, counts, _lost), strict=True))
         return [records[point] for point in points]
@@ -215,13 +209,8 @@ class StoredSweep:
     def run(
         self, ask: Ask[T, R], num_requests: Mapping[T, int], if_lost: Callable[[T, str], R], num_runs: int = 1
     ) -> list[R]:
-        """What `ask` returns for each task; of this machine on as many processes as it has cores, also for a few tasks
-        that take long.
-
-        num_requests: of each run of a task; num_runs: that one is expected to take; if_lost: as for `spread`
-
-        Raises SpecError for overrides that are wrong.
-        """
+        """Run `ask` for each task, locally on all cores even for a few tasks if they are long. num_requests: per run of
+        a task; num_runs: expected runs of a task; if_lost: as for `spread`. Raises SpecError for wrong overrides."""
         for task, count in num_requests.items():
             self.forecast.expect(task, count * num_runs)
         workers, total = self.workers, sum(num_requests.values())
@@ -236,7 +225,7 @@ class StoredSweep:
     def _from_store(
         self, task: Hashable, num_requests: int, asked: Generator[Point, Record, R]
     ) -> Generator[Point, tuple[Record, float], R]:
-        """`asked`, whose points are answered from the store where that has them, and kept there otherwise."""
+        """Run `asked`, answering its points from the store if cached, else storing them."""
         record: Any = None
         while True:
             try:

@@ -1,15 +1,15 @@
-"""The step that represents a scenario: the one that is asked for (`StepSpec`), or the batch to look at when none is.
+"""The representative step of a scenario: the requested one (`StepSpec`), or the mean decode batch.
 
-Little's law ties the batch to the traffic: in a stable system the mean number of running requests is the arrival rate
-times the time that a request spends decoding, `B = rate * output tokens * TPOT(B)`. Prompts take a share of the time,
-`p = rate * t_prompt`, in which a sequence gets one token a prompt; in the rest one a decode step:
+Little's law: in a stable system the mean number of running requests is the arrival rate times the decode time of a
+request, `B = rate * output tokens * TPOT(B)`. Prompts take a share of time, `p = rate * t_prompt`, in which a sequence
+gets one token per prompt; otherwise one per decode step:
 
     1 / TPOT(B) = rate + (1 - p) / t_step(B)
 
-The smallest such B is found by iterating from 1; traffic that no batch can keep up with ends at `max_num_seqs`, which
-is then what would be seen. Prompts of engines that only decode are computed elsewhere: p = 0, and TPOT is a step.
+The smallest such B is found by iterating from 1; unsustainable traffic ends at `max_num_seqs`. Decode-only engines have
+p = 0, and TPOT is a step.
 
-`StepReport`: a step operator by operator: the one asked for, a scenario's typical one, or the mean one of a run.
+`StepReport`: a step by operator: the requested one, the typical one of a scenario, or the mean one of a run.
 """
 
 from collections.abc import Callable
@@ -74,11 +74,8 @@ def choose_step(
     context: int | None = None,
     prefill: int | None = None,
 ) -> StepChoice:
-    """The step asked for: a prefill of `prefill` tokens, a decode of `batch` sequences with `context` tokens each, or
-    the typical one of `scenario`.
-
-    step_s: seconds of a step
-    """
+    """The requested step, else the typical one of `scenario`: a prefill of `prefill` tokens, or `batch` decodes at
+    `context` tokens. step_s: seconds of a step"""
     if prefill is not None:
         shape = BatchShape(num_tokens=prefill, num_samples=1, prefills=((prefill, 0),))
         return StepChoice(shape, f"Prefill of {prefill:,} tokens")
@@ -89,7 +86,7 @@ def choose_step(
 
 
 def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
-    """The decode step at the scenario's mean batch and mean context."""
+    """The decode step at the scenario's mean batch and context; `step_s`: seconds of a step."""
     context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
     batch, reason = _mean_batch(
         scenario,
@@ -100,8 +97,7 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
 
 
 def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
-    """The scenario as a replica sees it that takes a decode step, or (`is_prompt`) one of prompts alone: they are of
-    different pools in a disaggregated cluster, and of any replica elsewhere."""
+    """The scenario as seen by the replica that decodes or (`is_prompt`) prefills, which differ if disaggregated."""
     if not scenario.cluster.is_disaggregated:
         return scenario
     role = "prefill" if is_prompt else "decode"
@@ -109,7 +105,7 @@ def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
 
 
 def mean_length(lengths: Lengths) -> float:
-    """The mean of a length distribution before clipping, a plausible one where a file has the counts."""
+    """Mean of a length distribution before clipping; a plausible value if a file has the lengths."""
     return lengths.mean_tokens or float(_DEFAULT_CONTEXT)
 
 
@@ -118,7 +114,7 @@ def _decode_label(batch: int, context: int) -> str:
 
 
 def _mean_context(scenario: Scenario) -> float:
-    """A request's mean KV length over its decode steps: the prompt and half of the answer."""
+    """Mean KV length over a request's decode steps: the prompt and half the answer."""
     traffic = scenario.traffic
     if traffic.input_tokens is None or traffic.output_tokens is None:
         return _DEFAULT_CONTEXT
@@ -128,7 +124,7 @@ def _mean_context(scenario: Scenario) -> float:
 def _mean_batch(
     scenario: Scenario, step_s: Callable[[int], float], prompt_s: Callable[[int], float]
 ) -> tuple[int, str]:
-    """The batch, and why so many. step_s: seconds of so many decodes; prompt_s: of a prompt of so many tokens"""
+    """Batch, and the reason. step_s: seconds by decodes; prompt_s: by prompt tokens"""
     arrivals, limit = scenario.traffic.arrivals, engine_of_step(scenario).engine.max_num_seqs
     decoding = [pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow]
     replicas = sum(max(pool.replicas, 1) * pool.engine.data_parallel_size for pool in decoding)
@@ -158,10 +154,7 @@ def _mean_batch(
 
 @dataclass(frozen=True, repr=False)
 class StepReport(Printable):
-    """A step's description, its shape, and its estimate operator by operator.
-
-    assumed: sentences on what nobody said of the scenario
-    """
+    """A step's estimate, operator by operator. assumed: sentences on values the scenario leaves open"""
 
     scenario: Scenario
     label: str
@@ -171,14 +164,14 @@ class StepReport(Printable):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what was assumed, on what is modelled of the model, on number formats that are not multiplied as
-        they are stored, and on balancing without effect."""
+        """Sentences on assumptions, model approximations, formats not multiplied as stored, ineffective expert
+        balancing."""
         engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
         served = serving_notes(engine.model, engine.engine, engine.hardware)
         return [*self.assumed, *served, *balance_notes(self.scenario, engine.engine)]
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The estimate's."""
+        """The estimate's columns."""
         return self.estimate.columns()
 
     def to_json(self) -> dict[str, Any]:
@@ -206,7 +199,7 @@ class StepReport(Printable):
         }
 
     def provenance(self, kind: str) -> dict[str, Any]:
-        """Versions, calibrations and inputs of an answer about this step, which is of this kind."""
+        """Versions, calibrations and inputs of a `kind` answer about this step."""
         inputs = {"scenario": resolved(self.scenario), "step": self.shape._asdict()}
         return provenance_of([self.scenario]).to_json(kind, inputs)
 
@@ -214,12 +207,9 @@ class StepReport(Printable):
 def estimate_choice(
     scenario: Scenario, batch: int | None = None, context: int | None = None, prefill: int | None = None
 ) -> StepReport:
-    """The step asked for, or the scenario's typical one, estimated as the simulator times it.
-
-    batch:   sequences that decode; context: tokens of each; prefill: instead, tokens of one prompt
-
-    Raises DoesNotFitError for a step that the devices have no KV blocks for.
-    """
+    """The requested step, else the typical one of `scenario`, estimated as the simulator does: `batch` sequences
+    decoding at `context` tokens each, or one prompt of `prefill` tokens. Raises DoesNotFitError for a step beyond the
+    devices' KV blocks."""
     engine = engine_of_step(scenario, is_prompt=prefill is not None)
     costs = step_costs(engine)
     choice = choose_step(
@@ -249,7 +239,7 @@ def estimate_choice(
 
 
 def estimate_mean_step(result: RunResult) -> StepReport:
-    """The run's mean decode step; without step records, or where nothing decoded, the scenario's typical one."""
+    """The run's mean decode step; the scenario's typical one without step records or decodes."""
     choice = mean_step(result)
     if choice is None:
         return estimate_choice(result.scenario)
@@ -257,7 +247,7 @@ def estimate_mean_step(result: RunResult) -> StepReport:
 
 
 def mean_step(result: RunResult) -> StepChoice | None:
-    """The decode step at a run's mean batch and context; None without step records, or if the run never decoded."""
+    """The decode step at a run's mean batch and context; None without step records or decodes."""
     steps, mean_batch = result.steps, result.summary["mean_batch"]
     if steps is None or mean_batch is None:
         return None

@@ -1,7 +1,5 @@
-"""What-ifs: what a metric does when one thing is varied at a time, or two together, and where an alternative pays.
-
-All points see the same requests (equal seeds), so that differences are the change's and not the draw's.
-"""
+"""What-ifs: metrics as one or two values vary, and where an alternative pays off. All points see the same requests
+(common random numbers), so differences are free of sampling noise."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,9 +35,9 @@ NEAR = 1.1  # how far from the present value elasticities are taken, up and down
 class WhatIf:
     """The question.
 
-    base:    the scenario with the metrics and the step that they are of
-    axes:    what is varied, one at a time; with `is_grid`, the two of them together
-    against: overrides of an alternative, to be compared along each axis
+    base:    the scenario, its metrics and step
+    axes:    varied one at a time; with `is_grid`, two together
+    against: overrides of an alternative, compared along each axis
     """
 
     base: Point
@@ -48,17 +46,15 @@ class WhatIf:
     against: tuple[str, ...] = ()
 
     def point(self, *overrides: str, alternative: bool = False) -> Point:
-        """The base with more overrides; those of an axis come on top of the alternative's."""
+        """The base with more overrides, applied after those of the alternative."""
         more = (*(self.against if alternative else ()), *overrides)
         return replace(self.base, overrides=(*self.base.overrides, *more))
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """One metric along one axis.
-
-    elasticity: d ln metric / d ln value at the present value; None where either is not a number above 0
-    """
+    """One metric along one axis. elasticity: d ln metric / d ln value at the present value; None unless both are
+    positive numbers"""
 
     axis: Axis
     metric: str
@@ -76,7 +72,7 @@ class Sensitivity:
 
     @property
     def swing(self) -> float:
-        """The largest of the values over the smallest, the base's included, as a logarithm."""
+        """ln(largest / smallest) of the values, base included."""
         there = [value for value in (self.base, *self.values) if value is not None and value > 0]
         return log(max(there) / min(there)) if there else 0.0
 
@@ -85,7 +81,7 @@ class Sensitivity:
 class WhatIfAnswers:
     """Records of all points.
 
-    by_axis:    axis -> a record for each of its values; `others`: the alternative's
+    by_axis:    axis -> a record for each value; `others`: the alternative's
     grid:       (value of the first axis, of the second) -> record
     """
 
@@ -99,12 +95,12 @@ class WhatIfAnswers:
     grid: Mapping[tuple[str, str], Record] = field(default_factory=dict)
 
     def of_metric(self, metric: str) -> list[Sensitivity]:
-        """What moves the metric, the most moving first."""
+        """Sensitivities of the metric, largest swing first."""
         return sorted((one for one in self.sensitivities if one.metric == metric), key=lambda one: -one.swing)
 
     @property
     def problems(self) -> list[str]:
-        """Why points have no values, once each."""
+        """Distinct reasons for missing values."""
         named = [("", self.base)]
         for axis in self.question.axes:
             named += zip(axis.overrides, self.by_axis.get(axis.path, ()), strict=False)
@@ -113,7 +109,7 @@ class WhatIfAnswers:
 
 
 def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple[str, ...]:
-    """What is asked of a scenario that is asked nothing in particular: latencies and throughput; of devices, costs."""
+    """Default metrics: latencies and throughput; costs if devices are compared."""
     metrics = ["mean_ttft_ms", "mean_tpot_ms", "output_throughput"]
     metrics += ["request_goodput"] if scenario.slo.is_given else []
     return (*metrics, *(["usd_per_million_output_tokens"] if compares_devices else []))
@@ -122,8 +118,8 @@ def default_metrics(scenario: Scenario, compares_devices: bool = False) -> tuple
 def answer(
     question: WhatIf, progress: Progress | None = None, workers: int | None = None, engine: str = "local"
 ) -> WhatIfAnswers:
-    """Evaluate all points of a question, with `workers` and `engine` as for `perfmodel.planning.sweep`. Raises
-    SpecError for a grid of other than two axes, or a wrong override."""
+    """Evaluate all points of a question; `progress`, `workers`, `engine` as for `sweep`. Raises SpecError for a grid
+    without exactly two axes, or a wrong override."""
     axes, is_compared = question.axes, bool(question.against)
     for metric in question.base.metrics:
         try:
@@ -166,7 +162,7 @@ def _near(question: WhatIf, text: str) -> Point:
 
 
 def _elasticity(near: Sequence[tuple[float | None, float]]) -> float | None:
-    """Between two values of a metric, each at a ratio to the present value."""
+    """Elasticity between two (metric, ratio to the present value) pairs."""
     if not near:
         return None
     (below, low), (above, high) = near
@@ -181,10 +177,10 @@ _SEEDS = 5  # the median lies between the lowest and the highest of five with 94
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
-    """A point of an axis where the alternative becomes better by a metric, or stops being so.
+    """An axis value at which the alternative becomes better by a metric, or stops being better.
 
-    begins:    whether it is better above `at`
-    low, high: the lowest and highest crossing of `num_seeds` draws of the traffic
+    begins:    it is better above `at`
+    low, high: lowest and highest crossing over `num_seeds` traffic seeds
     """
 
     path: str
@@ -205,13 +201,9 @@ def payoffs(
     engine: str = "local",
     seeds: int = _SEEDS,
 ) -> list[Payoff]:
-    """Crossovers: where the alternative of `answers` becomes better by each of `metrics`, or stops being so, along each
-    axis.
-
-    progress:        called with (crossings found, crossings to be looked for)
-    workers, engine: as for `perfmodel.planning.sweep`
-    seeds:           draws of the traffic for the interval
-    """
+    """Crossovers along each axis where the alternative of `answers` becomes better by each of `metrics`, or stops being
+    better. progress: called with (crossings found, to find); workers, engine: see `perfmodel.planning.sweep`; seeds:
+    traffic seeds for the interval"""
     first = answers.scenario.seed
     tasks = []  # neighbouring values of an axis between which the alternative becomes better or worse
     for metric, axis in product(metrics, answers.question.axes):
@@ -237,8 +229,6 @@ def payoffs(
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """One crossing between two values of an axis, to be found for one seed."""
-
     question: WhatIf
     axis: Axis
     metric: str
@@ -248,8 +238,8 @@ class _Crossing:
 
 
 def _place(asked: _Crossing) -> tuple[float, bool] | None:
-    """(where the alternative and the base are equal, whether it is better above); None where it is not between. Where
-    this seed's crossing is not between the two values, it is looked for between others of the axis."""
+    """(crossing, whether the alternative is better above); None without one. If this seed's crossing is outside the two
+    values, other intervals of the axis are searched."""
     axis, low, high = asked.axis, asked.low, asked.high
 
     @cache
@@ -269,9 +259,9 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
 
 
 def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
-    """Neighbouring places, `_PRECISION` apart, between which the gain changes its sign. Halved twice; then where a
-    straight line (over the axis' logarithm) through the ends has its zero, a little above it and a little below, so
-    that both ends close in; and so on. On smooth lines five or six looks instead of eight."""
+    """Bracket a sign change of the gain to `_PRECISION`. Halves twice, then probes just above and below the zero of the
+    secant (over the axis' logarithm) so that both ends close in. Five or six evaluations on smooth lines instead of
+    eight."""
     above = (gain(high) or 0.0) > 0
     beyond, turn = 1.0, itertools.cycle((True, True, False, False))
     while high - low > _PRECISION * abs(low):
@@ -292,7 +282,7 @@ def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, hig
 
 
 def _gain(asked: _Crossing, x: float) -> float | None:
-    """The logarithm of how many times better the alternative is at `x`."""
+    """Log of the factor by which the alternative is better at `x`."""
     text, metric = (asked.axis.override(x), f"seed={asked.seed}"), asked.metric
     points = (asked.question.point(*text, alternative=alternative) for alternative in (False, True))
     base, other = (evaluate(replace(point, metrics=(metric,), intervals=False)).values.get(metric) for point in points)
@@ -305,13 +295,13 @@ def _gain(asked: _Crossing, x: float) -> float | None:
 
 @dataclass(frozen=True, repr=False)
 class WhatIfResult(Printable):
-    """Answers, and where they turn.
+    """Answers with crossovers and changes of bound.
 
-    step:   the decode step that bounds are of (and metrics of steps); `step_label` as text
-    bounds: along the varied values, and along the batch
-    largest_batch: of such sequences that an engine can have, and what limits it; 0 where they do not decode
-    assumed: sentences on what nobody said of the scenario
-    load:    of an axis of arrival rates
+    step:   the decode step of bounds and step metrics; `step_label` as text
+    bounds: along the varied values and the batch
+    largest_batch: largest feasible batch of such sequences, and `largest_by` its limit; 0 if they do not decode
+    assumed: sentences on values the scenario leaves open
+    load:    for an axis of arrival rates
     """
 
     answers: WhatIfAnswers
@@ -326,7 +316,7 @@ class WhatIfResult(Printable):
     load: OfferedLoad | None = None
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Sensitivities as arrays, a row for each path and metric; nan where there is no number."""
+        """A row per path and metric; nan without a number."""
         return columns_of(
             [
                 {
@@ -344,7 +334,7 @@ class WhatIfResult(Printable):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every point with its values, sensitivities, changes of bounds and crossovers."""
+        """Every point with its values, sensitivities, changes of bound and crossovers."""
         answers, question, step = self.answers, self.answers.question, self.step
         metrics, against = list(question.base.metrics), None
         if answers.other is not None:
@@ -425,16 +415,16 @@ def ask_whatif(
 ) -> WhatIfResult:
     """Vary a scenario, by its name or path, one value at a time.
 
-    vary:      `PATH=lo..hi[:n]` or `PATH=a,b,c`; by default the resources that could be bought, and the load
-    overrides: as `--set` takes them; `step.batch=8` gives the step that metrics of steps are of, else the typical one
-    metrics:   of runs, steps and memory; by default latencies and throughput
-    grid:      two varied values in all their combinations
-    against:   overrides of an alternative: where along each axis does it begin to pay?
-    workers, engine: as for `perfmodel.planning.sweep`
-    watch:     a stage's name -> what shows its progress
-    intervals: also the 80 % intervals of means, for which each point is simulated several times
+    vary:      `PATH=lo..hi[:n]` or `PATH=a,b,c`; default: purchasable resources, and the load
+    overrides: as `--set` takes them; `step.batch=8` sets the step of step metrics, else the typical one
+    metrics:   of runs, steps and memory; default: latencies and throughput
+    grid:      two varied values in all combinations
+    against:   overrides of an alternative: where along each axis does it pay off?
+    workers, engine: see `perfmodel.planning.sweep`
+    watch:     stage name -> progress display
+    intervals: also 80 % intervals of means, from several simulations per point
 
-    Raises SpecError for what cannot be read.
+    Raises SpecError for invalid input.
     """
     base = Point(scenario, tuple(metrics), tuple(overrides))
     loaded, given = load_point(base)
@@ -476,7 +466,7 @@ def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
 
 
 def _bounds(question: WhatIf, scenario: Scenario, step: StepSpec) -> Iterator[BoundChange]:
-    """Where the step's bound changes along the axes that it depends on, and along its batch."""
+    """Changes of the step's bound along the axes it depends on, and along its batch."""
     axes = {axis.path: axis for axis in question.axes if axis.xs and not axis.path.startswith("traffic.")}
     if step.batch and "step.batch" not in axes:
         axes["step.batch"] = axis_of(f"step.batch=1..{_LARGEST_BATCH}:14", scenario, step)

@@ -1,8 +1,6 @@
-"""A function over many items, in processes of this machine or of a Ray cluster, answered in the items' order.
-
-A lost process (the kernel's out-of-memory killer, a crash in native code) costs only its own item, which is tried once
-more at the end, when nothing else takes memory. (`concurrent.futures` gives up all that is under way.)
-"""
+"""Parallel map over local processes or a Ray cluster, in item order. A worker that dies (the kernel's out-of-memory
+killer, a crash in native code) costs only its item, which is retried once at the end, when memory is free.
+(`concurrent.futures` gives up all items in flight.)"""
 
 import hashlib
 import multiprocessing
@@ -43,15 +41,15 @@ _ENGINES = ("local", "ray")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where items are worked on. address: of a Ray cluster, where it is not this machine's own."""
+    """Where items run. address: of a Ray cluster other than this machine's own"""
 
     name: str
     address: str | None = None
 
 
 def engine_of(text: str) -> Engine:
-    """`local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster that runs here) or `ray://HOST:PORT` (Ray Client). Raises
-    SpecError for anything else."""
+    """Parse `local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster running here) or `ray://HOST:PORT` (Ray Client).
+    Raises SpecError for anything else."""
     name, colon, address = text.partition(":")
     if name == "ray" and address.startswith("//"):
         address = text
@@ -63,10 +61,10 @@ def engine_of(text: str) -> Engine:
 
 @dataclass(frozen=True)
 class Stepwise(Generic[T, R]):
-    """A function of an item whose steps each need the answer of the one before (a bisection): only steps travel.
+    """A function whose steps depend on the previous step's result (a bisection); only steps are sent to workers.
 
-    begin: the chain of an item, in the calling process: it yields steps, is sent their answers, and returns the result
-    step:  the answer of a step, in any process
+    begin: generator in the calling process: yields steps, is sent their answers, returns the result
+    step:  computes a step's answer, in any process
     """
 
     begin: Callable[[T], Generator[Any, Any, R]]
@@ -74,7 +72,7 @@ class Stepwise(Generic[T, R]):
 
 
 class _Pool(Protocol):
-    """Where steps are answered, each of them by the number of its item."""
+    """Workers that compute steps, identified by item number."""
 
     @property
     def num_running(self) -> int: ...
@@ -82,12 +80,10 @@ class _Pool(Protocol):
     def has_room(self) -> bool: ...
     def submit(self, number: int, step: Any) -> None: ...
     def wait(self) -> list[tuple[int, Any, str]]:
-        """(number, answer, why it was lost: empty where it was not) of at least one; raises what the function does."""
+        """(number, answer, why it was lost or "") of at least one step; raises the function's errors."""
         ...
 
-    def close(self) -> None:
-        """Stop what is left."""
-        ...
+    def close(self) -> None: ...
 
 
 def spread(
@@ -98,16 +94,16 @@ def spread(
     workers: int | None = None,
     engine: str = "local",
 ) -> list[R]:
-    """`function` of each item, in order; both must be picklable (a function of a module, not a lambda; of a `Stepwise`
-    one only the steps).
+    """`function` of each item, in order. Both must be picklable (a module-level function); of a `Stepwise` only its
+    steps.
 
-    if_lost:  the answer for an item whose process was lost twice at one step, from the item and the reason
+    if_lost:  (item, reason) -> answer for an item whose process died twice at one step
     progress: called with (items done, items in all)
-    workers:  processes; by default as many as this one may use cores (on Ray: as the cluster has), none for a few
-              items. With 1, locally, everything runs in this process, and is lost with it.
+    workers:  processes; default: the available cores (on Ray: the cluster's), none for a few items. 1, locally:
+              everything runs in this process, and dies with it
     engine:   local | ray | ray:ADDRESS
 
-    Raises what the function raises, and MissingExtraError where Ray is asked for and not installed.
+    Raises the function's errors, and MissingExtraError for Ray if it is not installed.
     """
     where = engine_of(engine)
     if not items:
@@ -123,7 +119,7 @@ def spread(
     results: dict[int, R] = {}
 
     def resume(number: int, answer: Any = None) -> bool:
-        """Whether the item has a step after this answer to its last one."""
+        """Advance the item with an answer; False once it is done."""
         steps.pop(number, None)
         try:
             steps[number] = number, chains[number].send(answer)
@@ -186,7 +182,7 @@ _PATIENCE_S = 5.0  # for a process to end when asked to
 
 @dataclass(eq=False)
 class _Worker:
-    """A process and its pipe. number: of the item that it has"""
+    """A process and its pipe. number: of its item"""
 
     process: SpawnProcess
     pipe: Connection
@@ -195,7 +191,7 @@ class _Worker:
 
 
 class _Processes:
-    """`count` processes of this machine, each with a pipe of its own."""
+    """`count` local processes, each with its own pipe."""
 
     def __init__(self, function: Callable[[Any], Any], count: int | None) -> None:
         self._function, self._count = function, count or 1
@@ -217,14 +213,14 @@ class _Processes:
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(target=_serve, args=(theirs, self._function), daemon=True)
             process.start()
-            theirs.close()  # so that the end of the process is the end of the pipe
+            theirs.close()  # so that the pipe closes with the process
             worker = _Worker(process, ours, number)
         worker.number = number
         self._running.append(worker)
         try:
             worker.pipe.send(step)
         except OSError:
-            return  # it has ended, as `wait` reads
+            return  # it has ended; `wait` notices
 
     def wait(self) -> list[tuple[int, Any, str]]:
         outcomes: list[tuple[int, Any, str]] = []
@@ -253,7 +249,7 @@ class _Processes:
 
 
 def _why_lost(worker: _Worker) -> str:
-    """Raises PerfmodelError for a process that had not even begun: another one would not either."""
+    """Reason; raises PerfmodelError for a process that never started, since another would not either."""
     worker.process.join(_PATIENCE_S)
     code = worker.process.exitcode or 0
     _stop(worker)
@@ -278,7 +274,7 @@ def _stop(worker: _Worker) -> None:
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """What a worker process does until its pipe ends: (answer, None), or (None, error), for each item."""
+    """Worker loop until the pipe closes: sends (answer, None) or (None, error) per item."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which stops its workers
     collect_rarely()
     try:
@@ -299,8 +295,8 @@ _CLUSTER_PATIENCE_S = 10.0  # for a cluster to answer
 
 
 class _OnRay:
-    """Tasks of a Ray cluster. Raises MissingExtraError without Ray, PerfmodelError where no cluster answers at
-    `address` or its nodes have another perfmodel."""
+    """Ray tasks. Raises MissingExtraError without Ray, PerfmodelError if no cluster answers at `address` or its nodes
+    run another perfmodel."""
 
     def __init__(self, function: Callable[[Any], Any], address: str | None, workers: int | None) -> None:
         self._function, self._version = function, installed_version()
@@ -349,7 +345,7 @@ class _OnRay:
 
 
 def _connected(address: str | None, workers: int | None) -> Any:
-    """The module `ray`, connected: to what it is connected to, to `address`, or to a cluster of this machine's own."""
+    """The connected module `ray`: an existing connection, `address`, or a new local cluster."""
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else it prints some of its messages after the answer
     try:
         import ray
@@ -389,14 +385,14 @@ def _connected(address: str | None, workers: int | None) -> Any:
 
 
 def _knock(address: str | None) -> None:
-    """Raise OSError or ValueError where no server listens at `HOST:PORT`: Ray itself would wait for minutes."""
+    """Raise OSError or ValueError if nothing listens at `HOST:PORT`; Ray itself would wait for minutes."""
     if address is not None and ":" in address:  # else this machine's own, or `auto`
         host, _, port = address.removeprefix("ray://").rpartition(":")
         socket.create_connection((host, int(port)), timeout=_CLUSTER_PATIENCE_S).close()
 
 
 def _attempt(function: Callable[[Any], Any], item: Any, version: str) -> tuple[Any, Exception | None]:
-    """(answer, None) or (None, error): an error is the caller's to raise as it is, not Ray's to wrap."""
+    """(answer, None) or (None, error), so that Ray does not wrap the error."""
     here = installed_version()
     if here != version:
         return None, PerfmodelError(
@@ -421,7 +417,7 @@ _NAMED: tuple[Kind, ...] = ("engines", "networks")  # which a resolved scenario 
 
 @lru_cache(maxsize=1)
 def program_version() -> str:
-    """The version, and a hash of the sources that answers come from, descriptions of engines among them."""
+    """The version, and a hash of the sources that answers depend on, engine descriptions included."""
     root = Path(__file__).resolve().parents[1]
     sources = [root / name for name in _SOURCES]
     files = [file for source in sources for file in ([source] if source.suffix else sorted(source.rglob("*.py")))]
@@ -431,7 +427,7 @@ def program_version() -> str:
 
 @lru_cache(maxsize=1)
 def installed_version() -> str:
-    """`program_version`, and a hash of the hardware, calibrations, models and scenarios that are installed with it."""
+    """`program_version` with a hash of the installed hardware, calibrations, models and scenarios."""
     files = [file for kind in _DATA for file in sorted(data_dir(kind).rglob("*.yaml"))]
     return f"{program_version()}+{_hash_of(files)}"
 

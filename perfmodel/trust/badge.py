@@ -1,9 +1,9 @@
-"""`Trust`: how near an answer is to what was measured: a level, the errors to expect, and the nearest measurements.
+"""`Trust`: a level, the errors to expect, and the nearest measurements.
 
-Levels, nearest first: `validated` where measured rows of this device, engine, number format and family of models at
-similar sizes were predicted within `VALIDATED_BELOW`; `calibrated` where kernels of this device or of another of its
-architecture were measured; `transferred` where those of another architecture stand for them; `datasheet` where nothing
-does. The badge prints the errors of rows like the setup, or, without such rows, those of the nearest cross-validation.
+Levels, nearest first: `validated`: rows of this device, engine, number format and model family at similar sizes were
+predicted within `VALIDATED_BELOW`; `calibrated`: kernels of this device or its architecture were measured;
+`transferred`: kernels of another architecture stand in; `datasheet`: nothing was measured. The badge prints errors of
+similar rows, else those of the nearest cross-validation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ _SIMILAR = 2.0  # sizes within so many times the measured ones
 # between are mostly a factor of two apart: their order survives an error of a quarter either way (2 x 0.75 > 1.25), and
 # does not survive one of a third.
 VALIDATED_BELOW = 0.25
-_FEWEST_ROWS = 3  # that validate: two agree by chance
+_FEWEST_ROWS = 3  # needed to validate: two may agree by chance
 _NUM_NEAREST = 3
 _NUM_ROWS = 8
 # How far another device, engine, family or format is, in doublings of a size; from small to large.
@@ -69,7 +69,7 @@ _SHOWN = (_OF_STEPS, _OF_PROMPTS)
 
 
 class ErrorFigures(NamedTuple):
-    """Errors of one metric, |predicted / measured - 1|. rows: number of measurements, 0 where errors are expected"""
+    """Errors of one metric, |predicted / measured - 1|. rows: number of measurements, 0 for expected errors"""
 
     rows: int
     median: float
@@ -78,11 +78,11 @@ class ErrorFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Trust:
-    """How near what was measured is to the answer of a setup.
+    """How near a setup is to measured ones.
 
-    because:  why it has its level, in sentences
-    errors:   metric -> errors of measured rows like the setup, or those to expect without such rows
-    left_out: what the cross-validation behind expected errors left out; None where rows like the setup were measured
+    because:  reasons for the level, in sentences
+    errors:   metric -> errors of similar rows, or else expected errors
+    left_out: what the cross-validation behind expected errors left out; None with similar rows
     nearest:  measured cells, nearest first
     """
 
@@ -110,7 +110,7 @@ class Trust:
 
     @property
     def badge(self) -> str:
-        """The level and its errors: what every command, page and document prints."""
+        """The level and its errors, as every command, page and document prints them."""
         return f"{self.level}; {self.figures}"
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Trust:
 
 
 def trust_of(scenario: Scenario) -> Trust:
-    """How near the scenario's setup is to what was measured."""
+    """Trust in predictions for the scenario's setup."""
     setup, cells = setup_of(scenario), measured_cells()
     kin = [cell for cell in cells if _is_kin(setup, cell)]
     alike = [cell for cell in kin if not _other_sizes(setup, cell)]
@@ -159,28 +159,27 @@ def trust_of(scenario: Scenario) -> Trust:
 
 
 def nearest_rows(trust: Trust) -> list[MeasuredRow]:
-    """Single measurements near the answer's setup, nearest first: those of validations whose rows may be copied."""
+    """Measurements near the answer's setup, nearest first, of validations whose rows may be copied."""
     setup = trust.setup
-    same = (row for row in measured_rows() if row.setup.device == setup.device)  # the others are too far away
+    same = (row for row in measured_rows() if row.setup.device == setup.device)  # other devices are too distant
     rows = [(_distance(setup, row.setup, row.setup), row) for row in same]
     near = [item for item in rows if item[0] < _OTHER_DEVICE]
     return [row for _, row in sorted(near, key=lambda item: item[0])[:_NUM_ROWS]]
 
 
 def _is_kin(setup: MeasuredSetup, cell: MeasuredCell) -> bool:
-    """Whether a cell is of the setup's device, engine, format and family, at any sizes."""
+    """Whether the cell has the setup's device, engine, format and family, at any size."""
     low = cell.low
     same = low.device == setup.device and low.engine == setup.engine and _is_alike(low.weights, setup.weights)
     return same and low.family == setup.family and low.separate == setup.separate
 
 
 def _other_sizes(setup: MeasuredSetup, cell: MeasuredCell) -> list[str]:
-    """The sizes that are not similar to those of the cell."""
+    """Sizes that differ from the cell's."""
     return [size for size, far in _outside(setup, cell.low, cell.high).items() if far > 1]
 
 
 def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
-    """The sizes in which the nearest measured rows differ from the setup."""
     nearest = min(kin, key=lambda cell: _distance(setup, cell.low, cell.high))
     sizes = _other_sizes(setup, nearest)
     ranges = []
@@ -193,12 +192,12 @@ def _sizes_of_nearest(setup: MeasuredSetup, kin: Iterable[MeasuredCell]) -> str:
 
 
 def _number(value: float) -> str:
-    """Four digits at least, and no exponent: 8.03, 574.2, 500,000"""
+    """At least four digits, no exponent: 8.03, 574.2, 500,000"""
     return f"{value:,.4g}" if value < 9999.5 else f"{value:,.0f}"
 
 
 def _outside(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> dict[str, float]:
-    """How many times `_SIMILAR` each size lies outside of what was measured; 0 inside, and where it is not known."""
+    """Distance of each size from the measured range in factors of `_SIMILAR`; 0 inside or if unknown."""
     result = {}
     for size in SIZES:
         value, least, most = getattr(setup, size), getattr(low, size), getattr(high, size)
@@ -216,12 +215,12 @@ def _distance(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> 
 
 
 def _is_alike(one: str, other: str) -> bool:
-    """Whether weights take the same bytes and the same rates: both floats of 16 bits take the same time."""
+    """Whether two weight formats have equal bytes and rates: both 16-bit floats do."""
     return one == other or {one, other} == {"bf16", "fp16"}
 
 
 def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
-    """One metric of each of the nearest cells."""
+    """The nearest cells, one metric each."""
     result: dict[tuple[str, ...], MeasuredCell] = {}
     of_steps = [cell for cell in cells if cell.metric in _OF_STEPS]
     for cell in sorted(of_steps, key=lambda item: _distance(setup, item.low, item.high)):
@@ -232,7 +231,6 @@ def _nearest(setup: MeasuredSetup, cells: Iterable[MeasuredCell]) -> list[Measur
 
 
 def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
-    """Errors of all rows of each metric."""
     by_metric: dict[str, list[float]] = {}
     for cell in cells:
         by_metric.setdefault(cell.metric, []).extend(abs(error) for error in cell.errors)
@@ -243,20 +241,20 @@ def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
 
 
 def _shown(errors: Mapping[str, ErrorFigures]) -> dict[str, ErrorFigures]:
-    """Name on the badge -> errors: one metric of steps and one of prompts."""
+    """Badge name -> errors: one metric of steps and one of prompts."""
     firsts = (next((metric for metric in names if metric in errors), None) for names in _SHOWN)
     return {names[metric]: errors[metric] for names, metric in zip(_SHOWN, firsts, strict=True) if metric is not None}
 
 
 def _percent(share: float) -> str:
-    """Whole per cent, at least 1: measurements themselves are not repeated within less."""
+    """Whole per cent, at least 1, the repeatability of measurements."""
     return f"{max(1.0, 100 * share):.0f}"
 
 
 def _expected(
     setup: MeasuredSetup, scenario: Scenario, cells: Sequence[MeasuredCell], cut: Cut
 ) -> dict[str, ErrorFigures]:
-    """Errors without rows like the setup: of the cross-validation, and at least those of the nearest measured rows."""
+    """Errors without similar rows: the cross-validation's, at least those of the nearest measured rows."""
     hardware = scenario.hardware
     devices = "apu" if hardware.declared.memory[0].unified else "gpu"  # as errors of single machines are grouped
     devices = "cpu" if hardware.kind == "cpu" else "apple" if hardware.maker == "apple" else devices
@@ -277,7 +275,7 @@ def _expected(
 
 
 def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str, Cut]:
-    """What kernels of a device are known by where no measured row is like the setup, and what was left out as it is."""
+    """Level, reason and matching cross-validation cut by the kernels measured."""
     profile, name = engine.profile, hardware.name
     if engine.described.facts.backends:
         calibration = backend_calibration(hardware, engine)

@@ -1,10 +1,9 @@
-"""What was measured and how well it was predicted: the setups, their index, errors left out of fits.
+"""Index of validated setups and their errors, and of cross-validation errors.
 
-`hardware_specs/validated`, written by validations: `<name>.csv` has a line for each cell (device x engine version x
-model x number format) and metric: the range of the setups that were measured, and the errors of their predictions.
-`<name>.rows.csv.gz` has the rows themselves, where they may be copied. `left_out/errors.csv` has a line for each
-engine, what was left out of its fit, and metric: what to expect where no measured row is like the setup; it is written
-from the reports of cross-validation (`benchmarks/left_out_index.py`).
+`hardware_specs/validated`, written by validations: `<name>.csv` has a line per cell (device x engine version x model x
+number format) and metric: the range of measured setups and the prediction errors. `<name>.rows.csv.gz` has the rows, if
+they may be copied. `left_out/errors.csv` has a line per engine, cut and metric: errors to expect without similar rows,
+from cross-validation reports (`benchmarks/left_out_index.py`).
 """
 
 from collections import defaultdict
@@ -35,15 +34,15 @@ SIZES = ("total_b", "active_b", "devices", "input_tokens", "output_tokens", "con
 
 
 class MeasuredSetup(NamedTuple):
-    """A deployment and its load, as far as measurements of others tell of it.
+    """A deployment and its load, as far as published measurements state them.
 
-    device:        and the CPU that holds the other layers, where it has only some: "rtx-4090 + ryzen-9-7950x"
-    family:        the kinds of the model's layers: "dense, attention", "mixture of experts, latent attention"
-    weights:       their number format; separate: whether prompts and answers have workers of their own
-    total_b, active_b: parameters in billions, all and of a token
-    devices:       of an engine that answers
-    input_tokens, output_tokens: means of a request; 0 where a trace has them, or conversations that grow
-    concurrency:   requests in flight in a closed loop or at most, 0 where arrivals decide
+    device:        with the CPU if that holds some layers: "rtx-4090 + ryzen-9-7950x"
+    family:        kinds of layers: "dense, attention", "mixture of experts, latent attention"
+    weights:       number format; separate: prefill and decode are disaggregated
+    total_b, active_b: parameters in billions, total and per token
+    devices:       per engine
+    input_tokens, output_tokens: means per request; 0 for traces and growing conversations
+    concurrency:   requests in flight (closed loop, or the maximum); 0 if arrivals decide
     """
 
     device: str
@@ -63,7 +62,7 @@ class MeasuredSetup(NamedTuple):
 
 
 def setup_of(scenario: Scenario) -> MeasuredSetup:
-    """The setup of a scenario; of separate workers that of those which decode."""
+    """The setup of a scenario; of its decode pool if disaggregated."""
     pool = next((pool for pool in scenario.pools if pool.role != "prefill" and not pool.shadow), scenario.pools[0])
     model, engine, traffic = pool.model or scenario.model, pool.engine, scenario.traffic
     family, total, active = _sizes(model)
@@ -88,13 +87,13 @@ def setup_of(scenario: Scenario) -> MeasuredSetup:
 
 
 def _mean(lengths: Lengths | None) -> float:
-    """In tokens; 0 where a file has them."""
+    """In tokens; 0 if a file has the lengths."""
     return (lengths.mean_tokens or 0.0) if lengths is not None else 0.0
 
 
 @lru_cache(maxsize=256)
 def _sizes(model: ModelSpec) -> tuple[str, int, int]:
-    """The model's family, and its parameters, all and of a token."""
+    """The model's family, total and active parameters."""
     layers = [layer for layer, _ in model.layers]
     sparse = any(isinstance(layer.ffn, MoEFFN) for layer in layers)
     mixers = sorted({_kind(layer.mixer) for layer in layers if layer.mixer is not None})
@@ -123,7 +122,7 @@ _DIGITS, _ERROR_DIGITS = 4, 3
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """One measurement beside its prediction, in the metric's unit. kind: of the validation"""
+    """One measurement and its prediction, in the metric's unit. kind: of the validation"""
 
     kind: str
     setup: MeasuredSetup
@@ -142,8 +141,8 @@ class MeasuredRow:
 class MeasuredCell:
     """Measurements of one cell in one metric.
 
-    low, high: the setups of its rows, each size at its least and its most
-    errors:    predicted / measured - 1 of each row, in ascending order
+    low, high: the smallest and largest of each size over the rows
+    errors:    predicted / measured - 1 per row, ascending
     """
 
     kind: str
@@ -164,7 +163,7 @@ class MeasuredCell:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The `share` quantile of `values`, linear between the two nearest, as numpy's default."""
+    """The `share` quantile of `values`, linearly interpolated, as numpy's default."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = int(place)
@@ -184,7 +183,7 @@ def measured_cells() -> tuple[MeasuredCell, ...]:
 
 @cache
 def measured_rows() -> tuple[MeasuredRow, ...]:
-    """The single rows of all validations, of those that may be copied."""
+    """Rows of all validations that may be copied."""
     rows = []
     for line in _lines("*.rows.csv.gz"):
         figures = float(line["predicted"]), float(line["measured"])
@@ -201,7 +200,7 @@ def _lines(pattern: str) -> Iterator[dict[str, str]]:
 
 
 def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
-    """The setup that a line has; of a cell the one at an `end` of its ranges."""
+    """The setup of a CSV line; of a cell, one `end` of its ranges."""
     named = (line[name] == "True" if name == "separate" else line[name] for name in _NAMES)
     return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
 
@@ -223,14 +222,11 @@ def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
 
 
 def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:
-    """Write one validation's part of the index; nothing where `rows` are not of deployments.
-
-    name:   of its files; lists_rows: whether single rows may be copied
-    folder: of the index
-    """
+    """Write one validation's part of the index; nothing if `rows` are not of deployments. name: of its files; folder:
+    of the index; lists_rows: single rows may be copied"""
     if not rows:
         return
-    import gzip  # here and below what only writing needs: every answer imports this module
+    import gzip  # imported lazily here and below, only for writing: every answer imports this module
 
     folder.mkdir(parents=True, exist_ok=True)
     cells = []
@@ -253,7 +249,7 @@ def _names(setup: MeasuredSetup) -> list[str]:
 
 
 def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
-    """Rows of one setup as one, by their medians: requests of a run, repeated runs."""
+    """Merge rows of one setup (requests of a run, repeated runs) by their medians."""
     by_setup: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
     for row in rows:
         by_setup[row.setup, row.metric].append(row)
@@ -288,7 +284,7 @@ CUTS: tuple[Cut, ...] = ("cell", "model", "device", "architecture", "datasheet")
 
 
 class LeftOutError(NamedTuple):
-    """Errors of one metric with something left out.
+    """Errors of one metric with a cut left out of the fit.
 
     engine, devices: profile, and kind of devices (cpu, apu, apple, gpu); "" for any
     median, p90:     of |predicted / measured - 1| over the rows left out, or over their devices
@@ -317,14 +313,11 @@ def measured_left_out() -> tuple[LeftOutError, ...]:
 def left_out_errors(
     engine: str, devices: str, cut: Cut, errors: Iterable[LeftOutError] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Metric -> (median, p90) to expect of an engine on a kind of device, with `cut` left out.
+    """Metric -> (median, p90) to expect of `engine` on a kind of `devices`, with `cut` left out; `errors` replace the
+    file's.
 
-    devices: kind of devices, as `LeftOutError` has it
-    errors:  in place of those of the file
-
-    A more distant cut contains what a nearer one leaves out, so its error is at least as large: of all cuts up to
-    `cut` the largest counts; without any, the nearest beyond. An engine that no report has takes the largest errors of
-    all engines.
+    A more distant cut includes what nearer ones leave out, so its error is at least as large: the largest over cuts up
+    to `cut` counts; without any, the nearest beyond. An engine without reports takes the largest errors of all engines.
     """
     lines = [line for line in (measured_left_out() if errors is None else errors) if line.devices in ("", devices)]
     if any(line.engine == engine for line in lines):

@@ -1,7 +1,5 @@
-"""The one door from here to the executor: `perfmodel` never imports torch, `perfmodel_executors` imports `perfmodel`.
-
-The executor package is looked up when it is needed; without it, or without torch, there is one sentence.
-"""
+"""Loads the executor package on demand: `perfmodel` never imports torch; `perfmodel_executors` imports `perfmodel`.
+Without it, or without torch, users get a one-sentence error."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -22,7 +20,7 @@ Progress = Callable[[int, int | None], None]
 
 
 class ExecutedBeside(Protocol):
-    """A scenario's executed runs, and the simulation of it; `problem` says why there are none."""
+    """A scenario's executed runs and its simulation; `problem` says why there are none."""
 
     @property
     def runs(self) -> Sequence[RunResult]: ...
@@ -35,20 +33,20 @@ class ExecutedBeside(Protocol):
 
 
 class MeasuredQuality(Protocol):
-    """What a technique costs in quality; as text, one line for each number."""
+    """Quality loss of a technique; as text, one line per number."""
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 class MeasuredSensitivity(MeasuredQuality, Protocol):
-    """What layers lose in fewer bits, and the `engine.quantization_by_layer` that is proposed from it."""
+    """Quality loss of layers in fewer bits, and the proposed `engine.quantization_by_layer`."""
 
     @property
     def rules(self) -> tuple[LayerQuantization, ...]: ...
 
 
 class ExecutorPackage(Protocol):
-    """What `perfmodel_executors` offers; its functions say what they do."""
+    """Functions of `perfmodel_executors`, documented there."""
 
     def calibrate_cpu(
         self, models: Sequence[str] | None = None, out: Path | None = None, progress: Progress | None = None
@@ -119,10 +117,8 @@ class ExecutorPackage(Protocol):
 
 
 def load_executor(*, needs_torch: bool = True) -> ExecutorPackage:
-    """The executor package. Raises MissingExtraError when it, or torch, is not installed.
-
-    needs_torch: not to run on another engine, which brings its own
-    """
+    """The executor package. Raises MissingExtraError if it or torch is not installed. needs_torch: False for runs on
+    another engine, which brings its own"""
     for name in ("torch", "perfmodel_executors") if needs_torch else ("perfmodel_executors",):
         if find_spec(name) is None:
             raise MissingExtraError(
@@ -133,7 +129,7 @@ def load_executor(*, needs_torch: bool = True) -> ExecutorPackage:
 
 
 def explain_occupancy(scenario: Scenario, shape: BatchShape, progress: Progress | None = None) -> list[dict[str, Any]]:
-    """See `ExecutorPackage.explain_occupancy`; needs triton beside torch."""
+    """See `ExecutorPackage.explain_occupancy`; also needs triton."""
     executor = load_executor()
     if find_spec("triton") is None:
         raise MissingExtraError("compiling kernels needs triton, which is not installed: pip install triton.")

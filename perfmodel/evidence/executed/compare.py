@@ -1,17 +1,14 @@
-"""Simulated beside executed: the same engine on two clocks, compared step by step and request by request.
+"""Simulated vs. executed: the same engine on two clocks. From most to least direct:
 
-Three comparisons, from the most to the least direct:
+    step               every executed step against its prediction for exactly that plan (cost model alone)
+    e2el, ttft, tpot   every request of two whole runs, one on each clock (cost model and its consequences)
+    *_mean, duration   means over requests, and the length of the run
 
-    step            every executed step, its duration predicted for exactly that plan (the cost model alone)
-    e2el, ttft, tpot   every request of two whole runs, one on each clock (the cost model and all that follows from it)
-    *_mean, duration   the means over requests, and the length of the run
+Plans may differ: a longer step gathers other arrivals. `plans_agree` in the notes counts equal steps.
 
-The runs may take different plans: a step that takes longer gathers other arrivals. `plans_agree` in the notes says
-how many steps of the two runs are the same.
-
-Of a run on another engine (`validate executor SCENARIO --measured FOLDER`) steps are predicted for what each of them
-computed, requests by a run of the whole scenario, both as `engine.profile` is calibrated: what `perfmodel calibrate
---on` wrote, or what ships.
+For a run on another engine (`validate executor SCENARIO --measured FOLDER`) steps are predicted for what each computed,
+requests by simulating the whole scenario, both with the calibration of `engine.profile` that `perfmodel calibrate --on`
+wrote, or that ships.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +36,7 @@ _REQUEST_METRICS = ("e2el", "ttft", "tpot")
 
 
 class StepPair(NamedTuple):
-    """One executed step: what ran, and how long it was predicted to take and took."""
+    """One executed step, with predicted and measured duration."""
 
     step: int
     num_tokens: int
@@ -65,7 +62,7 @@ class StepPair(NamedTuple):
 
 
 class ShadowedBackend:
-    """Executes with `real`, and asks `predicted` about every plan beside it."""
+    """Executes with `real`, and records a prediction of every plan."""
 
     def __init__(self, real: Backend, predicted: Backend) -> None:
         self.pairs: list[StepPair] = []
@@ -73,7 +70,7 @@ class ShadowedBackend:
         self._predicted = predicted
 
     def execute(self, plan: StepPlan) -> Outcome:
-        """The real outcome; the prediction is only noted."""
+        """The real outcome; the prediction is only recorded."""
         shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
         predicted = self._predicted.execute(plan).duration
         outcome = self._real.execute(plan)
@@ -83,7 +80,7 @@ class ShadowedBackend:
 
 @dataclass(frozen=True)
 class ExecutorComparison:
-    """One workload on both clocks, with the executed steps' own predictions."""
+    """One workload on both clocks, with predictions of the executed steps."""
 
     simulated: RunResult
     executed: RunResult
@@ -93,10 +90,8 @@ class ExecutorComparison:
 def report_executor(
     comparisons: Sequence[ExecutorComparison], residuals: Residuals, notes: Sequence[str] = ()
 ) -> ValidationReport:
-    """The report over one or more runs; with several, each is also a group of its own.
-
-    residuals: what the calibration left unexplained of whole steps; its 80 % range is the interval of every prediction
-    """
+    """The report over `comparisons`; several are also groups, with `notes`. residuals: of whole steps; their 80 % range
+    is every prediction's interval"""
     interval = (exp(residuals.p10), exp(residuals.p90)) if residuals.num_rows else None
     runs = [_compare_runs(comparison, interval) for comparison in comparisons]
     metrics = {}
@@ -124,7 +119,7 @@ def report_executor(
 
 
 def _compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] | None = None) -> dict[str, Rows]:
-    """Rows per metric: `step`, then `e2el, ttft, tpot` per request, their means, and the run's `duration`."""
+    """Rows per metric: `step`; `e2el, ttft, tpot` per request, their means; `duration`."""
     simulated, executed = _requests(comparison.simulated), _requests(comparison.executed)
     ids, in_sim, in_exec = np.intersect1d(simulated.request_id, executed.request_id, return_indices=True)
     labels = [
@@ -176,7 +171,7 @@ def _requests(result: RunResult) -> RequestColumns:
 
 
 def _agreement(comparison: ExecutorComparison) -> str:
-    """How many steps of the two runs were the same plan."""
+    """Number of steps with the same plan in both runs."""
     simulated, executed = comparison.simulated.steps, comparison.executed.steps
     if simulated is None or executed is None:
         return "Step records were not saved: plans are not compared."
@@ -186,7 +181,7 @@ def _agreement(comparison: ExecutorComparison) -> str:
 
 
 def _plans(steps: StepColumns) -> dict[int, tuple[int, ...]]:
-    """index -> what ran, with leaps taken apart: each of their steps adds a token to every decode's context."""
+    """Step index -> what ran, with leaps expanded: each of their steps adds a token to every decode's context."""
     plans: dict[int, tuple[int, ...]] = {}
     names = ("index", "num_steps", "num_tokens", "num_decodes", "decode_context", "num_chunks")
     columns = (getattr(steps, name).tolist() for name in names)
@@ -199,10 +194,7 @@ def _plans(steps: StepColumns) -> dict[int, tuple[int, ...]]:
 def validate_recorded(
     scenario: Scenario, requests: RequestColumns, steps: StepColumns, chunks: Chunks, progress: Progress | None = None
 ) -> ValidationReport:
-    """Simulate the scenario and compare it with a run of it.
-
-    requests, steps, chunks: the records of the run; steps of a server are none
-    """
+    """Simulate the scenario and compare it with the recorded run: requests, steps (none for a server) and chunks."""
     simulated = simulate(scenario, progress=progress, keep_steps=True)
     executed = RunResult(scenario, "executed", {}, requests, steps)
     costs = step_costs(scenario)

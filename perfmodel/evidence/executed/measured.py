@@ -1,16 +1,16 @@
-"""`validate executor --measured FOLDER`: the simulator beside a device that the executor's programme measured, offline.
+"""`validate executor --measured FOLDER`: the simulator vs. a device that the executor's suite measured, offline.
 
-Half of the measured kernels and steps calibrate the device, the other half is predicted:
+Half of the measured kernels and steps calibrate the device; predicted are
 
     kernel            each problem of the other half
     step              whole steps of the other half
-    serving_step      every step of the served scenarios, for exactly its shape
-    e2el_mean, ...    the scenarios simulated whole, each beside its run
-    speedup           scenarios with a technique and without, what it gains on both clocks
+    serving_step      every step of the served scenarios, at its exact shape
+    e2el_mean, ...    the scenarios, simulated whole
+    speedup           scenarios with and without a technique: the gain on both clocks
 
-How near kernels come to what the device can do, and to the best library call, is a sentence per operator. The limit of
-a problem is the larger of its bytes over the measured copy bandwidth and its FLOPs over the measured rate of a library
-product in the same format: figures of the same device in the same run.
+A sentence per operator compares kernels with the device's limit and the best library call. A problem's limit is the
+larger of bytes / measured copy bandwidth and FLOPs / measured rate of a library product in the same format, from the
+same run.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ _WORST = 5
 
 
 class ServedStep(NamedTuple):
-    """One executed step of a scenario, seconds."""
+    """One executed step of a scenario, in seconds."""
 
     scenario: str
     label: str
@@ -68,7 +68,7 @@ class ServedStep(NamedTuple):
 
 
 def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[ServedStep]:
-    """Each step that was executed, predicted for exactly its shape."""
+    """Each executed step, predicted at its exact shape."""
     pricer = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine)).pricer()
     result = []
     for fields, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
@@ -81,7 +81,7 @@ def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibratio
 
 
 def validate_measured(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Calibrate on half of what `folder` has, predict the rest. Raises SpecError for a folder that is no such thing."""
+    """Calibrate on half of `folder`, predict the rest. Raises SpecError for an invalid folder."""
     measured = read_measurements(folder)
     info, hardware = measured.info, load_hardware(measured.info.device)
     fitted_kernels, kernels = halves(measured.kernels, lambda record: record.operator)
@@ -126,7 +126,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
 def halves(
     records: Sequence[RecordT], group: Callable[[RecordT], str]
 ) -> tuple[tuple[RecordT, ...], tuple[RecordT, ...]]:
-    """Every other record of each group: the first, third, ... and the second, fourth, ..."""
+    """Alternating records of each group: the odd ones and the even ones."""
     seen: Counter[str] = Counter()
     parts: tuple[list[RecordT], list[RecordT]] = ([], [])
     for record in records:
@@ -162,7 +162,7 @@ def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: 
 def _servings(
     measured: Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
 ) -> list[Comparison]:
-    """Steps and means of all scenarios, simulated whole; what cannot be simulated is said in `unpredicted`."""
+    """Steps and means of all scenarios, simulated whole; failures go to `unpredicted`."""
     steps: list[ServedStep] = []
     # simulated and executed seconds, the ends of the 80 % interval as factors, and the scenario
     means: dict[str, list[tuple[float, float, float, float, str]]] = {name: [] for name in _MEANS}
@@ -201,7 +201,7 @@ def _interval(residuals: Sequence[Residuals]) -> tuple[list[float], list[float]]
 
 
 def _verdicts(measured: Measurements, calibration: Calibration, unpredicted: list[str]) -> list[TechniqueVerdict]:
-    """What each pair with both sides has shown; what cannot be simulated is said in `unpredicted`."""
+    """Verdict of each pair with both sides; failures go to `unpredicted`."""
     result = []
     for name in dict.fromkeys(key.rpartition(" ")[0] for key in measured.pairs):
         keys = [f"{name} {side}" for side in SIDES]
@@ -263,7 +263,7 @@ def _rate_notes(measured: Measurements) -> Iterator[str]:
 
 
 def _limit(record: KernelRecord, ceilings: Ceilings) -> tuple[float, str]:
-    """Seconds that a problem takes at least, 0 where that is not known, and what bounds it."""
+    """(minimal seconds of a problem or 0 if unknown, its bound)"""
     rate = ceilings.rate(record.rate)
     memory = record.bytes / ceilings.bandwidth if ceilings.bandwidth else 0.0
     compute = record.flops / rate if rate else 0.0
@@ -271,7 +271,6 @@ def _limit(record: KernelRecord, ceilings: Ceilings) -> tuple[float, str]:
 
 
 def _smoke_notes(measured: Measurements) -> Iterator[str]:
-    """How many checks came out right, and the others one by one."""
     checks = measured.smoke
     wrong = {key: check for key, check in checks.items() if not check.is_right}
     if checks:
@@ -281,7 +280,7 @@ def _smoke_notes(measured: Measurements) -> Iterator[str]:
 
 
 def _state_notes(measured: Measurements) -> Iterator[str]:
-    """What the device did meanwhile: a clock that sinks under its power limit explains times."""
+    """Clocks and power: a clock that drops at the power limit explains times."""
     readings = measured.info.readings
     units = {"sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
     columns = {name: values for name in units if (values := getattr(readings, name))}

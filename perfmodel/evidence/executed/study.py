@@ -1,4 +1,4 @@
-"""The executed part of a study: every point run on this machine beside its simulation, and the quality it asks for."""
+"""The executed part of a study: every point executed here and simulated, and the measured quality."""
 
 import json
 from collections.abc import Sequence
@@ -44,10 +44,8 @@ _TEXT = "pydoc"
 
 
 def measure_study_quality(file: StudyFile, model: str, progress: Progress | None = None) -> Path:
-    """Measure every variant that the study's `quality.keys` name on `model` (a .gguf) and write `quality.file`.
-
-    Raises SpecError for a study without that part, MissingExtraError without what reads and runs the model.
-    """
+    """Measure every variant of the study's `quality.keys` on `model` (a .gguf) and write `quality.file`. Raises
+    SpecError for a study without that part, MissingExtraError without the packages to run the model."""
     quality = file.study.quality
     if quality is None:
         raise SpecError(f"{file.path}: has no `quality` part, so there is nothing to measure; leave --quality out.")

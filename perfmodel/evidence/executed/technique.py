@@ -1,15 +1,14 @@
-"""Techniques: what a pair of runs shows of one, and what committed reports show of all.
+"""Techniques: verdicts from pairs of runs, and the status of all from committed reports.
 
-speedup = how many times better the scenario's metric is than its baseline's
-quotient = simulated speedup / executed speedup
+speedup = factor by which the scenario's metric is better than its baseline's quotient = simulated speedup / executed
+speedup
 
     right           both speedups lie on the same side of 1, and the quotient within 15 % of it
     proves nothing  hardly any speedup is simulated, and the quotient lies within 15 %: any model would be as right
     missed          all others
 
-Nothing is simulated here. Which techniques there are is data, one file per family in workloads/techniques;
-tests/contract/test_techniques.py checks what is written there of a switch against the simulator. `executed` and
-`validated` are claimed only for what came out right.
+Techniques are data, one file per family in workloads/techniques; tests/contract/test_techniques.py checks their
+switches against the simulator. `executed` and `validated` are claimed only for `right` results.
 """
 
 import json
@@ -34,7 +33,7 @@ LEAST_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated 
 
 
 def outcome_of(simulated: float, executed: float, quotient: float) -> Outcome:
-    """What a pair has shown: by the `simulated` and the `executed` speedup, and their `quotient`."""
+    """Verdict from the `simulated` and `executed` speedup and their `quotient`."""
     is_close = abs(quotient - 1.0) <= CLOSE
     if is_close and abs(simulated - 1.0) < LEAST_GAIN:
         return "proves nothing"
@@ -68,7 +67,7 @@ class Technique(Spec):
         return name
 
     def speedup(self, value: float, baseline: float) -> float:
-        """How many times better `value` of the metric is than the baseline's."""
+        """Factor by which `value` of the metric is better than the baseline's."""
         return baseline / value if metric_named(self.metric, "run").is_better_low else value / baseline
 
 
@@ -80,7 +79,7 @@ class Sides(NamedTuple):
 
 
 class TechniqueRun(NamedTuple):
-    """One workload: the metric on both clocks, and the bias of the executed steps' predicted durations."""
+    """One workload: the metric on both clocks, and the bias of predicted step durations."""
 
     simulated: Sides
     executed: Sides
@@ -89,12 +88,12 @@ class TechniqueRun(NamedTuple):
 
 @dataclass(frozen=True)
 class TechniqueVerdict:
-    """A technique over its runs, each of another seed: medians, since a run on a shared machine may go astray.
+    """A technique over runs with different seeds: medians, since a run on a shared machine may be an outlier.
 
     simulated, executed: speedups
-    quotients: simulated over executed speedup of each run, compared with itself
-    step_bias: how much longer steps are predicted to take than they take, of the scenario and of the baseline
-    key:       of the pair as it was run (`pair_key`); date: of the runs, ISO
+    quotients: simulated / executed speedup of each run
+    step_bias: by how much predicted step times exceed executed ones, of the scenario and the baseline
+    key:       `pair_key` of the pair as run; date: of the runs, ISO
     """
 
     technique: Technique
@@ -108,7 +107,7 @@ class TechniqueVerdict:
 
     @classmethod
     def of(cls, technique: Technique, file: str, runs: Sequence[TechniqueRun], key: str, date: str) -> Self:
-        """What `runs` of the pair of `technique` and `file` have shown; `key` and `date` as of the class."""
+        """Verdict of the `runs` of `technique` in `file`; `key` and `date` as of the class."""
         simulated, executed = (
             [technique.speedup(*getattr(run, clock)) for run in runs] for clock in ("simulated", "executed")
         )
@@ -118,14 +117,14 @@ class TechniqueVerdict:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any], technique: Technique) -> Self:
-        """What `to_json` gave. Raises KeyError or TypeError for anything else."""
+        """Inverse of `to_json`. Raises KeyError or TypeError for other data."""
         bias = Sides(row["step_bias"], row["baseline_step_bias"])
         shown = row["simulated"], row["executed"], row["quotients"]
         return cls(technique, row["file"], *shown, bias, row["key"], row["date"])
 
     @property
     def quotient(self) -> float:
-        """Simulated over executed speedup: the median over the runs."""
+        """Median over runs of simulated / executed speedup."""
         return median(self.quotients)
 
     @property
@@ -215,13 +214,13 @@ class TechniqueFamily(Spec):
 
 
 def load_techniques() -> tuple[TechniqueFamily, ...]:
-    """All families, in the order of their files' names. Raises SpecError for a file with a mistake."""
+    """All families, ordered by file name. Raises SpecError for an invalid file."""
     files = [load_yaml(find_file("techniques", name)) for name in list_names("techniques")]
     return tuple(parse(TechniqueFamily, file.data, file.positions) for file in files)
 
 
 class PairResult(NamedTuple):
-    """What a pair of scenarios has shown, by the report: speedups, and simulated over executed."""
+    """Speedups of a pair as reported, and simulated / executed."""
 
     simulated: float
     executed: float
@@ -237,10 +236,9 @@ class PairResult(NamedTuple):
 class TechniqueStatus:
     """One technique's line.
 
-    family, what_family: its name, and what its techniques have in common
-    ratios: predicted / published of its figures, by id, without those that a calibration was fitted to; empty where
-            none is in the report
-    pairs:  what its pairs have shown, by name; empty where none is in a report
+    family, what_family: the family's name and description
+    ratios: id -> predicted / published, without figures used in fits; empty without a report
+    pairs:  name -> result; empty without a report
     """
 
     family: str
@@ -257,18 +255,18 @@ class TechniqueStatus:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The worst of its pairs': missed, proves nothing, right; None where none has been run."""
+        """The worst of its pairs (missed, proves nothing, right); None if none ran."""
         outcomes = {pair.outcome for pair in self.pairs.values()}
         return next((item for item in _WORST_FIRST if item in outcomes), None)
 
     @property
     def is_executed(self) -> bool:
-        """Whether all pairs of scenarios that execute it came out as simulated."""
+        """Whether all of its pairs came out as simulated."""
         return self.outcome == "right"
 
     @property
     def why_not_executed(self) -> str:
-        """Why no pair has been run; empty where one has."""
+        """Why no pair has run; empty if one has."""
         if self.outcome is not None:
             return ""
         if self.has_pairs:
@@ -277,17 +275,17 @@ class TechniqueStatus:
 
     @property
     def ratio(self) -> float | None:
-        """Median of predicted over published."""
+        """Median of predicted / published."""
         return median(self.ratios.values()) if self.ratios else None
 
     @property
     def quotient(self) -> float | None:
-        """Median of simulated over executed speedup."""
+        """Median of simulated / executed speedup."""
         return median(pair.quotient for pair in self.pairs.values()) if self.pairs else None
 
     @property
     def validated(self) -> str:
-        """`yes`, `missed` (more than a quarter off in the median) or `no` (nothing published is compared)."""
+        """`yes`, `missed` (median off by more than a quarter) or `no` (no published comparison)."""
         if self.ratio is None:
             return "no"
         off = median(abs(value - 1) for value in self.ratios.values())
@@ -321,14 +319,13 @@ class TechniqueStatus:
 
 
 def published_ratios() -> dict[str, float]:
-    """Predicted / published by id, from the newest committed report, without figures that a calibration was fitted to;
-    nothing where there is none."""
+    """id -> predicted / published from the newest committed report, without figures used in fits."""
     rows = _newest_rows("published_figures_*.json", "figures")
     return {row["id"]: row["ratio"] for row in rows if not row["fitted"]}
 
 
 def executed_pairs() -> dict[str, PairResult]:
-    """What each pair has shown, by its name, from the newest committed report; empty where there is none."""
+    """Name -> result of each pair from the newest committed report; empty without one."""
     rows = _newest_rows("techniques_cpu_*.json", "techniques")
     return {row["file"].removesuffix(".yaml"): PairResult(*(row[name] for name in PairResult._fields)) for row in rows}
 
@@ -339,7 +336,7 @@ def _newest_rows(pattern: str, key: str) -> list[dict[str, Any]]:
 
 
 def read_status() -> list[TechniqueStatus]:
-    """All techniques, in the order of the registry."""
+    """All techniques, in registry order."""
     published, executed, pairs = published_ratios(), executed_pairs(), data_dir("scenarios") / "techniques"
     return [
         TechniqueStatus(

@@ -1,8 +1,6 @@
-"""`validate techniques`: what each technique gains, simulated vs. executed on this machine's CPU.
-
-Every scenario with a `technique` block is compared with its baseline; both are calibrated for together, on grids of
-steps that their workloads do not decide, then simulated and executed. What is compared is the speedup.
-"""
+"""`validate techniques`: each technique's speedup, simulated vs. executed on this CPU. A scenario with a `technique`
+block and its baseline are calibrated together on a step grid independent of their workloads, then simulated and
+executed."""
 
 import hashlib
 import json
@@ -36,13 +34,9 @@ _ABOUT = (
 
 
 class Journal:
-    """What is known of pairs already: those of a report, and those of a run that was cut off, one a line.
-
-    A pair is known only if its file and the number of runs are what they were; the file of lines is removed once the
-    report is written.
-
-    report: the report's JSON, whose pairs are kept with the date of their runs; None, or no such file, keeps nothing
-    """
+    """Results of finished pairs: from a report, and one per line from an interrupted run. A result counts only for the
+    same file and number of runs; the line file is removed once the report is written. report: JSON whose pairs keep
+    their dates; None or a missing file keeps nothing"""
 
     def __init__(self, report: Path | None) -> None:
         self._path = None if report is None else report.with_suffix(".partial.jsonl")
@@ -54,12 +48,12 @@ class Journal:
         self._known: dict[str, dict[str, Any]] = {row["key"]: row for row in rows if "key" in row}
 
     def find(self, technique: Technique, key: str) -> TechniqueVerdict | None:
-        """What the pair has shown, if it was finished."""
+        """The pair's verdict, if it was finished."""
         row = self._known.get(key)
         return None if row is None else TechniqueVerdict.from_json(row, technique)
 
     def add(self, verdict: TechniqueVerdict) -> None:
-        """Append what a finished pair has shown. Raises SpecError if the journal cannot be written."""
+        """Append a finished pair. Raises SpecError if the journal cannot be written."""
         if self._path is None:
             return
         try:
@@ -70,13 +64,13 @@ class Journal:
             raise SpecError(f"{self._path}: cannot be written: {error.strerror}.") from None
 
     def remove(self) -> None:
-        """Forget the lines: the report is written."""
+        """Delete the line file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 def _rows_of(report: Path) -> list[dict[str, Any]]:
-    """The pairs of a report; none where it is not one."""
+    """The pairs of a report; empty for other files."""
     try:
         return list(parse_json(read_bounded_text(report, LARGEST_TABLE_BYTES))["techniques"])
     except (OSError, PerfmodelError, ValueError, KeyError, TypeError):
@@ -84,7 +78,7 @@ def _rows_of(report: Path) -> list[dict[str, Any]]:
 
 
 def pair_key(file: Path, repeats: int) -> str:
-    """What tells a pair's runs from those of another file, or of the same file before a change, or of fewer runs."""
+    """Identifies a pair's runs: file contents and number of runs."""
     return hashlib.sha256(f"{file.read_text(encoding='utf-8')}\n{repeats}".encode()).hexdigest()
 
 
@@ -96,14 +90,14 @@ def validate_techniques(
     journal: Journal | None = None,
     judged: Judged | None = None,
 ) -> ValidationReport:
-    """Simulate and execute the scenario of every `*.yaml` below `path`, or of one file, and its baseline.
+    """Simulate and execute the scenario of every `*.yaml` below `path` (or of one file) and its baseline.
 
     repeats: runs of each, simulated and executed
-    measure: what runs a pair; the executor unless given
-    journal: stores each finished pair, and has those of an interrupted session
+    measure: runs a pair; default: the executor
+    journal: stores finished pairs, and has those of an interrupted session
     judged:  called with each pair's verdict
 
-    Files that cannot be read or executed are listed with the reason. Raises SpecError where that goes for all.
+    Files that cannot be read or executed are listed with the reason. Raises SpecError if none can.
     """
     root = Path(path)
     if not root.exists():
@@ -159,8 +153,7 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
 
 
 def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
-    """Simulated beside executed speedups, one row for each technique, the medians over its runs; and how many came out
-    right, in a sentence."""
+    """Simulated vs. executed speedups, a row per technique (medians over runs), and a sentence on the number right."""
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
     rows = Rows(
         [item.simulated for item in verdicts],

@@ -1,10 +1,10 @@
-"""Measured attention: of decodes (`generation_attention`), of prompts (`context_attention`), latent (`*_mla*`).
+"""Measured attention: decodes (`generation_attention`), prompts (`context_attention`), latent (`*_mla*`).
 
-Columns: batch_size, isl (query tokens of a sequence), step (tokens already cached), num_heads, num_key_value_heads,
-head_dim, window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_source, engine_version; of latent modules
-gemm_type, too. Rows of one kernel, head size and number formats are fitted together, whatever their window. Tables of
-latent attention without a model were taken with DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`)
-still has the GEMMs that expand or absorb the latents.
+Columns: batch_size, isl (query tokens of a sequence), step (cached tokens), num_heads, num_key_value_heads, head_dim,
+window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_source, engine_version; latent modules also gemm_type.
+Rows of one kernel, head size and formats are fitted together over all windows. Latent tables without a model have
+DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`) includes the GEMMs that expand or absorb the
+latents.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ _MOST_ROWS = 2500  # of a fit
 
 
 def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
-    """The kernel of each row by its library; SGLang's FlashAttention-3 is another kernel before Hopper."""
+    """The kernel of each row by library; SGLang's FlashAttention-3 is another kernel before Hopper."""
     known = {
         "vllm_flash_attn": "flash2",
         "vllm_flash_attn_fa3": "flash3",
@@ -49,13 +49,12 @@ def _has_wgmma(device: DeviceFacts) -> bool:
 
 
 def _domain(kv_format: str, head_dim: str, **more: Any) -> Domain:
-    """The domain of a key's parts `kv_<format>` and `hd<size>`."""
+    """Domain of the key parts `kv_<format>` and `hd<size>`."""
     size, kv_bytes = int(head_dim.removeprefix("hd")), bytes_of(kv_format.removeprefix("kv_"))
     return Domain(head_dim=size, kv_element_bytes=kv_bytes, **more)
 
 
 def _heads(table: KernelTable) -> HeadsExtent:
-    """The heads of each row."""
     head_dim, kv_bytes = numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
     counts = numbers(table, "num_heads"), numbers(table, "num_key_value_heads")
     return HeadsExtent(*counts, head_dim, head_dim, kv_bytes, numbers(table, "window_size"))
@@ -65,7 +64,7 @@ def _heads(table: KernelTable) -> HeadsExtent:
 
 
 class _Decodes(NamedTuple):
-    """A kernel of decodes: its rules, the parameters that its rows determine beside those of all, and its groups."""
+    """A decode kernel: its rules, extra parameters that its rows determine, and its groups."""
 
     kernel: DecodeKernel = DecodeKernel()
     free: tuple[str, ...] = ("group_traffic", "cache_speedup")
@@ -96,12 +95,12 @@ _DECODE_STARTS: tuple[dict[str, float], ...] = (
     {"block_s": 1e-6, "knee": 1.1},
     {"launch_s": 4e-6, "block_s": 6e-6, "block_bandwidth": 0.6},
 )
-_MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; what says so timed something else
+_MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; faster rows timed something else
 _BEYOND_CACHE = 1.5  # times L2: smaller KV may have come from there
 
 
 def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
-    """The kernel of each row of decodes; TensorRT-LLM picks among its own by the size of the group."""
+    """Kernel of each decode row; TensorRT-LLM chooses among its own by group size."""
     names, group = _libraries(table, device), numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
     is_mmha = (group < 2) | (group > _MMHA_ABOVE)
     xqa = np.where(_has_wgmma(device) & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
@@ -109,7 +108,7 @@ def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
 
 
 def decode_sizes(table: KernelTable) -> DecodeSizes:
-    """The sizes of each row of decodes."""
+    """Sizes of each decode row."""
     batch, length, heads = numbers(table, "batch_size"), numbers(table, "step") + 1, _heads(table)
     kv_heads, head_dim, kv_bytes = heads.num_kv_heads, numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
     new_token = kv_heads * head_dim * (2 + kv_bytes)  # read in 2 bytes, written into the cache
@@ -123,7 +122,7 @@ def decode_sizes(table: KernelTable) -> DecodeSizes:
 
 
 def decodes_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows whose KV, too large for L2, would have been read faster than the declared memory delivers."""
+    """Rows whose KV, too large for L2, would exceed the declared bandwidth."""
     sizes = decode_sizes(table)
     window = sizes.extent.heads.window
     visible = np.where(window > 0, np.minimum(sizes.length, window), sizes.length)
@@ -138,7 +137,7 @@ def _decode_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def decode_start(key: str) -> FlashDecodeFit:
-    """The rules and the domain of the kernel of a key."""
+    """Rules and domain of a key's kernel."""
     _, _, kv_format, head_dim, name = key.split("/")
     kernel = _DECODES.get(name, _Decodes())
     return FlashDecodeFit(kernel=kernel.kernel, domain=_domain(kv_format, head_dim, groups=kernel.groups))
@@ -161,7 +160,7 @@ _PREFILL_STARTS: tuple[dict[str, float], ...] = (
 
 
 def prefill_sizes(table: KernelTable) -> PrefillSizes:
-    """The sizes of each row of prompts."""
+    """Sizes of each prompt row."""
     heads, head_dim = _heads(table), numbers(table, "head_dim")
     return PrefillSizes(
         heads,
@@ -174,10 +173,8 @@ def prefill_sizes(table: KernelTable) -> PrefillSizes:
 
 
 def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows whose visible products alone would take longer at the declared peak.
-
-    A kernel that reads FP8 keys multiplies in FP8, whatever its queries were.
-    """
+    """Rows whose visible products alone would take longer at the declared peak. A kernel with FP8 keys multiplies in
+    FP8, whatever its queries' format."""
     sizes = prefill_sizes(table)
     tokens, cached, window = sizes.tokens, sizes.cached, sizes.heads.window
     short = np.clip(window - cached, 0, tokens)
@@ -199,7 +196,7 @@ def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def prefill_start(key: str) -> FlashPrefillFit:
-    """The rules and the domain of the kernel of a key."""
+    """Rules and domain of a key's kernel."""
     _, rate, kv_format, head_dim, name = key.split("/")
     size, kv_bytes = int(head_dim.removeprefix("hd")), bytes_of(kv_format.removeprefix("kv_"))
     return FlashPrefillFit(
@@ -210,10 +207,8 @@ def prefill_start(key: str) -> FlashPrefillFit:
 
 
 def _prefill_kernel(name: str, head_dim: int, kv_bytes: float) -> PrefillKernel:
-    """Tile sizes, from the libraries' sources: they depend on the head size, since tiles share registers and SRAM.
-
-    TensorRT-LLM's closed kernels are read off their tables: 128 rows, and windows that start in wide key tiles.
-    """
+    """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
+    kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles."""
     if name == "trtllm":
         return PrefillKernel(rows=128, keys=32, packs="never")
     if name == "trtllm_sm90":
@@ -274,10 +269,7 @@ def _latent_sizes(table: KernelTable) -> LatentSizes:
 
 
 def _latent_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
-    """One group per engine, kernel, KV format and format of the projections.
-
-    Modules with projections in BF16 are the ones that serving takes its decode attention from.
-    """
+    """One group per engine, kernel, KV format and projection format; serving uses decodes with BF16 projections."""
     is_decode, columns = "generation" in table.op, dict(table.columns)
     columns.setdefault("gemm_type", np.full(len(table), "bfloat16"))
     size = _RANK + _ROPE if is_decode else _NOPE + _ROPE

@@ -1,12 +1,11 @@
-"""The fit of an engine's backends to recorded figures, and what it says of devices and models that it has not seen.
+"""Fits an engine's backends to recorded rates, with cross-validated intervals.
 
-Residuals are logarithms of seconds per token of each setting (a group's median); a device counts by the logarithm of
-how many settings it has, and large residuals next to nothing: hosts that throttle, laptops, memory that is half fitted
-are no part of what is to be learned. Intervals come from whole chips left out, siblings together.
+Residuals are log seconds per token per setting (median of a group). A device weighs log(its settings), and large
+residuals weigh almost nothing: throttling hosts, laptops and partly populated memory should not be learned. Intervals
+come from leaving whole chips out, siblings together.
 
-The kernels of all figures are columns, priced at once. Numbers are fitted as logarithms; each starts from what is
-plausible before any figure is seen, and the prior's standard deviation keeps backends, generations and versions with
-few figures near what they start from.
+All kernels are priced at once, as columns. Parameters are fitted as logarithms with priors, which hold backends,
+generations and versions with little data.
 """
 
 import datetime
@@ -67,7 +66,7 @@ _NOT_FITTED = ("memory", "cluster")
 
 
 class Setting(NamedTuple):
-    """What was timed with what stands for it, and the median of its figures; tokens per second."""
+    """What was timed, its scenario, and the median rate in tokens/s."""
 
     row: LocalSetup
     hardware: HardwareSpec
@@ -84,10 +83,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
-    """What a fit is made to: rows of one setting as one, with the median of their figures.
-
-    folder: where `devices.csv` is
-    """
+    """Settings to fit: rows of one setting merged by their median. folder: of `devices.csv`"""
     table, groups = DeviceTable(folder), defaultdict[tuple[str, LocalSetup], list[float]](list)
     for row in rows:
         if row.is_reliable and not any(word in row.flags for word in _NOT_FITTED):
@@ -107,13 +103,13 @@ def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
 
 
 class KernelColumns(NamedTuple):
-    """A row for each kernel, of each piece, of each step, of each test of each setting.
+    """A row per kernel of each piece of each step of each test of each setting.
 
-    test, setting: numbers that a kernel is of; test_setting: the setting of each test
-    runs:     how often it runs, for each token of its test
-    form:     number of the weights' format among `forms`, -1 for kernels that multiply none
+    test, setting: indices the kernel belongs to; test_setting: setting of each test
+    runs:     executions per token of its test
+    form:     index of the weight format in `forms`, -1 for kernels without multiplication
     is_experts, is_attention: kinds of kernels
-    sizes:    of multiplications and, in part, of the others; kv_bytes beside them
+    sizes:    of multiplications and, partly, others; kv_bytes in addition
     """
 
     test: Vector
@@ -190,7 +186,7 @@ _CYCLES_SD = 0.6
 
 
 class Start(NamedTuple):
-    """value: before the logarithm; sd: of the logarithm, next to nothing for a number that stays"""
+    """value: before the logarithm; sd: of the logarithm, near 0 for a fixed parameter"""
 
     value: float
     sd: float
@@ -240,9 +236,9 @@ VERSION_SD = {"launch": 0.4, "compute": 0.25, "float_compute": 0.25, "attention"
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Which place of the vector is what.
+    """Layout of the parameter vector.
 
-    starts: of the backend's numbers; forms: formats of weights with cycles of their own
+    starts: of the backend's numbers; forms: weight formats with their own cycles
     generations, versions: that have factors
     """
 
@@ -254,7 +250,7 @@ class ParameterLayout:
 
     @property
     def prior(self) -> tuple[Vector, Vector]:
-        """Centre and standard deviations of the vector."""
+        """Mean and standard deviations of the vector."""
         centre, sd = (list(column) for column in zip(*self.starts.values(), strict=True))
         centre += [self.cycles.get(form, self.starts["other_cycles"].value) for form in self.forms]
         sd += [_CYCLES_SD] * len(self.forms)
@@ -262,7 +258,7 @@ class ParameterLayout:
         return np.concatenate([np.log(centre), np.zeros(len(factors))]), np.array(sd + factors)
 
     def read(self, vector: Vector) -> tuple[dict[str, float], Vector, Vector, Vector]:
-        """The numbers by name, cycles by form, factors by generation, and by version; none as logarithms."""
+        """Numbers by name, cycles by form, factors by generation and by version; not as logarithms."""
         lengths = len(self.starts), len(self.forms), len(GENERATION_SD) * len(self.generations)
         values, cycles, by_generation, by_version = np.split(np.exp(vector), np.cumsum(lengths))
         numbers = dict(zip(self.starts, values.tolist(), strict=True))
@@ -270,10 +266,7 @@ class ParameterLayout:
         return numbers, cycles, by_generation.reshape(-1, len(GENERATION_SD)), by_version.reshape(-1, len(VERSION_SD))
 
     def fit(self, vector: Vector, decode: Residuals, prompt: Residuals) -> BackendFit:
-        """The vector as a file has it.
-
-        vector: of the fit; decode, prompt: what figures of devices that were left out leave unexplained
-        """
+        """The vector as a file stores it. decode, prompt: residuals of left-out devices"""
         numbers, cycles, generations, versions = self.read(vector)
         if numbers["power"] < 1e-3:
             numbers.update(power=0.0, core_w=1.0)
@@ -303,19 +296,15 @@ def _rounded(values: Mapping[str, float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Settings with predictions of fits that had not seen their chip, or their model."""
+    """Settings with predictions from fits without their chip or model."""
 
     settings: tuple[Setting, ...]
     predicted: Vector  # tokens per second
 
 
 def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
-    """The numbers of all backends of `engine` that `rows` have figures of.
-
-    rows, folder: of the table; engine: its name; command: that is written into the file
-
-    Raises PerfmodelError where no row is of this engine.
-    """
+    """Fit all backends of `engine` in `rows`; folder: of `devices.csv`; command: recorded in the file. Raises
+    PerfmodelError without rows of this engine."""
     members = [item for item in settings_of(rows, folder) if item.scenario.engine.profile == engine]
     groups = _grouped(members, lambda item: item.backend)
     groups.sort(key=lambda group: (group[0].is_cpu, -_num_devices(group)))  # that of CPUs last
@@ -337,10 +326,8 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
 
 
 def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:
-    """Predictions of fits from which whole chips (by="device") or whole models (by="model") were left out.
-
-    rows, folder: of the table; progress: is told which backend is being fitted
-    """
+    """Predictions with whole chips (by="device") or models (by="model") left out. rows, folder: of the table; progress:
+    called with the backend being fitted"""
     groups = _grouped(settings_of(rows, folder), lambda item: (item.scenario.engine.profile, item.backend))
     result: list[Setting] = []
     predicted: list[Vector] = []
@@ -365,7 +352,7 @@ def _num_devices(settings: Iterable[Setting]) -> int:
 def _solved(
     groups: Iterable[list[Setting]], progress: Progress = lambda _: None
 ) -> Iterator[tuple["_Problem", Vector]]:
-    """Each backend's problem and its numbers; those of GPUs begin where the first of them has ended."""
+    """Each backend's problem and solution; GPU backends start from the first one's solution."""
     first: BackendFit | None = None
     for chosen in groups:
         progress(chosen[0].backend)
@@ -377,14 +364,14 @@ def _solved(
 
 
 def _chip(hardware: HardwareSpec) -> tuple[object, ...]:
-    """What siblings have in common: boards of one chip."""
+    """Identifies boards of one chip."""
     l2 = hardware.level("l2")
     declared = hardware.declared
     return hardware.kind, hardware.maker, declared.compute_units, l2.capacity_bytes if l2 else 0
 
 
 class _Problem:
-    """One backend's figures, as columns beside those that devices declare, and the search for its numbers."""
+    """One backend's data and its optimization problem."""
 
     def __init__(self, settings: Sequence[Setting], related: BackendFit | None) -> None:
         self.settings = settings
@@ -424,7 +411,7 @@ class _Problem:
         self._version = _places(versions, self.layout.versions)[self.columns.setting]
 
     def predicted(self, vector: Vector) -> Vector:
-        """log(seconds per token) of each setting: of the mean rate over its tests."""
+        """log(seconds per token) of each setting, from the mean rate over its tests."""
         columns, count = self.columns, len(self.settings)
         by_test = np.bincount(columns.test, columns.runs * self._seconds(vector), len(columns.test_setting))
         tests = np.bincount(columns.test_setting, minlength=count)
@@ -432,7 +419,6 @@ class _Problem:
         return result
 
     def _seconds(self, vector: Vector) -> Vector:
-        """What each kernel takes."""
         n, cycles, generations, versions = self.layout.read(vector)
         columns, sizes = self.columns, self.columns.sizes
         of_launch, of_memory, of_cycles, of_compute = _rows(generations, self._generation)
@@ -475,7 +461,7 @@ class _Problem:
         return multiplied
 
     def solve(self, mask: Vector | None = None, start: Vector | None = None) -> Vector:
-        """The numbers that fit the settings of `mask` best. start: from where the search begins"""
+        """The best fit to the settings of `mask`, searched from `start`."""
         weights = self._weights if mask is None else self._weights * mask
         centre, sd = self.layout.prior
 
@@ -488,10 +474,7 @@ class _Problem:
         return result
 
     def left_out(self, vector: Vector, keys: Sequence[object]) -> Vector:
-        """Predictions of each setting by fits without the settings of its key, which are shared out to folds.
-
-        vector: of all settings, where the searches begin
-        """
+        """Out-of-fold predictions, folds by key; searches start at `vector`, the fit to all."""
         names = list(dict.fromkeys(keys))
         fold = {name: number % _FOLDS for number, name in enumerate(names)}
         folds = np.array([fold[key] for key in keys])
@@ -504,7 +487,7 @@ class _Problem:
         return result
 
     def residuals(self, predicted: Vector) -> tuple[Residuals, Residuals]:
-        """What `predicted` leaves unexplained of decodes, and of prompts; each device counts alike."""
+        """Residuals of decodes and prompts; devices weigh equally."""
         result = []
         for test in ("tg", "pp"):
             chosen = np.array([item.row.test == test for item in self.settings])
@@ -517,7 +500,7 @@ class _Problem:
 
 
 def _starts(own: dict[str, Start], related: BackendFit | None) -> dict[str, Start]:
-    """A backend with few devices starts from the numbers of one with many."""
+    """A backend with few devices starts from the numbers of a related one."""
     if related is None:
         return own
     return {
@@ -532,11 +515,10 @@ def _backend(setting: Setting) -> BackendFacts:
 
 
 def _places(values: Sequence[str], names: Sequence[str]) -> Vector:
-    """The number of each value among `names`; one more than the last for those that have no factors."""
+    """Index of each value in `names`; len(names) if absent."""
     return np.array([names.index(value) if value in names else len(names) for value in values])
 
 
 def _rows(factors: Vector, places: Vector) -> Any:
-    """The factors at `places`, one row for each kind; 1 for those that have none."""
     padded = np.vstack([factors, np.ones(factors.shape[1])])
     return padded[places].T

@@ -1,8 +1,8 @@
-"""Measured collectives (`nccl`, `custom_allreduce`): which kernel a row ran, its sizes, and the fit of its form.
+"""Measured collectives (`nccl`, `custom_allreduce`): kernels, sizes and fits.
 
 Columns: op_name, num_gpus, message_size in ELEMENTS of nccl_dtype or allreduce_dtype, kernel_source, engine_version.
-NCCL's rows belong to all engines; versions of it are fitted together. Rows of an engine's all-reduce that were launched
-eagerly contain the host's launch, which serving from CUDA graphs does not pay: they are a family of their own.
+NCCL's rows serve all engines; its versions are fitted together. Eagerly launched all-reduces include the host's launch,
+which CUDA graphs avoid: they are a separate family.
 """
 
 import numpy as np
@@ -22,15 +22,13 @@ _FREE = ("launch_s", "hop_s", "first_channel", "ramp_s", "low_latency_fraction",
 _FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction", "two_shot_fraction", "sync_s")
 _STARTS: tuple[dict[str, float], ...] = ({}, {"first_channel": 0.05, "ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
 _STARTS_CUSTOM: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
-_NO_ROWS = 3  # fewer rows than this say nothing about a part of the form
+_NO_ROWS = 3  # fewer rows do not determine a part of the kernel model
 _EAGER_FLOOR_S = 3e-5
 
 
 def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
-    """One group per kind of collective for NCCL, one per engine and way of launching for custom all-reduces.
-
-    Rows that would need more than the declared link are left out: even a switch that adds needs every byte in once.
-    """
+    """Groups: NCCL by collective; custom all-reduces by engine and launch mode. Rows faster than the declared link are
+    dropped: even an in-network reduction must receive every byte once."""
     is_nccl, dtype = table.op == "nccl", "nccl_dtype" if "nccl_dtype" in table.columns else "allreduce_dtype"
     payload, ranks = numbers(table, "message_size") * format_bytes(table, dtype), numbers(table, "num_gpus")
     usable = np.flatnonzero(table.seconds >= payload * (ranks - 1) / ranks / device.link_bandwidth)
@@ -52,7 +50,7 @@ def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def _fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFit:
-    """The parameters of one collective; of a custom all-reduce those of its kernels, then of what follows them."""
+    """Fit of one collective; custom all-reduces: the kernels, then what follows them."""
     latency_s = link_for(device.hardware, 2).latency_s or None
     switch_ranks = find_architecture(device.hardware.declared.architecture).switch_ranks
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)

@@ -1,16 +1,15 @@
-"""A calibration of the executor's engine from what its measuring programme wrote, without the device.
+"""Calibrates the executor's engine from its suite's measurements, without the device.
 
-GPU: the forms of kernels from kernels, then the host from whole steps, with the kernels held fixed:
+GPU: kernel models from kernels, then, with these fixed, the host from whole steps:
 
     graphed step   t = serial_step + serial_per_sequence S + kernels
-    eager step     t = the same + prompt_step, and not less than the launches: serial + max(launches, kernels)
+    eager step     t = the same + prompt_step, at least serial + max(launches, kernels)
 
-fitted to the logarithm of measured over predicted, by few non-negative numbers. CPU: operators in a loop flatter
-themselves there (29 % on average), so whole steps are fitted and kernels only shown.
+fitted to log(measured / predicted) with few non-negative parameters. CPU: operators timed in a loop are too fast (29 %
+on average), so whole steps are fitted and kernels only shown.
 
-Kernels come as the tables that forms are fitted to, by the tables' names for columns. Operators with a form of their
-own keep their sizes; all others are small kernels, which move bytes and are launched. What multiplies matrices and has
-no form was measured to be compared with (the standard attention) and is in neither.
+Kernels become tables with the usual column names. Operators without a kernel model are small kernels: bytes and a
+launch. Matrix products without a kernel model (standard attention, a baseline) are in neither.
 """
 
 import datetime
@@ -62,7 +61,7 @@ _PULL = 0.02  # of the logarithm of a parameter, beside relative errors of steps
 def fit_host(
     hardware: HardwareSpec, calibration: Calibration, steps: Sequence[MeasuredStep]
 ) -> tuple[HostFit, Residuals]:
-    """The host of `steps` under the kernels of `calibration`, and what stays unexplained of whole steps."""
+    """The host of `steps` given the kernels of `calibration`, and residuals of whole steps."""
     from scipy.optimize import least_squares
 
     measured = np.array([step.seconds for step in steps])
@@ -104,7 +103,7 @@ def steps_scenario(model: str, overrides: tuple[str, ...], hardware: str) -> Sce
 
 
 def costs_of(step: MeasuredStep, hardware: HardwareSpec, calibration: Calibration) -> StepCosts:
-    """The step's graph and timer under `calibration`, host time included as the calibration has it."""
+    """The step's graph and timer under `calibration`, with its host times."""
     scenario = steps_scenario(step.model, step.overrides, hardware.name)
     return step_costs(scenario, calibration, EngineProfile(engine=calibration.engine))
 
@@ -126,13 +125,13 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
 _LEAST_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
-_LEAST_ROWS = 5  # of a kernel: the bounds and starts of its form say the rest
+_LEAST_ROWS = 5  # of a kernel: bounds and priors determine the rest
 _LEAST_SMALL = 4
 _IDLE = 1e-3  # of a default, within which a parameter did not move
 
 
 def kernel_tables(records: Sequence[KernelRecord], system: str) -> list[tuple[KernelTable, list[int]]]:
-    """(table, numbers of its records) for each kind of kernel that was measured; a number that a row lacks is 0."""
+    """(table, record indices) for each measured kind of kernel; missing columns are 0."""
     rows: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for number, record in enumerate(records):
         if record.operator in TABLES:
@@ -148,7 +147,7 @@ def kernel_tables(records: Sequence[KernelRecord], system: str) -> list[tuple[Ke
 
 
 def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, int]]:
-    """(work, seconds, number of the record) of the operators without a form of their own."""
+    """(work, seconds, record index) of operators without a kernel model."""
     return [
         (
             Work(record.operator, "elementwise", record.flops, rate="vector", activation_bytes=record.bytes),
@@ -162,7 +161,7 @@ def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, in
 
 @dataclass(frozen=True)
 class KernelPrediction:
-    """One measured kernel and what a fit says of it; `family`: the key of the fit in the calibration."""
+    """A measured kernel and its prediction; `family`: key of the fit in the calibration"""
 
     record: KernelRecord
     family: str
@@ -172,7 +171,7 @@ class KernelPrediction:
 def predict_kernels(
     records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec
 ) -> list[KernelPrediction]:
-    """What the calibration says of each kernel that it has a fit for."""
+    """Predictions of the kernels that `calibration` has a fit for."""
     device = DeviceFacts.of(hardware)
     result = []
     for _, group, numbers in _groups(records, hardware):
@@ -189,7 +188,7 @@ def predict_kernels(
 
 
 def _groups(records: Sequence[KernelRecord], hardware: HardwareSpec) -> Iterator[tuple[KernelModule, Group, list[int]]]:
-    """(its kind, group, record numbers of the group's table) of every kernel with a form."""
+    """(kind, group, record indices of its table) of every kernel with a model."""
     device = DeviceFacts.of(hardware)
     for table, numbers in kernel_tables(records, hardware.name):
         for group in MODULES[table.op].groups(table, device):
@@ -197,10 +196,8 @@ def _groups(records: Sequence[KernelRecord], hardware: HardwareSpec) -> Iterator
 
 
 def fit_measured(measured: Measurements) -> Calibration:
-    """The calibration for `engine.profile: perfmodel` on the measured device.
-
-    Raises SpecError for a device without a hardware file, or too little to fit.
-    """
+    """The calibration for `engine.profile: perfmodel` on the measured device. Raises SpecError for a device without a
+    hardware file, or too little data."""
     info, hardware = measured.info, load_hardware(measured.info.device)
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
     fitted = _from_steps(hardware, measured.steps) if hardware.kind == "cpu" else _from_kernels(hardware, measured)
@@ -249,7 +246,7 @@ def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration
 
 
 def _without_the_idle(fit: FitT) -> FitT:
-    """`fit` without parameters that stayed at their defaults, which nothing in the rows moves."""
+    """`fit` without parameters left at their defaults, which no row determines."""
     fields = type(fit).model_fields
     values = {name: getattr(fit, name) for name in fit.model_fields_set}
     moved = {

@@ -1,10 +1,9 @@
-"""What the timed rank of a table of experts was sent.
+"""Load of the timed rank in a table of experts.
 
-Tables name a distribution of the collectors' synthetic routing: `balanced`, or `power_law_a` (experts drawn with
-density x^-a). M tokens of all ranks together choose k of E experts each; of R ranks with E / R experts each, the one
-with the most assignments is timed. Source: the synthetic routing of ai-dynamo/aiconfigurator's MoE collectors
-(Apache-2.0), rebuilt from its description; its draws are not known, so averages over `_DRAWS` seeded ones stand for
-them.
+Tables name the collectors' synthetic routing: `balanced`, or `power_law_a` (experts drawn with density x^-a). M tokens
+over all ranks choose k of E experts; of R ranks with E / R experts each, the one with most assignments is timed.
+Source: MoE collectors of ai-dynamo/aiconfigurator (Apache-2.0), rebuilt from their description; their draws are
+unknown, so averages over `_DRAWS` seeded draws are used.
 """
 
 from functools import lru_cache
@@ -20,7 +19,7 @@ _DRAWS = 8
 
 
 class RankLoad(NamedTuple):
-    """What the timed rank is sent: distinct experts, assignments, tokens with any local expert, tiles by tile rows."""
+    """Distinct experts, assignments, tokens with any local expert, and tiles by tile rows."""
 
     distinct: float
     assignments: float
@@ -30,10 +29,8 @@ class RankLoad(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def rank_load(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, distribution: str) -> RankLoad:
-    """The load of the timed rank when `num_tokens` tokens choose `top_k` of `num_experts` experts on `num_ranks` ranks.
-
-    distribution: "balanced" or "power_law_<a>"
-    """
+    """Load of the timed rank when `num_tokens` tokens choose `top_k` of `num_experts` experts on `num_ranks` ranks.
+    distribution: "balanced" or "power_law_<a>"."""
     if distribution == "balanced":
         # slot j of token i goes to expert i + j ceil(E / k), spread evenly where there are few tokens; rank 0 is timed
         stride = -(-num_experts // top_k)
@@ -55,11 +52,9 @@ def rank_load(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, dis
 
 
 def _power_law(tokens: int, experts: int, top_k: int, a: float, rng: np.random.Generator, ranks: int) -> Counts:
-    """Tokens of each expert, (rank, expert): shares drawn with density x^-a, rounded, at most one slot per token.
-
-    What rounding and that limit leave over or take too much goes one at a time to each rank in turn, to its smallest
-    (from its largest) expert: with few tokens that is nearly all of them.
-    """
+    """Tokens per (rank, expert): shares with density x^-a, rounded, at most one slot per token. The rounding remainder
+    goes one at a time to the ranks in turn, to the smallest (if negative from the largest) expert: with few tokens that
+    is nearly all of them."""
     low, high = (1.0, 0.8 * tokens) if tokens * top_k > experts else (0.01, 2.0)
     share = ((high ** (1 - a) - low ** (1 - a)) * rng.random(experts) + low ** (1 - a)) ** (1 / (1 - a))
     wanted = np.round(share / share.sum() * tokens * top_k).astype(np.int64)
@@ -80,7 +75,7 @@ def _hand_out(counts: Counts, amount: int, most: int, sign: int) -> None:
 
 
 def _in_turn(amount: int, room: Counts) -> Counts:
-    """What each rank gets of `amount` that is handed out one at a time in turn, to those that have room."""
+    """Each rank's part of `amount`, handed out in turn to ranks with room."""
     shares = np.zeros_like(room)
     while amount > 0 and len(able := np.flatnonzero(shares < room)[:amount]):
         turns = min(amount // len(able), int((room - shares)[able].min()))
@@ -90,7 +85,7 @@ def _in_turn(amount: int, room: Counts) -> Counts:
 
 
 def _filled(heights: Counts, amount: int) -> Counts:
-    """Heights after `amount` was added one at a time to the lowest, the first of equal ones."""
+    """Heights after adding `amount` one at a time to the lowest, ties to the first."""
     ordered = np.sort(heights)
     below = np.cumsum(ordered) - ordered
     num_raised = int((np.arange(len(ordered)) * ordered - below <= amount).sum())

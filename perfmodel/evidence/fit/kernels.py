@@ -1,8 +1,8 @@
-"""Fits of physical forms to kernel tables: robust least squares of log(predicted / measured), bounded, several starts.
+"""Fits kernel models to kernel tables: bounded robust least squares of log(predicted / measured), several starts.
 
-A form's parameters are the bounded positive float fields of its `...Fit`, fitted as logarithms between their `ge` and
-`le`. Each has a prior about the form's own value with the weight of a single row: what no row has anything to say on
-stays there. A soft L1 loss keeps rows that no physics explains from bending the rest.
+A model's parameters are the bounded positive float fields of its `...Fit`, fitted as logarithms within `ge` and `le`.
+Each has a prior at its default with the weight of one row, which holds undetermined parameters. A soft L1 loss limits
+outliers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ _PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twent
 
 
 def timed(sizes: Any, fit: Any, device: DeviceFacts) -> Any:
-    """What the form of a kernel makes of `sizes`, timed as tables were: eager launches show, small KV stays in L2."""
+    """Seconds of `sizes` as tables time them: eager launches count, small KV stays in L2."""
     match sizes:
         case GemmSizes():
             return gemm_seconds(sizes, fit, device, is_eager=True)
@@ -63,7 +63,7 @@ def predict(group: Group, fit: Any, device: DeviceFacts) -> Floats:
 
 @dataclass(frozen=True)
 class KernelModule:
-    """A kind of kernel: which rows of a table are of which kernel, and the parameters of one kernel's form."""
+    """A kind of kernel: how rows group into kernels, and how one is fitted."""
 
     groups: Callable[[KernelTable, DeviceFacts], list[Group]]
     fit: Callable[[Group, DeviceFacts], Any]
@@ -82,11 +82,8 @@ def fit_group(
     starts: Sequence[Mapping[str, float]] = ({},),
     most_rows: int = _MOST_ROWS,
 ) -> FitT:
-    """The parameters of a kernel, with residuals.
-
-    group: its rows, measured on `device`
-    start, free, starts, most_rows: as of `fit_form`
-    """
+    """Fit one kernel, with residuals. group: its rows, measured on `device`; start, free, starts, most_rows: see
+    `fit_form`"""
 
     def seconds(fit: FitT, rows: NDArray[np.int64]) -> Floats:
         parts = timed(take(group.sizes, rows), fit, device)
@@ -97,7 +94,7 @@ def fit_group(
 
 
 def with_residuals(fit: FitT, group: Group, device: DeviceFacts) -> FitT:
-    """`fit` with what it leaves unexplained of the rows of `group`."""
+    """`fit` with its residuals over `group`."""
     return fit.model_copy(update={"residuals": residuals_of(predict(group, fit, device), group.seconds)})
 
 
@@ -112,10 +109,10 @@ def fit_form(
 ) -> FitT:
     """Fit the fields `free` of `start` so that `predict(fit, rows)` gives `seconds[rows]`.
 
-    predict: seconds of the given rows (numbers into `seconds`) under a fit
-    start:   its values are the middles of the priors
-    starts:  changes of `start` to begin from; the best end wins
-    most_rows: above so many rows a sample is fitted, always the same
+    predict: seconds of the given row indices under a fit
+    start:   prior means
+    starts:  changes of `start` to begin from; the best result wins
+    most_rows: larger tables are subsampled, always equally
     """
     from scipy.optimize import least_squares
 
@@ -152,7 +149,6 @@ def fit_form(
 
 
 def _range(spec: Spec, name: str) -> tuple[float, float]:
-    """The plausible range of a parameter: the `ge` and `le` of its field."""
     constraints = type(spec).model_fields[name].metadata
     ends = {end: float(getattr(item, end)) for item in constraints for end in ("ge", "le") if hasattr(item, end)}
     if set(ends) != {"ge", "le"} or ends["ge"] <= 0:
@@ -161,37 +157,34 @@ def _range(spec: Spec, name: str) -> tuple[float, float]:
 
 
 def residuals_of(predicted: Floats, seconds: Floats, spread: Floats | float = 1.0) -> Residuals:
-    """Quantiles of log(measured / predicted), in units of `spread`: how much more is to be expected of a row."""
+    """Quantiles of log(measured / predicted), in units of each row's expected `spread`."""
     logs = np.log(seconds / predicted) / spread
     return rounded_residuals(np.quantile(logs, [0.1, 0.5, 0.9]), len(logs))
 
 
 def rounded_residuals(quantiles: Sequence[float] | Floats, num_rows: int, digits: int = 5) -> Residuals:
-    """Residuals of the 10th, 50th and 90th percentile of `num_rows` logarithms."""
+    """Residuals from the 10th, 50th and 90th percentile of `num_rows` logarithms."""
     p10, p50, p90 = (round(float(value), digits) for value in quantiles)
     return Residuals(num_rows=num_rows, p10=p10, p50=p50, p90=p90)
 
 
 def weighted_quantiles(values: Floats, weights: Floats) -> list[float]:
-    """The 10th, 50th and 90th percentile, where values count by their weights."""
+    """Weighted 10th, 50th and 90th percentile."""
     order = np.argsort(values)
     place = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
     return [float(np.interp(share, place, values[order])) for share in (0.1, 0.5, 0.9)]
 
 
 def softened(errors: Floats, small: float) -> Floats:
-    """Errors that are squared in a sum where they are small, and beyond `small` count by their logarithm."""
+    """Residuals for least squares: squared when small, logarithmic beyond `small`."""
     result: Floats = np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
     return result
 
 
 def of_one_more(residuals: Residuals, num_groups: int) -> Residuals:
-    """`residuals` as they are to be expected of one more group than the `num_groups` that they are of.
-
-    Rows of a group err alike, so few groups say little however many rows they have: a deviation from the middle is
-    widened as that of one more draw from a normal distribution of unknown variance (Student's t; Hahn and Meeker,
-    Statistical Intervals, 1991, section 4.7).
-    """
+    """`residuals` widened for a new group, from the `num_groups` measured ones. Errors within a group are correlated,
+    so few groups say little however many rows they have: deviations are widened as for a new draw from a normal
+    distribution of unknown variance (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7)."""
     from scipy.stats import norm, t
 
     degrees = max(1, num_groups - 1)

@@ -1,10 +1,10 @@
-"""A run with a layer profile of one card: `ops/meta.yaml` and, per tensor-parallel degree, tables of microseconds.
+"""Layer profile of one card: `ops/meta.yaml` and, per tensor-parallel degree, tables of microseconds.
 
-dense.csv: per layer and number of tokens; per_sequence.csv: LM head, sampler. GEMM layers become rows of a GEMM table;
-small kernels fit the roofline form of their family.
-attention.csv, whole batches: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its cached tokens),
-n_decode, kv_decode (tokens of each decode), time_us. Decodes alone are rows of the decode form, prompts alone of the
-prefill form; the mixed form takes all batches with a prompt, in one varlen kernel.
+- dense.csv: per layer and token count; per_sequence.csv: LM head, sampler. GEMM layers become rows of a GEMM table;
+  small kernels fit their family's roofline.
+- attention.csv, whole batches: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its cached tokens),
+  n_decode, kv_decode (tokens of each decode), time_us. Pure decodes fit the decode kernel model, pure prompts the
+  prefill one; the mixed model takes all batches with a prompt, in one varlen kernel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _SMALL = {"layernorm": "input_norm", "rotary_emb": "rope", "act_fn": "activation
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What a profile measured: a table of GEMMs, and the work and seconds of each run of a small kernel."""
+    """A profile's GEMM table, and (work, seconds) of each run of a small kernel."""
 
     hardware: HardwareSpec
     engine: str
@@ -49,7 +49,7 @@ class LayerProfile:
 
 
 def read_layer_profile(folder: str | Path) -> LayerProfile:
-    """Read `<folder>/ops`. Raises SpecError for what is missing or not as described above."""
+    """Read `<folder>/ops`. Raises SpecError for missing or invalid files."""
     root = Path(folder) / "ops"
     meta = load_yaml(root / "meta.yaml").data
     hardware, model = load_hardware(str(meta["gpu"])), load_model(str(meta["model"]))
@@ -84,10 +84,8 @@ def _degrees(root: Path) -> list[tuple[Path, EngineSpec]]:
 
 
 def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]]) -> FamilyFit:
-    """Overhead per kernel and achieved share of the bandwidth of elementwise kernels, in log least squares.
-
-    timed: the work and the seconds of each run
-    """
+    """Overhead per kernel and achieved bandwidth fraction of elementwise kernels, by log least squares. timed: (work,
+    seconds) of each run"""
     from scipy.optimize import least_squares
 
     device, measured = DeviceFacts.of(hardware), np.array([seconds for _, seconds in timed])
@@ -124,7 +122,7 @@ _FREE = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One table of attention: its columns and the heads of one device of the group that it was taken on."""
+    """One attention table: its columns, and heads per device of the profiled group."""
 
     columns: Mapping[str, Floats]
     heads: int
@@ -136,7 +134,7 @@ class Profile:
 
     @property
     def sizes(self) -> tuple[DecodeSizes, PrefillSizes, MixedSizes]:
-        """The sizes of all rows, as decodes, as prompts, and as batches of both."""
+        """Sizes of all rows as decodes, as prompts, and as mixed batches."""
         prompts, cached, batch = self["prefill_chunk"], self["kv_prefill"], self["n_decode"]
         length = self["kv_decode"] + 1
 
@@ -161,7 +159,7 @@ class Profile:
 
 
 def read_profiles(folder: str | Path) -> list[Profile]:
-    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the heads of the profiled model."""
+    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the profiled model's heads."""
     root = Path(folder) / "ops"
     model = load_model(str(load_yaml(root / "meta.yaml").data["model"]))
     mixer = next((layer.mixer for layer in model.iter_layers() if isinstance(layer.mixer, Attention)), None)
@@ -179,7 +177,7 @@ def read_profiles(folder: str | Path) -> list[Profile]:
 
 
 def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
-    """Each card whose layer profile is in a folder below `folder`, with its batches that have a prompt."""
+    """Each card with a layer profile below `folder`, with its batches that have a prompt."""
     cards = []
     for meta in sorted(Path(folder).glob("*/ops/meta.yaml")):
         device = DeviceFacts.of(load_hardware(str(load_yaml(meta).data["gpu"])))
@@ -189,7 +187,7 @@ def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
 
 
 def attention_groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
-    """Decodes alone, prompts alone, and batches with a prompt, all profiles of a card together."""
+    """Pure decodes, pure prompts, and batches with a prompt, over all profiles of a card."""
     decodes, prompts, mixed = (joined(parts) for parts in zip(*(profile.sizes for profile in profiles), strict=True))
     seconds = np.concatenate([profile["time_us"] for profile in profiles]) * 1e-6
     is_prompt, is_decode = (
@@ -207,7 +205,7 @@ def attention_groups(profiles: list[Profile], engine: str = "vllm") -> list[Grou
 
 
 def fit_attention(group: Group, device: DeviceFacts) -> Any:
-    """The parameters of the kernel of one of `attention_groups`."""
+    """The fit of one of `attention_groups`."""
     match group.sizes:
         case DecodeSizes():
             return DECODES.fit(group, device)
@@ -224,13 +222,9 @@ def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAt
 
 
 def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:
-    """Vector operations per score that leave least of the batches with a prompt on all cards unexplained.
-
-    On one card the softmax cannot be told from slower products. Cards do it whose tensor and vector rates differ, as no
-    product is faster than the peak (`tensor_fraction` is 1 at most).
-
-    cards: each with its group of mixed batches. Raises SpecError for fewer than two.
-    """
+    """Vector operations per score that minimize residuals of batches with a prompt over all cards. One card cannot
+    separate the softmax from slower products; cards with different ratios of tensor to vector rate can, as
+    `tensor_fraction` is at most 1. cards: each with its mixed batches. Raises SpecError for fewer than two."""
     if len(cards) < 2:
         raise SpecError(f"found {len(cards)} layer profiles; the softmax is told from products by two cards or more.")
 

@@ -1,11 +1,9 @@
-"""The few numbers of an engine's host and front end, fitted to load tests of somebody's own server.
+"""Fits an engine's host and front-end parameters to load tests of the user's own server. Kernels stay fixed.
 
-Kernels are not touched. Each number begins where the engine's shipped profile has it, as likely to be elsewhere as
-the shipped engines differ in it; each figure is believed as far as predictions of the shipped profile are off for
-others, and further the better the runs agree with one another: least squares of both, in logarithms, less strict with
-what is far off. So what the runs say nothing of stays as shipped, and one run, which cannot tell its own errors from
-the server's, moves little. The held-out error is that of each run (a file, or a rate of a sweep) under what all others
-say.
+Priors: the shipped profile, as wide as shipped engines differ. Figures weigh by the shipped profile's errors on
+published runs, and by the runs' agreement. Robust least squares of both, in logarithms. So undetermined parameters stay
+as shipped, and a single run, whose own errors cannot be told from the server's, moves little. The held-out error is
+that of each run (a file, or a rate of a sweep) under a fit to the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,25 +45,25 @@ _LEAST_SPREAD, _MOST_SPREAD = 0.5, 1.5  # of a number's logarithm among engines:
 _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
 _Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
 _ROUNDS = 2
-_STEP = 0.3  # of a number, to see what it does: well above the noise of changed schedules
-_LEAST_OF = 0.2  # of a figure, where a linear function of the numbers has run out of sense
+_STEP = 0.3  # of a parameter, for its derivative: well above the noise of changed schedules
+_LEAST_OF = 0.2  # of a figure: floor where the linear model is no longer valid
 _LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
 # Ranges are those of hosts of GPU servers, which steps are fitted to. Somebody's own may be a laptop, a shared virtual
 # machine or the CPU that computes: 8 and 13 ms a step of a model of 27 million parameters on one core of a server.
 _SLOW_HOST = 20.0
 _ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
-_FEWEST_FOR_INTERVALS = 5  # runs from which on what is left of them says more than what ships
+_FEWEST_FOR_INTERVALS = 5  # from so many runs on their own residuals replace the shipped ones
 
 
 @dataclass(frozen=True)
 class OwnServerFit:
-    """A server's profile, and how far it may be believed.
+    """A fitted server profile, and its errors.
 
-    profile, shipped: as fitted, and the engine's
-    runs:             names of the runs that it was fitted to; left_out: (run, reason) of others
-    errors:           metric -> what is said of it -> median |predicted / measured - 1| of the runs: "shipped" of the
-                      shipped profile, "fitted", "held out" of each run under what the others say (not with one run)
-    fewest_requests:  of a run that it was fitted to
+    profile, shipped: fitted, and the engine's default
+    runs:             names of the runs used; left_out: (run, reason) of others
+    errors:           metric -> kind -> median |predicted / measured - 1|: "shipped", "fitted", and "held out" (each run
+                      under a fit to the others; not with one run)
+    fewest_requests:  smallest number of requests of a run used
     """
 
     profile: EngineProfile
@@ -83,7 +81,7 @@ class OwnServerFit:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences that a reader needs beside the figures."""
+        """Caveats beside the figures, in sentences."""
         notes = [f"left out: {name}: {reason}" for name, reason in self.left_out]
         if len(self.runs) == 1:
             notes.append(
@@ -124,14 +122,14 @@ def fit_own_server(
     progress: Progress | None = None,
     unread: Sequence[tuple[str, str]] = (),
 ) -> OwnServerFit:
-    """Fit the profile called `name` to load tests of one's own server.
+    """Fit the profile `name` to load tests of one's own server.
 
-    runs, given: what was measured, and what the user says of the setup
-    engine:      whose shipped profile it begins from; runs of another are left out
+    runs, given: measurements, and the user's setup
+    engine:      whose shipped profile it starts from; runs of other engines are left out
     progress:    called with (simulations done, of how many)
-    unread:      (run, reason) of those that could not even be read
+    unread:      (run, reason) of unreadable runs
 
-    Raises SpecError for the name of a shipped engine, and where no run can be fitted to.
+    Raises SpecError for the name of a shipped engine, and without a usable run.
     """
     refuse_shipped_name(name)
     shipped = with_facts(load_engine_profile(engine))
@@ -161,15 +159,12 @@ def fit_own_server(
 
 
 def save_own_server(fit: OwnServerFit, folder: Path, is_forced: bool = False) -> Path:
-    """Write the profile into `folder`, where its name finds it. Raises SpecError for one that is there already.
-
-    is_forced: write over it
-    """
+    """Write the profile to `folder`, where its name finds it. Raises SpecError if it exists, unless `is_forced`."""
     return save_engine_profile(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
 
 
 def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
-    """The file in `folder` that `name` finds. Raises SpecError where it is there already, unless `is_forced`."""
+    """The file in `folder` that `name` finds. Raises SpecError if it exists, unless `is_forced`."""
     refuse_shipped_name(name)
     file = folder / f"engine@{name}.yaml"
     if file.exists() and not is_forced:
@@ -181,8 +176,7 @@ def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
 
 
 class _Run(NamedTuple):
-    """A run as it is simulated for the fit; measured: figures of the same `num_requests`, those of `METRICS` that it
-    has."""
+    """A run as simulated for the fit. measured: those of `METRICS` it has, over the same `num_requests`"""
 
     name: str
     tool: str
@@ -192,7 +186,7 @@ class _Run(NamedTuple):
 
 
 def _prepare(run: Observation, given: GivenSetup, engine: str, folder: Path) -> _Run:
-    """Raises SpecError for a run that says nothing of the engine's numbers."""
+    """Raises SpecError for a run that does not constrain the engine's parameters."""
     if run.setup.local is not None or run.load.process == "burst":
         what = "is a test of llama-bench" if run.setup.local is not None else "sent all its requests at once"
         raise SpecError(f"{run.name}: {what}: its times say nothing of host and front end; measure at rates below.")
@@ -217,7 +211,7 @@ def _prepare(run: Observation, given: GivenSetup, engine: str, folder: Path) -> 
 
 
 def _shortened(run: Observation) -> Observation:
-    """`run` with fewer requests, where it has many; of the same requests its figures."""
+    """`run` with fewer requests if it has many, and its figures over these."""
     load, times = run.load, run.requests
     most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     if load.num_requests <= most:
@@ -235,8 +229,7 @@ def _shortened(run: Observation) -> Observation:
 
 
 class Prior(NamedTuple):
-    """A number of the profile: where it begins, how far it may well be from there (the standard deviation of its
-    logarithm), and its plausible range; seconds."""
+    """A parameter's prior: start, range, and standard deviation of its logarithm; seconds."""
 
     field: str  # "host.serial_step_s"
     start: float
@@ -246,7 +239,7 @@ class Prior(NamedTuple):
 
 
 def _priors(shipped: EngineProfile) -> list[Prior]:
-    """The numbers that the engine has, from where it has them; how far engines differ in each is how far it may go."""
+    """The engine's parameters; the spread among engines is each prior's width."""
     known = {item.field: item for item in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
     engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
     result = []
@@ -267,8 +260,7 @@ def _number(profile: EngineProfile, name: str) -> float:
 
 
 class _Figures(NamedTuple):
-    """Figures (metric by metric, run by run) as a linear function of the numbers around `here`: what is spent in
-    another place adds up in seconds, which a function of logarithms would overshoot."""
+    """Figures (by metric, then run), linear in the parameters, not their logarithms: seconds add up."""
 
     priors: Sequence[Prior]
     measured: Floats
@@ -282,8 +274,7 @@ class _Figures(NamedTuple):
         return np.log(np.maximum(predicted, _LEAST_OF * self.at_here) / self.measured)
 
     def optimum(self, spreads: Floats, keep: NDArray[np.bool_] | slice = slice(None)) -> Floats:
-        """The numbers at which the (kept) errors, in units of their `spreads`, and how far each number has moved, in
-        units of its own, are least together."""
+        """Parameters that minimize the (kept) errors in units of `spreads` plus the priors."""
         from scipy.optimize import least_squares
 
         _, start, least, most, spread = (np.array(column) for column in zip(*self.priors, strict=True))
@@ -300,7 +291,7 @@ class _Figures(NamedTuple):
 def _fitted(
     shipped: EngineProfile, runs: Sequence[_Run], progress: Progress | None
 ) -> tuple[EngineProfile, dict[str, Floats]]:
-    """The profile, and log errors of each figure: "shipped", "fitted", and, with several runs, "held out"."""
+    """The profile, and log errors of each figure: "shipped", "fitted" and, with several runs, "held out"."""
     priors = _priors(shipped)
     measured = np.array([value for run in runs for value in run.measured.values()])
     done, total = 0, (_ROUNDS * (len(priors) + 1) + 1) * len(runs)
@@ -339,8 +330,7 @@ def _fitted(
 
 
 def _spreads(figures: _Figures, runs: Sequence[_Run], shipped: EngineProfile) -> Floats:
-    """What the error of each figure is believed to vary by: as for others, as if that were one more run, and as these
-    runs do around their own optimum."""
+    """Standard deviation of each figure's error: as of a new run, and as these runs scatter around their optimum."""
     metrics = np.array([metric for run in runs for metric in run.measured])
     others = spreads = np.array([_spread_of(metric, run.scenario, shipped) for run in runs for metric in run.measured])
     for _ in range(4):  # settles to a per mille
@@ -354,7 +344,7 @@ def _spreads(figures: _Figures, runs: Sequence[_Run], shipped: EngineProfile) ->
 
 
 def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float:
-    """Standard deviation of what the shipped profile leaves unexplained of others' runs, in logarithms."""
+    """Standard deviation of the shipped profile's log residuals on published runs."""
     residuals = getattr(shipped, _RESIDUALS[metric])
     if not residuals.num_rows:
         return _UNKNOWN[metric]
@@ -365,7 +355,6 @@ def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float
 def _description(
     name: str, runs: Sequence[_Run], errors: Mapping[str, Mapping[str, float]], shipped: EngineProfile
 ) -> dict[str, Any]:
-    """The name, and where the profile comes from."""
     tools = ", ".join(dict.fromkeys(run.tool for run in runs))
     devices = ", ".join(dict.fromkeys(run.scenario.hardware.name for run in runs))
     held_out = [
@@ -385,10 +374,7 @@ def _description(
 def _residuals(
     profile: EngineProfile, runs: Sequence[_Run], metrics: NDArray[np.str_], held_out: Floats
 ) -> dict[str, Any]:
-    """What is left of runs at a fixed concurrency under the fits of the others, as of one more run.
-
-    metrics, held_out: of each error its metric, and the error of its run left out
-    """
+    """Held-out residuals of runs at fixed concurrency, widened for a new run, from each figure's metric and error."""
     units = np.array([spread_of(run.scenario) for run in runs for _ in run.measured])
     devices = dict.fromkeys((*profile.devices, *(run.scenario.hardware.name for run in runs)))
     update: dict[str, Any] = {"devices": tuple(devices)}

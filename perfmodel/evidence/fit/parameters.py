@@ -1,8 +1,6 @@
-"""Fits of few positive, bounded numbers of a spec, so that simulated means meet measured ones, and what they leave.
-
-Simulations are expensive and their means nearly linear in such numbers: derivatives are taken once (`LinearErrors`),
-and fits with groups left out are optima of the linear model.
-"""
+"""Fits few positive, bounded parameters so that simulated means meet measured ones. Simulations are expensive and their
+means nearly linear in the parameters, so derivatives are taken once (`LinearErrors`); cross-validation uses optima of
+the linear model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from perfmodel.specs.engine.description import describe_engine
 Fitted = TypeVar("Fitted", bound=Spec)
 _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by their size
 _PRIOR = 0.05  # error that counts as much as a factor e between a parameter and where it began
-_STEP = 0.25  # of a logarithm, to see what a parameter does: well above the noise of changed schedules
+_STEP = 0.25  # of a logarithm, for derivatives: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
 _MOST_ROUNDS = 5
 _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
@@ -28,7 +26,7 @@ _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A field of the profile, or of its `host` or `server`, with where to begin and its plausible range."""
+    """A field of the profile, its `host` or `server`, with start and plausible range."""
 
     field: str  # "host.serial_step_s"
     start: float
@@ -45,7 +43,7 @@ STEP_PARAMETERS = (
 
 
 def with_facts(profile: EngineProfile) -> EngineProfile:
-    """`profile` with what the engine's code says, which is not fitted."""
+    """`profile` with the facts of the engine's code, which are not fitted."""
     graphs = describe_engine(profile.engine).facts.graphs
     captured = graphs.most_tokens if graphs.with_prompts else 0
     facts = {"replays_graphs": graphs.most_tokens > 0, "captured_tokens": captured}
@@ -53,7 +51,7 @@ def with_facts(profile: EngineProfile) -> EngineProfile:
 
 
 def with_values(profile: Fitted, values: Mapping[str, float]) -> Fitted:
-    """`profile` with fields changed, which are named as in `Parameter.field`."""
+    """`profile` with changed fields, named as `Parameter.field`."""
     update: dict[str, Any] = {}
     for field, value in values.items():
         part, _, name = field.rpartition(".")
@@ -65,13 +63,13 @@ def with_values(profile: Fitted, values: Mapping[str, float]) -> Fitted:
 
 
 def values_of(profile: Spec, parameters: Sequence[Parameter]) -> list[float]:
-    """What `parameters` are in `profile`, within their plausible ranges."""
+    """Values of `parameters` in `profile`, clipped to their ranges."""
     return [min(max(attrgetter(item.field)(profile), item.least), item.most) for item in parameters]
 
 
 @dataclass(frozen=True)
 class LinearErrors(Generic[Fitted]):
-    """Errors as a linear function of the parameters' logarithms, around `here`."""
+    """Errors linear in the parameters' logarithms around `here`."""
 
     begin: Fitted
     parameters: tuple[Parameter, ...]
@@ -88,11 +86,8 @@ class LinearErrors(Generic[Fitted]):
         here: Floats | None = None,
         at_here: Floats | None = None,
     ) -> "LinearErrors[Fitted]":
-        """Take the derivatives, one evaluation of `errors` for each parameter and one for the point itself.
-
-        begin:         the profile whose `parameters` are varied
-        here, at_here: the point, as logarithms of the parameters, and the errors there; the starts unless given
-        """
+        """Linearize `errors` with one evaluation per parameter and one at the point. begin: the profile whose
+        `parameters` vary; here, at_here: the point in logarithms, and its errors; default: the starts"""
         if here is None:
             here = np.log([p.start for p in parameters])
         if at_here is None:
@@ -106,14 +101,11 @@ class LinearErrors(Generic[Fitted]):
 
     @property
     def start(self) -> Floats:
-        """Where the parameters begin, as logarithms."""
+        """Logarithms of the starts."""
         return np.log([p.start for p in self.parameters])
 
     def optimum(self, keep: NDArray[np.bool_] | None = None) -> Floats:
-        """Where the soft L1 loss of the (kept) errors is least, within the plausible ranges and not too far.
-
-        What the errors do not determine stays near where it began.
-        """
+        """Minimum of the soft L1 loss of the (kept) errors within the ranges; undetermined parameters stay."""
         from scipy.optimize import least_squares
 
         chosen = slice(None) if keep is None else keep
@@ -135,7 +127,7 @@ class LinearErrors(Generic[Fitted]):
         return _profile_at(self.begin, self.parameters, logs)
 
     def held_out(self, groups: NDArray[np.str_]) -> Floats:
-        """The errors of each group (one name for each error) at the optimum of the others, as the model has it."""
+        """Errors of each group (a name per error) at the optimum of the others, in the linear model."""
         result = np.empty(len(self.at_here))
         for members in masks(groups):
             there = self.optimum(~members) if not members.all() else self.start
@@ -143,13 +135,13 @@ class LinearErrors(Generic[Fitted]):
         return result
 
     def loss(self, logs: Floats, errors: Floats) -> float:
-        """What `optimum` makes small, of the `errors` at `logs`."""
+        """The objective of `optimum`, for `errors` at `logs`."""
         scaled = np.append(errors, _PRIOR * (logs - self.start)) / _LOSS_SCALE
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
 
 def masks(groups: NDArray[np.str_]) -> Iterator[NDArray[np.bool_]]:
-    """The members of each group that occurs."""
+    """A mask per group."""
     return (groups == group for group in np.unique(groups))
 
 
@@ -165,13 +157,9 @@ def fit_parameters(
     rounds: int = _MOST_ROUNDS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Fitted:
-    """The profile with the parameters that make `errors` (weighted log(predicted / measured)) small.
-
-    begin: the profile to start from; rounds: at most
-
-    Gauss-Newton with a soft L1 loss: each round goes to the optimum of its linear model, until one gains little (of
-    two parameters that do nearly the same, the linear model far from it says little).
-    """
+    """Fit `parameters` to make `errors` (weighted log(predicted / measured)) small. Gauss-Newton with a soft L1 loss,
+    from `begin`: up to `rounds` steps to the optimum of the linear model, until one gains little (with two nearly
+    equivalent parameters the linear model is unreliable far away)."""
     calls = 0
 
     def counted(profile: Fitted) -> Floats:

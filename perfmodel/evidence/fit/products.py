@@ -1,9 +1,9 @@
 """Measured matrix products: dense (`gemm`), and of mixtures of experts (`moe`).
 
-gemm: m, n, k, gemm_dtype, kernel_source, engine_version. Most rows are replayed from CUDA graphs; kernels that are
-`is_eager` were launched one by one, which puts a floor under their times that serving does not have.
+gemm: m, n, k, gemm_dtype, kernel_source, engine_version. Most rows are CUDA graph replays; `is_eager` kernels were
+      launched one by one, which puts a floor under their times that serving does not have.
 moe: num_tokens (of all ranks), hidden_size, inter_size (per expert, before sharding), topk, num_experts, moe_tp_size,
-moe_ep_size, distribution, moe_dtype, kernel_source, engine_version. Tables do not say whether experts have a gate.
+     moe_ep_size, distribution, moe_dtype, kernel_source, engine_version. Tables omit whether experts are gated.
 """
 
 import re
@@ -31,13 +31,13 @@ _MOST_ROWS = 3000  # of a fit
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What is known of a kernel from its code or from how it was timed.
+    """Facts about a kernel, from its code or how it was timed.
 
-    start:   of its fit: its rules, and which works run it
-    variant: a suffix of the calibration key, where an engine runs several kernels for one format
-    family:  how the key begins, where it is not the usual
+    start:   of its fit: rules and domain
+    variant: suffix of the calibration key, if an engine has several kernels for a format
+    family:  start of the key, if unusual
     is_eager: launched one by one
-    computes_masked: the collector's call computes slots of other ranks' experts, too (serving does not)
+    computes_masked: the collector's call also computes slots of other ranks' experts (serving does not)
     has_gate: of the collector's experts; None: as the model has it
     """
 
@@ -53,7 +53,6 @@ class _Kernel:
 
 
 def _kernel(kernels: Iterable[_Kernel], engine: str, format: str, matches: Callable[[_Kernel], Any]) -> _Kernel:
-    """The first of an engine and a number format that matches."""
     of_engine = (kernel for kernel in kernels if kernel.engine in ("", engine) and kernel.format in ("", format))
     return next(filter(matches, of_engine))
 
@@ -95,7 +94,7 @@ _REPLAYED_S = 4e-6  # launches of a quantizing kernel and a GEMM in a CUDA graph
 
 
 def gemm_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
-    """One group per engine, number format and kernel. Rows of formats without a known meaning are in none."""
+    """One group per engine, format and kernel, without rows of unknown formats."""
     parts: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
     for (version, dtype, source), rows in table.groups(("engine_version", "gemm_dtype", "kernel_source")):
         if dtype in WEIGHT_FORMATS:
@@ -122,7 +121,7 @@ def gemms_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
 
 
 def fit_gemm(group: Group, device: DeviceFacts) -> TiledGemmFit:
-    """The parameters of one kernel, from the rows that do not beat the hardware."""
+    """Fit one kernel to the rows within the declared peaks."""
     kernel = _kernel_of_key(_GEMMS, group.key, group.engine)
     fastest = float(np.quantile(group.seconds, 0.01))
     free: tuple[str, ...] = _GEMM_FREE
@@ -192,7 +191,7 @@ _LEAST_MISALIGNED = 50  # rows with odd shards that it takes to fit what they co
 
 
 def moe_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
-    """One group per engine, number format and kernel. Rows of formats without a known meaning are in none."""
+    """One group per engine, format and kernel, without rows of unknown formats."""
     parts: dict[tuple[str, str], list[tuple[WeightFormat, _Kernel, NDArray[np.int64]]]] = {}
     for (version, dtype, source), rows in table.groups(("engine_version", "moe_dtype", "kernel_source")):
         if dtype in WEIGHT_FORMATS:
@@ -212,10 +211,7 @@ def moe_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
 
 
 def _expert_sizes(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Floats) -> ExpertSizes:
-    """The sizes of rows of one kernel, with the load of the rank that was timed.
-
-    gates: matrices of the first product (2 where it is gated)
-    """
+    """Sizes of one kernel's rows, with the load of the timed rank. gates: matrices of the first product (2 if gated)"""
     tokens, top_k, experts = (numbers(table, name) for name in ("num_tokens", "topk", "num_experts"))
     ranks, width = numbers(table, "moe_ep_size"), numbers(table, "hidden_size")
     inner = numbers(table, "inter_size") / numbers(table, "moe_tp_size")
@@ -247,7 +243,7 @@ def _expert_sizes(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates
 
 
 def experts_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows that beat the declared tensor rate, or the bandwidth with the weights of the experts that are hit."""
+    """Rows that beat the declared tensor rate, or the bandwidth for the weights of the experts hit."""
     sizes: ExpertSizes = group.sizes
     extent = sizes.extent
     weights = (extent.gates + 1) * extent.width * extent.inner
@@ -258,13 +254,13 @@ def experts_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
 
 
 def experts_start(key: str, engine: str) -> GroupedExpertsFit:
-    """What is known of a kernel before any row: its rules, and which works run it."""
+    """Rules and domain of a kernel before fitting."""
     start: GroupedExpertsFit = _kernel_of_key(_MOES, key, engine).start
     return start
 
 
 def fit_experts(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
-    """The parameters of one kernel, from the rows that do not beat the hardware; a call measured twice counts once."""
+    """Fit one kernel to the rows within the declared peaks; repeated measurements count once."""
     usable = np.flatnonzero(~experts_too_fast(group, device))
     if not len(usable):
         raise SpecError(f"{group.key}: all {len(group.rows)} rows are faster than the device's memory allows.")
@@ -281,7 +277,7 @@ def fit_experts(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
 
 
 def _num_gates(table: KernelTable) -> Floats:
-    """2 for experts with a gate, else 1: as a published model of that shape has it, or a kernel in the table says."""
+    """2 for gated experts, else 1: by a published model of that shape, or a kernel in the table."""
     names = ("hidden_size", "inter_size", "topk", "num_experts")
     shapes = list(zip(*(table[name].tolist() for name in names), strict=True))
     ungated = {shape for shape, gated in _known_gates().items() if not gated}
@@ -292,7 +288,7 @@ def _num_gates(table: KernelTable) -> Floats:
 
 @lru_cache(maxsize=1)
 def _known_gates() -> Mapping[tuple[Any, ...], bool]:
-    """Whether experts have a gate, by (width, intermediate size, top k, number of experts), of all model cards."""
+    """(width, intermediate size, top k, number of experts) -> whether gated, of all model cards."""
     from perfmodel.models.architecture import MoEFFN
     from perfmodel.models.cards import list_models, load_model
 

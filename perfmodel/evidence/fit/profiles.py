@@ -1,15 +1,14 @@
-"""What recorded servers say of an engine beside its kernels: its host, front end and graphs; and of a generation.
+"""Fits an engine's host, front end and graphs, and a GPU generation, to recorded servers. Kernels stay fixed.
 
-Open-loop stages determine the host's time per step and the server in front. Serving at a fixed concurrency determines
-steps with prompts, synchronous hosts, graphs: TTFT at low concurrency is the front end and one step with a prompt, TPOT
-there a step's fixed costs, which the kernels' tables have too high where they were timed launch by launch. Kernels are
-not touched. Residuals are cross-validated: whole cells (a model under an engine's version on a device in a number
-format) are left out, and for devices without rows whole devices.
+Open-loop stages determine host time per step and the front end. Fixed concurrency determines prompt steps, synchronous
+hosts, graphs: at low concurrency TTFT is the front end plus one prompt step, TPOT a step's fixed costs, which tables
+timed launch by launch overstate. Residuals are cross-validated: leave one cell out (model x engine version x device x
+format); for devices without rows, one device.
 
-For all engines: TTFT of long prompts is compute, and with the engines' profiles fitted on all devices, what is left on
-a generation's own rows is its kernels'. Dense products of 4-bit operands, for which no kernel table is at hand, have a
-bandwidth and a launch of their own. How unequally popular experts are shows in how steps grow with their batch,
-whatever else a deployment's steps are too long or too short by: errors are taken within cells.
+For all engines: TTFT of long prompts is compute, so residuals on a generation's rows, given engine profiles fitted on
+all devices, are its kernels'. Dense 4-bit products, which lack kernel tables, get their own bandwidth and launch. Skew
+of expert popularity shows in how step time grows with batch; errors are relative to each cell, which cancels other
+biases.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,11 +59,8 @@ _SHARE = 0.1  # of each stage's duration: means settle long before
 def fit_engine_profile(
     begin: EngineProfile, rows: Sequence[Observation], *, share: float = _SHARE, progress: Progress | None = None
 ) -> EngineProfile:
-    """The profile of an engine that explains the measured means of stages best. Overloaded ones are left out.
-
-    A backlog multiplies small errors of capacity; such stages are for judging, not for fitting. Of `begin`, what these
-    runs do not determine stays.
-    """
+    """Fit an engine's profile to mean latencies of stages, starting from `begin`; undetermined parameters stay.
+    Overloaded stages are left out: a backlog multiplies small errors of capacity."""
     members = shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
     profile = fit_parameters(
         starting_profile(begin),
@@ -76,11 +72,8 @@ def fit_engine_profile(
 
 
 def step_residuals(rows: Sequence[Observation], profile: EngineProfile) -> Residuals:
-    """What is left of steady stages, as factors on steps.
-
-    Under open-loop load longer steps leave more requests in flight, which makes steps longer still: a latency errs by
-    more than the steps do, g = 1 + d log(latency) / d log(rate) times as much (see `accelerated`).
-    """
+    """Residuals of steady stages, as factors on step time. In open loop, longer steps raise the batch, which lengthens
+    steps further: latency errors exceed step errors by g = 1 + d log(latency) / d log(rate) (see `accelerated`)."""
     usual, faster = (
         [pair for pair in simulate_runs(item, profile=profile) if not pair.row.is_overloaded]
         for item in (rows, accelerated(rows, _RATE_FACTOR))
@@ -92,12 +85,12 @@ def step_residuals(rows: Sequence[Observation], profile: EngineProfile) -> Resid
 
 
 def starting_profile(profile: EngineProfile) -> EngineProfile:
-    """`profile` with the values that no runs separate."""
+    """`profile` with the values that no run separates."""
     return with_values(profile, {"server.out_s": _OUT_S})
 
 
 def stage_log_errors(pairs: Sequence[Prediction]) -> Floats:
-    """Weighted log(predicted / measured) of the means of steady stages."""
+    """Weighted log(predicted / measured) of means of steady stages."""
     steady = [pair for pair in pairs if not pair.row.is_overloaded]
     return np.array(
         [
@@ -137,10 +130,8 @@ _MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on ker
 def fit_steady_profile(
     begin: EngineProfile, rows: Sequence[Observation], *, progress: Progress | None = None
 ) -> EngineProfile:
-    """The profile of an engine that explains mean TTFT and TPOT of its rows best; the rest is that of `begin`.
-
-    What rows at face value do not determine is then fitted to the time to first token of rows that may be speculated.
-    """
+    """Fit an engine's profile to mean TTFT and TPOT of its rows, starting from `begin`. Parameters that reliable rows
+    leave open are then fitted to TTFT of rows with suspected speculation."""
 
     def errors_on(members: Sequence[Observation]) -> Callable[[EngineProfile], Floats]:
         return lambda profile: steady_log_errors(simulate_steady_states(members, profile=profile))
@@ -160,10 +151,7 @@ def fit_steady_profile(
 def with_steady_residuals(
     profile: EngineProfile, rows: Sequence[Observation], model: LinearErrors[EngineProfile]
 ) -> EngineProfile:
-    """`profile` with what fits leave unexplained of cells and of devices that they were not fitted to.
-
-    rows, model: what the profile was fitted to, and the model of its errors
-    """
+    """`profile` with residuals of left-out cells and devices. rows, model: fitted rows, and the linear error model"""
     cells, devices = ([name(row.scenario) for row in rows] for name in (cell_of, lambda item: item.hardware.name))
     spread = np.array([spread_of(row.scenario) for row in rows])
     update: dict[str, object] = {"devices": tuple(sorted(set(devices)))}
@@ -180,13 +168,13 @@ def with_steady_residuals(
 
 
 def cell_of(scenario: Scenario) -> str:
-    """The model, engine with its version, device and number format that a row has in common with others."""
+    """Key of model, engine version, device and number format."""
     engine, quantization = scenario.engine, scenario.model.quantization
     return " ".join((scenario.model.name, engine.described.label, scenario.hardware.name, str(quantization.weights)))
 
 
 def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Parameter]:
-    """The parameters of an engine that `rows` determine and nothing else has."""
+    """The engine's parameters that `rows` determine."""
     parameters = [*_OF_PROMPTS, *_of_layers(rows)]
     if not all(row.scenario.engine.async_scheduling for row in rows):
         parameters += HIDDEN_PARAMETERS
@@ -196,13 +184,13 @@ def parameters_of(begin: EngineProfile, rows: Sequence[Observation]) -> list[Par
 
 
 def _of_layers(rows: Sequence[Observation]) -> tuple[Parameter, ...]:
-    """The parameters of kinds of layers that not all models have, as far as `rows` have them."""
+    """Parameters of layer kinds that only some models have, if `rows` have them."""
     mixers = (layer.mixer for row in rows for layer, _ in row.scenario.model.layers)
     return _OF_LATENTS if any(isinstance(mixer, LatentAttention) for mixer in mixers) else ()
 
 
 def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
-    """Rows of `engine` that can be taken at face value and are quickly simulated, the same number of each cell."""
+    """Reliable rows of `engine` that simulate quickly, equally many per cell."""
     return _of_engine([row for row in rows if row.is_reliable], engine)
 
 
@@ -212,7 +200,7 @@ def _of_engine(rows: Sequence[Observation], engine: str) -> list[Observation]:
 
 
 def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int) -> list[Observation]:
-    """Some `most` rows up to a concurrency, about as many of each cell."""
+    """About `most` rows up to a concurrency, balanced over cells."""
     cells: dict[str, list[Observation]] = {}
     for row in rows:
         if (row.scenario.traffic.arrivals.concurrency or 0) <= most_concurrency:
@@ -221,8 +209,8 @@ def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int)
 
 
 def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
-    """Weighted log(predicted / measured) of TPOT and TTFT in turn; 0 of rows that cannot be simulated, and of TPOT
-    where speculation is suspected."""
+    """Weighted log(predicted / measured), TPOT and TTFT alternating; 0 where unpredicted, and for TPOT if
+    speculated."""
     errors = []
     for pair in pairs:
         for metric, weight in _WEIGHTS.items():
@@ -248,10 +236,7 @@ _MOST_ROWS_OF_ALL = 48
 def fit_generation(
     architecture: str, rows: Sequence[Observation], *, progress: Progress | None = None
 ) -> GenerationFit:
-    """The fit of `architecture` from the rows on its devices that can be taken at face value.
-
-    Raises SpecError where there are none.
-    """
+    """Fit `architecture` to the reliable rows on its devices. Raises SpecError without any."""
     members = [row for row in rows if row.scenario.hardware.declared.architecture == architecture and row.is_reliable]
     members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS_OF_GENERATION)
     if not members:
@@ -271,18 +256,14 @@ def fit_generation(
 
 
 def _num_experts(row: Observation) -> int:
-    """Experts of the largest block; 0 of a dense model."""
+    """Experts of the largest block; 0 if dense."""
     blocks = [layer.ffn for layer, _ in row.scenario.model.layers]
     return max((block.num_experts for block in blocks if isinstance(block, MoEFFN)), default=0)
 
 
 def fit_popularity(rows: Sequence[Observation], *, progress: Progress | None = None) -> RoutingFit:
-    """The dispersion of experts' popularity from rows of mixtures of experts that can be taken at face value.
-
-    Steps of other parallel degrees are too long or too short by other parts: each has a cell of its own.
-
-    Raises SpecError where there are none.
-    """
+    """Dispersion of expert popularity, from reliable rows of mixtures of experts. Each parallel degree is a cell of its
+    own, since other parts bias its steps. Raises SpecError without such rows."""
     members = [row for row in rows if _num_experts(row) and row.is_reliable]
     members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS)
     if not members:

@@ -1,4 +1,5 @@
-"""`perfmodel calibrate --from`: recorded measurements of any kind, fitted and written where they are looked for."""
+"""`perfmodel calibrate --from`: fits recorded measurements of any kind and writes the files to where they are looked
+up."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,12 +52,10 @@ def fit_recorded(
 ) -> list[tuple[Calibration | EngineProfile | BackendFits, Path]]:
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
-    is_forced: overwrite existing files
+    A folder gives one calibration per device; a JSON of serving runs or a CSV of steady states gives the engine's
+    profile; a table of single-machine figures gives the engine's backends. is_forced: overwrite existing files
 
-    A folder gives one calibration per device; a JSON file of serving runs or a CSV of steady states what it says about
-    the engine's profile; a table of figures of single machines what it says about the engine's backends.
-
-    Raises SpecError for measurements that cannot be read or are of another engine, and for existing files.
+    Raises SpecError for unreadable measurements, those of another engine, and existing files.
     """
     if describe_engine(engine).facts.backends:
         file = _target(out, f"backend@{engine}.yaml", is_forced)
@@ -82,7 +81,7 @@ def fit_recorded(
         rows, origin = read_serving_runs(path)[0], SERVING_RUNS
         what = f"{len({row.name for row in rows})} serving runs"
         profile = fit_engine_profile(begin, rows, progress=progress)
-    # What the profile had from others stays in it: each fits a part of its parameters.
+    # Parameters fitted from other recordings stay: each recording fits some of them.
     others = [part for part in begin.source.split("; ") if part and origin.publisher not in part]
     source = "; ".join([*others, origin.source(what)])
     update = {"source": source, "command": origin.command(engine), "date": today()}
@@ -106,13 +105,13 @@ def fit_recorded_for_all(
     is_forced: bool = False,
     architecture: str = "",
 ) -> tuple[Spec, Path]:
-    """Fit what `path` says of all engines and devices alike, and write it as `fit_recorded` does.
+    """Fit `path` for all engines and devices alike, and write it as `fit_recorded` does.
 
-    kind:         of `FITS_FOR_ALL`; path: what it is fitted to
-    out:          folder to write to, by default among the calibrations; is_forced: overwrite an existing file
+    kind:         of `FITS_FOR_ALL`
+    out:          folder, by default among the calibrations; is_forced: overwrite an existing file
     architecture: of `generation`
 
-    Raises SpecError where there is nothing of the kind.
+    Raises SpecError without data of the kind.
     """
     names = {"softmax": "overheads", "generation": f"generation@{architecture}"}  # otherwise than what is fitted
     file = _target(out, f"{names.get(kind, kind)}.yaml", is_forced)
@@ -139,7 +138,6 @@ def _of_steady_states(flags: str) -> dict[str, str]:
 
 
 def _whole_runs(path: Path, progress: Progress | None, _: str) -> _Fitted:
-    """Numbers of makers without kernel tables, from the tables of published results in a folder."""
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
         for read in (read_mlperf_rows, read_served_rows):

@@ -1,20 +1,19 @@
-"""Single published figures, from CSV files: exchanges of expert parallelism, messages over PCIe, steps without CUDA
-graphs, sampling and memory.
+"""Fits single published figures from CSV files: expert-parallel exchanges, messages over PCIe, eager steps, sampling
+and memory.
 
-Exchanges, a row for each size and direction: device, exchange (dispatch or combine), ranks, payload_bytes (what a rank
-sends to all), latency_us. All ranks are joined by a switch. The start between nodes is not in such rows: it stays what
-it was.
+Exchanges, a row per size and direction: device, exchange (dispatch or combine), ranks, payload_bytes (sent by a rank to
+all), latency_us. All ranks share a switch; the inter-node start time is not determined and stays.
 
-Others: figure, device, model, ranks, amount (bytes that a rank sends; graphs), value (SI units), source. By figure:
+Others: figure, device, model, ranks, amount (bytes sent by a rank; graphs), value (SI units), source. By figure:
 
     all_gather_s               NCCL between devices that see each other's memory
     all_to_all_through_host_s  the smallest between two that do not
     bus_rate_through_host      of large all-reduces between such, as nccl-tests counts it
     peer_read_rate             of kernels that read their peer's memory
     eager_step_s               a decode step of one sequence, launched operator by operator
-    sampled_sequence_s         what a sequence more adds to a step where the model asks for top-p
-    graphs_bytes               what vLLM estimates that so many CUDA graphs take
-    communicator_bytes         what several devices take of each beside tensors
+    sampled_sequence_s         time per further sequence of a step if the model asks for top-p
+    graphs_bytes               vLLM's estimate for so many CUDA graphs
+    communicator_bytes         memory per device besides tensors, with several devices
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ _FEWEST = 6  # rows of a direction, twice the parameters
 
 
 class ExchangeRow(NamedTuple):
-    """One measured exchange; wire_s: what its bytes take at the declared rate of the link."""
+    """One measured exchange; wire_s: its bytes at the declared link rate"""
 
     exchange: str
     wire_s: float
@@ -53,7 +52,7 @@ class ExchangeRow(NamedTuple):
 
 
 def read_exchanges(path: str | Path) -> list[ExchangeRow]:
-    """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
+    """Rows of a table. Raises SpecError if it is unreadable or lacks columns."""
 
     def row(cells: dict[str, str]) -> ExchangeRow:
         ranks, rate = int(cells["ranks"]), DeviceFacts.of(load_hardware(cells["device"])).link_bandwidth
@@ -71,7 +70,7 @@ def _read(path: str | Path, row: Callable[[dict[str, str]], RowT], what: str) ->
 
 
 def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeFits:
-    """`begin` with what the rows of each direction say. Raises SpecError for a direction with too few of them."""
+    """`begin` fitted to the rows of each direction. Raises SpecError for a direction with too few."""
     result = {name: _fit_exchange(name, rows, getattr(begin, name)) for name in ("dispatch", "combine")}
     return begin.model_copy(update=result)
 
@@ -108,12 +107,12 @@ class OverheadRow(NamedTuple):
 
     @property
     def link_share(self) -> float:
-        """The value, a rate, over that of the link."""
+        """The value, a rate, over the link's."""
         return self.value / _link(self.device).bandwidth_bytes_per_s
 
 
 def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
-    """The rows of a table. Raises SpecError for what cannot be read, or has no such columns."""
+    """Rows of a table. Raises SpecError if it is unreadable or lacks columns."""
 
     def row(cells: dict[str, str]) -> OverheadRow:
         figure, device, model, source = (cells[name] for name in ("figure", "device", "model", "source"))
@@ -124,10 +123,7 @@ def read_overhead_rows(path: str | Path) -> list[OverheadRow]:
 
 
 def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFits:
-    """What the figures say, in two digits: they have no more; `softmax_ops` is from elsewhere (`fit_softmax`).
-
-    Raises SpecError for a kind of which there are none.
-    """
+    """Fits to two digits, as figures have; `softmax_ops`: see `fit_softmax`. Raises SpecError for a missing kind."""
     launches = []  # what is left of a step for each call that launches kernels
     for row in _of("eager_step_s", rows):
         graph = build_graph(load_model(row.model), EngineSpec(enforce_eager=True), sampling="greedy")
@@ -159,7 +155,7 @@ def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[Overh
 
 
 def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
-    """NCCL's all-gather between two devices, each byte touched once, of which the smallest is a launch and a hop."""
+    """NCCL's all-gather between two devices, each byte touched once; the smallest is a launch and a hop."""
     gathers = _of("all_gather_s", rows)
     pairs, others = ([row for row in gathers if (row.ranks == 2) == is_pair] for is_pair in (True, False))
     pairs = _of("all_gather_s", pairs, _FEWEST_SIZES)
@@ -194,7 +190,7 @@ def _link(device: str) -> Link:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The geometric mean: figures differ by factors."""
+    """Geometric mean."""
     return _rounded(float(np.exp(np.mean(np.log(values)))))
 
 

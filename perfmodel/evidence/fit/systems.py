@@ -1,12 +1,10 @@
-"""From a folder of measurements to calibrations: every kernel table of every system, fitted group by group.
+"""Calibrates from a folder of kernel tables, `<system>/<op>`, or of one card's layer profile (`layer_profile`).
 
-A folder is of kernel tables, `<system>/<op>`, or a run with a layer profile of one card (`layer_profile`).
-
-Residuals of kernel tables fall into shapes, which a model has few of, and sizes within a shape, which its steps go
-through. With the residual of a row the sum of its shape's and its size's, independent of each other (one-way random
-effects; Searle, Casella and McCulloch, Variance Components, 1992, chapter 3), the variance of shapes is that of their
-means less what sizes leave in a mean. Products of a layer with its four matrices (q, k and v in one, output, gate and
-up in one, down) have four shapes: their mean has half the standard deviation of one.
+Residuals of kernel tables split into shapes, few per model, and sizes within a shape, which a model's steps vary. With
+a row's residual the sum of independent shape and size effects (one-way random effects; Searle, Casella and McCulloch,
+Variance Components, 1992, chapter 3), the variance of shapes is that of their means minus the sizes' part in a mean. A
+layer's four matrix products (qkv, output, gate and up, down) have four shapes: their mean has half the standard
+deviation of one.
 """
 
 from collections import defaultdict
@@ -66,15 +64,12 @@ _EVERY_ENGINE = "nccl"  # a library that all engines call
 
 
 def module_of(table: str) -> KernelModule | None:
-    """The kind of the kernels of a table, or None."""
+    """Kind of a table's kernels, or None."""
     return MODULES.get(table)
 
 
 def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = None) -> list[Calibration]:
-    """Calibrations under `engine` of every device measured in `path`.
-
-    Raises SpecError for a folder without measurements of that engine.
-    """
+    """Calibrations under `engine` of every device in `path`. Raises SpecError without measurements of that engine."""
     path = Path(path)
     if (path / "ops" / "meta.yaml").is_file():
         return [_from_profile(path, engine)]
@@ -113,8 +108,7 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
 
 
 def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
-    """`families` with the FP8 multiplication whose input comes quantized: measured ones include the kernels that
-    quantize it, and differ from BF16's in launches by them."""
+    """Add FP8 products of pre-quantized input: measured ones include the launches of the quantizing kernels."""
     if "gemm/fp8" not in families or "gemm/bf16" not in families:
         return families
     launch_s = min(families["gemm/bf16"].launch_s, families["gemm/fp8"].launch_s)
@@ -166,10 +160,8 @@ _LEAST_SHAPES = 5
 
 
 def fit_kernel_errors(folder: str | Path) -> KernelErrors:
-    """The share of each family: the mean over the kernels that the calibrations have a fit of.
-
-    folder: of kernel tables `<system>/<op>`. Raises SpecError for one without such kernels.
-    """
+    """Shape share of each family: the mean over kernels with a fit. folder: of kernel tables `<system>/<op>`. Raises
+    SpecError without such kernels."""
     shares: defaultdict[str, list[float]] = defaultdict(list)
     for file in table_files(folder):
         if op_of(file) in _SHAPES:
@@ -182,7 +174,7 @@ def fit_kernel_errors(folder: str | Path) -> KernelErrors:
 
 
 def _shares(table: KernelTable) -> list[tuple[str, float]]:
-    """(family, share) of each kernel of a table with a fit of its own and enough shapes."""
+    """(family, share) of each fitted kernel of a table with enough shapes."""
     hardware = load_hardware(table.system)
     device, result = DeviceFacts.of(hardware), []
     names = [name for name in _SHAPES[table.op] if name in table.columns]
@@ -199,10 +191,8 @@ def _shares(table: KernelTable) -> list[tuple[str, float]]:
 
 
 def common_share(residuals: Floats, shapes: Column) -> float:
-    """Standard deviation of what shapes err by over that of all residuals, from 0 to 1.
-
-    residuals: log(predicted / measured) of rows; shapes: the shape of each, as a number
-    """
+    """Standard deviation of shape effects over that of all residuals, from 0 to 1. residuals: log(predicted / measured)
+    of rows; shapes: the index of each row's shape"""
     _, number, counts = np.unique(shapes, return_inverse=True, return_counts=True)
     means = np.bincount(number, residuals) / counts
     within = float(np.sum((residuals - means[number]) ** 2)) / max(1, len(residuals) - len(counts))

@@ -1,12 +1,11 @@
-"""Fits what whole runs say of makers without kernel tables: a few numbers for an architecture, with priors.
+"""Fits a few parameters per architecture, with priors, to whole runs of vendors without kernel tables.
 
-Results that a step's mean time decides are fitted: offline and static batches, each as seconds per token, and times to
-the first token of a prompt alone. Each setting counts once. Numbers that the results of an architecture do not
-determine stay at their priors.
+Fitted results depend on mean step time: offline and static batches as seconds per token, and TTFT of a lone prompt.
+Each setting counts once. Undetermined parameters stay at their priors.
 
-What an operation of matrix units takes at the full clock comes from large products of measured makers and their TDP: of
-each device with kernel tables of its own and each number format in them the rate that a large product reaches, as a
-share of the declared peak. Tiles, waves and quantization leave a common share c, power the rest:
+The energy per matrix operation at full clock comes from large products of vendors with kernel tables and their TDP: per
+device and format the share of the declared peak a large product reaches. Tiles, waves and quantization leave a common
+share c, power the rest:
 
     reached / peak = c min(1, (TDP / (peak e))^(1/3))
 """
@@ -41,11 +40,11 @@ _ENERGIES_J = np.geomspace(1e-13, 1e-11, 401)  # that are tried
 
 
 def fit_operation_j() -> float:
-    """Joules of an operation at the full clock, by all committed kernel tables; 0 without any."""
+    """Joules per operation at full clock, from all committed kernel tables; 0 without any."""
     shares = measured_shares()
 
     def misses(energy: float) -> float:
-        """The sum of squares of log errors, with the common share that makes it least."""
+        """Sum of squared log errors at the best common share."""
         left = [log(share / sustained_share(tdp, peak, energy)) for _, _, tdp, peak, share in shares]
         centre = min(sum(left) / len(left), 0.0)
         return sum((item - centre) ** 2 for item in left)
@@ -54,8 +53,8 @@ def fit_operation_j() -> float:
 
 
 def measured_shares() -> list[tuple[str, str, float, float, float]]:
-    """(device, number format, watts, declared peak in operations per second, share of it that a large product reaches)
-    of each calibrated device and format, one for each engine that was measured."""
+    """(device, number format, watts, declared peak in operations per second, reached share) of each calibrated device
+    and format, per measured engine."""
     result = []
     for device, engine, file in calibrated_kernels():
         hardware = load_hardware(device)
@@ -89,10 +88,7 @@ _SMALL = 0.25  # errors beyond it weigh less
 
 
 def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress | None = None) -> WholeRunFits:
-    """The fit of every architecture without kernel tables that `rows` have results of.
-
-    rows, folder: of published tables; where `devices.csv` is. Raises SpecError where there are none.
-    """
+    """Fit every architecture without kernel tables. folder: of `devices.csv`. Raises SpecError if `rows` have none."""
     members = _by_architecture(rows, DeviceTable(folder))
     if not members:
         raise SpecError("no results on devices without kernel tables to fit")
@@ -108,7 +104,7 @@ def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress
 
 
 def _tail(rows: Sequence[Observation], name: str) -> float:
-    """The median over devices of the 99th percentile over the mean of a latency; 1 where nothing says so."""
+    """Median over devices of a latency's 99th percentile / mean; 1 without data."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
         if row.setup.tpot_limit_s and {f"{name}_p99", f"{name}_mean"} <= set(row.metrics):
@@ -117,7 +113,7 @@ def _tail(rows: Sequence[Observation], name: str) -> float:
 
 
 def with_others(fits: WholeRunFits) -> WholeRunFits:
-    """`fits` with the means of all their architectures, for those that are not among them."""
+    """`fits` with the mean architecture, for unlisted ones."""
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
     members: dict[str, list[ArchitectureFit]] = {}
     for name, fit in own.items():
@@ -127,7 +123,7 @@ def with_others(fits: WholeRunFits) -> WholeRunFits:
 
 
 def without_own(fits: WholeRunFits) -> WholeRunFits:
-    """`fits` in which each architecture has the mean of the others: as if none of its results were known."""
+    """`fits` with each architecture replaced by the mean of the others: leave one out."""
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
     result: dict[str, ArchitectureFit] = {}
     for name in own:
@@ -143,7 +139,7 @@ def _kind_of(architecture: str) -> str:
 
 
 def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
-    """Geometric means, launches as of a GPU."""
+    """Geometric means; launches as of a GPU."""
     launches = [fit.launch_s * LAUNCH_OVERHEAD_S["gpu"] / LAUNCH_OVERHEAD_S[fit.kind] for fit in fits]
     fits = [fit.model_copy(update={"launch_s": s, "kind": "gpu"}) for fit, s in zip(fits, launches, strict=True)]
     values = {name: float(np.exp(np.mean([np.log(getattr(fit, name)) for fit in fits]))) for name in _PRIORS}
@@ -161,7 +157,7 @@ def _rounded(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
-    """Quantiles of log(measured / predicted) by load and metric; a device counts as the root of its errors' number."""
+    """Quantiles of log(measured / predicted) by load and metric; a device weighs sqrt(number of errors)."""
     result: dict[str, list[tuple[str, float]]] = {}
     for pair in predict_served([row for row in rows if row.is_reliable], folder, fits=without_own(fits)):
         for metric, measured in pair.row.metrics.items():
@@ -178,7 +174,7 @@ def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> di
 
 
 def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[str, list[Observation]]:
-    """Rows to fit of each architecture, one of each setting."""
+    """Rows to fit per architecture, one per setting."""
     result: dict[str, dict[str, Observation]] = {}
     for row in rows:
         if row.setup.load not in _LOADS or not row.is_reliable or describe_engine(row.setup.engine).facts.backends:
@@ -222,7 +218,7 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
 
 
 def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
-    """log(measured / predicted) seconds of each row; 0 of those that cannot be predicted."""
+    """log(measured / predicted) seconds of each row; 0 without a prediction."""
     result = []
     for pair in (predict_row(row, folder, fits) for row in rows):
         metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)

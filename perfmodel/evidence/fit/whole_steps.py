@@ -1,20 +1,18 @@
-"""Fits a `Calibration` to whole-step times: few parameters, bounded, by least squares of relative errors.
+"""Fits a `Calibration` to whole-step times: few bounded parameters, least squares of relative errors.
 
-Sums of operators timed alone fall 29 % short of the step they make up (hot loops flatter each of them), so operators
-are never timed alone here: the step graph says what each step does, and the fit shares the step's time out.
+Operators timed alone sum to 29 % less than their step (hot loops flatter them), so the fit divides a step's time over
+its graph:
 
     t(step) = overhead * kernels + sum over families of (item * items + vector * vector ops + compute / c + memory / m)
 
-where compute and memory are seconds at the declared peaks, so that c and m are the achieved fractions; vector ops are
-those that make numbers of cached integers, which a CPU writes out before it multiplies. The features
-are what `OperatorTimer` itself returns under unit calibrations: the fit and the simulator share one formula. What
-cannot be separated on a fixed model (say, kernel overhead from weight bytes, both constant per step) is settled by a
-weak pull towards prior values; only the sum matters for predictions on that model, and the source text says so.
+with compute and memory in seconds at declared peaks, so c and m are achieved fractions; vector ops convert cached
+integers, which a CPU writes out before multiplying. Features come from `OperatorTimer` under unit calibrations: fit and
+simulator share one formula. What one model cannot separate (kernel overhead and weight bytes, both constant per step)
+is settled by a weak prior; only the sum matters on that model, as the source text says.
 
-Steps that another engine recorded (`perfmodel execute --on`) are fitted likewise: such a step is all that the engine
-did, host, kernels, tokens handed out, so the profile that goes with the calibration adds nothing. Steps that differ in
-little but the context of their decodes are pooled, and the fit is to the pools' medians: a step that something else on
-the machine has held up moves none of them.
+Steps recorded on another engine (`perfmodel execute --on`) include all of its host work, so the profile adds nothing.
+Steps that differ mainly in decode context are pooled, and pool medians are fitted, which reject steps disturbed by
+other processes.
 """
 
 import csv
@@ -52,10 +50,8 @@ _FAMILIES = (
 
 
 class StepParameter(NamedTuple):
-    """One coefficient: the family (None: those that share the overhead per kernel), what it multiplies, bounds, prior.
-
-    quantity: kernels | items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)
-    """
+    """One coefficient: family (None: those sharing the kernel overhead), quantity, bounds, prior. quantity: kernels |
+    items | vector (seconds each), compute | memory (1 / achieved fraction, at least 1)"""
 
     family: str | None
     quantity: str
@@ -88,7 +84,7 @@ PARAMETERS = (
 _SHARED = ("gemm", "elementwise", "sampling", "embedding")  # families that share the overhead per kernel
 _BY_FORMAT = ("gemm", "moe")  # families whose kernels differ by number format
 _QUANTIZED_RATES = ("fp8", "int8")
-# What no parameter fits: small parts of the step, as in a family that moves bytes or unpacks alike.
+# Families without parameters: small parts of the step, as in families that move bytes or unpack alike.
 _LIKE = {
     "memory": {"embedding": "elementwise", "attention_prefill": "attention_decode"},
     "vector": {"attention_prefill": "attention_decode"},
@@ -97,7 +93,7 @@ _LIKE = {
 
 @dataclass(frozen=True)
 class FitResult:
-    """calibration with residuals; `errors` are predicted / measured - 1 of each step, left out of its own fit."""
+    """The calibration with residuals; `errors` are out-of-fold predicted / measured - 1 of each step."""
 
     calibration: Calibration
     errors: list[float]
@@ -105,12 +101,9 @@ class FitResult:
 
 
 def features(graph: StepGraph, hardware: HardwareSpec, shape: BatchShape) -> dict[tuple[str, str], float]:
-    """(family, quantity) -> total over the step: kernels and items counted, compute, memory and messages in seconds at
-    the declared rates.
-
-    Multiplications in other formats than the model's have a family of their own; so has what a sequence takes in
-    decodes that verify drafted tokens, since the prompts' kernel serves them.
-    """
+    """(family, quantity) -> total over the step: kernels and items as counts, the rest in seconds at declared rates.
+    Products in other formats than the model's are their own family; so are the sequences of verifying decodes, which
+    the prompt kernel serves."""
 
     def timer(default: FamilyFit) -> OperatorTimer:
         return OperatorTimer(hardware, Calibration(device=hardware.name, engine="unit", default=default))
@@ -142,11 +135,9 @@ def fit_steps(
     samples: Sequence[Sequence[float]],
     engine: str = "perfmodel",
 ) -> FitResult:
-    """Fits the parameters of `hardware` under `engine` that occur in `rows` (see `features`; of one model or several).
-
-    samples: seconds of each row, measured repeatedly; the fit is to their medians, and the residuals are those of
-    single samples from predictions that left their row out: a run executes each step once
-    """
+    """Fit the parameters of `hardware` under `engine` that occur in `rows` (see `features`; of one model or several).
+    samples: repeated measurements of each row in seconds. The fit is to medians; residuals are those of single samples
+    from out-of-fold predictions, as a run executes each step once"""
     formats = sorted({family for row in rows for family, _ in row if "/" in family})
     own = [p._replace(family=item) for item in formats for p in PARAMETERS if p.family == _base(item)]
     used = [p for p in (*PARAMETERS, *own) if any(_column(p, row) > 0 for row in rows)]
@@ -183,12 +174,9 @@ def _base(family: str) -> str:
 
 
 def _solve(design: Floats, target: Floats, used: Sequence[StepParameter]) -> Floats:
-    """argmin of the squared relative errors plus the pull of each parameter towards its prior, within bounds.
-
-    The priors are those of a machine as fast as this one: all of them times what its median step takes more or less.
-    A processor without the instructions of the declared peak is a hundred times slower; pulled towards a fast one's
-    values, it would be told that its multiplications are 30 % faster than they were measured.
-    """
+    """Least squares of relative errors plus the pull of each parameter to its prior, within bounds. Priors are scaled
+    by the machine's median step time. A processor without the instructions of the declared peak is a hundred times
+    slower; unscaled priors would make its products 30 % faster than measured."""
     prior = np.array([p.prior for p in used])
     prior = prior * np.median(target / (design @ prior))
     weight = _PULL * np.sqrt(len(target))
@@ -225,10 +213,8 @@ _FEWEST_STEPS = 20
 
 
 class EngineSteps(NamedTuple):
-    """The steps of a run; chunks: (tokens, tokens computed before) of each prompt's part, by the step's index.
-
-    speed: of the machine while it ran, over that of the other runs; 1 where nobody has measured it
-    """
+    """Steps of a run; chunks: (tokens, tokens computed before) of each prompt chunk, by step index. speed: machine
+    speed during the run relative to other runs; 1 if not measured"""
 
     scenario: Scenario
     steps: StepColumns
@@ -237,7 +223,7 @@ class EngineSteps(NamedTuple):
 
 
 def read_chunks(path: Path) -> dict[int, list[tuple[int, int]]]:
-    """`chunks.csv` of a run. Raises SpecError for another file."""
+    """Read a run's `chunks.csv`. Raises SpecError for another file."""
     result: dict[int, list[tuple[int, int]]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -250,10 +236,7 @@ def read_chunks(path: Path) -> dict[int, list[tuple[int, int]]]:
 
 
 def fit_engine_steps(runs: Sequence[EngineSteps]) -> FitResult:
-    """The calibration that explains the steps of `runs`, which are of one device under one engine, best.
-
-    Raises SpecError for too few steps.
-    """
+    """Fit a calibration to the steps of `runs`, of one device and engine. Raises SpecError for too few steps."""
     rows, samples = [], []
     for scenario in {id(run.scenario): run.scenario for run in runs}.values():
         graph = scenario_graph(scenario, EngineProfile(engine=scenario.engine.profile))
@@ -269,8 +252,7 @@ def fit_engine_steps(runs: Sequence[EngineSteps]) -> FitResult:
 
 
 def shapes_of(run: EngineSteps) -> list[BatchShape]:
-    """What each recorded step computed, its drafted tokens apart. Of decodes only the summed context is known: each is
-    taken to have its share."""
+    """Shape of each recorded step, drafted tokens apart; the summed decode context is divided evenly."""
     steps, spans = run.steps, run.scenario.model.attention_spans
     columns = steps.index, steps.num_tokens, steps.num_decodes, steps.decode_context, steps.num_draft_tokens
     result = []
@@ -291,7 +273,7 @@ def shapes_of(run: EngineSteps) -> list[BatchShape]:
 
 
 def _pooled(runs: Sequence[EngineSteps]) -> list[tuple[BatchShape, list[float]]]:
-    """Pools of steps that are nearly alike: the shape in the middle of each, and the seconds of all."""
+    """Pools of similar steps: the median shape of each, and the seconds of all."""
     pools: dict[tuple[object, ...], list[tuple[BatchShape, float]]] = {}
     for run in runs:
         durations = (run.steps.end_s - run.steps.start_s) * run.speed

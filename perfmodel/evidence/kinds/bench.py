@@ -1,7 +1,5 @@
-"""`validate bench`: what a load tool measured on a server, beside what is predicted for it, run by run.
-
-Where a file has its requests one by one they are compared one by one; else its means and percentiles are.
-"""
+"""`validate bench`: a load tool's measurements vs. predictions, run by run: request by request if the file lists them,
+else means and percentiles."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -55,13 +53,8 @@ _ABOUT = (
 def validate_bench(
     paths: Sequence[str | Path], given: GivenSetup, progress: Progress | None = None
 ) -> ValidationReport:
-    """Predict every run of the files and compare.
-
-    paths, given: files in any of the formats, and what the user says of the setup
-    progress:     called with (runs done, of how many)
-
-    Raises SpecError where no file can be read, and where no run can be predicted.
-    """
+    """Predict every run of the files and compare. paths, given: files in any format, and the user's setup; progress:
+    called with (runs done, of how many). Raises SpecError if no file can be read or no run predicted."""
     runs, left_out = read_bench_files(paths)
     pairs = predict_runs(runs, given, progress)
     covered = [pair for pair in pairs if not pair.reason]
@@ -86,7 +79,6 @@ def validate_bench(
 
 
 def _requests(pairs: Sequence[Prediction], metric: str) -> Comparison:
-    """All requests of the runs that have them."""
     members = [pair for pair in pairs if pair.requests]
     labels = [f"{pair.row.name}, request {i}" for pair in members for i in range(len(pair.requests[metric]))]
     predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
@@ -101,7 +93,6 @@ def _measured(pair: Prediction, metric: str) -> list[float]:
 
 
 def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
-    """One figure of all runs that have it."""
     members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
     names = {
@@ -114,13 +105,11 @@ def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
 
 
 def _names(pair: Prediction) -> tuple[str, str]:
-    """The model and the device."""
     scenario = pair.scenario
     return (scenario.model.name, scenario.hardware.name) if scenario is not None else ("not said", "not said")
 
 
 def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
-    """The typical steps of a run that was simulated."""
     if pair.result is None or pair.scenario is None or pair.result.steps is None:
         return None
     prompt = prompt or round(pair.row.load.prompt or 0) or None
@@ -128,7 +117,6 @@ def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
 
 
 def _breakdown(pairs: Sequence[Prediction], comparison: Comparison, number: int) -> dict[str, Any]:
-    """Parts of one request's latency."""
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     for pair in (pair for pair in pairs if pair.requests):
         count = len(pair.requests[comparison.metric])
@@ -143,7 +131,7 @@ def _breakdown(pairs: Sequence[Prediction], comparison: Comparison, number: int)
 
 
 def _described(pair: Prediction) -> dict[str, Any]:
-    """A run by itself: what it was, its figures, where the time of its means goes, what it rests on."""
+    """One run: its setup, figures, breakdown of means, and assumptions."""
     run, steps, metrics = pair.row, _steps(pair), pair.metrics
     test: LoadTest = run.setup
     model, device = _names(pair)
@@ -173,7 +161,7 @@ def _described(pair: Prediction) -> dict[str, Any]:
 
 
 def _by_request(pair: Prediction) -> dict[str, list[dict[str, float | None]]]:
-    """Each request's latencies in seconds, in the order in which they were sent; null where there is none."""
+    """Each request's latencies in seconds, in sending order; null if missing."""
     return {
         metric: [
             {"predicted": p if isfinite(p) else None, "measured": m if isfinite(m) else None}
@@ -193,7 +181,6 @@ def _figure(pair: Prediction, key: str) -> dict[str, Any]:
 
 
 def _notes(pairs: Sequence[Prediction]) -> list[str]:
-    """What was left out, and what else there is to know, each once."""
     tests = {pair.row.name: pair.row.setup for pair in pairs}
     failed = [
         f"{name}: {test.failed:,} of {test.completed + test.failed:,} requests failed or were cut off; they are no "

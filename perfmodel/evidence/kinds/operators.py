@@ -1,4 +1,4 @@
-"""`validate operators`: every row of measured kernel tables beside its prediction under the device's calibration."""
+"""`validate operators`: every row of measured kernel tables vs. its prediction under the device's calibration."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -36,10 +36,8 @@ _ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines c
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The rows of one kernel in the table `<system>/<op>`, their predicted seconds, and what these are from.
-
-    ends: of the 80 % interval as factors; is_own: whether the fit is this kernel's, not a relative's
-    """
+    """One kernel's rows in `<system>/<op>` and their predictions. ends: 80 % interval as factors; is_own: the fit is
+    this kernel's, not a related one's"""
 
     table: str
     group: Group
@@ -56,7 +54,7 @@ class _Kernel:
 
     @property
     def dimensions(self) -> dict[str, Dimension]:
-        """What the rows are grouped by."""
+        """Groups of the rows."""
         family, *formats = self.group.key.split("/")
         constants = {
             "device": self.device.hardware.name,
@@ -71,10 +69,8 @@ class _Kernel:
 
 
 def validate_operators(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Predict every row of the tables `<system>/<op>`; rows of kernels without a form are listed with the reason.
-
-    Raises SpecError for a folder without tables, or without any row that could be predicted.
-    """
+    """Predict every row of the tables `<system>/<op>`; kernels without a model are listed with the reason. Raises
+    SpecError for a folder without tables or predictable rows."""
     files = table_files(path)
     if not files:
         raise SpecError(f"{path}: has no tables <system>/<op>.parquet, .csv or .csv.gz.")
@@ -113,7 +109,6 @@ def validate_operators(path: str | Path, progress: Progress | None = None) -> Va
 
 
 def _breakdown(kernels: Sequence[_Kernel], comparison: Comparison, number: int) -> dict[str, Any]:
-    """Parts of one row, counted as in `_rows`."""
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     ends = np.cumsum([len(kernel.predicted) for kernel in kernels])
     which = int(np.searchsorted(ends, place, side="right"))
@@ -135,7 +130,7 @@ def _about(kernels: Sequence[_Kernel]) -> str:
 
 
 def _predicted(file: Path) -> tuple[int, list[_Kernel], list[str]]:
-    """(rows of the table, kernels that could be predicted, why the rest could not)"""
+    """(rows of the table, predicted kernels, reasons for the others)"""
     table, module = read_table(file), module_of(op_of(file))
     if module is None:
         return len(table), [], [f"{len(table)} rows of a kernel without a form"]
@@ -166,7 +161,7 @@ def _predicted(file: Path) -> tuple[int, list[_Kernel], list[str]]:
 
 
 def _fit_for(group: Group, calibration: Calibration) -> Any:
-    """The kernel's own fit, else that of the key of the same family with the most parts in common."""
+    """The kernel's own fit, else that of its family's key with the most parts in common."""
     if group.key in calibration.families:
         return calibration.families[group.key]
     parts = group.key.split("/")

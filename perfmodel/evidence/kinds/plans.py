@@ -1,22 +1,20 @@
-"""`validate plans`: the decisions of an engine's own scheduler, recorded step by step, replayed against ours.
+"""`validate plans`: replays an engine's recorded scheduling decisions against ours, step by step.
 
-A recording is JSON, gzipped or not: `engine`, `version`, and `cases` of
+A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
 
-    config    the engine's arguments under their names in `EngineSpec`, and `num_blocks`, the KV blocks that there are;
-              ignore_eos: whether the engine is told that answers have their full length (SGLang), which they have here
-    requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` tokens of a prompt
-              are those of all prompts of its `group`; `accepted`: of its verifications, in turn; `load`: so many
-              leading tokens are in the KV cache of another engine, and come within the step that wants them, or, with
-              `load_steps`, for its first admission, once so many outcomes were taken since; `loaded`: so many of them,
-              where a load fails; `send_steps`: outcomes taken since it ended until another engine has fetched its KV;
-              `slot`: which it was given, where the engine has slots
+    config    engine arguments as in `EngineSpec`, and `num_blocks` KV blocks; ignore_eos: the engine is told that
+              answers have their full length (SGLang), as they do here
+    requests  arrival [step], prompt and output [tokens], priority, abort [step]; the first `shared` prompt tokens are
+              common to its `group`; `accepted`: drafted tokens accepted by each verification; `load`: leading tokens in
+              another engine's KV cache, which arrive within the step that needs them or, with `load_steps`, so many
+              outcomes later, before its first admission; `loaded`: tokens that arrive if a load fails; `send_steps`:
+              outcomes from its end until another engine has fetched its KV; `slot`: its slot, if the engine has slots
     steps     [step, [[request, tokens computed before, tokens granted] ...], [preempted request ...]] of each plan; a
-              fourth number says in how many further steps the same requests get as many tokens, each behind the last.
-              A grant of 0 tokens: KV of that many tokens begins to come from another engine. SGLang's have no steps in
-              which nothing is decided
+              fourth number repeats the grants for so many further steps, each after the last. A grant of 0 tokens: KV
+              of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions
 
-Each step of a case makes one plan and then takes the outcome of the oldest plan under way; under async scheduling a
-plan is made before the outcome of the one before it is known, as in vLLM's `step_with_batch_queue`.
+Each step makes one plan, then takes the outcome of the oldest plan in flight; async scheduling plans before the
+previous outcome is known, as vLLM's `step_with_batch_queue`.
 """
 
 import gzip
@@ -50,8 +48,6 @@ Step = tuple[int, Sequence[Grant], Sequence[int]]  # step, grants, preempted req
 
 
 class _RecordedRequest(Spec):
-    """One request of a case, as above."""
-
     arrival: int = Field(ge=0)
     prompt: int = Field(ge=1)
     output: int = Field(ge=1)
@@ -68,7 +64,7 @@ class _RecordedRequest(Spec):
 
 
 class RecordedCase(Spec):
-    """One workload with what an engine decided."""
+    """A workload with an engine's decisions."""
 
     config: dict[str, Any]
     requests: tuple[_RecordedRequest, ...]
@@ -81,7 +77,7 @@ class RecordedCase(Spec):
 
 
 def _expanded(recorded: Any) -> Iterator[Any]:
-    """The steps that one entry of a recording stands for."""
+    """The steps of one recorded entry."""
     if not (isinstance(recorded, list) and len(recorded) == 4):
         yield recorded
         return
@@ -96,11 +92,10 @@ def _expanded(recorded: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, repr=False)
 class PlansReport(Printable):
-    """What `perfmodel validate plans` answers.
+    """The result of `perfmodel validate plans`.
 
-    rows, covered, equal: cases recorded, those that could be replayed, and those whose plans are equal from the first
-                          to the last
-    by:                   group (engine and version, then features) -> its rows and how many are equal
+    rows, covered, equal: cases recorded, replayable, and with all plans equal
+    by:                   group (engine and version, then features) -> rows and equal ones
     worst:                cases that differ: case, step, features, and both plans of that step in words
     notes:                cases that could not be replayed, with the reason
     """
@@ -126,7 +121,7 @@ class PlansReport(Printable):
 
 
 def validate_plans(path: str, progress: Callable[[int, int | None], None] | None = None) -> PlansReport:
-    """Replay all cases of the recording at `path`. Raises SpecError for a file that is no recording."""
+    """Replay all cases of the recording at `path`. Raises SpecError for another file."""
     file = Path(path)
     try:
         data = json.loads(gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes())
@@ -166,7 +161,6 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
 
 
 def _features_of(case: RecordedCase) -> list[str]:
-    """What the case exercises, in words."""
     config = case.config
     named = {
         "async scheduling": config.get("async_scheduling"),
@@ -193,12 +187,9 @@ def _features_of(case: RecordedCase) -> list[str]:
 
 
 def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] | None = None) -> Iterator[Step]:
-    """The steps that our scheduler makes of `case` under the rules of that engine and version.
-
-    slots: gets the slot of each request, where the engine has slots
-
-    Raises SpecError for a config that cannot be read, WorkloadError for a request that can never run.
-    """
+    """Our scheduler's steps of `case` under the rules of `engine` and `version`. slots: filled with the slot of each
+    request, if the engine has slots. Raises SpecError for an invalid config, WorkloadError for a request that can never
+    run."""
     spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
     if config.slots is not None:
@@ -232,7 +223,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     num_verified: Counter[int] = Counter()
 
     def accepted(plan: StepPlan) -> list[int] | None:
-        """How many drafted tokens of each decode are right, as the case scripts it; None where nothing is drafted."""
+        """Accepted drafts of each decode, as scripted; None without drafts."""
         if not plan.draft_depths:
             return None
         result = []
@@ -275,7 +266,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
 
 
 class _RecordedGroup(Spec):
-    """Layers that share a table of blocks: with full attention, a window or chunks of `span` tokens, or a state."""
+    """Layers that share a block table: full attention, a window or chunks of `span` tokens, or a state."""
 
     kind: Literal["full", "window", "chunk", "state"]
     span: int | None = Field(default=None, ge=1)
@@ -288,7 +279,7 @@ class _RecordedGroup(Spec):
 
 
 class _Extras(Spec):
-    """What a case's config has beside the engine's arguments."""
+    """Config fields beyond the engine's arguments."""
 
     num_blocks: int = Field(ge=1)
     num_speculative_tokens: int = Field(default=0, ge=0)
@@ -301,7 +292,7 @@ class _Extras(Spec):
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
-        """The groups of layers with attention, where these keep different parts of a sequence."""
+        """Attention layer groups, if they keep different parts of a sequence."""
         attending = [group for group in self.kv_groups if group.kind != "state"]
         if len(attending) < 2:
             return ()
@@ -309,36 +300,36 @@ class _Extras(Spec):
 
     @property
     def num_states(self) -> int:
-        """The groups of layers with states: a request has a block of each."""
+        """Groups of state layers: a request has a block of each."""
         return sum(group.kind == "state" for group in self.kv_groups)
 
 
 class _Transfers:
-    """KV on its way in and out, as a case scripts it."""
+    """Scripted KV transfers in and out."""
 
     def __init__(self, case: RecordedCase) -> None:
         self._requests = case.requests
         self.under_way: dict[Request, int] = {}  # outcomes left
 
     def immediate(self) -> HostBlocks | None:
-        """What comes within the step that wants it; None where nothing does."""
+        """KV that arrives within the step; None without."""
         tokens = {i: request.load for i, request in enumerate(self._requests) if request.load_steps is None}
         return _ImmediateKV(tokens) if any(tokens.values()) else None
 
     def prepare(self, request: Request) -> None:
-        """Before it arrives: what of it is elsewhere."""
+        """Register what is stored elsewhere, before the request arrives."""
         recorded = self._requests[request.request_id]
         request.num_transferred_tokens = recorded.load if recorded.load_steps is not None else 0
         request.keeps_blocks = recorded.send_steps is not None
 
     def begin(self, loads: Iterable[Request]) -> None:
-        """KV of these requests begins to come, if they wait for it."""
+        """Start loads for the requests that wait for them."""
         for request in loads:
             if request.status is RequestStatus.WAITING:
                 self.under_way[request] = self._requests[request.request_id].load_steps or 1
 
     def pass_outcome(self, scheduler: Scheduler, finished: Iterable[Request]) -> None:
-        """An outcome was taken, with which these requests ended."""
+        """Advance by one outcome, with which `finished` requests ended."""
         for request in sorted(self.under_way, key=attrgetter("request_id")):
             self.under_way[request] -= 1
         over = [request for request, left in self.under_way.items() if not left]
@@ -354,7 +345,7 @@ class _Transfers:
 
 
 class _ImmediateKV(HostBlocks):
-    """A second tier with so many leading tokens of requests, by their numbers, whenever they are admitted."""
+    """A second tier that holds leading tokens of requests, by number, at every admission."""
 
     def __init__(self, tokens: Mapping[int, int]) -> None:
         super().__init__(capacity=0)
@@ -368,7 +359,7 @@ class _ImmediateKV(HostBlocks):
 
 
 def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[EngineSpec, _Extras]:
-    """The engine, and what it has beside its arguments. Raises SpecError for a config that is none of ours."""
+    """The engine, and its extras. Raises SpecError for an invalid config."""
     settings = {name: value for name, value in config.items() if name not in _Extras.model_fields}
     settings.setdefault("async_scheduling", False)
     try:
@@ -380,7 +371,7 @@ def _engine_of(config: Mapping[str, Any], engine: str, version: str) -> tuple[En
 
 
 def _requests_of(case: RecordedCase, spec: EngineSpec) -> dict[int, Request]:
-    """The requests by number, in the order in which they arrive, those of one step as they are numbered."""
+    """Requests by number, in order of arrival, then number."""
     result = {}
     order = sorted(range(len(case.requests)), key=lambda i: (case.requests[i].arrival, i))
     for place, number in enumerate(order):
@@ -395,7 +386,7 @@ def _requests_of(case: RecordedCase, spec: EngineSpec) -> dict[int, Request]:
 
 
 def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterable[StepPlan]) -> Step:
-    """`plan` as recorded: tokens of drafts that are being verified count as computed."""
+    """`plan` as recorded: drafts under verification count as computed."""
     drafting = [other for other in under_way if other.draft_depths or other.padded]
     behind = {request: drafted for other in drafting for request, drafted in _drafted(other)}
     decodes = [
@@ -409,7 +400,7 @@ def _as_step(step: int, plan: StepPlan, scheduler: Scheduler, under_way: Iterabl
 
 
 def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
-    """Each of the plan's decodes, with its drafted or padding tokens."""
+    """Each decode of the plan, with its drafted or padding tokens."""
     padding = plan.num_padding_tokens // max(len(plan.padded), 1)
     for request, depth in zip(plan.decodes, plan.draft_depths or [0] * len(plan.decodes), strict=True):
         yield request, padding if request in plan.padded else depth
@@ -421,7 +412,7 @@ def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
 def _difference_in_words(
     ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]
 ) -> tuple[int, str, str] | None:
-    """The first step that differs, with what is recorded and what is ours; None where all are equal."""
+    """First differing step: (step, recorded, ours) in words; None if all are equal."""
     for our_step, recorded_step in zip_longest(ours, case.steps):
         a, b = (step and (step[0], list(step[1]), list(step[2])) for step in (our_step, recorded_step))
         if a != b:
@@ -435,7 +426,7 @@ def _difference_in_words(
 
 
 def _in_words(step: Step | None, other: Step | None) -> str:
-    """What `step` decides differently from `other`."""
+    """How `step` differs from `other`."""
     if step is None:
         return "no further plan"
     known = ({tuple(grant) for grant in other[1]}, set(other[2])) if other is not None else (set(), set())

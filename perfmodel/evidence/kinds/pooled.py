@@ -1,10 +1,9 @@
-"""`validate local`, `mlperf` and `served`: published figures beside predictions, each device counting once.
+"""`validate local`, `mlperf` and `served`: published figures vs. predictions, pooled so that each device counts once.
 
-Such tables are of a few devices mostly (two thirds of those of single machines are of one chip, submissions on one
-device are near repeats), so errors are pooled in two steps: of each group (rows of one setting, on other hosts or under
-other builds) the prediction beside the median of its figures; of each device the median over its groups; and over
-devices the median, mean and 90th percentile of those. `interval_coverage` is the share of groups in their 80 %
-interval, each device again counting once.
+Such tables are dominated by few devices (two thirds of single-machine rows are of one chip; submissions on one device
+are near repeats). Errors are pooled in two steps: per group (one setting, on other hosts or builds) the prediction vs.
+the median figure; per device the median over groups. Reported are median, mean and 90th percentile over devices.
+`interval_coverage` is the share of groups in their 80 % interval, devices weighted equally.
 """
 
 from collections import defaultdict
@@ -35,7 +34,7 @@ _POOLED = (
 
 
 class _Kind(NamedTuple):
-    """How a kind's report reads. elsewhere: where settings repeat; apart_because: of rows whose flags say so"""
+    """Texts of a kind's report. elsewhere: where settings repeat; apart_because: of flagged rows"""
 
     elsewhere: str
     apart_because: str
@@ -72,28 +71,25 @@ _KINDS = {
 
 
 def validate_local(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Price every row and compare; rows that cannot be priced are listed with the reason.
-
-    Raises SpecError for a file that is no table of such figures.
-    """
+    """Price every row and compare; failures are listed with the reason. Raises SpecError for another kind of file."""
     rows, left_out = read_local_rows(path)
     return report_pooled("local", predict_rows(rows, Path(path).parent, progress), left_out)
 
 
 def validate_mlperf(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Likewise, of MLPerf results."""
+    """As `validate_local`, for MLPerf results."""
     rows, left_out = read_mlperf_rows(path)
     return report_pooled("mlperf", predict_served(rows, devices_folder(path), progress), left_out)
 
 
 def validate_served(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Likewise, of a table of published serving results."""
+    """As `validate_local`, for a table of published serving results."""
     rows, left_out = read_served_rows(path)
     return report_pooled("served", predict_served(rows, devices_folder(path), progress), left_out)
 
 
 class _Figure(NamedTuple):
-    """A setting's figures of one metric as one: of its first row, the medians of all, and each that was measured."""
+    """A setting's figures of one metric: its first row, the median, and each figure."""
 
     row: Observation
     scenario: Scenario
@@ -121,10 +117,8 @@ Figures = Mapping[str, Sequence[_Figure]]  # by metric
 
 
 def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
-    """`metrics` counts the reliable figures; `by` has every group of them, and those apart by themselves.
-
-    kind, pairs: of the table; left_out: (row, reason) of those that could not be read
-    """
+    """`metrics` counts reliable figures; `by` has all groups, unreliable ones apart. kind, pairs: of the table;
+    left_out: (row, reason) of unreadable ones"""
     shown = _KINDS[kind]
     covered = [pair for pair in pairs if not pair.reason]
     figures, apart = (_figures([pair for pair in covered if pair.row.is_reliable is kept]) for kept in (True, False))
@@ -175,7 +169,6 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
 
 
 def _figures(pairs: Sequence[Prediction]) -> Figures:
-    """Figures of one setting on one device as one."""
     settings: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
     for pair in pairs:
         for metric in pair.row.metrics:
@@ -192,7 +185,6 @@ def _figures(pairs: Sequence[Prediction]) -> Figures:
 
 
 def _stats(figures: Figures) -> dict[str, ErrorStats]:
-    """Errors of each metric."""
     result = {}
     for metric, members in figures.items():
         are_within = [item.interval[0] <= item.measured / item.predicted <= item.interval[1] for item in members]
@@ -205,11 +197,8 @@ def _stats(figures: Figures) -> dict[str, ErrorStats]:
 def pooled_over_devices(
     devices: Sequence[str], errors: Sequence[float], are_within: Sequence[bool] | None = None
 ) -> ErrorStats:
-    """Errors of groups (predicted / measured - 1) pooled so that each device counts once; needs at least one.
-
-    devices:    of each group
-    are_within: whether each group's figure lies in its interval
-    """
+    """Pool errors of groups (predicted / measured - 1; at least one) so that each device counts once. devices: of each
+    group; are_within: whether each group's figure lies in its interval"""
     names, error = np.asarray(devices), np.asarray(errors)
     masks = [names == name for name in dict.fromkeys(devices)]
     ape = np.array([np.median(np.abs(error[mask])) for mask in masks])
@@ -235,7 +224,7 @@ def _by_dimension(figures: Figures) -> dict[str, dict[str, ErrorStats]]:
 
 
 def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
-    """How far figures of one setting are from their own median: what no prediction can be better than."""
+    """Deviation of a setting's figures from their median: a lower bound on any prediction's error."""
     result = {}
     for metric, members in figures.items():
         repeated = [item for item in members if len(item.figures) > 1]
@@ -259,7 +248,6 @@ def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
 
 
 def _backends(scenarios: Sequence[Scenario]) -> Provenance:
-    """The files of the engines' backends that predictions came from."""
     engines = {scenario.engine.described.description.name for scenario in scenarios}
     fits = [result for engine in sorted(engines) if (result := load_backends(engine)) is not None]
     return Provenance(tuple(FittedSource.of(fit) for fit in fits))

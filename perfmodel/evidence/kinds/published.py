@@ -1,8 +1,6 @@
-"""`validate published`: figures from papers, blogs and tables of results, each a scenario with a `published` block.
-
-Every figure is restated with its source in a file of its own; nothing was fitted to any of them. Predicted is the
-metric of a run, a step, an operator, a kernel or of memory. Formats and choice of the figures: docs/published.md.
-"""
+"""`validate published`: figures from papers, blogs and tables, each a scenario with a `published` block. Each figure is
+restated with its source in its own file; none was used in a fit. Predicted is a metric of a run, step, operator, kernel
+or memory. Formats and selection: docs/published.md."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,10 +59,8 @@ _S = 1e6  # microseconds
 
 
 def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
-    """The number format of a linear layer: a dtype (the scenario's unless given), or a name of `engine.quantization`.
-
-    `_static` behind it says that the inputs come quantized, with scales known ahead of time.
-    """
+    """Format of a linear layer: a dtype or `engine.quantization`; `_static`: inputs come quantized, scales known
+    ahead."""
     model = scenario.model
     name = (format or model.dtype).lower()
     if name in _DTYPES:
@@ -81,7 +77,7 @@ def _in_16_bits(model: ModelSpec) -> ModelSpec:
 
 
 def _kernel_work(scenario: Scenario, shape: KernelShape) -> Work:
-    """The work of the kernel. Raises SpecError for an unknown format."""
+    """The kernel's work. Raises SpecError for an unknown format."""
     size = shape.size
     if shape.operator == "gemm":
         return gemm("gemm", size("m"), size("n"), size("k"), _kernel_format(scenario, shape.format))
@@ -138,17 +134,15 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
 
 
 class FigurePrediction(NamedTuple):
-    """A figure's predicted value in its own unit, and what it is made of, as text."""
+    """A figure's predicted value in its unit, and its parts as text."""
 
     value: float
     made_of: str
 
 
 def predict(scenario: Scenario, file: Path) -> FigurePrediction:
-    """What `scenario.published` should read; `file` holds the scenario, which a baseline changes.
-
-    Raises PerfmodelError where there is nothing to predict: a model that does not fit, an operator that is not there.
-    """
+    """Prediction of `scenario.published`; `file` holds the scenario, which a baseline changes. Raises PerfmodelError if
+    nothing can be predicted: the model does not fit, or there is no such operator."""
     figure = block_as(scenario.published, Published)
     if figure is None:
         raise SpecError(f"{file}: found no `published` block; see docs/published.md.")
@@ -171,7 +165,6 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
 
 
 def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
-    """The metric in its own unit, and what it is made of."""
     if figure.kernel is not None:
         return _of_kernel(scenario, figure.metric, figure.kernel)
     if figure.basis == "memory":
@@ -188,7 +181,7 @@ def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
 
 
 def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> tuple[float, str]:
-    """Operators by name, by name without the label of their layer, or by family. Raises SpecError for none."""
+    """Operators by name, name without layer label, or family. Raises SpecError for none."""
     named: dict[str, OperatorEstimate] = {}
     for name in figure.operator:
         rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
@@ -213,7 +206,7 @@ def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate)
 
 
 def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> tuple[float, str]:
-    """By the device's calibration, timed alone as tables of kernels are."""
+    """A kernel by the device's calibration, timed alone as in kernel tables."""
     work = _kernel_work(scenario, kernel)
     time = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
     seconds = time.duration_s
@@ -249,10 +242,8 @@ _ABOUT = (
 
 
 def validate_published(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Predict the figure of every `*.yaml` below `path`, or of one file.
-
-    Files that cannot be read or predicted are listed with the reason. Raises SpecError where that goes for all.
-    """
+    """Predict the figure of every `*.yaml` below `path`, or of one file. Failures are listed with the reason. Raises
+    SpecError if none can be predicted."""
     root = Path(path)
     files = [root] if root.is_file() else sorted(file for end in ("yaml", "yml") for file in root.rglob(f"*.{end}"))
     if not files:
@@ -302,7 +293,7 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> Va
 
 
 def _predicted(file: Path) -> Prediction:
-    """A file's figure and what was predicted for it; of a range what is nearest to the prediction counts."""
+    """A file's figure and prediction; of a range, the value nearest to the prediction."""
     scenario = load_scenario(file)
     predicted = predict(scenario, file)
     figure = block_as(scenario.published, Published)

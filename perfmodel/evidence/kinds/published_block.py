@@ -1,8 +1,5 @@
-"""`published`: a published figure for a scenario, and what of a prediction it is compared with.
-
-The block says which metric (of a whole run, of one step, of one operator in that step, of a kernel of given sizes, or
-of memory), the value and its unit, where it stands, and, for ratios, what it is relative to. See docs/published.md.
-"""
+"""`published`: a published figure for a scenario, and the metric it is compared with (of a run, step, operator, kernel
+or memory), with value, unit, source and, for ratios, the baseline. See docs/published.md."""
 
 import re
 from collections.abc import Mapping
@@ -46,7 +43,7 @@ _UNITS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "J": ("J, kJ, Wh", {"j": 1.0, "kj": 1e3, "wh": 3600.0}),
 }
 _REMARK = re.compile(r"\(.*\)")
-# What stands in where a figure needs no traffic and no model of its own.
+# Placeholders for figures without traffic or model of their own.
 _NO_TRAFFIC = {
     "arrivals": {"process": "closed_loop", "concurrency": 1},
     "num_requests": 1,
@@ -76,10 +73,8 @@ _SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def factor_of_unit(unit: str, dimension: str, metric: str) -> float:
-    """What one `unit` is in `dimension`. Case, spaces and remarks in brackets do not count.
-
-    Raises ValueError that names the units of the metric.
-    """
+    """One `unit` in the unit of `dimension`. Case, spaces and remarks in brackets are ignored. Raises ValueError that
+    names the units of `metric`."""
     usual, known = _UNITS[dimension]
     plain = "".join(_REMARK.sub("", unit).split()).lower()
     if plain in known:
@@ -139,7 +134,7 @@ class KernelShape(Spec):
         return self
 
     def size(self, name: str, default: int = 1) -> int:
-        """A size, or what stands for it where it is not given."""
+        """A size, or its default."""
         value = getattr(self, name)
         return default if value is None else int(value)
 
@@ -188,7 +183,7 @@ class Published(Spec):
     @model_validator(mode="before")
     @classmethod
     def _value_with_its_unit(cls, data: Any) -> Any:
-        """`value: 104.9 tok/s` is a value and a unit."""
+        """`value: 104.9 tok/s` gives value and unit."""
         if isinstance(data, dict) and isinstance(data.get("value"), str) and not data.get("unit"):
             number, _, unit = data["value"].strip().partition(" ")
             return {**data, "value": number, "unit": unit.strip()}
@@ -213,12 +208,12 @@ class Published(Spec):
 
     @property
     def found(self) -> Metric:
-        """The metric. Raises ValueError for one that the figure cannot have."""
+        """The metric. Raises ValueError for an invalid one."""
         return metric_named(self.metric, self.basis)
 
     @property
     def basis(self) -> Basis:
-        """What the figure is of."""
+        """The basis of the figure."""
         if self.kernel is not None:
             return "kernel"
         if self.operator:
@@ -229,24 +224,24 @@ class Published(Spec):
 
     @property
     def dimension(self) -> str:
-        """What `unit` is a unit of: the metric's own, or that of a ratio."""
+        """Dimension of `unit`: the metric's own, or that of a ratio."""
         return RATIOS[self.ratio or "speedup"] if self.baseline else self.found.dimension
 
     @property
     def factor(self) -> float:
-        """Factor that turns `unit` into the metric's own unit."""
+        """Factor from `unit` to the metric's own unit."""
         return factor_of_unit(self.unit, self.dimension, self.metric)
 
     @property
     def family(self) -> str:
-        """The table that the figure's error belongs to."""
+        """The table that counts the figure's error."""
         if self.basis == "run":
             return "system ratios" if self.baseline else "systems"
         return {"kernel": "kernels", "operator": "kernels", "step": "steps", "memory": "memory"}[self.basis]
 
 
 def complete(data: dict[str, Any]) -> None:
-    """Fill in what a figure of a step or of a kernel does not need: traffic, and for a kernel the model."""
+    """Fill in what a figure of a step or kernel does not need: traffic and, for a kernel, the model."""
     block = data.get("published")
     if not isinstance(block, dict):
         return

@@ -49,7 +49,7 @@ _TENSOR_PARALLEL: Dimensions = {"tensor parallel": lambda pair: str(pair.row.sce
 
 
 def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) -> Prediction:
-    """The pair that row `number` of a comparison is of."""
+    """The pair of row `number` of a comparison."""
     members = [pair for pair in pairs if comparison.metric in pair.row.metrics]
     return members[int(np.flatnonzero(comparison.rows.kept)[number])]
 
@@ -57,7 +57,6 @@ def _compared(comparison: Comparison, number: int, pairs: Sequence[Prediction]) 
 def _latency_parts(
     pairs: Sequence[Prediction], scenario_of: Callable[[Prediction], Scenario], comparison: Comparison, number: int
 ) -> dict[str, Any]:
-    """Parts of a mean latency by the typical steps of the pair's scenario."""
     pair, metric = _compared(comparison, number, pairs), comparison.metric
     predicted, measured, ttft = pair.metrics[metric], pair.row.metrics[metric], pair.metrics["ttft_mean"]
     return latency_breakdown(metric, predicted, measured, ttft, TypicalSteps.of(scenario_of(pair)))
@@ -85,7 +84,7 @@ _ABOUT_SERVING = (
 
 
 def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Simulate every run of the file and compare each stage. Runs that cannot be described are listed with a reason."""
+    """Simulate every run and compare each stage. Runs that cannot be described are listed with a reason."""
     rows, left_out = read_serving_runs(path)
     return report_serving(simulate_runs(rows, progress, intervals=True), left_out)
 
@@ -104,7 +103,6 @@ def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, st
 
 
 def _at_stage(pair: Prediction) -> Scenario:
-    """The run's scenario under the load of one stage only."""
     scenario, end = pair.row.scenario, 0.0
     assert pair.row.window is not None
     for stage in scenario.traffic.arrivals.stages:
@@ -115,7 +113,7 @@ def _at_stage(pair: Prediction) -> Scenario:
 
 
 def _memory_notes(pairs: Sequence[Prediction]) -> list[str]:
-    """The plan's KV blocks beside those that servers logged: the runs above are simulated with the latter."""
+    """Planned vs. logged KV blocks; simulations use the logged ones."""
     result: dict[str, None] = {}
     for pair in pairs:
         scenario, engine = pair.row.scenario, pair.row.scenario.engine
@@ -130,13 +128,13 @@ def _memory_notes(pairs: Sequence[Prediction]) -> list[str]:
 
 
 def mean_backlog_wait_s(rate: float, capacity: float, duration_s: float) -> float:
-    """Mean wait in a queue that begins empty and grows by what `capacity` cannot take of `rate`, both in requests/s,
-    over the `duration_s` seconds in which requests arrive: one that arrives at t waits t (rate / capacity - 1)."""
+    """Mean wait in seconds of requests that arrive at `rate` during `duration_s` in a queue served at `capacity`, both
+    in requests/s: one that arrives at t waits t (rate / capacity - 1)."""
     return max(rate / capacity - 1, 0.0) * duration_s / 2
 
 
 def _overload_note(pair: Prediction) -> str:
-    """What an error of the steps' durations makes of the wait, where more requests arrive than all slots serve."""
+    """Effect of step time errors on waiting times in overload."""
     if not pair.row.is_overloaded:
         return ""
     scenario, (measured, predicted) = _at_stage(pair), (pair.row.metrics, pair.metrics)
@@ -196,16 +194,13 @@ _ABOUT_STEADY = (
 
 
 def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Simulate every row and compare; rows that cannot be simulated are listed with the reason."""
+    """Simulate every row and compare; failures are listed with the reason."""
     rows, left_out = read_steady_states(path)
     return report_steady_state(simulate_steady_states(rows, progress, intervals=True), left_out)
 
 
 def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
-    """`metrics` counts the rows whose figures can be taken at face value, or all where there are none such.
-
-    `by` has all groups, and "all rows".
-    """
+    """`metrics` counts reliable rows, or all if none are; `by` has all groups, and "all rows"."""
     covered = [pair for pair in pairs if not pair.reason]
     reliable = [pair for pair in covered if pair.row.is_reliable]
     counted = reliable or covered
@@ -213,7 +208,7 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
         [comparison_of(metric, "ms", members, _STEADY_DIMENSIONS) for metric in _STEADY_METRICS]
         for members in (covered, counted)
     )
-    given = {}  # groups that the reader of the rows names
+    given = {}  # groups named by the reader
     for name in sorted({group for pair in covered for group in pair.row.groups}):
         members = [pair for pair in covered if name in pair.row.groups]
         given[name] = {metric: rows_of(metric, members).stats() for metric in _STEADY_METRICS}
@@ -229,7 +224,7 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
 
 
 def _cells(pairs: Sequence[Prediction]) -> list[str]:
-    """Errors by cell, which is what somebody meets whose cell was never measured; each counts once."""
+    """Errors by cell, each counting once: what to expect of an unmeasured cell."""
     members: defaultdict[str, list[Prediction]] = defaultdict(list)
     for pair in pairs:
         members[cell_of(pair.row.scenario)].append(pair)
@@ -245,7 +240,7 @@ def _cells(pairs: Sequence[Prediction]) -> list[str]:
 
 
 def _in_part(pairs: Sequence[Prediction]) -> list[str]:
-    """What was not simulated whole, and what with fewer requests than were sent."""
+    """Rows simulated in part, or with fewer requests than were sent."""
     sliced = sum(num_slices(pair.row.scenario) > 1 for pair in pairs)
     fewer = sum(pair.details["is_shortened"] for pair in pairs)
     what = "large disaggregated deployments: one of their equal slices was simulated, under its share of the load."
@@ -276,7 +271,7 @@ _ABOUT_THROUGHPUT = (
 
 
 def validate_throughput(path: str | Path, progress: Progress | None = None) -> ValidationReport:
-    """Simulate every row of a table, or of a folder of tables; rows that cannot be simulated are listed with why."""
+    """Simulate every row of a table or folder of tables; failures are listed with the reason."""
     rows, left_out = read_offline_runs(path)
     return report_throughput(simulate_offline_runs(rows, progress), left_out)
 
@@ -332,7 +327,6 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
 
 
 def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Comparison, number: int) -> dict[str, Any]:
-    """Parts of one request's latency, with the run's mean decode step."""
     rows, request = comparison.rows, int(np.flatnonzero(comparison.rows.kept)[number])
     assert pair.row.requests is not None
     typical = TypicalSteps.of(pair.row.scenario, steps, int(pair.row.requests.num_prompt_tokens[request]), ServerFit())

@@ -1,1 +1,1 @@
-"""Predictions for measured rows, by the simulation and the step estimate that users run."""
+"""Predictions for measured rows, by the simulation and step estimate that users run."""

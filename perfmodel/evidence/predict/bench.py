@@ -1,9 +1,6 @@
-"""A load tool's run as a scenario: what its file says, what `--scenario` and flags add, and what nobody says.
-
-The traffic is the file's: its requests one by one where it has them, sent when they were sent or, in a closed loop,
-when a place came free; else as many of its mean lengths as were sent. The deployment is the scenario's. Each fact that
-the answer rests on is listed with who said it.
-"""
+"""A load tool's run as a scenario, with the source of each fact. Traffic comes from the file: its requests one by one
+if listed, sent at their recorded times or, in a closed loop, when a slot becomes free; else the sent number at mean
+lengths. The deployment comes from `--scenario` and flags."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +35,7 @@ _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of va
 
 @dataclass(frozen=True)
 class SetupFact:
-    """One of the setup's: what stands for it in the simulation, and who says so ("assumed": nobody)."""
+    """A fact of the setup, its value, and its source ("assumed": none)."""
 
     name: str
     value: str
@@ -54,12 +51,12 @@ class SetupFact:
 
 @dataclass(frozen=True)
 class GivenSetup:
-    """What the user adds to the files.
+    """Setup given by the user.
 
     scenario:  a name, a path or a text; None without one
-    flags:     "model", "hardware", "traffic" -> what was given in place of one
+    flags:     "model", "hardware", "traffic" -> value given in place of a scenario's
     overrides: as of `--set`
-    speed:     simulated seconds per second of the emulator; None: as recorded in the files
+    speed:     simulated seconds per second of the emulator; None: as recorded
     """
 
     scenario: str | None = None
@@ -69,12 +66,8 @@ class GivenSetup:
 
 
 def at_real_speed(run: Observation, speed: float | None = None) -> Observation:
-    """The run in the deployment's time: one measured second is `speed` simulated seconds.
-
-    speed: as given by the user; None: as recorded in the file
-
-    Raises SpecError if the two differ, and for a test without a server.
-    """
+    """The run in deployment time: one measured second is `speed` simulated seconds (None: as recorded). Raises
+    SpecError if user and file differ, and for a test without a server."""
     test: LoadTest = run.setup
     factor = test.speed if speed is None else speed
     if test.speed not in (1.0, factor):
@@ -94,10 +87,8 @@ def at_real_speed(run: Observation, speed: float | None = None) -> Observation:
 
 
 def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:
-    """The scenario of `run` and the facts that it rests on; its requests are written as a trace to `folder`.
-
-    Raises SpecError where neither the file nor the user says what ran, or where.
-    """
+    """The scenario of `run` and the facts it rests on; requests are written as a trace to `folder`. Raises SpecError if
+    the model or device is unknown."""
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
     traffic = {**_lengths(run, given), **_arrivals(run)}
     if run.requests is not None:
@@ -111,7 +102,7 @@ def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[S
 
 
 def _contradictions(run: Observation, scenario: Scenario) -> tuple[str, ...]:
-    """What the file says of its setup and the scenario has otherwise, in sentences without an end."""
+    """Contradictions between file and scenario, as sentences without a full stop."""
     values, result = _values(scenario), []
     for key, stated in run.setup.says.items():
         theirs, is_same = str(stated), True
@@ -129,7 +120,7 @@ def _contradictions(run: Observation, scenario: Scenario) -> tuple[str, ...]:
 
 
 def _shape(model: ModelSpec) -> tuple[Any, ...]:
-    """What models share that differ in training and number format only."""
+    """Key of models that differ only in training and number format."""
     return model.hidden_size, model.vocab_size, model.layers
 
 
@@ -141,7 +132,6 @@ def _card(name: str, ask_hub: bool = True) -> ModelSpec | None:
 
 
 def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
-    """The mapping of a scenario that has what the file and the flags say."""
     says = run.setup.says
     engine = {key.removeprefix("engine."): value for key, value in says.items() if key.startswith("engine.")}
     model, hardware = given.flags.get("model"), given.flags.get("hardware")
@@ -179,7 +169,7 @@ def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
 
 
 def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
-    """Lengths for as many requests as were sent: the means of the file, or the distributions of the user's traffic."""
+    """Lengths of the sent requests: the file's means, or the user's distributions."""
     load = run.load
     if run.requests is not None:
         return {}
@@ -229,7 +219,7 @@ def _arrivals(run: Observation) -> dict[str, Any]:
 
 
 def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
-    """What the answer rests on; `--set` has the last word."""
+    """Facts the answer rests on; `--set` takes precedence."""
     if given.scenario is None:
         stated_by = dict.fromkeys(run.setup.says, "the file")
     else:
@@ -259,7 +249,7 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
 
 
 def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
-    """What an answer rests on: the field of a scenario -> what it is called, and its value."""
+    """Scenario field -> (label, value) of what an answer rests on."""
     engine, model, sampling = scenario.engine, scenario.model, scenario.sampling.method
     longest = engine.max_model_len or model.max_position_embeddings
     return {
@@ -281,13 +271,12 @@ def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
 def predict_runs(
     runs: Sequence[Observation], given: GivenSetup, progress: Progress | None = None, intervals: bool = True
 ) -> list[Prediction]:
-    """A prediction for each run, or the reason why there is none.
+    """A prediction for each run, or the reason for none. `details` has `facts` the answer rests on, and `notes` on
+    contradictions.
 
-    runs, given: what was measured, and what the user says of the setup
+    runs, given: measurements, and the user's setup
     progress:    called with (runs done, of how many)
-    intervals:   whether means get 80 % intervals
-
-    `details` has `facts`, what the answer rests on, and `notes`, what the file says and the scenario has otherwise.
+    intervals:   compute 80 % intervals of means
     """
     pairs = []
     for number, run in enumerate(runs, 1):
@@ -318,7 +307,7 @@ def _predict_run(run: Observation, given: GivenSetup, intervals: bool) -> Predic
 
 
 def _local(run: Observation, given: GivenSetup) -> Prediction:
-    """A test of llama-bench: its steps, priced."""
+    """A llama-bench test, by pricing its steps."""
     if given.scenario is not None or given.overrides:
         raise SpecError(
             f"{run.name}: is a test of llama-bench, which says itself what ran; found --scenario or --set beside it, "

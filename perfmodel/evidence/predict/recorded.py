@@ -1,14 +1,13 @@
-"""Recorded runs on the simulated clock: open-loop stages, steady states, offline jobs, logs of single requests.
+"""Simulates recorded runs: open-loop stages, steady states, offline jobs, logs of single requests.
 
-Of steady states less than the whole run is simulated, with the same means: one slice of a large deployment, or fewer
-rounds of a closed loop. A cluster of 16 prefill and 32 decode ranks under 8,192 requests is sixteen times one prefill
-and two decode ranks under 512. What a slice misses is that its engines could help those of others out. Where both were
-simulated, mean TPOT of slice and whole differ by 0.3 % at most, mean TTFT is 5 to 12 % longer in a slice of a single
-prefill engine.
+Steady states are simulated in part: one slice of a large deployment, or fewer rounds of a closed loop. A cluster of 16
+prefill and 32 decode ranks under 8,192 requests is sixteen times one prefill and two decode ranks under 512; a slice
+lacks load balancing with other slices. Against whole simulations, mean TPOT differs by at most 0.3 %, mean TTFT is 5 to
+12 % longer in a slice of a single prefill engine.
 
-The first round of a closed loop finds an idle server and a queue of all others, the second still follows in its waves,
-the last sees a server that empties; every round between meets the same system. So of four simulated rounds the third
-counts for all that the long run has there (of five the fourth).
+The first round of a closed loop starts on an idle server with everyone queued, the second still follows in its waves,
+the last sees the server drain; all others are alike. So of four simulated rounds the third stands for the whole middle
+(of five the fourth).
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ from perfmodel.specs import Scenario
 
 
 def with_traffic(scenario: Scenario, arrivals: dict[str, Any] | None = None, **update: Any) -> Scenario:
-    """The scenario with fields of its traffic, and of its `arrivals`, changed."""
+    """The scenario with changed traffic fields and `arrivals`."""
     traffic = scenario.traffic
     if arrivals:
         update["arrivals"] = traffic.arrivals.model_copy(update=arrivals)
@@ -57,13 +56,13 @@ def requests_of(result: RunResult) -> RequestColumns:
 
 
 def _mean_intervals(result: RunResult, window: tuple[float, float] | None = None) -> dict[str, Interval]:
-    """80 % intervals of means, as factors, of the requests that arrive in the window."""
+    """80 % intervals of means as factors, over requests arriving in the window."""
     factors = result.ensemble.factors(window) if result.ensemble is not None else {}
     return {f"{metric}_mean": ends for metric, ends in factors.items()}
 
 
 def spread_of(scenario: Scenario) -> float:
-    """How far the fits of the scenario's device have come."""
+    """Spread of the fits of the scenario's device."""
     return load_calibration(scenario.hardware, scenario.engine.profile).spread
 
 
@@ -76,10 +75,8 @@ def simulate_runs(
     profile: EngineProfile | None = None,
     intervals: bool = False,
 ) -> list[Prediction]:
-    """All stages of all runs, simulated over the cores of this machine; the answer does not depend on how many.
-
-    profile: instead of the committed one; intervals: whether predictions get 80 % intervals
-    """
+    """Simulate all stages of all runs on all cores, with equal results on any number. profile: replaces the committed
+    one; intervals: compute 80 % intervals; progress: called with runs done"""
     runs: list[list[Observation]] = []
     for row in rows:
         if not runs or row.name != runs[-1][0].name or (row.window or (0.0,))[0] == 0:
@@ -100,7 +97,7 @@ def _simulate_run(stages: Sequence[Observation], profile: EngineProfile | None, 
 
 
 def stage_latencies(row: Observation, requests: RequestColumns) -> dict[str, float]:
-    """Latencies in ms of the simulated requests that arrived in the stage."""
+    """Latencies in ms of simulated requests that arrived in the stage."""
     assert row.window is not None
     start, end = row.window
     # The last request of a stage falls on its end, give or take a rounding.
@@ -115,23 +112,19 @@ def stage_latencies(row: Observation, requests: RequestColumns) -> dict[str, flo
 
 
 def shortened_stages(rows: Sequence[Observation], share: float) -> list[Observation]:
-    """The stages cut to `share` of their duration at the same rate: the same means, sooner.
-
-    Prompts that were all new at the beginning stay so: the shorter the stage, the larger their part.
-    """
+    """Stages cut to `share` of their duration at the same rate, with nearly the same means. Initially uncached prompts
+    stay uncached, so their share grows."""
     return [_with_stages(row, share, 1.0) for row in rows]
 
 
 def accelerated(rows: Sequence[Observation], factor: float) -> list[Observation]:
-    """The same requests arriving `factor` times as fast.
-
-    With time in units so much shorter, this is the run itself on an engine whose steps take `factor` times as long.
-    """
+    """The requests arriving `factor` times as fast. With time rescaled, this equals the run on an engine with steps
+    `factor` times as long."""
     return [_with_stages(row, 1.0 / factor, factor) for row in rows]
 
 
 def _with_stages(row: Observation, longer: float, faster: float) -> Observation:
-    """The row of a run with stages `longer` times as long, requests arriving `faster` times as fast."""
+    """The row with stages `longer` times as long and arrivals `faster` times as fast."""
     stages = tuple(
         stage.model_copy(update={"duration_s": stage.duration_s * longer, "rate": stage.rate * faster})
         for stage in row.scenario.traffic.arrivals.stages
@@ -153,7 +146,7 @@ _ROUNDS_OF_UNRELIABLE = {4: 4}
 
 
 def num_slices(scenario: Scenario) -> int:
-    """Into how many equal slices a disaggregated deployment in a closed loop can be cut; 1 for any other."""
+    """Number of equal slices of a disaggregated closed-loop deployment; 1 for any other."""
     concurrency = scenario.traffic.arrivals.concurrency
     if not scenario.cluster.is_disaggregated or concurrency is None or concurrency <= _FEW:
         return 1
@@ -162,13 +155,13 @@ def num_slices(scenario: Scenario) -> int:
 
 
 def slice_of(scenario: Scenario, count: int) -> Scenario:
-    """The scenario with one of `count` parts of its traffic; `simulate` cuts its engines (`one_of`)."""
+    """The scenario with 1/`count` of its traffic; `simulate` cuts its engines (`one_of`)."""
     slots, requests = scenario.traffic.arrivals.concurrency or 0, scenario.traffic.num_requests or 0
     return with_traffic(scenario, {"concurrency": slots // count}, num_requests=requests // count)
 
 
 def shortened(scenario: Scenario, is_reliable: bool = True) -> Scenario:
-    """`scenario` with fewer requests, if it has many slots; fewer still of one whose figures are not reliable."""
+    """`scenario` with fewer requests if it has many slots; even fewer if its figures are unreliable."""
     slots, count = scenario.traffic.arrivals.concurrency or 0, scenario.traffic.num_requests or 0
     kept = _ROUNDS if is_reliable else _ROUNDS_OF_UNRELIABLE
     num_requests = min((rounds * slots for least, rounds in kept.items() if slots >= least), default=count)
@@ -176,7 +169,7 @@ def shortened(scenario: Scenario, is_reliable: bool = True) -> Scenario:
 
 
 def weighted_means(requests: RequestColumns, slots: int, num_requests: int) -> tuple[float, float]:
-    """(mean TTFT, mean TPOT), s, of the run of `num_requests` that `requests` were simulated for."""
+    """(mean TTFT, mean TPOT) in s, extrapolated from simulated `requests` to a run of `num_requests`."""
     count = len(requests)
     weights = np.ones(count)
     if count < num_requests:
@@ -195,11 +188,9 @@ def simulate_steady_states(
     generation: GenerationFit | None = None,
     intervals: bool = False,
 ) -> list[Prediction]:
-    """Predictions of all rows, over the cores of this machine; servers that were measured twice are simulated once.
-
-    profile, generation: instead of the committed ones
-    intervals:           of the reliable rows; what a run does not record has no 80 %
-    """
+    """Predict all rows on all cores; servers measured twice are simulated once. profile, generation: replace the
+    committed ones; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows
+    done"""
     work = partial(_simulate_steady, profile=profile, generation=generation, intervals=intervals)
 
     def key(row: Observation) -> tuple[bool, str]:
@@ -209,7 +200,7 @@ def simulate_steady_states(
 
 
 def _server(row: Observation) -> tuple[str, ...]:
-    """What rows have in common that share step costs; then the shorter load first."""
+    """Rows that share step costs have equal keys; then shorter loads first."""
     scenario, engine, traffic = row.scenario, row.scenario.engine, row.scenario.traffic
     engines = [pool.engine for pool in scenario.pools]
     degrees = [(e.tensor_parallel_size, e.data_parallel_size, e.enable_expert_parallel) for e in engines]
@@ -251,17 +242,13 @@ _QUEUE_ROUNDS = 3  # of requests: one that begins together, one counted, one tha
 
 
 def simulate_offline_runs(rows: Sequence[Observation], progress: Progress | None = None) -> list[Prediction]:
-    """Predictions of all rows, over the cores of this machine."""
+    """Predictions of all rows, on all cores."""
     return predictions_of(rows, _simulate_offline, lambda row: row.name, _server, progress)
 
 
 def _simulate_offline(row: Observation) -> Prediction:
-    """Output tokens per second and device of an engine that always has a full batch; or, of one batch alone, these and
-    ms to the first token.
-
-    Requests of a queue are alike, so each round of them follows the one before as that followed its own: the second is
-    as all later ones, within 1.5 % of what 25 rounds come to (ten rows).
-    """
+    """Output tokens/s per device of an engine with a full batch; for a single batch also ms to the first token.
+    Requests of a queue are alike, so rounds repeat: the second is within 1.5 % of 25 rounds (ten rows)."""
     # KV gets a share of what weights and activations leave free, as in TensorRT-LLM, not of the whole memory.
     whole = row.scenario.engine.model_copy(update={"gpu_memory_utilization": 1.0})
     plan = plan_memory(row.scenario.model, row.scenario.hardware, whole)
@@ -297,7 +284,7 @@ def _simulate_offline(row: Observation) -> Prediction:
 
 
 def simulate_log(row: Observation, progress: Any = None) -> Prediction:
-    """The run replayed from its log, without HTTP: it was written inside the engine's process."""
+    """Replay the run from its log, without HTTP, as the log was written in the engine's process."""
     profile = load_engine_profile(row.scenario.engine.profile).model_copy(update={"server": ServerFit()})
     result = simulate(row.scenario, profile=profile, progress=progress, keep_steps=True, intervals=True)
     requests = requests_of(result)

@@ -1,22 +1,21 @@
-"""Published results: saturated engines and submissions to a benchmark by their mean steps, one batch by its steps,
-tests of single machines by theirs, all others simulated, for as long as it takes to reach the steady state.
+"""Predicts published results: saturated engines and benchmark submissions by mean steps, single batches and
+single-machine tests by their steps, all others by simulation to the steady state.
 
-`MeanSteps`: a saturated engine has B requests that decode, as many as its KV blocks hold, and for each that ends a
-prompt that comes: with o tokens an answer, p a prompt and T a step, on average
+`MeanSteps`: a saturated engine decodes B requests, as many as its KV blocks hold, and admits a prompt for each that
+ends: with o tokens an answer, p a prompt and T a step, on average
 
     requests/s = B / (o T),    T = T( B decodes, B / o prompts of p tokens )
 
-(fewer than B where the token budget is full), and a server at a rate below that has the batch at which it serves just
-that rate.
+(fewer than B if the token budget is full); a server below that rate has the batch that serves just its rate.
 
-Beams of a request have their prompt's blocks in common. The kernel reads a request's prompt once for each beam, and the
-beams' thread blocks run side by side: the first read comes from HBM, the others find it in L2. With b beams, p tokens
-of prompt, and a tokens behind it in each beam, a step takes as long as one that reads from HBM
+Beams share their prompt's blocks. The kernel reads a prompt once per beam, and the beams' thread blocks run
+concurrently: the first read comes from HBM, the others hit L2. With b beams, p prompt tokens, and a tokens behind it in
+each beam, a step takes as long as one that reads from HBM
 
-    p (1 + (b - 1) / s) + b a    tokens of a request,
+    p (1 + (b - 1) / s) + b a    tokens per request,
 
-s the speed of reads from L2 over those from HBM. Kernel tables have it where a benchmark repeats on KV that stays in L2
-(`FlashDecodeFit.cache_speedup`); kernels without such rows have the median of those with.
+with s the speed of L2 over HBM reads: from kernel tables whose repeats keep KV in L2 (`FlashDecodeFit.cache_speedup`),
+else the median over kernels.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -60,15 +59,13 @@ from perfmodel.specs.traffic import Lengths
 
 
 def tokens_read(prompt: float, behind: float, beams: int, speedup: float) -> float:
-    """KV tokens that a beam's attention reads in a step, as if all came from HBM; mean over the beams of a request.
-
-    prompt, behind: tokens of the prompt, and of each beam's own answer; speedup: of reads from L2 over HBM
-    """
+    """KV tokens per beam and step as if all came from HBM, averaged over `beams`. prompt, behind: tokens of the prompt,
+    and of each beam's answer; speedup: of L2 over HBM reads"""
     return prompt * (1 + (beams - 1) / speedup) / beams + behind
 
 
 def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: Calibration) -> float:
-    """How much faster than from HBM the kernel of `work`, a decode's attention, reads KV that is in L2."""
+    """L2 over HBM read speed of the decode attention kernel of `work`."""
     fit = OperatorTimer(hardware, calibration).fit(work)
     is_known = isinstance(fit, FlashDecodeFit) and "cache_speedup" in fit.model_fields_set
     return fit.cache_speedup if isinstance(fit, FlashDecodeFit) and is_known else _usual_speedup()
@@ -76,7 +73,7 @@ def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: Calibra
 
 @lru_cache(maxsize=1)
 def _usual_speedup() -> float:
-    """The median of all measured kernels that read faster from L2; 1 without any."""
+    """Median over measured kernels faster from L2; 1 without any."""
     result = []
     for device, engine, _ in calibrated_kernels():
         fits = load_calibration(load_hardware(device), engine).families.values()
@@ -90,7 +87,7 @@ _MOST_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limit
 
 
 class MeanSteps:
-    """Mean steps of an instance. Raises PerfmodelError where the model does not fit its devices."""
+    """Mean steps of an instance. Raises PerfmodelError if the model does not fit."""
 
     def __init__(self, setup: Setup, scenario: Scenario, fits: WholeRunFits | None = None) -> None:
         self.setup, self.scenario = setup, scenario
@@ -117,7 +114,7 @@ class MeanSteps:
         self._answer = max(setup.answer, 1)
 
     def _read(self, prompt: int, behind: float) -> int:
-        """KV tokens that a decode's attention reads on average, of a prompt and so many tokens behind it."""
+        """Mean KV tokens that a decode's attention reads, with `behind` tokens after the prompt."""
         alone = max(1, round(prompt + behind))
         if self.setup.beams == 1:
             return alone
@@ -129,13 +126,13 @@ class MeanSteps:
         return max(1, round(tokens_read(prompt, behind, self.setup.beams, speedup)))
 
     def _part(self, decodes: int) -> tuple[int, int]:
-        """(tokens of a prompt that one step computes, steps that the prompt takes)"""
+        """(prompt tokens per step, steps per prompt)"""
         budget = self.scenario.engine.max_num_batched_tokens
         parts = -(-self.setup.prompt // max(budget if self._exclusive else budget - decodes, 1))
         return max(2, -(-self.setup.prompt // parts)), parts
 
     def _price(self, decodes: int, prompts: int, size: int) -> float:
-        """Seconds of a step with so many decodes, and prompts or parts of them of `size` tokens."""
+        """Seconds of a step with `decodes` and `prompts` of (or cut to) `size` tokens."""
         cached = (self.setup.prompt - size) // 2 if size else 0
         summed = decodes * self._context
         windowed = windowed_contexts(decodes, summed, self._spans) if decodes else ()
@@ -144,8 +141,8 @@ class MeanSteps:
         return float(self._pricer.price(shape)) / PS_PER_S
 
     def _step(self, slots: float) -> float:
-        """Seconds of a mean step in which so many requests decode; as many prompts come as answers end. Between whole
-        numbers of prompts, so many steps have one more."""
+        """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between
+        prompts."""
         decodes, arriving = max(1, round(slots * self.setup.beams)), slots / self._answer
         size, parts = self._part(decodes)
         prompts = arriving * parts
@@ -159,29 +156,29 @@ class MeanSteps:
 
     @property
     def most_slots(self) -> float:
-        """Requests that decode at once at most: by KV blocks, the engine's arguments and a full token budget."""
+        """Most decoding requests, by KV blocks, engine arguments and token budget."""
         if self._exclusive:
             return self._slots
         room = self.scenario.engine.max_num_batched_tokens
         return max(min(self._slots, room * self._answer / (self.setup.prompt + self._answer * self.setup.beams)), 1.0)
 
     def _served(self, slots: float) -> float:
-        """Requests per second."""
+        """Requests/s."""
         return slots / (self._answer * self._step(slots))
 
     def saturated(self) -> float:
-        """Tokens of answers per second of an instance that always has requests waiting."""
+        """Output tokens/s of a saturated instance."""
         return self._served(self.most_slots) * self._answer
 
     @property
     def is_one_batch(self) -> bool:
-        """Whether all requests of a burst, alike in length, run at once from their prompts to their last tokens."""
+        """Whether a burst's requests, alike in length, run as one batch throughout."""
         count = self.scenario.traffic.num_requests or 1
         has_backends = bool(self.scenario.engine.described.facts.backends)
         return not (self.setup.is_varied or has_backends) and count <= self._slots
 
     def batch(self, instances: int) -> dict[str, float]:
-        """Latencies, ms, and output tokens per second of all instances, of one batch each."""
+        """Latencies in ms, and output tokens/s over all instances, of one batch each."""
         count = self.scenario.traffic.num_requests or 1
         size, parts = self._part(0)
         together = max(1, self.scenario.engine.max_num_batched_tokens // size)
@@ -195,8 +192,7 @@ class MeanSteps:
 
     @cached_property
     def _states(self) -> list[tuple[float, float, float]]:
-        """(requests per second, seconds of a mean step, requests that decode) of ever larger batches, as far as they
-        serve more."""
+        """(requests/s, seconds of a mean step, decoding requests) for growing batches while throughput rises."""
         result: list[tuple[float, float, float]] = []
         for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES).tolist():
             step_s = self._step(slots)
@@ -206,7 +202,7 @@ class MeanSteps:
         return result
 
     def open(self, rate: float) -> float:
-        """Seconds of a mean step at so many requests per second, or at as many as the instance serves."""
+        """Seconds of a mean step at `rate` requests/s, capped at capacity."""
         rates, steps, _ = zip(*self._states, strict=True)
         if rate < rates[-1]:
             return float(np.interp(rate, rates, steps))
@@ -215,7 +211,7 @@ class MeanSteps:
         return max(min(full, most), float(steps[-1]))
 
     def rate_at_limits(self) -> float:
-        """The highest rate at which the limits on TPOT and TTFT are kept, requests per second."""
+        """The highest rate within the TPOT and TTFT limits, requests/s."""
         most_tpot = self.setup.tpot_limit_s / self._tails[0] or 1e9
         most_ttft = self.setup.ttft_limit_s / self._tails[1] or 1e9
         kept = [
@@ -224,11 +220,9 @@ class MeanSteps:
         return max(kept, default=self._states[0][0])
 
     def ttft(self, rate: float, step_s: float) -> float:
-        """Mean TTFT at so many requests per second, in seconds, with steps of `step_s` on average.
-
-        Half a step until the next begins, one more where it was planned ahead, and the prompt's own. Prompts that take
-        several steps wait for each other: an M/G/1 queue (Pollaczek and Khinchine).
-        """
+        """Mean TTFT in seconds at `rate` requests/s, with mean steps of `step_s`. Half a step until the next begins,
+        one more if that was planned ahead, and the prompt's own. Prompts of several steps queue as M/G/1 (Pollaczek and
+        Khinchine)."""
         decodes = max(1, round(rate * self.setup.answer * step_s * self.setup.beams))
         size, parts = self._part(decodes)
         own = self._price(0 if self._exclusive else decodes, 1, size)
@@ -241,7 +235,7 @@ class MeanSteps:
         return begin + own * parts * (1 + busy * (1 + spread**2) / (2 * (1 - busy)))
 
     def at_limits(self, rate: float) -> dict[str, float]:
-        """Latencies, ms, of a submission that is served at so many requests per second."""
+        """Latencies in ms of a submission served at `rate` requests/s."""
         rate = self.offered(rate)
         step_s = self.open(rate)
         ttft, (tpot_tail, ttft_tail) = self.ttft(rate, step_s), self._tails
@@ -250,11 +244,11 @@ class MeanSteps:
         return {name: 1e3 * value for name, value in result.items()}
 
     def offered(self, rate: float) -> float:
-        """The rate at which a submission at `rate` is predicted: the highest that keeps its limits.
+        """The rate at which to predict a submission at `rate`: the highest that keeps its limits.
 
-        Submitters raise the rate until a limit binds. What is predicted of steps near capacity hangs on a few per
-        cent of it, which no prediction has; so the prediction is made as near to its own capacity. Capacity itself is
-        known better than waiting: no rate is taken that is far below the one that was served.
+        Submitters raise the rate until a limit binds. Steps near capacity depend on a few per cent of it, beyond any
+        prediction's accuracy; so predictions are made equally near the predicted capacity. Capacity is known better
+        than waiting times, so the rate stays close to the served one.
         """
         if not self.setup.tpot_limit_s:
             return rate
@@ -262,18 +256,17 @@ class MeanSteps:
 
 
 def _spread(lengths: Lengths | None) -> float:
-    """Standard deviation over mean."""
+    """Standard deviation / mean."""
     return (lengths.std or 0.0) / lengths.mean if lengths is not None and lengths.mean else 0.0
 
 
 def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:
-    """Whether kernels of the device, or of one related to it, were published. engine: by its name"""
+    """Whether kernel tables exist for the device, or a related one, under `engine` (a name)."""
     return bool(load_calibration(hardware, engine).families.keys() - {"collective"})
 
 
 def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
-    """The engine's profile; without a server in front, or launches of a step that was compiled ahead. The host's time
-    is the calibration's where whole runs have it."""
+    """The engine's profile, without front end or launches of a step compiled ahead; host time of whole runs, if any."""
     profile = load_engine_profile(setup.engine)
     if calibration.host != HostFit():
         profile = profile.model_copy(update={"host": HostFit()})
@@ -297,10 +290,8 @@ _P90 = 1.2816  # of a standard normal: the half-width of an 80 % interval
 def predict_rows(
     rows: Sequence[Observation], folder: Path, progress: Progress | None = None, fits: BackendFits | None = None
 ) -> list[Prediction]:
-    """A prediction for each figure of a single machine; settings that several rows share are priced once.
-
-    folder: where `devices.csv` is; fits: in place of those of the engines' files
-    """
+    """A prediction per single-machine figure; shared settings are priced once. folder: of `devices.csv`; fits: replace
+    the engines' own; progress: called with rows done"""
     table = DeviceTable(folder)
     known: dict[Hashable, Prediction] = {}
     pairs = []
@@ -337,12 +328,8 @@ def _priced(row: Observation, table: DeviceTable, fits: BackendFits | None) -> P
 def predict_served(
     rows: Sequence[Observation], folder: Path, progress: Progress | None = None, fits: WholeRunFits | None = None
 ) -> list[Prediction]:
-    """A prediction for each row; setups that several rows share are predicted once.
-
-    rows, progress: what to predict; called with (setups done, of how many)
-    folder:         where `devices.csv` is
-    fits:           of makers without kernel tables, in place of the committed ones
-    """
+    """A prediction per row; shared setups are predicted once. progress: called with (setups done, of how many); folder:
+    of `devices.csv`; fits: of vendors without kernel tables, replacing the committed ones"""
 
     def alike(row: Observation) -> tuple[str, ...]:
         setup: Setup = row.setup
@@ -353,10 +340,7 @@ def predict_served(
 
 
 def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None) -> Prediction:
-    """The prediction for one row; of a setup whose weights in 16 bits do not fit what served them, in 8.
-
-    row, folder, fits: as of `predict_served`
-    """
+    """The prediction for one row, as of `predict_served`; 16-bit weights that do not fit are retried in 8 bits."""
     setup, table = row.setup, DeviceTable(folder)
     try:
         try:
@@ -393,12 +377,12 @@ def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRu
 
 
 def width_key(metric: str, setup: Setup) -> str:
-    """What errors are pooled by: the metric, and whether it is at a submission's limits."""
+    """Key by which errors are pooled: the metric, and whether it is at a submission's limits."""
     return f"{metric} at limits" if setup.tpot_limit_s else metric
 
 
 def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider: float) -> Interval:
-    """The 80 % interval of a metric as factors of what is predicted; nan without any widths."""
+    """80 % interval as factors of the prediction; nan without widths."""
     result = widths.get(width_key(metric, setup))
     if result is None:
         return NO_INTERVAL
@@ -407,7 +391,7 @@ def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider:
 
 
 def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tuple[Scenario, LocalModel, MeanSteps]:
-    """The layout that a submitter would choose: the first that keeps the limit on TPOT, or that serves most."""
+    """The submitter's likely layout: the first that keeps the TPOT limit, else the one that serves most."""
     counts = layouts(setup, served_device(setup, table))
     result: list[tuple[float, Scenario, LocalModel, MeanSteps]] = []
     reason: PerfmodelError | None = None
@@ -445,7 +429,7 @@ def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: in
 
 
 def _metrics(requests: RequestColumns, instances: int) -> dict[str, float]:
-    """Means of the requests, ms; output tokens per second of all instances."""
+    """Means in ms; output tokens/s over all instances."""
     tpot_s = requests.tpot_s[np.isfinite(requests.tpot_s)]
     seconds = {"ttft_mean": requests.ttft_s, "e2el_mean": requests.e2el_s, "tpot_mean": tpot_s}
     result = {name: 1e3 * float(values.mean()) for name, values in seconds.items() if len(values)}

@@ -1,8 +1,5 @@
-"""Which tool wrote a file, by what is in it, and its runs. Names of files say nothing: people rename them.
-
-JSON (an object, or a list of them), JSON lines, CSV of llama-bench, the text of an MLPerf summary. Files of AIPerf that
-are of one run, its summary and its requests, are read together when they lie in one folder.
-"""
+"""Detects a file's load tool by its content (people rename files) and reads its runs. JSON (an object, a list), JSON
+lines, CSV of llama-bench, MLPerf summaries. AIPerf's summary and requests in one folder are read together."""
 
 import csv
 from collections import Counter
@@ -22,10 +19,7 @@ LARGEST_RESULT_BYTES = 128_000_000  # with each token's time of 30,000 answers, 
 
 
 def read_bench_files(paths: Sequence[str | Path]) -> tuple[list[Observation], Reasons]:
-    """(runs of all files, (run, reason) of those that cannot be compared), none of which takes another with it.
-
-    Raises SpecError where there is nothing else: the first reason.
-    """
+    """(runs of all files, (run, reason) of unusable ones). Raises SpecError with the first reason if none is usable."""
     runs: list[Observation] = []
     reasons: Reasons = []
 
@@ -81,7 +75,7 @@ def _expected() -> str:
 
 
 def _objects(path: Path) -> list[Object]:
-    """The one object of a file, or all of a list, of lines or of a table."""
+    """The objects of a file: one, or those of a list, lines or table."""
     try:
         text = read_bounded_text(path, LARGEST_RESULT_BYTES)
     except OSError as error:
@@ -126,7 +120,7 @@ def _lines(path: Path, text: str) -> list[Object]:
 
 
 def _table(path: Path, text: str) -> list[Object]:
-    """A CSV of llama-bench; a table of another kind has none of its columns."""
+    """A CSV of llama-bench; other tables lack its columns."""
     try:
         rows = [row for row in csv.DictReader(text.splitlines()) if row]
     except csv.Error as error:

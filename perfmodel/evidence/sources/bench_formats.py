@@ -1,22 +1,21 @@
-"""Files of load tools, format by format: a table of where each figure stands, and what is particular to the tool.
+"""Result files of load tools: where each format has its figures, and its peculiarities.
 
-vLLM, SGLang   `vllm bench serve --save-result [--save-detailed]` and `bench_serving` descend from one script: latencies
-               are in ms under the same keys, arrays in s. SGLang says `e2e_latency` for `e2el` and `total_throughput`
-               for `total_token_throughput`, and nothing of the model; neither says anything of the devices. Details
-               have no starting times in SGLang's files and in older ones of vLLM's; its lists have failed requests,
-               too, with their error and no tokens (vllm/benchmarks/serve.py, sglang/benchmark/serving.py 0.5.23)
-AIPerf         `profile_export_aiperf.json` has figures of the run (`{"unit", "avg", "p50", ...}` by metric) and what it
-               was asked for, `profile_export.jsonl` one line for each request; GenAI-Perf's is the former alone. Its
-               inter-token latency is a request's (latency - TTFT) / (tokens - 1). Requests of a warm-up are left out
-               (aiperf 0.13.0, schema 1.4; genai-perf 0.0.16)
-GuideLLM       `benchmarks.json`, versions 1 and 2: a benchmark for each rate or concurrency, with all its requests. Its
-               time per output token counts the first token; compared is what leaves it out. Times of requests are
-               seconds of a clock, of metrics ms but for `request_latency`, in s. `incomplete` requests were cut off by
-               the end of the run (guidellm/schemas 0.8.1)
-InferenceX     `agg_*.json`: one object for a run, or the list of a sweep. Latencies are in s, throughput is per device.
-               Tensor, expert and data parallelism are of the one server. `isl` and `osl` are what was asked for:
-               lengths are drawn down from there by the recipe's range, which the file does not say, as it does not say
-               how many requests were sent (utils/process_result.py, 2026)
+vLLM, SGLang   `vllm bench serve --save-result [--save-detailed]` and `bench_serving` share an ancestor: latencies in
+               ms under the same keys, arrays in s. SGLang says `e2e_latency` for `e2el`, `total_throughput` for
+               `total_token_throughput`, and omits the model; both omit the devices. SGLang's and older vLLM details
+               lack start times; SGLang's lists include failed requests, with an error and no tokens
+               (vllm/benchmarks/serve.py, sglang/benchmark/serving.py 0.5.23)
+AIPerf         `profile_export_aiperf.json` has figures (`{"unit", "avg", "p50", ...}` by metric) and the request,
+               `profile_export.jsonl` one line per request; GenAI-Perf has only the former. Inter-token latency is
+               (latency - TTFT) / (tokens - 1) of a request. Warm-up requests are dropped (aiperf 0.13.0, schema 1.4;
+               genai-perf 0.0.16)
+GuideLLM       `benchmarks.json`, versions 1 and 2: a benchmark per rate or concurrency, with all requests. Time per
+               output token counts the first token; the figure without it is compared. Request times are clock seconds,
+               metrics ms, except `request_latency` in s. `incomplete` requests were cut off by the end of the run
+               (guidellm/schemas 0.8.1)
+InferenceX     `agg_*.json`: one object per run, or the list of a sweep. Latencies in s, throughput per device;
+               parallelism is of the one server. `isl` and `osl` are nominal: lengths are drawn down from there by the
+               recipe's range, which the file omits, as it does the number of requests (utils/process_result.py, 2026)
 """
 
 from collections.abc import Iterator
@@ -81,14 +80,14 @@ def _vllm_failed(fields: ResultFields) -> int:
 
 
 def _vllm_rate(fields: ResultFields) -> float | None:
-    """An infinite rate sends all at once, or as places come free."""
+    """An infinite rate sends all at once, or as slots become free."""
     rate = fields.data["request_rate"]
     is_unlimited = rate in ("inf", "trace", None) or (isinstance(rate, float) and isinf(rate))
     return None if is_unlimited else fields.number("request_rate")
 
 
 def _vllm_engine(fields: ResultFields) -> str | None:
-    """Any server of OpenAI's API may be "vllm"."""
+    """Any OpenAI-compatible server may be "vllm"."""
     backend = fields.text("backend") or fields.text("endpoint_type")
     return engine_of(backend)[0] if backend.startswith(_OF_ENGINES) and not backend.startswith("vllm") else None
 
@@ -99,7 +98,7 @@ def _vllm_degree(fields: ResultFields) -> int:
 
 
 def _vllm_speed(fields: ResultFields) -> float:
-    """What `--metadata` has added of an emulator."""
+    """Emulator speed, added by `--metadata`."""
     speed = ResultFields(fields.name, {"perfmodel_speed": 1, **fields.data}).number("perfmodel_speed")
     if not speed:
         got = fields.data["perfmodel_speed"]
@@ -169,7 +168,7 @@ _PROFILING = "profiling"
 
 
 def is_aiperf_record(data: Object) -> bool:
-    """Whether it is of one request."""
+    """Whether it describes one request."""
     metadata = data.get("metadata")
     return "metrics" in data and isinstance(metadata, dict) and "request_start_ns" in metadata
 
@@ -184,7 +183,7 @@ def _aiperf_figures(fields: ResultFields) -> list[Figure]:
 
 
 def _unit(fields: ResultFields, *path: str) -> float:
-    """Milliseconds in the unit of a figure."""
+    """Milliseconds per unit of a figure."""
     unit = fields.text(*path, "unit")
     if unit not in _MILLISECONDS:
         raise SpecError(f"{fields.name}: {path[-1]} is in {unit!r}, allowed {', '.join(_MILLISECONDS)}.")
@@ -228,7 +227,7 @@ def _aiperf_failed(fields: ResultFields) -> int:
 
 
 def _aiperf_asked(fields: ResultFields) -> dict[str, float]:
-    """`concurrency` or `rate`, and `cv`, of the profiling phase; nothing where the file does not say."""
+    """Requested `concurrency` or `rate`, and `cv`, of the profiling phase; empty if unknown."""
     asked = fields.within("input_config")
     phases = asked.data.get("phases") if isinstance(asked.data, dict) else None
     members = [item for item in phases or [] if isinstance(item, dict) and item.get("name", _PROFILING) == _PROFILING]
@@ -244,7 +243,7 @@ def _aiperf_asked(fields: ResultFields) -> dict[str, float]:
 
 
 def _aiperf_rate(fields: ResultFields) -> float | None:
-    """As it was asked for, else as requests came."""
+    """The requested rate, else the rate of arrivals."""
     asked, times = _aiperf_asked(fields), fields.requests
     if asked or times is None or times.start_s is None:
         return asked.get("rate")
@@ -257,7 +256,6 @@ def _aiperf_notes(fields: ResultFields) -> Iterator[str]:
 
 
 def _aiperf_model(fields: ResultFields) -> str:
-    """The model, as it was asked for."""
     asked = fields.at("input_config")
     if not isinstance(asked, dict):
         return ""
@@ -303,7 +301,7 @@ _GUIDELLM_TIMES = {
 
 
 def _guidellm_runs(name: str, data: Object) -> list[tuple[str, Object]]:
-    """(name, benchmark) of each benchmark of a report, with the version of the tool."""
+    """(name, benchmark) pairs of a report, with the tool's version."""
     version, benchmarks = ResultFields(name, data).text("metadata", "guidellm_version"), data["benchmarks"]
     if not isinstance(benchmarks, list) or not benchmarks:
         return [(name, {})]
@@ -315,7 +313,7 @@ def _guidellm_runs(name: str, data: Object) -> list[tuple[str, Object]]:
 
 
 def _guidellm_requests(fields: ResultFields) -> RequestTimes | None:
-    """A report may keep a sample of its requests: replayed alone they would be another load."""
+    """None for a report with a sample of its requests: replayed alone they would be another load."""
     requests = fields.at("requests", "successful")
     completed = fields.count("metrics", "request_totals", "successful")
     if not isinstance(requests, list) or len(requests) != completed or not completed:
@@ -342,7 +340,7 @@ def _guidellm_requests(fields: ResultFields) -> RequestTimes | None:
 
 
 def _guidellm_strategy(fields: ResultFields) -> ResultFields:
-    """Its strategies: constant, poisson, concurrent, synchronous (one at a time) and throughput (as many as it can)."""
+    """Strategies: constant, poisson, concurrent, synchronous (one at a time), throughput (as many as possible)."""
     return ResultFields(fields.name, fields.at("config", "strategy") or fields.at("args", "strategy"))
 
 

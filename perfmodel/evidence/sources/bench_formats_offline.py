@@ -1,15 +1,14 @@
-"""Files of tools that time an engine without clients, or have figures of whole runs alone.
+"""Result files of tools without clients, or with whole-run figures only.
 
-llama-bench    `-o json|jsonl|csv`: a row for each test, prompts of n_prompt tokens or n_gen generated ones. `avg_ts` is
-               tokens per second. The device is `gpu_info` (`cpu_info` where layers run on the processor), the GGUF type
-               and the model's name are in `model_type`; a file's name says them better where it follows the usual form
-               (tools/llama-bench/llama-bench.cpp)
-MLPerf         `mlperf_log_summary.txt`: `name : value` lines in sections. It knows neither the model nor its data set
-               nor the machine, and no lengths but the tokens of answers in all. Times are in ns. Server: Poisson
-               arrivals at `target_qps`; Offline: all samples at once (loadgen/results.cc 6.0.17)
-trtllm-bench   `throughput|latency --report_json`: `performance` is in ms and tokens/s; `streaming_metrics` only with
-               --streaming: their TPOT leaves the first token out. Requests are all sent at once unless --concurrency
-               held them back, which a report shows only as the average in flight (bench/dataclasses/reporting.py)
+llama-bench    `-o json|jsonl|csv`: a row per test, prompts of n_prompt tokens or n_gen generated ones. `avg_ts` is
+               tokens/s. The device is `gpu_info` (`cpu_info` if layers run on the processor), GGUF type and model in
+               `model_type`; file names in the usual form are more precise (tools/llama-bench/llama-bench.cpp)
+MLPerf         `mlperf_log_summary.txt`: `name : value` lines in sections, without model, data set, machine, or lengths
+               but the total tokens of answers. Times in ns. Server: Poisson arrivals at `target_qps`; Offline: all
+               samples at once (loadgen/results.cc 6.0.17)
+trtllm-bench   `throughput|latency --report_json`: `performance` in ms and tokens/s; `streaming_metrics` only with
+               --streaming: TPOT without the first token. Requests are sent at once unless limited by --concurrency,
+               which shows only as the mean in flight (bench/dataclasses/reporting.py)
 """
 
 import re
@@ -61,7 +60,7 @@ def _llama_backend(fields: ResultFields) -> str:
 
 
 def _llama_setup(fields: ResultFields) -> LocalSetup:
-    """What was timed; values may be text, as CSV has them."""
+    """The timed setup; values may be text, as in a CSV."""
     data, backend = fields.data, _llama_backend(fields)
     is_cpu = backend == "cpu"
     stated = fields.text("cpu_info" if is_cpu else "gpu_info")
@@ -103,7 +102,7 @@ def _llama_notes(fields: ResultFields) -> Iterator[str]:
 
 
 def _llama_model(fields: ResultFields) -> tuple[str, str]:
-    """(the model's name, the type of its weights)"""
+    """(model name, weight format)"""
     stem = PurePosixPath(fields.text("model_filename").replace("\\", "/")).name
     kind = fields.text("model_type")
     plain = _PARTS.sub("", _FILE_TYPE.sub("", stem).removesuffix(".gguf"))
@@ -158,7 +157,7 @@ _MLPERF_HEAD = "MLPerf Results Summary"
 
 
 def mlperf_log(text: str) -> dict[str, str] | None:
-    """The lines of a summary by their names; None for any other text."""
+    """Summary lines by name; None for other text."""
     return {_MLPERF_HEAD: "", **dict(_LINE.findall(text))} if _MLPERF_HEAD in text[:2000] else None
 
 
@@ -167,7 +166,7 @@ def _is_offline(fields: ResultFields) -> bool:
 
 
 def _samples(fields: ResultFields) -> tuple[str, float]:
-    """(the place of the samples per second, their number)"""
+    """(path of the samples per second, their number)"""
     places = (f"{'S' if _is_offline(fields) else 'Completed s'}amples per second", "Scheduled samples per second")
     return next(((place, rate) for place in places if (rate := fields.number(place))), (places[0], 0.0))
 
@@ -193,13 +192,13 @@ def _mlperf_refusal(fields: ResultFields) -> str:
 
 
 def _mlperf_figures(fields: ResultFields) -> tuple[Figure, ...]:
-    """Offline all wait for all others: how long each took says what the rate does."""
+    """Offline, all samples wait for all others: latencies repeat what the rate says."""
     rates = (("request_throughput", (_samples(fields)[0],), 1.0), ("output_throughput", (_tokens(fields),), 1.0))
     return (*(() if _is_offline(fields) else _MLPERF_FIGURES), *rates)
 
 
 def _mlperf_count(fields: ResultFields) -> int:
-    """It is as long as its longest latency (Offline), or as it was asked to be at least."""
+    """As long as its longest latency (Offline), or its requested minimum duration."""
     samples = _samples(fields)[1]
     if _is_offline(fields):
         return max(round(samples * (fields.number("Max latency (ns)", scale=1e-9) or 0.0)), 1)
@@ -239,7 +238,7 @@ _TRTLLM_LATENCIES = {
 
 
 def _trtllm_slots(fields: ResultFields) -> int | None:
-    """Those on average, where something held requests back: a drained burst has half of its own in flight."""
+    """Mean in flight if requests were held back: a draining burst averages half of its own."""
     count = fields.count("request_info", "num_requests")
     places = fields.number("world_info", "max_batch_size") or count
     in_flight = fields.number("request_info", "avg_num_concurrent_requests") or 0.0

@@ -1,8 +1,5 @@
-"""What a load tool's file says of one run, and `Format`: where a tool's files say it.
-
-Figures have the keys of vLLM's `bench serve`, latencies in ms. Time per output token leaves the first token out,
-(E2E - TTFT) / (tokens - 1). Only answered requests count; of those that failed their number is kept.
-"""
+"""`Format`: where a load tool's file has its figures, and what it says of a run. Figures have the keys of vLLM's `bench
+serve`, latencies in ms. TPOT is (E2E - TTFT) / (tokens - 1). Only answered requests count; failures are counted."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +25,11 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """How requests came.
+    """How requests arrived.
 
     process:      closed: `concurrency` in flight; open: at `rate`; burst: all at once
-    rate:         requests per second; cv: coefficient of variation of the gaps (1: Poisson)
-    num_requests: that were sent; prompt, answer: mean tokens of those answered, None where the file does not say
+    rate:         requests/s; cv: coefficient of variation of the gaps (1: Poisson)
+    num_requests: sent; prompt, answer: mean tokens of answered ones, None if unknown
     """
 
     process: Literal["closed", "open", "burst"]
@@ -46,13 +43,13 @@ class BenchLoad:
 
 @dataclass(frozen=True)
 class LoadTest:
-    """The setup of an observation whose source is a load tool.
+    """Setup of a load tool's run.
 
-    says:    fields of a scenario ("model", "engine.tensor_parallel_size") -> what the file says of the setup
-    version: of the tool, "" where the file does not say
-    failed:  requests that were not answered, or not to their end
+    says:    scenario field ("model", "engine.tensor_parallel_size") -> value in the file
+    version: of the tool, "" if unknown
+    failed:  requests not answered completely
     speed:   simulated seconds per second of the measured emulator; 1 for a real server
-    local:   a test of llama-bench, which has no requests
+    local:   a llama-bench test, which has no requests
     """
 
     says: Mapping[str, Stated]
@@ -65,17 +62,14 @@ class LoadTest:
 
 
 class ResultFields(NamedTuple):
-    """The fields of a run's object, or of an object in it.
-
-    name: of the run, for errors to name; requests: of the run, once they are read
-    """
+    """Typed access to a run's object. name: for errors; requests: of the run, once read"""
 
     name: str
     data: Any
     requests: RequestTimes | None = None
 
     def at(self, *path: str) -> Any:
-        """What is at `path`; None where there is nothing. Raises SpecError for what is no object."""
+        """Value at `path`, or None. Raises SpecError if a parent is no object."""
         data = self.data
         for key in path:
             if data is None:
@@ -86,14 +80,12 @@ class ResultFields(NamedTuple):
         return data
 
     def within(self, *path: str) -> "ResultFields":
-        """The fields of the object at `path`."""
+        """Fields of the object at `path`."""
         return ResultFields(self.name, self.at(*path))
 
     def number(self, *path: str, scale: float = 1.0) -> float | None:
-        """The number at `path` times `scale`; None where there is none, or one that is not finite.
-
-        Raises SpecError for what is no number, and for one below zero.
-        """
+        """The number at `path` times `scale`; None if missing or not finite. Raises SpecError for non-numbers and
+        negative ones."""
         value = self.at(*path)
         if value is None or (isinstance(value, float) and not isfinite(value)):
             return None
@@ -107,11 +99,11 @@ class ResultFields(NamedTuple):
         return number if isfinite(number) else None
 
     def count(self, *path: str) -> int:
-        """The whole number at `path`; 0 where there is none."""
+        """The integer at `path`, or 0."""
         return int(self.number(*path) or 0)
 
     def text(self, *path: str) -> str:
-        """The text at `path`; "" where there is none, or no path."""
+        """The text at `path`, or ""."""
         value = self.at(*path) if path else ""
         return value.strip() if isinstance(value, str) else ""
 
@@ -121,16 +113,16 @@ Place = tuple[str, ...] | Callable[[ResultFields], Any]  # where a file has a va
 
 @dataclass(frozen=True)
 class Format:
-    """One format of results, as a mapping: where an object of it has what is needed of a run.
+    """Mapping of a result format.
 
-    keys:      that tell an object of it; without: keys that it must not have
-    names:     of the tools that write it; tool: how a file tells which one did, if there are several
-    figures:   a table of them, or how it is made; requests: how they are read one by one, None where a file has none
-    load:      a field of `BenchLoad` -> its place; says: a field of a scenario -> the place of a text, or how it is
-               made; what is empty is not stated
-    completed, failed, version: places; duration: the run's, in seconds
-    runs:      (name, object) of each run in an object, where it has several
-    refusal:   why a run cannot be compared; "" where it can
+    keys:      that identify an object; without: keys it must not have
+    names:     of the tools that write it; tool: which one did, if several
+    figures:   a table, or a function; requests: reader of single requests, if any
+    load:      field of `BenchLoad` -> place; says: scenario field -> place of a text, or a function; empty is not
+               stated
+    completed, failed, version: places; duration: of the run, in seconds
+    runs:      (name, object) of each run, if an object has several
+    refusal:   why a run cannot be compared; "" if it can
     speed, local: as of `LoadTest`
     """
 
@@ -153,11 +145,11 @@ class Format:
     tool: Callable[[ResultFields], str] | None = None
 
     def is_of(self, data: Object) -> bool:
-        """Whether an object is of the format."""
+        """Whether an object has this format."""
         return self.keys <= set(data) and self.without.isdisjoint(data)
 
     def read(self, name: str, data: Object) -> Observation:
-        """The run that `data` is of, called `name`. Raises SpecError for what cannot be compared."""
+        """The run of `data`, called `name`. Raises SpecError if it cannot be compared."""
         fields = ResultFields(name, data)
         if self.refusal is not None and (reason := self.refusal(fields)):
             raise SpecError(f"{name}: {reason}")
@@ -190,7 +182,7 @@ class Format:
         return Observation(name, test, metrics, fields.requests, load=load, source=tool)
 
     def _load(self, fields: ResultFields, num_requests: int) -> BenchLoad:
-        """The load of a tool that was given a rate, or how many requests may be in flight, or neither."""
+        """Open with a rate, closed with a concurrency limit, else a burst."""
         values = {key: _value(fields, place) for key, place in self.load.items()}
         slots = None if values.get("concurrency") is None else int(values["concurrency"])
         process: Literal["closed", "burst"] = "closed" if slots and slots < num_requests else "burst"
@@ -205,7 +197,7 @@ class Format:
         )
 
     def _duration_s(self, fields: ResultFields, times: RequestTimes) -> float | None:
-        """None where the file has none, 0 or NaN. Raises SpecError for a run shorter than its shortest request."""
+        """None if missing, 0 or NaN. Raises SpecError for a run shorter than its shortest request."""
         duration_s, shortest_s = fields.number(*self.duration) if self.duration else None, float(times.e2el_s.min())
         if duration_s and duration_s < shortest_s:
             raise SpecError(
@@ -224,7 +216,7 @@ def _value(fields: ResultFields, place: Place) -> Any:
 def statistics_of(
     places: Mapping[str, tuple[str, ...]], names: Mapping[str, str], scale: float = 1.0
 ) -> tuple[Figure, ...]:
-    """Figures of latencies that lie in objects: metric -> the path of its object, our statistic -> the key in it."""
+    """Figures of nested statistics. places: metric -> path of its object; names: our statistic -> key in it"""
     return tuple(
         (f"{ours}_{metric}_ms", (*path, theirs), scale)
         for metric, path in places.items()
@@ -238,13 +230,13 @@ def request_times(
     is_answered: Sequence[bool],
     starts: Sequence[Any] | None = None,
 ) -> RequestTimes:
-    """Columns of a file as numbers, those of answered requests in the order of their starts.
+    """Columns of a file as arrays: answered requests ordered by start.
 
-    name:        of the run, for errors to name
-    columns:     prompt, output: tokens; ttft, e2el: seconds. Entries of one request have one place in all
-    is_answered: of each request; starts: seconds of any clock
+    name:        of the run, for errors
+    columns:     prompt, output: tokens; ttft, e2el: seconds
+    is_answered: per request; starts: seconds of any clock
 
-    Raises SpecError for columns of unequal length, for what is no number, and for clocks that went backwards.
+    Raises SpecError for unequal lengths, non-numbers, and clocks that went backwards.
     """
     given = {**columns, **({"start": starts} if starts is not None else {})}
     for key, values in given.items():
@@ -271,7 +263,7 @@ def request_times(
 
 
 def _number(name: str, key: str, number: int, value: Any) -> float:
-    """A request's value; nan for a TTFT that was not measured."""
+    """A request's value; nan for an unmeasured TTFT."""
     if value is None and key == "ttft":
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
@@ -280,7 +272,7 @@ def _number(name: str, key: str, number: int, value: Any) -> float:
 
 
 def _refuse_impossible(name: str, columns: Mapping[str, Floats], kept: Sequence[int]) -> None:
-    """Raises SpecError for times that no clock gives, and for requests without tokens."""
+    """Raise SpecError for impossible times, and requests without tokens."""
     ttft, e2el, prompt, output = (np.nan_to_num(columns[key]) for key in ("ttft", "e2el", "prompt", "output"))
     start = columns.get("start", ttft)
     span = start - start.min()
@@ -301,10 +293,7 @@ def _refuse_impossible(name: str, columns: Mapping[str, Floats], kept: Sequence[
 
 
 def figures_of(times: RequestTimes, duration_s: float | None = None) -> dict[str, float]:
-    """Figures of the requests under vLLM's keys.
-
-    duration_s: of the run, for its throughput; else from the first start to the last end, where starts are known
-    """
+    """Figures under vLLM's keys. duration_s: for throughput; default: first start to last end, if starts are known"""
     result: dict[str, float] = {}
     for metric, seconds in (("ttft", times.ttft_s), ("tpot", times.tpot_s), ("e2el", times.e2el_s)):
         known = seconds[np.isfinite(seconds)]

@@ -1,9 +1,6 @@
-"""Measured kernel tables: a folder `<system>/<op>.parquet` (`.csv`, `.csv.gz`), one row per shape, `latency_ms` each.
-
-A table is read once into numpy columns. Rows of different kernels must not be fitted together, so a table falls into
-groups; what makes a group (engine, number format, kernel) is the business of the file that knows the kind of kernel.
-Names of number formats, of engines and of columns are as the tables have them.
-"""
+"""Reads measured kernel tables, `<system>/<op>.parquet` (`.csv`, `.csv.gz`): a row per shape with `latency_ms`. Tables
+split into groups (engine, format, kernel) that are fitted separately, as defined by the module of the kernel's kind.
+Names are the tables' own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +21,7 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Columns of one kind of kernel on one system; `system` is the folder's name, an alias of a device."""
+    """Columns of one kind of kernel; `system` is the folder's name, an alias of a device."""
 
     system: str
     op: str
@@ -34,22 +31,22 @@ class KernelTable:
         return len(next(iter(self.columns.values()), ()))
 
     def __getitem__(self, name: str) -> Column:
-        """Raises SpecError for a column that the table does not have."""
+        """Raises SpecError for a missing column."""
         if name not in self.columns:
             raise SpecError(f"{self.system}/{self.op}: has no column {name!r}; it has {', '.join(self.columns)}.")
         return self.columns[name]
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        """Measured time of each row."""
+        """Measured time per row."""
         return np.asarray(self.columns["latency_ms"], dtype=np.float64) * 1e-3
 
     def take(self, rows: Column) -> "KernelTable":
-        """The rows of a mask or an index array."""
+        """Rows of a mask or an index array."""
         return KernelTable(self.system, self.op, {name: column[rows] for name, column in self.columns.items()})
 
     def groups(self, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Column]]:
-        """(values of `names`, row numbers) for each combination that occurs, in sorted order."""
+        """(values of `names`, row indices) of each combination, sorted."""
         keys = np.array(["\x1f".join(map(str, row)) for row in zip(*(self[n] for n in names), strict=True)])
         for key in np.unique(keys):
             yield tuple(str(key).split("\x1f")), np.flatnonzero(keys == key)
@@ -57,11 +54,11 @@ class KernelTable:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one kernel: the engine it belongs to, its key in a calibration, its sizes, its measured seconds.
+    """Rows of one kernel, with engine, calibration key, sizes, and measured seconds.
 
-    key:   family and rate (and variant) in `Calibration.families`, e.g. "gemm/fp8"
-    sizes: the sizes object of the family's form, one entry per row
-    rows:  row numbers in the table
+    key:   family and format (and variant) in `Calibration.families`, e.g. "gemm/fp8"
+    sizes: of the family's kernel model, one entry per row
+    rows:  indices in the table
     """
 
     engine: str
@@ -71,7 +68,7 @@ class Group:
     rows: NDArray[np.int64]
 
     def take(self, rows: Column) -> "Group":
-        """The rows of a mask or an index array."""
+        """Rows of a mask or an index array."""
         return Group(self.engine, self.key, take(self.sizes, rows), self.seconds[rows], self.rows[rows])
 
 
@@ -84,16 +81,13 @@ def table_files(folder: str | Path) -> list[Path]:
 
 
 def op_of(file: Path) -> str:
-    """The kind of kernel that a table is named after."""
+    """The operator that a table's file is named after."""
     return file.name.partition(".")[0]
 
 
 def read_table(path: str | Path) -> KernelTable:
-    """Read `<system>/<op>.parquet`, `.csv` or `.csv.gz`.
-
-    Raises SpecError for a file that is missing, empty, unreadable or without times, MissingExtraError for a parquet
-    file without pyarrow.
-    """
+    """Read `<system>/<op>.parquet`, `.csv` or `.csv.gz`. Raises SpecError for a missing, empty or unreadable file or
+    one without times, MissingExtraError for parquet without pyarrow."""
     path = Path(path)
     columns = _parquet(path) if path.suffix == ".parquet" else {}
     if path.suffix != ".parquet":
@@ -117,7 +111,7 @@ def read_table(path: str | Path) -> KernelTable:
 
 @contextmanager
 def understood(file: Path) -> Iterator[None]:
-    """Raises SpecError where what is done inside fails by what the rows of `file` hold."""
+    """Turn errors caused by the contents of `file` into SpecError."""
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
             yield
@@ -143,30 +137,30 @@ _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4":
 
 
 def numbers(table: KernelTable, name: str) -> NDArray[np.float64]:
-    """A column as floats; 0 where there is no such column, or no value in it."""
+    """A column as floats; 0 if the column or a value is missing."""
     if name not in table.columns:
         return np.zeros(len(table))
     return np.nan_to_num(np.asarray(table[name], dtype=np.float64), nan=0.0)
 
 
 def format_name(name: str) -> str:
-    """The number format as `peak_flops_per_s` calls it."""
+    """The format's name in `peak_flops_per_s`."""
     return _FORMATS.get(name, name)
 
 
 def bytes_of(name: str) -> float:
-    """Bytes per element of a number format; 2 for those unknown."""
+    """Bytes per element of a format; 2 if unknown."""
     return _BYTES.get(format_name(name), 2.0)
 
 
 def format_bytes(table: KernelTable, name: str) -> NDArray[np.float64]:
-    """Bytes per element of a column of number formats; 2 for those unknown."""
+    """Bytes per element of a column of formats; 2 if unknown."""
     names, which = np.unique(table[name].astype(str), return_inverse=True)
     return np.array([bytes_of(str(item)) for item in names])[which]
 
 
 def engine_name(version: str) -> str:
-    """The engine of "vllm 0.14.0"."""
+    """The engine in "vllm 0.14.0"."""
     return version.split()[0]
 
 
@@ -177,11 +171,8 @@ def kernel_groups(
     kernels: Callable[[KernelTable], NDArray[np.str_]],
     sizes_of: Callable[[KernelTable], Any],
 ) -> list[Group]:
-    """One group of the `usable` rows of `table`, of the operator `family`, per engine, kernel, number formats and head
-    size.
-
-    kernels: the kernel of each row; sizes_of: the sizes of rows of one kernel
-    """
+    """Groups of the `usable` rows of `table` by engine, kernel, formats and head size. family: operator; kernels: each
+    row's kernel; sizes_of: sizes of one kernel's rows"""
     part = table.take(usable)
     part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernels(part)})
     result = []
@@ -195,11 +186,8 @@ def kernel_groups(
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """One number format of a table.
-
-    name: in calibration keys; rate: the peak rate that multiplies; weight_bytes, input_bytes: per element, scales
-    included; quantizes_input: a kernel reads the input in 2 bytes and writes it at `input_bytes` first
-    """
+    """A number format of a table. name: in calibration keys; rate: key of the peak rate; weight_bytes, input_bytes: per
+    element, scales included; quantizes_input: a kernel first reads inputs in 2 bytes and writes `input_bytes`"""
 
     name: str
     rate: str
@@ -209,7 +197,7 @@ class WeightFormat:
 
     @property
     def quantized_bytes(self) -> float:
-        """Per input element, read and written by the quantizing kernel."""
+        """Bytes per input element of the quantizing kernel."""
         return 2.0 + self.input_bytes if self.quantizes_input else 0.0
 
 

@@ -1,16 +1,15 @@
-"""Figures of single machines (`llama_bench.csv`): which device, which model, and which steps of an engine they are.
+"""Single-machine figures (`llama_bench.csv`): their device, model and steps.
 
-Facts of devices that no file describes stand in a `devices.csv` beside the table. The model is its card where there is
-one, else a decoder of the usual proportions: width 110 times the layers, heads of 128, a tied table of words below 4e9
-parameters, and as many parameters in all, and active ones, as the row says. Number formats are those of the file's
-type, scaled to the bytes that the file has: types mix formats, and vendors mix them differently.
+Devices without a file are in a `devices.csv` beside the table. Models without a card are decoders of typical
+proportions: width 110 times the layers, heads of 128, tied embeddings below 4e9 parameters, with the row's total and
+active parameters. Number formats are the file type's, scaled to the file's bytes, since types mix formats differently
+by vendor.
 
-tg N            N steps of one token for each sequence, at the mean depth of depth + N / 2
-pp N            a prompt of N tokens in steps of the engine's token budget
-LocalScore      the mean of the rates over its nine shapes, of each the prompt and the generation (README of
-                cjpais/localscore; a generation begins behind its prompt)
-llama-server    generation behind a prompt of num_prompt tokens
-several devices layers are split over them; pieces of a batch follow one another through the devices
+    tg N            N steps of one token per sequence, at the mean depth of depth + N / 2
+    pp N            a prompt of N tokens in steps of the token budget
+    LocalScore      mean rate over nine shapes, each a prompt and a generation after it (README of cjpais/localscore)
+    llama-server    generation after a prompt of num_prompt tokens
+    several devices pipeline parallel: layers are split, micro-batches follow one another
 """
 
 import csv
@@ -41,7 +40,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
 
-# What flags say that no model of the device can know: rows that are listed apart and never fitted.
+# Flags of effects outside any device model: such rows are listed apart and never fitted.
 _APART = ("slow", "anomalous", "weak host", "power limit", "patched-kernel", "rpc")
 _NEEDED = ("id", "device", "device_class", "backend", "model", "gguf_type", "test", "tokens_per_s", "group")
 METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}
@@ -49,13 +48,13 @@ METRICS = {"tg": "decode_tokens_per_s", "pp": "prompt_tokens_per_s"}
 
 @dataclass(frozen=True)
 class LocalSetup:
-    """What was timed on a single machine.
+    """A single-machine test.
 
-    params, active_params, file_size_bytes, depth, ...: 0 where the source says nothing
+    params, active_params, file_size_bytes, depth, ...: 0 if unknown
     test:    pp (prompts) or tg (generation)
-    batch:   sequences at once; the rate is over all of them
-    flash:   attention without scores in memory; None where the table does not say
-    ubatch:  tokens of a piece
+    batch:   sequences; the rate is over all of them
+    flash:   attention without materialized scores; None if unknown
+    ubatch:  tokens of a micro-batch
     """
 
     device: str
@@ -86,15 +85,13 @@ class LocalSetup:
         return METRICS[self.test]
 
     def stored_model(self) -> "LocalModel":
-        """The model as its file has it."""
+        """The model as its file stores it."""
         return local_model(self.model, self.params, self.active_params, self.gguf_type, self.file_size_bytes)
 
 
 def read_local_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """The rows of a table, plain or gzipped, and (row, reason) of those without a figure.
-
-    Raises SpecError for a file that is missing or no such table.
-    """
+    """Rows of a table, plain or gzipped, and (row, reason) of those without a figure. Raises SpecError for a missing or
+    other file."""
     return described(named(lenient_rows(path, _NEEDED, "local figures")), _row)
 
 
@@ -149,7 +146,7 @@ def _number(cells: Entry, name: str) -> float:
 
 
 def _date(text: str) -> datetime.date | None:
-    """The day, or the first one of a month or of the earlier of two ("2025-11/2026-02")."""
+    """The day; the first of a month, or of the earlier of two ("2025-11/2026-02")."""
     text = text.partition("/")[0]
     try:
         return datetime.date.fromisoformat(text if len(text) > 7 else f"{text}-01")
@@ -185,7 +182,7 @@ _VECTOR_OPS = 8.0  # FLOPs per core and clock, where a table has no rate: four l
 
 
 class DeviceTable:
-    """Looks devices up by the names that figures have for them."""
+    """Devices by the names that figures use."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "devices.csv"
@@ -201,14 +198,14 @@ class DeviceTable:
             raise SpecError(f"{file}: cannot be read as a table of devices ({error}).") from None
 
     def device(self, name: str, device_class: str) -> HardwareSpec:
-        """The device called `name`. Raises SpecError where neither a file nor the table has it."""
+        """The device called `name`. Raises SpecError if neither a file nor the table has it."""
         key = name, device_class
         if key not in self._known:
             self._known[key] = self._look_up(name, "cpu" if device_class == "cpu" else "gpu")
         return self._known[key]
 
     def facts(self, name: str) -> Mapping[str, str]:
-        """What the table says of a device; nothing where it is not in it."""
+        """The table's facts about a device; empty if missing."""
         return self._rows.get(name, {})
 
     def _look_up(self, name: str, kind: str) -> HardwareSpec:
@@ -280,7 +277,7 @@ _BY_BITS = ("iq1_m", "iq2_xxs", "q2_k", "iq3_xxs", "q3_k", "q4_k", "q5_k", "q6_k
 
 @dataclass(frozen=True)
 class LocalModel:
-    """is_known: its shape is from a card"""
+    """A model; is_known: its shape is from a card"""
 
     spec: ModelSpec
     is_known: bool
@@ -288,13 +285,9 @@ class LocalModel:
 
 @lru_cache(maxsize=4096)
 def local_model(name: str, params: float, active_params: float, file_type: str, file_size_bytes: float) -> LocalModel:
-    """The model called `name` as a file of `file_type` has it.
-
-    params, active_params: in all, and those that a token uses; 0 where they are not known or the same
-    file_type, file_size_bytes: GGUF's or MLX's name of the formats; of the tensors, 0 if unknown
-
-    Raises SpecError for a model without a card, parameters and a size in its name.
-    """
+    """The model called `name` as a file of `file_type` stores it. Raises SpecError for a model without card, parameters
+    and a size in its name. params, active_params: total and per token, 0 if unknown or equal; file_type,
+    file_size_bytes: GGUF or MLX format; of the tensors, 0 if unknown"""
     # As llama.cpp calls it: publishers' prefixes, and mixes larger than M, left out.
     key = file_type.lower().replace("ud-", "").replace("_xl", "_m")
     try:
@@ -316,7 +309,7 @@ def local_model(name: str, params: float, active_params: float, file_type: str, 
 
 
 def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
-    """A decoder of the usual proportions with so many parameters."""
+    """A decoder of typical proportions."""
     if not params:
         raise SpecError(f"{name}: no card, no parameters, no size in its name and none of its file.")
     if params < _FEWEST_PARAMS:
@@ -344,14 +337,13 @@ def _of_parameters(name: str, params: float, active_params: float) -> ModelSpec:
 
 
 def _width(params: float) -> int:
-    """The hidden size of a dense decoder with so many parameters in its layers."""
+    """Hidden size of a dense decoder with so many layer parameters."""
     width: float = (params * _WIDTH_PER_LAYER / _LAYER_SHARE) ** (1 / 3)
     return _HEAD * max(2, round(width / _HEAD))
 
 
 def _as_stored(plain: ModelSpec, card: ModelSpec, key: str, file_size_bytes: float) -> ModelSpec:
-    """The model in the formats of a file's type; of one that no mix is called, of the mix or format whose name it
-    begins with, else by the bits of a weight."""
+    """The model in a file type's formats; unknown types by the beginning of their name, else by bits per weight."""
     own = _OWN_BITS.fullmatch(key)
     if key == "mxfp4" or (key in _FLOATS and card.quantization.weights == "mxfp4"):
         return _of_bits(plain, "mxfp4", {name: "mxfp4" if "experts" in name else "q8_0" for name in _STORED})
@@ -369,7 +361,7 @@ def _as_stored(plain: ModelSpec, card: ModelSpec, key: str, file_size_bytes: flo
 
 
 def _of_bits(plain: ModelSpec, form: str, bits: Mapping[str, float | str]) -> ModelSpec:
-    """bits: of a weight by component, or the format that has them"""
+    """bits: per weight by component, or the format that has them"""
     stored = sorted((name, BITS_PER_WEIGHT[item] if isinstance(item, str) else item) for name, item in bits.items())
     return replace(plain, quantization=QuantizationSpec("gguf", form, kept=_KEPT, bits=tuple(stored)))
 
@@ -395,14 +387,14 @@ _KV_FORMATS = {"q8_0": "q8_0", "q4_0": "q4_0", "q5_1": "q5_1"}
 
 
 class Test(NamedTuple):
-    """Steps that are timed together; tokens: that they bring; a figure is the mean of the rates of its tests."""
+    """Steps timed together, and the tokens they yield; a figure is the mean of its tests' rates."""
 
     shapes: tuple[BatchShape, ...]
     tokens: int
 
 
 def local_engine(row: LocalSetup) -> EngineSpec:
-    """The engine of a row, at the version that its build or its date stands for."""
+    """The engine of a row, at the version of its build or date."""
     profile = "mlx" if row.backend == "mlx" else "llamacpp"
     given = {
         "profile": profile,
@@ -422,7 +414,7 @@ def local_engine(row: LocalSetup) -> EngineSpec:
 
 
 def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -> Scenario:
-    """What stands for the row wherever steps are priced."""
+    """The scenario for pricing the row's steps."""
     prompts, answers = (
         Lengths(distribution="fixed", value=max(1, count)) for count in (row.num_prompt, row.num_generated)
     )
@@ -433,10 +425,7 @@ def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -
 
 
 def row_tests(row: LocalSetup, spans: tuple[int, ...], budget: int) -> list[Test]:
-    """The tests whose mean rate the figure is.
-
-    spans:  of the model's attention (`ModelSpec.attention_spans`); budget: tokens of a step
-    """
+    """The tests whose mean rate is the figure. spans: `ModelSpec.attention_spans`; budget: tokens of a step"""
     if row.tool == "localscore":
         pairs = LOCALSCORE_SHAPES
         if row.test == "pp":
@@ -472,7 +461,7 @@ def _prompt(length: int, batch: int, depth: int, budget: int) -> Test:
 
 
 def _version(profile: str, row: LocalSetup) -> str | None:
-    """The described version at or before the row's build, or its date; the oldest for earlier ones."""
+    """The described version at or before the row's build or date; the oldest for earlier ones."""
     versions = load_engine_description(profile).versions
     if not versions:
         return None

@@ -1,14 +1,14 @@
-"""The files of a measured device, `reports/measured/<device>/`: written by the executor's measuring programme.
+"""Reads the files of a measured device, `reports/measured/<device>/`, written by the executor's suite.
 
-    suite.json     which device, driver, versions and commit; its ceilings, clocks, power and temperature; its calls,
-                   what ran and what the budget left out
-    smoke.json     one record per check: does it run there, and is it right
-    kernels.json   one record per operator and problem: time, baseline, largest difference to the reference
-    steps.json     one record per model and shape of a whole step
-    serving.json   one record per scenario: each request, and each step with its shape
-    pairs.json     the same of scenarios with a technique, and without: "<file> with", "<file> without"
+    suite.json     device, driver, versions, commit; ceilings, clocks, power, temperature; calls, what ran and what the
+                   budget left out
+    smoke.json     a record per check: does it run, is it right
+    kernels.json   a record per operator and problem: time, baseline, largest difference to the reference
+    steps.json     a record per model and whole-step shape
+    serving.json   a record per scenario: each request, and each step with its shape
+    pairs.json     the same with and without a technique: "<file> with", "<file> without"
 
-Every time is in seconds, of the device (a CPU: of the measuring thread).
+Times are in seconds, of the device (a CPU: of the measuring thread).
 """
 
 from collections.abc import Mapping
@@ -47,13 +47,13 @@ class Ceilings(Spec):
 
     @property
     def bandwidth(self) -> float | None:
-        """Bandwidth of a copy that no cache holds, byte/s: the best of such, or that of the largest."""
+        """Byte/s of a copy beyond all caches: the best such, or that of the largest copy."""
         beyond = [rate for mib, rate in self.copy_bytes_per_s.items() if int(mib) >= _BEYOND_CACHES_MIB]
         largest = max(self.copy_bytes_per_s, key=int, default=None)
         return max(beyond, default=None) or (self.copy_bytes_per_s[largest] if largest is not None else None)
 
     def rate(self, dtype: str) -> float | None:
-        """The best rate seen in `dtype`, FLOP/s."""
+        """Best measured rate in `dtype`, FLOP/s."""
         return max(self.gemm_flops_per_s.get(dtype, {}).values(), default=None)
 
 
@@ -177,7 +177,7 @@ class MeasuredStep(Spec):
 
     @property
     def batch(self) -> BatchShape:
-        """The shape as the cost model takes it."""
+        """The shape as a `BatchShape`."""
         return shape_of(self.shape)
 
     @property
@@ -215,7 +215,7 @@ def shape_of(fields: Mapping[str, Any]) -> BatchShape:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that was measured on one device."""
+    """All measurements of one device."""
 
     folder: Path
     info: SuiteInfo
@@ -227,16 +227,13 @@ class Measurements:
 
 
 def read_measurements(folder: str | Path) -> Measurements:
-    """The files in `folder`; a part that was not reached is empty.
-
-    Raises SpecError for a folder without `suite.json`, and for a file that is none of these.
-    """
+    """The files in `folder`; parts that were not reached are empty. Raises SpecError without `suite.json`, and for
+    invalid files."""
     root = Path(folder)
     if not (root / "suite.json").is_file():
         raise SpecError(f"{root}: has no suite.json; expected what `python -m perfmodel_executors.gpu_suite` writes.")
 
     def read(name: str, kind: Any) -> dict[str, Any]:
-        """The records of a file by their keys."""
         path = root / f"{name}.json"
         if not path.is_file():
             return {}

@@ -1,24 +1,22 @@
-"""Recorded runs as scenarios: open-loop load in stages with latencies per stage, logs of single requests, offline jobs.
+"""Recorded runs as scenarios: open-loop stages with latencies, logs of single requests, offline jobs.
 
-Serving runs are a JSON list. What it says of arrivals is what the load tool calls them: its "constant" rate draws
-exponential gaps and rescales them to fill each stage exactly, so the process is `poisson_fixed_count`. Prompts are
-`num_groups` x `num_prompts_per_group` distinct texts that repeat; their nominal length grows by some 5 % when the
-server tokenises them again, and varies a little from text to text. Each stage is an observation; those of a run have
-one scenario.
+Serving runs are a JSON list. The load tool's "constant" rate draws exponential gaps and rescales them to fill each
+stage exactly: `poisson_fixed_count`. Prompts are `num_groups` x `num_prompts_per_group` distinct repeating texts;
+retokenization on the server lengthens them by some 5 %, with little variation. Each stage is an observation; those of a
+run share one scenario.
 
-Runs with a log of each request are folders, `<run>/e2e/meta.json` and `requests.csv`. The engine ran inside the load
-generator's process, so there is no server in front of it; sampling was plain.
+Request logs are folders, `<run>/e2e/meta.json` and `requests.csv`. The engine ran in the load generator's process,
+without a server; sampling was plain.
 
-Offline throughput of TensorRT-LLM comes in two kinds of tables, recognised by their columns:
+Offline TensorRT-LLM tables come in two kinds, recognised by their columns:
 
-    in-flight batching   output tokens/s of a saturated engine, prompts and answers of fixed lengths
-    static batches       one batch of `batch_size`, computed from its prompts to its last tokens: output tokens/s, or
-                         with one output token the time to it (`ttft_ms`)
+    in-flight batching   output tokens/s of a saturated engine, fixed prompt and answer lengths
+    static batches       one batch of `batch_size` from prompts to last tokens: output tokens/s, or with one output
+                         token the time to it (`ttft_ms`)
 
-How the engine ran, where the tables do not say: TensorRT-LLM's defaults of that time, up to 2,048 sequences, 8,192
-tokens in a step of in-flight batching (more where a whole prompt beside them needs it), KV in FP8 where weights are.
-How many requests were sent is not recorded either; they were many enough for a saturated engine, and that is what is
-simulated. Static batches are those of its C++ session: no server in front.
+Assumed where the tables are silent: TensorRT-LLM's defaults of that time, up to 2,048 sequences, 8,192 tokens a step of
+in-flight batching (more if a whole prompt needs it), FP8 KV with FP8 weights; a saturated engine. Static batches are
+its C++ session: no server.
 """
 
 import json
@@ -65,10 +63,7 @@ _LOGGED_ENGINE = "vllm"  # that logs of each request are of
 
 
 def read_serving_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """(stages of runs that can be described as scenarios, (run, reason) for runs that cannot).
-
-    Raises SpecError for a file that is not a list of runs.
-    """
+    """(stages of runs, (run, reason) for undescribed runs). Raises SpecError for a file that is no list of runs."""
     path = Path(path)
     try:
         entries = read_json(path)
@@ -129,10 +124,7 @@ def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> 
 
 
 def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observation:
-    """Read a run; its requests are written as a trace to `trace_folder`, for the scenario to refer to.
-
-    Raises SpecError for files that are missing or not as described above.
-    """
+    """Read a run and write its requests as a trace to `trace_folder`. Raises SpecError for missing or invalid files."""
     folder = Path(folder)
     if not folder.is_dir():
         raise SpecError(f"{folder}: found a file, allowed the folder of a run with e2e/meta.json and e2e/requests.csv.")
@@ -161,7 +153,7 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observatio
 
 
 def write_trace(times: RequestTimes, file: Path) -> Path:
-    """The requests as a trace that scenarios can replay."""
+    """Write the requests as a trace that scenarios can replay."""
     starts = np.zeros(len(times)) if times.start_s is None else times.start_s
     columns = (starts.tolist(), times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist())
     lines = (
@@ -202,11 +194,9 @@ _STATIC_METRICS = {"throughput_out_tok_s_gpu": "static_throughput", "ttft_ms": "
 
 
 def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """(rows that can be described as scenarios, (row, reason) for those that cannot), of a CSV or a folder of them.
-
-    Metrics: throughput, static_throughput (output tokens/s and device), ttft (ms). Raises SpecError for what cannot be
-    read, or is neither kind of table.
-    """
+    """(rows, (row, reason) for those that cannot be described) of a CSV or a folder of them. Metrics: throughput,
+    static_throughput (output tokens/s per device), ttft (ms). Raises SpecError for an unreadable file or another kind
+    of table."""
     path = Path(path)
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files:

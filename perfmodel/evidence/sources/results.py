@@ -1,12 +1,11 @@
-"""Tables of published results: servers, offline jobs and static batches (`other_devices.csv`), and MLPerf Inference.
+"""Published results: servers, offline jobs and static batches (`other_devices.csv`), and MLPerf Inference.
 
-What a row of the former does not say and is assumed: prompts of ShareGPT have 220 tokens on average and its answers
-200; prompts of "tens of tokens" 32; all else unknown 512 in, 256 out. Several instances share a load evenly.
+Assumed where a row of the former is silent: ShareGPT has mean prompts of 220 and answers of 200 tokens; "tens of
+tokens" is 32; else 512 in, 256 out. Instances share the load evenly.
 
-MLPerf: what the closed division fixes, and what submitters do. Offline sends all samples at the start and runs for ten
-minutes at least, so that the engine is saturated; Server and Interactive send single samples as a Poisson process at
-the stated rate, on which the 99th percentiles of TTFT and TPOT keep their limits. The load generator calls the engine
-in its process with token ids. Lengths are the data sets':
+MLPerf, closed division: Offline sends all samples at the start and runs for at least ten minutes, so the engine is
+saturated; Server and Interactive are Poisson at the stated rate, with limits on the 99th percentiles of TTFT and TPOT.
+The load generator calls the engine in-process with token ids. Lengths by data set:
 
     Llama 2 70B     OpenOrca, prompts and answers of up to 1,024 tokens, 294 each on average
     Llama 3.1 405B  9,400 and 680 (mlcommons.org, "LLM inference v5.0")
@@ -14,7 +13,7 @@ in its process with token ids. Lengths are the data sets':
     GPT-J           CNN/DailyMail, answers of up to 128, beams of four
     DeepSeek-R1     answers of 3,880 on average (mlcommons.org, "DeepSeek inference 5.1")
 
-Means of prompts other than those two are recalled. Answers' means are taken from the result where it has one.
+Prompt means other than those two are recalled. Answer means are taken from the result if it has one.
 """
 
 import re
@@ -32,21 +31,21 @@ _OF_WORDS = {"sharegpt": (220, 200), "short": (32, 128)}
 _ROLES = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
 _RANKS = re.compile(r"dep(\d+)", re.IGNORECASE)
 _POWER = re.compile(r"power limit (\d+) ?W")
-# What flags say that no model of the device can know: rows that are listed apart.
+# Flags of effects outside any device model: such rows are listed apart.
 _APART = "does not match lengths"
 _CLASSES = (("cpu", "xeon|epyc|cpu|grace"), ("apu", "strix|igpu|apple"), ("gpu", "rtx|radeon|rx-|arc|gtx"))
 _MILLISECONDS = ("ttft", "tpot", "itl", "e2e")
 
 
 def devices_folder(path: str | Path) -> Path:
-    """Where `devices.csv` is: beside a table or folder of them, or in a folder `local` beside that."""
+    """Folder of `devices.csv`: beside a table or folder of tables, or in a folder `local` beside that."""
     own = Path(path) if Path(path).is_dir() else Path(path).parent
     beside = (own, own / "local", own.parent / "local")
     return next((item for item in beside if (item / "devices.csv").is_file()), own)
 
 
 def number(entry: Entry, name: str) -> float:
-    """The figure in a cell; 0 where there is none."""
+    """The number in a cell; 0 if empty."""
     try:
         result = float(entry.get(name) or 0.0)
     except ValueError:
@@ -55,31 +54,24 @@ def number(entry: Entry, name: str) -> float:
 
 
 def column(entry: Entry, name: str) -> int:
-    """The count in a cell; 0 where there is none."""
+    """The count in a cell; 0 if empty."""
     return round(number(entry, name))
 
 
 def read_served_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """The results of a table, and (row, reason) of those that cannot be described.
-
-    Raises SpecError for a file that is missing or no such table.
-    """
+    """The results of a table, and (row, reason) of undescribed ones. Raises SpecError for a missing or other file."""
     return described(named(lenient_rows(path, _NEEDED, "serving results")), _served_row)
 
 
 def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """Likewise, of a table of MLPerf results."""
+    """As `read_served_rows`, for a table of MLPerf results."""
     return described(named(lenient_rows(path, _NEEDED_OF_MLPERF, "MLPerf results")), _mlperf_row)
 
 
 def _observation(
     name: str, entry: Entry, setup: Setup, measured: Mapping[str, float], scenario: str, also: Mapping[str, str]
 ) -> Observation:
-    """A result as a row. Raises ValueError for one without figures.
-
-    name, entry, setup, measured: the row, what ran and its figures, 0 for none
-    scenario, also: what the table calls its load; further labels
-    """
+    """A result as a row. Raises ValueError without figures; in `measured`, 0 is none."""
     metrics = {metric: value for metric, value in measured.items() if value > 0}
     if not metrics:
         raise ValueError("it has no figure to compare with")
@@ -181,7 +173,7 @@ def _served_setup(entry: Entry) -> Setup:
 
 
 def _load(entry: Entry) -> tuple[Load, float, int, int]:
-    """(load, requests per second, requests in flight, requests in all)"""
+    """(load, requests/s, requests in flight, requests in all)"""
     kind, arrival = entry["kind"].lower(), entry.get("arrival", "").lower()
     concurrency, count, rate = column(entry, "concurrency"), column(entry, "num_prompts"), number(entry, "request_rate")
     if "single request" in kind:
@@ -200,7 +192,7 @@ def _load(entry: Entry) -> tuple[Load, float, int, int]:
 
 
 class _DataSet(NamedTuple):
-    """Mean tokens of prompts and answers; whether lengths differ; sequences that a request decodes."""
+    """Mean prompt and answer tokens; whether lengths vary; beams of a request."""
 
     prompt: int
     answer: int

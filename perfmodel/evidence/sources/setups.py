@@ -1,9 +1,8 @@
-"""What ran, as a published result states it (`Setup`), and that as a scenario of one instance.
+"""`Setup`: what ran according to a published result; and its scenario, of one instance.
 
-Names in such tables are their publishers': which engine, which model and which number format a text stands for is here.
-An instance is the smallest part that serves alone; several share the load evenly, as round robin does. Where a result
-does not say over how many devices an instance is spread, it is spread over as many as the submitter needs: the fewest
-on which the weights leave room for a batch, and that keep the limit on TPOT at the stated rate (`layouts`).
+Maps publishers' names of engines, models and formats. An instance is the smallest part that serves alone; instances
+share the load evenly, as in round robin. If its device count is not stated, it is the submitter's likely choice: the
+fewest devices that hold the weights and a batch, and keep the TPOT limit at the stated rate (`layouts`).
 """
 
 import re
@@ -27,7 +26,7 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel.specs.traffic import Arrivals, Lengths, Sampling, Traffic
 
-# Engines by words of their names; the first that fits counts. What none fits batches continuously, as vLLM does.
+# Engines by words in their names; the first match counts. Without one: continuous batching, as vLLM's.
 _ENGINES = (
     ("sglang", "sglang"),
     ("vllm", "vllm"),
@@ -36,7 +35,7 @@ _ENGINES = (
     ("trtllm", "tensorrt|trt|cuda"),
 )
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
-# Formats of weights by words of what a result says of them.
+# Weight formats by words in a result.
 _FORMATS = (
     ("bfp8|bfp4", "fp8"),
     ("mxfp4", "mxfp4"),
@@ -57,23 +56,23 @@ _DECORATION = re.compile(
 
 @dataclass(frozen=True)
 class Setup:
-    """A model on devices under an engine and a load. Counts are 0, texts "" and figures None where nothing is said.
+    """A model on devices under an engine and a load. Unknown counts are 0, texts "", figures None.
 
     device_class:  gpu, apu, cpu or accelerator
-    num_devices:   of all instances together; tp, pp: of one instance; instances: that share the load
-    roles:         workers (prefill, decode) that are apart
-    engine:        a name of hardware_specs/engines; version: as it was recorded
-    precision:     of the weights, as it was recorded; kv_dtype: likewise
-    prompt, answer: mean tokens; is_varied: lengths of requests differ as a data set's do
-    load:          saturated: more requests wait than run; burst: num_requests at once; open: Poisson at `rate`; closed:
+    num_devices:   over all instances; tp, pp: of one instance; instances: that share the load
+    roles:         disaggregated (prefill, decode) workers
+    engine:        a name of hardware_specs/engines; version: as recorded
+    precision:     of weights, as recorded; kv_dtype: likewise
+    prompt, answer: mean tokens; is_varied: lengths vary as in a data set
+    load:          saturated: requests always wait; burst: num_requests at once; open: Poisson at `rate`; closed:
                    `concurrency` in flight; first_token: one request alone, up to its first token
-    rate:          requests per second of all instances; concurrency: likewise
-    beams:         sequences that a request decodes
+    rate:          requests/s over all instances; concurrency: likewise
+    beams:         decoded sequences per request
     is_in_process: the load generator calls the engine: no HTTP, no tokenisation
-    is_compiled:   the whole step was compiled ahead and is launched at once, with prompts too
-    tpot_limit_s, ttft_limit_s: that the submitter had to keep
-    steps_at_once: that the engine plans before it looks at arrivals again
-    is_static:     all requests of a burst are one batch, from their prompts to their last tokens
+    is_compiled:   the whole step was compiled ahead and launches at once, prompts included
+    tpot_limit_s, ttft_limit_s: the submitter's limits
+    steps_at_once: steps planned before new arrivals are seen
+    is_static:     a burst is one batch, from prompts to last tokens
     """
 
     device: str
@@ -109,12 +108,12 @@ class Setup:
     is_static: bool = False
 
     def instances_of(self, num_devices: int) -> int:
-        """Instances of so many devices that share the load."""
+        """Instances of `num_devices` devices that share the load."""
         return self.instances if self.tp else max(1, self.num_devices // num_devices)
 
 
 def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:
-    """(engine's profile, version as text) of what a result calls its framework."""
+    """(engine profile, version text) from a result's framework."""
     lower = text.lower()
     profile = next((name for name, words in _ENGINES if re.search(words, lower)), "vllm")
     if device_class == "cpu" and profile == "trtllm":
@@ -125,17 +124,15 @@ def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:
 
 
 def quantization_of(text: str, is_nvidia: bool = True) -> str | None:
-    """The `engine.quantization` that a result's precision stands for; None for 16 bits and what says nothing.
-
-    is_nvidia: FP4 has blocks of 16 there, elsewhere those of the OCP's MX formats
-    """
+    """`engine.quantization` of a result's precision; None for 16 bits and unknown ones. is_nvidia: FP4 has blocks of 16
+    there, elsewhere those of OCP MX formats"""
     lower = text.lower()
     result = next((name for words, name in _FORMATS if re.search(words, lower)), None)
     return "mxfp4" if result == "nvfp4" and not is_nvidia and "nvfp4" not in lower else result
 
 
 def model_names(text: str) -> Iterator[str]:
-    """Names to look a model up by, the one that was given first, then less and less of it."""
+    """Names to look a model up by, from the given one to shorter ones."""
     yield text
     name = _TARGET.sub("", text.rpartition("/")[2].lower()).removesuffix(".gguf").replace("llama3_1", "llama-3.1")
     name = _LLAMA.sub(r"llama-\1", name.removeprefix("meta-"))
@@ -148,21 +145,17 @@ def model_names(text: str) -> Iterator[str]:
 
 _SPREAD = 0.8  # standard deviation over mean of a data set's lengths [assumed: answers of chats have 0.7 to 1]
 _LONGEST = 4.0  # times the mean: data sets cut what is longer (OpenOrca at 1,024 tokens)
-_MOST_SLOTS = 256  # of a server that does not say
+_MOST_SLOTS = 256  # if a server's is not stated
 _KV_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4"}
-_MOST_DEVICES = 64  # of an instance that does not say
+_MOST_DEVICES = 64  # if an instance's is not stated
 _MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
 
 
 @lru_cache(maxsize=512)
 def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool = True) -> LocalModel:
-    """The model that a result calls `name`, in the number format that it states.
-
-    precision: as the result has it; gguf_type: of its file, "" for a checkpoint in another format
-    is_nvidia: as of `quantization_of`
-
-    Without a card a decoder of the usual proportions stands for it. Raises SpecError where its name has no size.
-    """
+    """The model that a result calls `name`, in its format; without a card a decoder of typical proportions. Raises
+    SpecError without a size in its name. precision: as recorded; gguf_type: of its file, "" for a checkpoint;
+    is_nvidia: see `quantization_of`"""
     card = _known(name)
     is_known = card is not None
     if card is None or gguf_type:
@@ -179,13 +172,13 @@ def served_model(name: str, precision: str, gguf_type: str = "", is_nvidia: bool
 
 
 def has_card(name: str) -> bool:
-    """Whether the shape of the model that a result calls `name` is known."""
+    """Whether the shape of the model called `name` is known."""
     return _known(name) is not None
 
 
 @lru_cache(maxsize=1024)
 def _known(name: str) -> ModelSpec | None:
-    """The card of the first name that has one."""
+    """The card of the first name with one."""
     for item in model_names(name):
         try:
             return load_model(item)
@@ -195,7 +188,7 @@ def _known(name: str) -> ModelSpec | None:
 
 
 def _active(name: str) -> float:
-    """Parameters that a token uses, as names of mixtures of experts have them ("35B-A3B"); 0 where it has none."""
+    """Active parameters in a name ("35B-A3B"), or 0."""
     for part in name.replace("_", "-").split("-"):
         if part[:1] in "aA" and part[-1:] in "bB" and part[1:-1].replace(".", "", 1).isdigit():
             return 1e9 * float(part[1:-1])
@@ -203,10 +196,7 @@ def _active(name: str) -> float:
 
 
 def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
-    """The device of a result: by its name, then by less and less of it, then as `table` has it.
-
-    Raises SpecError where nothing is known of it.
-    """
+    """The device of a result: by name, by shorter names, then from `table`. Raises SpecError if unknown."""
     result = known_device(setup.device)
     if result is not None and (result.kind == "cpu") == (setup.device_class == "cpu"):
         return result
@@ -214,7 +204,7 @@ def served_device(setup: Setup, table: DeviceTable) -> HardwareSpec:
 
 
 def known_device(name: str) -> HardwareSpec | None:
-    """The device that a result calls `name`, or the beginning of it, as in "h200-nv"; None where no file has it."""
+    """The device that a result calls `name`, or begins with, as in "h200-nv"; None without a file."""
     words = name.split("-")
     for count in range(len(words), 0, -1):
         try:
@@ -225,7 +215,7 @@ def known_device(name: str) -> HardwareSpec | None:
 
 
 def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
-    """Devices that an instance may be spread over: as stated, else powers of two."""
+    """Possible device counts of an instance: as stated, else powers of two."""
     if setup.tp:
         return [setup.tp]
     most = min(setup.num_devices, hardware.declared.max_devices, _MOST_DEVICES)
@@ -233,10 +223,8 @@ def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
 
 
 def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[Scenario, LocalModel]:
-    """One instance of `setup`, called `name`, over `tp` devices, under its share of the load.
-
-    table: devices that no file names. Raises SpecError for what cannot be described.
-    """
+    """One instance of `setup`, called `name`, over `tp` devices, under its share of the load. table: devices without a
+    file. Raises SpecError for invalid setups."""
     hardware = served_device(setup, table)
     if setup.power_cap_w:
         hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})

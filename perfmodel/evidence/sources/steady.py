@@ -1,22 +1,20 @@
-"""Recorded steady states as scenarios: mean TTFT and TPOT of a server at a fixed concurrency.
+"""Recorded steady states as scenarios: mean TTFT and TPOT of a server at fixed concurrency.
 
-What the load was, as the benchmark's scripts have it: a closed loop of `concurrency` slots, all sent at once on an
-idle server, ten requests per slot, lengths drawn uniformly from 0.8 to 1.0 of the nominal ones where the row says so.
-How the servers ran, as their recipes have it: vLLM with a budget of 8,192 tokens; SGLang with prompts in chunks of
-8,192 in steps of their own; TensorRT-LLM with whole prompts and room for one prompt beside the decodes, at least 8,192
-tokens. What else the scripts set (how often arrivals are polled, how long ranks wait for each other's prompts) is in
-`recipes.yaml`.
+Load, by the benchmark's scripts: a closed loop of `concurrency` slots, all sent at once on an idle server, ten requests
+per slot, lengths uniform in 0.8 to 1.0 of the nominal ones where the row says so. Servers, by their recipes: vLLM with
+a budget of 8,192 tokens; SGLang with prompt chunks of 8,192 in steps of their own; TensorRT-LLM with whole prompts and
+room for one prompt beside the decodes, at least 8,192 tokens. Other script settings (polling interval of arrivals, how
+long ranks wait for each other's prompts) are in `recipes.yaml`.
 
-Disaggregated serving (prefill and decode workers of DeepSeek's kind of model) has the same load. What the rows do not
-say, and what is assumed from the recipes instead:
+Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed from the recipes:
 
-- SGLang's prefill workers extend in chunks of 8,192 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens
-  at once (or one prompt).
-- Attention data parallelism (more than one rank) comes with whole experts per rank whatever the row says: the export
-  reads `ep`, which is 1 where the all-to-all backend sets it by itself; cut 32 ways an expert of DeepSeek-V3 would be
-  64 wide, half a block of its FP8 scales.
-- TensorRT-LLM's decode workers have a maximal batch that the row does not state, and the first token is sent by the
-  decode worker, so requests above it wait; see `_max_batch`.
+- SGLang's prefill workers extend in chunks of 8,192 tokens per rank; TensorRT-LLM's take whole prompts, 8,448 tokens at
+  once (or one prompt).
+- Data-parallel attention (more than one rank) comes with whole experts per rank whatever the row says: the export reads
+  `ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
+  half a block of its FP8 scales.
+- TensorRT-LLM's decode workers have an unstated maximal batch, and send the first token, so requests above it wait; see
+  `_max_batch`.
 """
 
 from collections import defaultdict
@@ -65,7 +63,7 @@ _WEIGHT_ONLY = ("bf16", "int4")  # precisions whose activations, and so keys and
 
 
 def is_disaggregated(entry: Entry) -> bool:
-    """Whether a row describes separate prefill and decode workers."""
+    """Whether a row has separate prefill and decode workers."""
     return bool(entry.get("prefill_num_workers")) and bool(entry.get("decode_num_workers"))
 
 
@@ -74,7 +72,7 @@ def _count(entry: Entry, key: str) -> int:
 
 
 def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entry]) -> ClusterSpec:
-    """The workers of a row; siblings: the rows of its sweep, itself included: they share their servers"""
+    """The workers of a row; siblings: its sweep's rows, itself included, which share servers"""
     inputs, outputs = _count(entry, "isl"), _count(entry, "osl")
     is_trtllm = entry["backend"] == "trtllm"
     shared = {
@@ -107,12 +105,12 @@ def _disaggregated(entry: Entry, hardware: HardwareSpec, siblings: Sequence[Entr
 
 
 def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
-    """Sequences that one decode rank takes at once.
+    """Most sequences of one decode rank.
 
-    Recipes name a power of two and sweep the concurrency up to it or a little above, so it is the largest one within
-    the sweep's largest concurrency per rank (for attention data parallelism, a multiple of 16); each FP8 recipe on
-    Grace has a concurrency of its own. The rule comes from the rows: by Little's law the requests that decode at once,
-    C (1 - TTFT / E2E) per rank, stay at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
+    Recipes name a power of two and sweep the concurrency to it or slightly above: the largest one within the sweep's
+    largest concurrency per rank (for data-parallel attention, a multiple of 16); each FP8 recipe on Grace has its own
+    concurrency. The rule comes from the rows: by Little's law the decoding requests, C (1 - TTFT / E2E) per rank, stay
+    at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
     """
     is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
     most = max(
@@ -125,17 +123,14 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
 
 
 def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """(rows that can be described as scenarios, (row, reason) for those that cannot).
-
-    Rows of unknown lengths, or with speculation that decodes faster than they say, are flagged and not reliable.
-    """
+    """(rows, (row, reason) for undescribed ones). Unknown lengths and suspected speculation make a row unreliable."""
     path = Path(path)
     entries = table_rows(path)
     if not entries or "concurrency" not in entries[0]:
         raise SpecError(f"{path}: expected a CSV with a column `concurrency` and at least one row")
 
     def sweep(entry: Entry) -> tuple[str | None, ...]:
-        """What rows of one have in common: the deployment that ends their names, the lengths."""
+        """Key of a sweep: the deployment at the end of the row's name, and lengths."""
         return (entry.get("id") or "").rpartition("_")[2], entry.get("isl"), entry.get("osl")
 
     sweeps: defaultdict[tuple[str | None, ...], list[Entry]] = defaultdict(list)
@@ -192,7 +187,7 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
 
 
 def with_dispersion(row: Observation, dispersion: float) -> Observation:
-    """The row under experts whose popularity has so much dispersion."""
+    """The row with this dispersion of expert popularity."""
     return row.under(row.scenario.model_copy(update={"routing": ExpertRouting(dispersion=dispersion)}))
 
 
@@ -216,11 +211,7 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
 
 
 class _Setting(Spec):
-    """One argument of an engine.
-
-    hardware:          devices whose scripts have it; none: all
-    least_concurrency: requests in flight from which on it holds
-    """
+    """An engine argument, on devices `hardware` (empty: all), from `least_concurrency` on."""
 
     engine: str
     argument: str
@@ -230,7 +221,7 @@ class _Setting(Spec):
 
 
 class _Recipes(Spec):
-    """Later settings replace earlier ones. unconfirmed: read from scripts from memory."""
+    """Later settings override earlier ones. unconfirmed: script settings recalled from memory"""
 
     settings: tuple[_Setting, ...]
     unconfirmed: bool = False
@@ -243,9 +234,7 @@ def _recipes() -> _Recipes:
 
 
 def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
-    """Arguments of `EngineSpec` that the scripts give.
-
-    engine, hardware: names of the profile and of the device; concurrency: requests in flight
-    """
+    """Arguments of `EngineSpec` set by the scripts. engine, hardware: names of profile and device; concurrency:
+    requests in flight"""
     members = (item for item in _recipes().settings if item.engine == engine and concurrency >= item.least_concurrency)
     return {item.argument: item.value for item in members if not item.hardware or hardware in item.hardware}
