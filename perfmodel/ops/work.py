@@ -36,7 +36,7 @@ class BatchShape(NamedTuple):
     num_decodes:     decoding sequences, each with one token, or drafted ones to verify beside it
     decode_context:  sum of their KV lengths, the new token included
     decode_windowed: for each attention span of the model (`ModelSpec.attention_spans`), the sum over decodes of
-                     min(KV length, span); empty for models without limited spans
+                     min(KV length, span), in that order; empty without limited spans
     group_tokens:    query tokens of all data-parallel ranks that share experts; 0: every rank has `num_tokens`
     decode_tokens:   query tokens of all decodes, verified ones included; 0: one each
     drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
