@@ -106,7 +106,6 @@ class PrefillExtent(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        """Sequences."""
         return len(self.prefills)
 
     @property
@@ -137,7 +136,6 @@ class DecodeExtent(NamedTuple):
 
     @property
     def num_items(self) -> Values:
-        """Sequences."""
         return self.num_seqs
 
     @property

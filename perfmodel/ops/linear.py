@@ -69,7 +69,6 @@ def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> li
 
 
 def _pass(name: str, elements: float, num_bytes: float) -> Work:
-    """An elementwise kernel; none for no elements."""
     kernels = 1 if elements else 0
     return Work(name, "elementwise", flops=elements, rate="vector", activation_bytes=num_bytes, num_kernels=kernels)
 

@@ -31,7 +31,6 @@ class RankGroup(NamedTuple):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of one group."""
         sizes = {"tensor": self.tp, "pipeline": min(self.pp, 2), "data": self.dp, "expert": self.tp * self.dp}
         return sizes[self.axis]
 

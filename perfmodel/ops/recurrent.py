@@ -107,7 +107,6 @@ def _prefill_scan(
     num_kernels: int,
     rate: str,
 ) -> Work:
-    """Inputs and outputs, states between chunks, and each sequence's own state."""
     tokens = sum(t for t, _ in prefills)
     own = 2.0 * len(prefills) * state.state_elements * state.state_bytes
     return Work(

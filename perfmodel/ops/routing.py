@@ -235,8 +235,6 @@ def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) ->
 
 
 def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routing:
-    """Routing by expert chances, with counts drawn for each batch."""
-
     @lru_cache(maxsize=256)
     def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
         chances = chances_of(num_experts, top_k)

@@ -56,12 +56,10 @@ class BatchShape(NamedTuple):
 
     @property
     def num_queries(self) -> int:
-        """Query tokens of all decodes."""
         return self.decode_tokens or self.num_decodes
 
     @property
     def queries_per_decode(self) -> float:
-        """Mean query tokens per decode."""
         return self.decode_tokens / self.num_decodes if self.decode_tokens else 1.0
 
     @property

@@ -191,7 +191,6 @@ def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: Backen
 def _on_host(
     families: Mapping[str, Any], hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits
 ) -> dict[str, Any]:
-    """Fits of CPU-offloaded layers, beside the device's `families`."""
     cpu = load_hardware(engine.cpu or "")
     alone = engine.model_copy(update={"backend": None, "n_gpu_layers": None, "cpu": None})
     there = backend_calibration(cpu, alone, fits).families
@@ -220,7 +219,6 @@ def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibratio
 
 
 def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
-    """Factors of the first version that is not older."""
     if not version:
         return Factors()
     number = parse_version(version)[0]

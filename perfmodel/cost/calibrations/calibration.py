@@ -137,7 +137,6 @@ class Calibration(Spec):
         return self.default
 
     def _nearest(self, name: str, traits: KernelTraits | None) -> FormFit | None:
-        """The fit of `name`, or of a domain of it, nearest to `traits`."""
         found = [self.families[name]] if name in self.families else []
         if "/" in name:
             found += [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]

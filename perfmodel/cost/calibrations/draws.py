@@ -105,7 +105,6 @@ class Draw(NamedTuple):
         return LogNormal.of(residuals, load_kernel_errors().of(family) * self.spread).at(score) / exp(residuals.p50)
 
     def of_server(self, server: ServerFit) -> ServerFit:
-        """The front end's times under this draw."""
         return server.model_copy(update={name: value * self.server for name, value in server})
 
 
@@ -126,7 +125,7 @@ class Uncertainty(NamedTuple):
         is_closed_loop: bool = False,
         is_disaggregated: bool = False,
     ) -> "Uncertainty":
-        """From the residuals of `calibration` and of the engine's `profile`.
+        """The uncertainty that residuals of `calibration` and of the engine's `profile` leave.
 
         is_closed_loop: a fixed concurrency, as in the runs of `tpot_residuals`; is_disaggregated: prefill engines
         apart, as in none of them

@@ -40,7 +40,6 @@ class ServerFit(Spec):
     out_per_sequence_s: float = Field(default=0.0, ge=0, le=1e-3)
 
     def times(self, factor: float) -> "ServerFit":
-        """All times multiplied by `factor`."""
         return self.model_copy(update={name: factor * value for name, value in self})
 
 

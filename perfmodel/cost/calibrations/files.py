@@ -239,9 +239,7 @@ def _loaded(source: DeviceSource, _written_at: int) -> HardwareSpec:
 
 
 def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
-    """`own`, with a note in its source if the device differs from its file (a what-if). Fractions and interval stay:
-    the fits are the device's own.
-    """
+    """`own`, with a note in its source if the device's facts differ from its file's; the fits are the device's own."""
     try:
         listed = _listed(hardware.name)
     except SpecError:
@@ -292,13 +290,11 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
 
 
 def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
-    """Order by spread; at equal spread the default engine, with the most measurements, goes first."""
     spread, file = relation
     return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 
 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
-    """The calibration in `file`, transferred to `hardware`'s generation."""
     found = load_fitted(Calibration, file)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)

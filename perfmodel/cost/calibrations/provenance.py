@@ -40,7 +40,6 @@ class FittedSource:
 
     @classmethod
     def of(cls, fitted: Fit) -> "FittedSource":
-        """The source of `fitted`."""
         date = fitted.date.isoformat() if fitted.date else ""
         if isinstance(fitted, EngineProfile):
             key, source = f"engine@{fitted.name or fitted.engine}", fitted.source or "not fitted: adds nothing"
@@ -71,7 +70,6 @@ class EngineSource:
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "EngineSource":
-        """The scenario engine's description."""
         described = engine.described
         version = described.version
         return cls(described.description.name, version.described, _digest(described.facts), version.note)

@@ -77,7 +77,6 @@ class ExpertSizes(NamedTuple):
 
 
 def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
-    """The formula of this module."""
     num_rows = len(sizes.extent.tokens)
     if num_rows <= _ROWS_AT_ONCE:
         return _parts(sizes, fit, device)
@@ -125,7 +124,6 @@ def _allowed(extent: ExpertsExtent, fit: GroupedExpertsFit) -> NDArray[np.bool_]
 
 
 def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`."""
     if not work.num_kernels or not work.flops:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     parts = _parts(_sizes(work), fit.replayed(work.num_kernels), device)

@@ -43,7 +43,6 @@ class FamilyFit(Spec):
 
 
 def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`."""
     fill = _fill(work.extent, device.compute_units)
     peak = device.peak(work.rate)
     rate = peak * sustained_share(device.tdp_w, peak, fit.operation_j) if fit.operation_j else peak

@@ -79,7 +79,6 @@ def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: Engin
 
 
 def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, asked: AskedSlots) -> bool:
-    """Whether `layers` and the KV of the slots fit the device."""
     plan = _planned(model, hardware, engine.model_copy(update={"n_gpu_layers": layers}))
     return plan is not None and plan.max_batch(asked.context) >= asked.slots
 

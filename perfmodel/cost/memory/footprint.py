@@ -330,7 +330,6 @@ def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
 
 
 def _intermediate(layer: Layer, shard: Sharding, hidden: int) -> int:
-    """Elements per token of a feed-forward block's input and output halves on one device."""
     ffn = layer.ffn
     if isinstance(ffn, DenseFFN):
         return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)

@@ -130,7 +130,6 @@ def _elements(mixer: Attention | LatentAttention) -> tuple[int, int]:
 
 
 def _cut(kinds: dict[Kind, list[int]], pads_below: float) -> tuple[LayerGroup, ...]:
-    """Groups of equally many layers, full attention first."""
     fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
     size = most if most < pads_below * fewest else fewest
     groups = []

@@ -36,7 +36,6 @@ class RestoreCost:
 
     @property
     def block_bytes(self) -> float:
-        """Bytes per block on the link."""
         return self.bytes_per_token * self.block_size
 
     @property
@@ -45,7 +44,6 @@ class RestoreCost:
         return not self.layers
 
     def alone_s(self, num_tokens: float, num_blocks: float) -> float:
-        """Seconds of the copies."""
         return num_blocks * self.latency_s + num_tokens * self.bytes_per_token / self.bytes_per_s
 
     def added_s(self, step_s: float, num_tokens: float, num_blocks: float, num_stored: float = 0) -> float:

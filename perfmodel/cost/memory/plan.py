@@ -111,7 +111,6 @@ class MemoryPlan(Printable):
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of all KV blocks."""
         return self.num_kv_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
@@ -232,8 +231,9 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
 
 
 def _is_table_with_host(engine: EngineSpec, hardware: HardwareSpec) -> bool:
-    """Whether the host keeps the embedding table: engines with CPU offload never load it to a device (llama.cpp,
-    `dev_input` in src/llama-model.cpp).
+    """Engines with CPU offload never load the embedding table to a device (llama.cpp, `dev_input` in
+    src/llama-model.cpp).
+
     """
     return hardware.kind != "cpu" and bool(engine.described.facts.offloads_from_tokens)
 
@@ -276,9 +276,7 @@ def _longest(model: ModelSpec, engine: EngineSpec) -> int:
 def _best_layout(
     plan: MemoryPlan, model: ModelSpec, engine: EngineSpec, shard: Sharding, stage: Sequence[Layer]
 ) -> tuple[MemoryPlan, float]:
-    """Rolling layers beside layers that keep all tokens: in equal blocks, or in own buffers for `max_num_seqs`
-    sequences, whichever holds more tokens.
-    """
+    """Rolling layers in equal blocks, or in own buffers for `max_num_seqs` sequences, whichever holds more tokens."""
     in_blocks = _with_blocks(plan, model, engine)
     if model.rolling_span is not None or not any(is_rolling(layer) for layer in stage):
         return in_blocks

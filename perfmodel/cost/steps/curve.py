@@ -49,7 +49,6 @@ class Segment:
         self.sum_offset = 0
 
     def add_to(self, total: Usage) -> None:
-        """Add its uses."""
         if self.uses:
             share = self.sum_offset / (self.end - self.start)
             total.add(self._ends[0], self.uses - share)

@@ -187,7 +187,6 @@ def _rows(nodes: Sequence[OperatorNode], timer: OperatorTimer, shape: BatchShape
 
 
 def _path(work: Work, timer: OperatorTimer) -> tuple[str, int]:
-    """The slowest link of a message, and its group's nodes."""
     if work.message is None:
         return "", 1
     num_nodes = timer.device.spread(work.message).num_nodes

@@ -21,12 +21,10 @@ _OF_STAGES = {name: 0.0 for name in HostFit.model_fields if name.startswith("hid
 
 
 def step_seconds(serial: float, hidden: float, device: float) -> float:
-    """Seconds of the step."""
     return serial + max(hidden, device)
 
 
 def step_ticks(serial: int, hidden: int, device: int) -> int:
-    """Picoseconds of the step."""
     return serial + (hidden if hidden > device else device)
 
 
@@ -120,7 +118,6 @@ def launching_calls(graph: StepGraph) -> int:
 
 
 def _synchronous(host: HostFit) -> HostFit:
-    """Without asynchronous scheduling all hidden host time is exposed."""
     return host.model_copy(
         update={
             "serial_step_s": host.serial_step_s + host.hidden_step_s,

@@ -92,10 +92,9 @@ class _Memo:
 
 
 class _Batch:
-    """Costs of steps with given tokens, samples, decodes and prompts, whatever their contexts, and their number of
-    uses.
+    """Costs of steps with given tokens, samples, decodes and prompts at any context, and their uses; `curves`:
+    attention.
 
-    curves: decode attention
     """
 
     __slots__ = ("curves", "duration", "hidden", "serial", "used", "uses")
@@ -138,13 +137,11 @@ class GraphPricer:
         return self._waited.total
 
     def fresh(self) -> "GraphPricer":
-        """A pricer of the same steps with zero counts."""
         return GraphPricer(self.tables, self._draw)
 
     # ---------------------------------------------------------------- durations
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step; counts it as taken."""
         batch = self._batch_of(shape)
         batch.uses += 1
         device = batch.duration
@@ -194,10 +191,7 @@ class GraphPricer:
         return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
-        """`num_steps` decode steps from `shape` on, one token per sequence each. growth: per step, of
-        `shape.decode_windowed`
-
-        """
+        """See `StepPricer.run`."""
         batch = self._batch_of(shape)
         fixed, serial, hidden, used = batch.duration, batch.serial, batch.hidden, batch.used
         num_decodes, windowed = shape.num_decodes, shape.decode_windowed
@@ -270,7 +264,6 @@ class GraphPricer:
     # ---------------------------------------------------------------- what it all amounted to
 
     def usage(self) -> Usage:
-        """Totals over all steps so far, per device."""
         total = Usage()
         total.add(self._mixed_usage, 1)
         self._settle()

@@ -138,9 +138,9 @@ def draft_tables(
 
 
 def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
-    """Host time of a pass: launches hidden behind the device; prompts as the model's.
+    """Host time of a pass: launches hidden behind the device (every kernel without CUDA graphs); prompts as the
+    model's.
 
-    Without CUDA graphs those of all kernels come on top (`host_fit`).
     """
     is_gpu = hardware.kind == "gpu"
     return HostFit(
@@ -211,7 +211,6 @@ class SpeculativePricer:
 
     @property
     def host_wait(self) -> int:
-        """Picoseconds that the device waited for the host."""
         return self._lookup_wait + sum([pricer.host_wait for pricer in self._pricers()])
 
     def _pricers(self) -> list[GraphPricer]:
@@ -219,13 +218,11 @@ class SpeculativePricer:
         return [pricer for pricer in every if pricer is not None]
 
     def fresh(self) -> "SpeculativePricer":
-        """A pricer of the same steps with zero counts."""
         return SpeculativePricer(self.tables, self.drafts, self._draw)
 
     # ---------------------------------------------------------------- durations
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step; counts it as taken."""
         verification, drafting, config = self._verify(shape), self._draft(shape), self.drafts.config
         duration = max(verification, drafting)
         if not config.has_own_device:
@@ -257,7 +254,6 @@ class SpeculativePricer:
         return known
 
     def _verify(self, shape: BatchShape) -> int:
-        """The model's step, and rejection sampling."""
         duration = sum([part.pricer.price(part.shape) for part in self._verification(shape)])
         drafted = shape.num_draft_tokens
         if drafted:
@@ -266,7 +262,6 @@ class SpeculativePricer:
         return duration
 
     def _draft(self, shape: BatchShape) -> int:
-        """All drafter passes of a round, prompts included."""
         wait = to_ps(self._lookup_s(shape))
         self._lookup_wait += wait
         return wait + sum([part.pricer.price(part.shape) for part in self._drafting(shape)])

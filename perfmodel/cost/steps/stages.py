@@ -104,7 +104,6 @@ def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
 
 
 def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) -> BatchShape:
-    """The plan with these prompts, one of `count`."""
     num_decoded = max(shape.num_tokens - sum(new for new, _ in shape.prefills), 0)
     tokens = ceil(num_decoded / count) + sum(new for new, _ in prefills)
     sampled = (shape.num_samples - shape.num_decodes) / max(len(shape.prefills), 1)
@@ -136,7 +135,6 @@ class StagedPricer:
         return len(self._order)
 
     def fresh(self) -> "StagedPricer":
-        """A pricer of the same steps with zero counts."""
         return StagedPricer(self.tables, self._draw)
 
     def pass_through(self, shape: BatchShape) -> StageTicks:
@@ -180,7 +178,6 @@ def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> 
 
 
 def _explain_round(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """A step in steady state: the round of its plans."""
     num_stages = len(graph.stages)
     rows: list[OperatorEstimate] = []
     plans: dict[StageTimes, int] = {}
@@ -233,7 +230,6 @@ class SplitPricer:
         self._whole, self._split = whole, split
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step; counts it as taken."""
         return round(self._whole.price(shape) * self._split.share(shape.num_tokens))
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
@@ -249,5 +245,4 @@ class SplitPricer:
         return self._whole.usage()
 
     def fresh(self) -> "SplitPricer":
-        """A pricer of the same steps with zero counts."""
         return SplitPricer(self._whole.fresh(), self._split)

@@ -43,7 +43,6 @@ class Usage:
         return sum(self.bound_s.values())
 
     def add(self, other: "Usage", times: float) -> None:
-        """Add `times` times `other`."""
         self.flops += times * other.flops
         self.peak_compute_s += times * other.peak_compute_s
         self.hbm_bytes += times * other.hbm_bytes
@@ -195,7 +194,6 @@ class StepTables:
         return number
 
     def _nodes_by_axis(self) -> dict[int, list[OperatorNode]]:
-        """Decode operators by context axis."""
         by_axis: dict[int, list[OperatorNode]] = {0: []}
         base = (64, 64, (), 64, 64 * 1000, (64 * 100,) * self.num_spans)
         for node in self.graph.by_depends[Depends.DECODE]:

@@ -311,7 +311,6 @@ def _decode(
 
 
 def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext) -> list[OperatorNode]:
-    """Index queries, key and head weights (replicated), index scores of prefills and decodes."""
     form, hidden = context.format("attention"), context.hidden
     query_input = mixer.q_lora_rank or hidden
     width = indexer.num_heads * indexer.head_dim

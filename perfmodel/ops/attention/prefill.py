@@ -227,7 +227,6 @@ def standard_prefill(
 
 
 def _pairs_below(position: int, window: int | None, chunk: int | None) -> int:
-    """Query-key pairs of the queries before `position`."""
     if chunk is not None:
         whole, rest = divmod(position, chunk)
         return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2

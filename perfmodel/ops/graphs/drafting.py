@@ -162,9 +162,9 @@ def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepG
 
 
 def _eagle_model(model: ModelSpec) -> ModelSpec:
-    """One decoder layer of the model's sizes and dtype between embedding and head.
+    """One decoder layer of the model's sizes and dtype between embedding and head; dense, as wide as the active
+    experts.
 
-    For a mixture of experts: a dense block as wide as a token's active experts.
     """
     layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, Attention | LatentAttention)]
     dense = [layer for layer in layers if getattr(layer.mixer, "span", None) is None]
@@ -189,7 +189,6 @@ def _eagle_model(model: ModelSpec) -> ModelSpec:
 
 
 def _with_projection(graph: StepGraph, model: ModelSpec, engine: EngineSpec) -> StepGraph:
-    """Prepend EAGLE's projection of feature and embedding."""
     context = LayerContext(served_model(model, engine), graph.shard)
     hidden, form = context.hidden, context.format("attention")
     node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))

@@ -200,7 +200,6 @@ def _own(layer: Layer, components: frozenset[str]) -> Formats:
 
 
 def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple[Block, Formats], list[float]]:
-    """Each distinct block with its formats, and the reach of the layers that have it."""
     places: dict[tuple[Block, Formats], list[float]] = {}
     for block, share in blocks:
         places.setdefault(block, []).append(share)
@@ -303,8 +302,6 @@ def on_host(nodes: Iterable[OperatorNode]) -> list[OperatorNode]:
 
 
 class _Marked:
-    """A node's work under the host's family."""
-
     def __init__(self, node: OperatorNode) -> None:
         self._node = node
 

@@ -65,7 +65,7 @@ class StepGraph:
 
     @cached_property
     def num_layers(self) -> int:
-        """Of the model, or of the stage."""
+        """Layers of the model, or of the stage."""
         return self.model.num_layers if self.stage_layers is None else len(self.stage_layers)
 
     @cached_property

@@ -247,9 +247,9 @@ def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, devi
 
 
 def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:
-    """Extra time of a persistent kernel for unequal contexts, over its streaming time.
+    """Extra time of a persistent kernel over its streaming time; contexts lie evenly within +-(longest - mean) of the
+    mean.
 
-    Contexts are spread evenly between the longest and as far below the mean.
     """
     extent, kv_heads = sizes.extent, sizes.extent.heads.num_kv_heads
     blocks = extent.num_seqs * kv_heads * ceil(extent.query_rows / kv_heads / kernel.heads_per_block)
@@ -288,10 +288,7 @@ def _ragged_seconds(
 
 
 def _overshoot(alone: float, together: float, waiting: float) -> float:
-    """Expected seconds by which a block outlasts `together`, if it begins at a random time within the share `waiting`
-    of it.
-
-    """
+    """Expected seconds by which a block outlasts `together`, if it begins at random within its share `waiting`."""
     if alone >= together:
         return alone - together + waiting * together / 2
     beyond = alone - (1 - waiting) * together

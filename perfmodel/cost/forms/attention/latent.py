@@ -54,7 +54,6 @@ class LatentPrefillFit(Spec):
 
     @property
     def attention(self) -> FlashPrefillFit:
-        """The attention inside."""
         kernel = PrefillKernel(rows=128, keys=128, packs="never")
         update = {"kernel": kernel, "launch_s": _KERNEL_S, "tensor_fraction": self.tensor_fraction}
         return FlashPrefillFit(memory_fraction=self.activation_fraction).model_copy(update=update)
@@ -77,7 +76,6 @@ class LatentDecodeFit(Spec):
 
     @property
     def attention(self) -> FlashDecodeFit:
-        """The attention inside."""
         update = {
             "kernel": self.kernel,
             "launch_s": _KERNEL_S,
@@ -112,7 +110,6 @@ def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, de
 
 
 def latent_prefill_seconds(sizes: LatentSizes, fit: LatentPrefillFit, device: DeviceFacts) -> Values:
-    """Seconds of the prefill module."""
     assert isinstance(sizes.attention, PrefillSizes)
     attention = prefill_seconds(sizes.attention, fit.attention, device).compute
     activations = sizes.activation_bytes / (device.bandwidth * fit.activation_fraction)
@@ -120,7 +117,6 @@ def latent_prefill_seconds(sizes: LatentSizes, fit: LatentPrefillFit, device: De
 
 
 def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: DeviceFacts) -> Values:
-    """Seconds of the decode module."""
     assert isinstance(sizes.attention, DecodeSizes)
     attention = decode_seconds(sizes.attention, fit.attention, device).duration - _KERNEL_S
     absorbed = np.maximum(

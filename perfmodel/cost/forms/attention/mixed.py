@@ -79,7 +79,6 @@ def mixed_seconds(
 
 
 def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     extent = work.extent_as(MixedExtent)

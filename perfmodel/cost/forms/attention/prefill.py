@@ -169,7 +169,6 @@ def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: 
 
 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
-    """Tiles of `rows` queries of one head."""
     per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
     blocks = sizes.count * sizes.heads.num_heads
     return blocks * per_head, blocks * tiles, longest
@@ -183,7 +182,6 @@ def _whole_heads(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
 
 
 def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
-    """Tiles of `rows` queries of all g heads of a KV head."""
     group = sizes.heads.num_heads / sizes.heads.num_kv_heads
     per_head, tiles, longest = prompt_tiles(
         sizes.tokens, sizes.cached, sizes.heads.window, kernel, xp.maximum(1.0, kernel.rows / group), xp
@@ -194,7 +192,6 @@ def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
 
 
 def _together(tiles: list[_Tiles]) -> _Tiles:
-    """Tiles of all prompts of one kernel."""
     visited, blocks, longest = zip(*tiles, strict=True)
     return sum(visited), sum(blocks), max(longest)
 

@@ -144,7 +144,6 @@ def piece_of(sizes: BlockSizes, weight_bytes: float, share: float) -> BlockSizes
 
 
 def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes, rates = block_sizes(work), _rates(fit, device)

@@ -36,7 +36,6 @@ class OnHostFit(Spec):
 
 
 def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`."""
     tokens = _rows(work)
     if not (fit.from_tokens and tokens >= fit.from_tokens and isinstance(fit.on_device, BlockMatmulFit)):
         return _timer(fit.on_cpu)(work, fit.on_cpu, DeviceFacts.of(fit.host))

@@ -50,13 +50,11 @@ class StreamRates(NamedTuple):
 
 
 def stream_seconds(sizes: StreamSizes, rates: StreamRates) -> Values:
-    """The formula of the module."""
     moved = sizes.num_bytes / rates.bandwidth + sizes.kv_bytes / rates.kv_bandwidth
     return rates.launch_s * sizes.kernels + sizes.flops / rates.flops_per_s + moved
 
 
 def block_stream_time(work: Work, fit: BlockStreamFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`."""
     tokens = work.extent.tokens if isinstance(work.extent, PrefillExtent) else 0.0
     launches = work.num_kernels * (ceil(tokens / fit.micro_batch) if fit.micro_batch and tokens else 1)
     rates = StreamRates(

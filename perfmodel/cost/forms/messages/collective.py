@@ -120,7 +120,6 @@ def _nccl_over_pcie(pcie: OverPcieFit, link: Link) -> dict[str, Any]:
 
 
 def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> OperatorTime:
-    """The time of the message of `work`."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     return _operator_time(_nccl_seconds(work.message, fit, device))
