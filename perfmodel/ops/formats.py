@@ -177,10 +177,7 @@ def _each_format(model: ModelSpec, change: Callable[[QuantizationSpec], Quantiza
 
 
 def _multiplied(engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec) -> QuantizationSpec:
-    """How `engine` multiplies the format on `hardware`, where the checkpoint does not say.
-
-    With MXFP4 units (OCP MX 1.0), weight-only checkpoints use MXFP8 activations.
-    """
+    """How `engine` multiplies on `hardware`; with MXFP4 units, weight-only checkpoints use MXFP8 (OCP MX 1.0)."""
     form = form_of(quantization)
     support = format_use(engine, hardware, form).support if form is not None else None
     if support == "weight_only" and quantization.activations is not None:

@@ -182,7 +182,7 @@ Chances = Callable[[int, int], Values]  # (experts, top_k) -> (draws, experts): 
 
 
 def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> Chances:
-    """Each expert's chance to be among a token's k, as the scenario says; (`num_draws` of what is random, experts)."""
+    """Each expert's chance to be among a token's k, as the scenario says; random ones are drawn `num_draws` times."""
     if spec.alpha is not None:
         return _power_law_chances(spec.alpha, num_draws, seed)
     if spec.popularity is not None:

@@ -274,8 +274,7 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
 def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | None) -> Calibration | None:
     """The nearest relation's fits, spread widened; None without a relation.
 
-    Missing kinds of kernel come from the next relation: TensorRT-LLM's H100 tables lack latent attention, vLLM's have
-    it.
+    Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it.
     """
     candidates = sorted(_relations(hardware, engine), key=_nearness)
     if not candidates:

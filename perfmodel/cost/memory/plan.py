@@ -139,7 +139,7 @@ class MemoryPlan(Printable):
         return max(context, self.longest) if has_no_limit else context
 
     def _max_rows(self, num_blocks: int) -> int:
-        """The most tokens of one sequence in `num_blocks` blocks of all groups; `longest` if nothing limits it."""
+        """Most block-table rows of a sequence in `num_blocks` blocks; those of `longest` if nothing limits them."""
         longest = -(-self.longest // self.block_size)
         most = max(num_blocks, longest)
         if most_rows(self.kv_groups, most, self.block_size) <= num_blocks:
@@ -253,9 +253,7 @@ def _bytes_per_token_of_group(
 
 
 def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:
-    """Bytes of CUDA graphs inside the share, else 0. Start-up logs scatter by 40 % around them, and estimate far more
-    where expert buffers are captured.
-    """
+    """CUDA graphs inside the share, else 0. Start-up logs scatter by 40 %; with experts they estimate far more."""
     is_inside = engine.described.facts.graphs.inside_memory_share and hardware.kind == "gpu"
     if not is_inside or not engine.num_graphs:
         return 0.0
