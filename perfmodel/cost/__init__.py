@@ -1,4 +1,4 @@
-"""How long work takes, what it needs of memory, energy and money.
+"""Cost of work: time, memory, energy and money.
 
 forms, calibrations   formulas of kernels and messages; the fits in them, their files and origin
 operator_timer        one operator on one device

@@ -1,4 +1,4 @@
-"""`OperatorTimer`: how long one operator's work takes on one device, under a calibration."""
+"""`OperatorTimer`: the time of one operator on one device under a calibration."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ _NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
-    The formulas are in `perfmodel.cost.forms`; under `hardware.power_cap_w`, `PowerCap` has the last word. No rate is
-    refused: see `perfmodel.cost.forms.device.FALLBACKS`.
+    Formulas are in `perfmodel.cost.forms`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted: see
+    `perfmodel.cost.forms.device.FALLBACKS`.
     """
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:
@@ -32,11 +32,11 @@ class OperatorTimer:
         self._fits: dict[tuple[Any, ...], FormFit] = {}
 
     def time(self, work: Work) -> OperatorTime:
-        """How long one run of `work` takes."""
+        """The time of one run of `work`."""
         return self.times([(1.0, work, self.fit(work))])[0]
 
     def times(self, runs: Sequence[tuple[float, Work, FormFit | None]]) -> list[OperatorTime]:
-        """How long one run of each takes, of operators that alternate: (how often, work, what `fit` has found)."""
+        """Times of one run each of alternating operators: (how often, work, its `fit`)."""
         times = [self._free(fit, work) for _, work, fit in runs]
         if self._cap is None:
             return times
@@ -45,7 +45,6 @@ class OperatorTimer:
         )
 
     def _free(self, fit: FormFit | None, work: Work) -> OperatorTime:
-        """Without a power cap."""
         if fit is None:
             return _NOTHING
         time = time_work(work, fit, self.device)
@@ -58,12 +57,13 @@ class OperatorTimer:
         return Load(time, compute_s, memory_s, count, is_remote)
 
     def at_peak_s(self, work: Work, fit: FormFit | None) -> float:
-        """Seconds of its FLOPs at the declared peak that its kernels run at: that of the fit, where they multiply in
-        another format than `work` says (FP32 on a GPU without fast FP16)."""
+        """Seconds of the FLOPs at the declared peak of the kernels' rate: the fit's, where they multiply in another
+        format than `work` says (FP32 on a GPU without fast FP16).
+        """
         return work.flops / self.device.peak(getattr(fit, "rate", None) or work.rate)
 
     def fit(self, work: Work) -> FormFit | None:
-        """What `work` is timed with; None for work that lies within another operator's measured time."""
+        """The fit that times `work`; None if another operator's measured time contains it."""
         if work.name in self._contained:
             return None
         traits = work.extent.traits if work.extent is not None else None
@@ -80,7 +80,6 @@ class OperatorTimer:
 
 
 def _with_overheads(time: OperatorTime, factor: float) -> OperatorTime:
-    """`time` with so many times its overhead."""
     overhead = factor * time.overhead_s
     bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
     return time._replace(duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)

@@ -1,32 +1,28 @@
-"""What a device draws: watts and joules from how busy its units were, what they cost, and what a power cap does.
+"""Power and energy of a device from the utilisation of its units, their cost, and power caps.
 
     P = min(TDP, idle + (TDP - idle) (u_compute + 0.5 u_memory)),    E = P t
 
-with u the shares of the declared peaks over the time t. A GPU at its full tensor rate draws its TDP; one that only
-streams memory draws about half of the rest: decoding on A100s (Splitwise's power traces) stays at 0.43-0.46 of TDP.
-Under a power cap a FLOP at a lower clock takes less, and the cap stands for TDP. What it does not know: the host,
-cooling.
+with u the shares of the declared peaks over time t. A GPU at full tensor rate draws its TDP, one that only streams
+memory about half of the power above idle: decoding on A100s (Splitwise's power traces) stays at 0.43-0.46 of TDP. A
+FLOP at a lower clock takes less energy. Host and cooling are not modelled.
 
-A device that may not draw what its work asks for lowers its clock, as far as it must (`PowerCap`). At the share f of
+Under a power cap (`PowerCap`), which replaces TDP, a device lowers its clock as far as it must. At the share f of
 the clock that it has at TDP an operator takes and draws
 
     t(f) = t + max(compute / f, memory) - max(compute, memory) + (communication + overhead) (1 / f - 1)
     P(f) = idle + (TDP - idle) (peak_compute v(f)^2 + 0.5 peak_memory) / t(f),    v(f) = max(f, 0.7)
 
-with compute and memory the seconds that either resource needs of the operator, peak_compute and peak_memory those that
-its FLOPs and bytes take at the declared peaks. Dynamic power of CMOS is C V^2 f: energy per FLOP goes with the square
-of the voltage, which falls with the clock down to a floor: power is linear in the clock at its lower end and grows
-faster above (Afzal et al. 2026 see both, and the transition, on A40, A100, H100 and H200; 0.7 is assumed). The clock f
-of an operator by itself is the largest with P(f) at or below the cap, so what waits for memory loses its spare clock
-first and no time, until arithmetic takes as long. Below the floor nothing is saved by the clock but pace: t goes with
-1 / f, that of streams, too, whose way through caches and crossbar has the same clock.
+compute and memory are the seconds that the operator needs of either resource, peak_compute and peak_memory those at the
+declared peaks. Dynamic power of CMOS is C V^2 f: energy per FLOP falls with the square of the voltage, down to a floor,
+so power is linear in the clock at its lower end and grows faster above (Afzal et al. 2026 on A40, A100, H100, H200; 0.7
+is assumed). f is the largest with P(f) at or below the cap: memory-bound work first loses spare clock and no time.
+Below the floor only pace is lost: t goes with 1 / f, that of streams, too, as caches and crossbar share the clock.
 
-A clock takes milliseconds to change (Velicka et al. 2025, on A100 and GH200), a layer takes less. So operators that
-alternate share one: the mean of what each would need, weighed by the energy that it asks for. Norms and all-reduces
-between large products, whose copies and sums are made by the same units, run at the products' clock; only what waits
-for memory, or for another node, is not affected.
+A clock takes milliseconds to change (Velicka et al. 2025, on A100 and GH200), a layer takes less. So alternating
+operators share one: the mean of their clocks, weighed by energy. Norms and all-reduces between large products run at
+the products' clock; only waits for memory or for another node are not affected.
 
-TDP itself is no cap here: measured times, which calibrations are fitted to, have its throttling in them.
+TDP itself is no cap here: measured times include its throttling.
 """
 
 from collections.abc import Sequence
@@ -60,13 +56,12 @@ class _DeviceUsage(Protocol):
 
 
 def _idle_power_w(hardware: HardwareSpec) -> float:
-    """What the device draws when it does nothing: declared, or a share of TDP."""
     idle = hardware.declared.idle_w
     return idle if idle is not None else _IDLE_SHARE * tdp_w(hardware)
 
 
 def device_power_w(hardware: HardwareSpec, compute_share: float, memory_share: float) -> float:
-    """Watts of a device whose arithmetic and memory run at these shares of their peaks, at the full clock."""
+    """Watts of a device at these utilisations of compute and memory, at full clock."""
     tdp, idle = tdp_w(hardware), _idle_power_w(hardware)
     limit = tdp if hardware.power_cap_w is None else min(tdp, hardware.power_cap_w)
     return min(limit, idle + (tdp - idle) * (compute_share + _MEMORY_SHARE * memory_share))
@@ -82,8 +77,7 @@ def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> 
 
 
 def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> dict[str, float]:
-    """The same by what takes it: being there, memory, arithmetic. Where the sum would exceed what the device may draw,
-    those two that work give way in proportion."""
+    """Energy by idle, memory and compute. Beyond the device's limit the latter two shrink in proportion."""
     whole, idle = energy_j(hardware, usage, duration_s), _idle_power_w(hardware) * max(duration_s, 0.0)
     compute = usage.peak_compute_s - usage.unspent_compute_s
     memory = _MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
@@ -92,7 +86,7 @@ def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: floa
 
 
 def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) -> float | None:
-    """Price of a device hour: the scenario's, else the hardware file's or the list's; None where none is known."""
+    """Price of a device hour: the scenario's, else the hardware file's or the list's; None if unknown."""
     price = price_in_use(hardware, override)
     return None if price is None else price.usd_per_hour
 
@@ -105,7 +99,7 @@ def usd_per_million_tokens(device_usd_per_hour: float, num_devices: int, tokens_
 
 
 def flop_energy(clock: float) -> float:
-    """What a FLOP takes at a share of the full clock, as a share of what it takes at that."""
+    """Energy of a FLOP at a share of the full clock, relative to full clock."""
     return 1.0 if clock == 1.0 else max(clock, _VOLTAGE_FLOOR) ** 2
 
 
@@ -137,7 +131,7 @@ class Load:
         return time.duration_s + max(time.compute_s / clock, time.memory_s) - needed + waiting * slower
 
     def at(self, clock: float) -> OperatorTime:
-        """Its time at a clock."""
+        """Its time at `clock`, a share of the full one."""
         time, slower = self.time, max(_VOLTAGE_FLOOR / clock, 1.0)
         compute, overhead = time.compute_s / clock, time.overhead_s / clock
         communication = time.communication_s if self.is_remote else time.communication_s / clock
@@ -154,7 +148,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class PowerCap:
-    """`allowed`: what the cap leaves beside idle, as a share of what full arithmetic draws beside it."""
+    """`allowed`: what the cap leaves above idle, as a share of full compute's power above idle."""
 
     allowed: float
 
@@ -172,7 +166,7 @@ class PowerCap:
         return cls((cap - idle) / (tdp - idle))
 
     def together(self, loads: Sequence[Load]) -> list[OperatorTime]:
-        """The times of operators that alternate, under the cap."""
+        """Times of alternating operators under the cap."""
         clocks = [self._clock(load) for load in loads]
         asked = [load.count * load.drawn(1.0) for load in loads]
         whole = sum(asked)
@@ -182,7 +176,7 @@ class PowerCap:
         return [load.at(shared) if load.time.duration_s else load.time for load in loads]
 
     def _clock(self, load: Load) -> float:
-        """The largest at which the operator by itself stays below the cap."""
+        """The largest clock at which the operator alone stays below the cap."""
         if load.drawn(1.0) <= self.allowed * load.time.duration_s:
             return 1.0
         low, high = _VOLTAGE_FLOOR, 1.0

@@ -1,4 +1,4 @@
-"""What an operator does: FLOPs, bytes per memory level, messages. Pure functions of sizes; nothing here knows time.
+"""Operator work: FLOPs, bytes per memory level, messages. Pure functions of sizes, without times.
 
 work, extents, messages   the result of an operator; `formats`, `sharding`: its input
 linear, elementwise, collectives, attention, recurrent   operators, and the layers of one kind of mixer

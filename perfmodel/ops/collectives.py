@@ -1,8 +1,8 @@
-"""Messages between devices. A message between one rank is none: no bytes, no launch.
+"""Collective operators. A group of one rank sends nothing: no bytes, no launch.
 
-The payload follows nccl-tests: the whole tensor of an all-reduce, the gathered result of an all-gather, the input of
-a reduce-scatter, all that a rank sends in an all-to-all (its own share included), the message of a send. `ranks` is the
-group that talks, or how many neighbours do.
+Payload as in nccl-tests: the whole tensor of an all-reduce, the gathered result of an all-gather, the input of a
+reduce-scatter, all that a rank sends in an all-to-all (its own share included), the message of a send. `ranks` is a
+group, or a number of neighbours.
 """
 
 from perfmodel.ops.messages import Exchange, Message, RankGroup
@@ -45,10 +45,8 @@ def all_to_all(
 ) -> Work:
     """Every rank sends a k-th of its S bytes to each other rank; S (k-1)/k leave each.
 
-    kernel:   "dispatch" or "combine", where engines have one of their own for it
-    exchange: what of it goes to which experts
-
-    payload_bytes: S, of all that a rank sends; ranks: that talk to each other; name: of the operator
+    payload_bytes: S per rank; ranks: of the group; name: of the operator; kernel: "dispatch" or "combine", for engines'
+    own kernels; exchange: how tokens map to experts
     """
     return _collective(name, "all_to_all", payload_bytes, ranks, kernel, exchange)
 

@@ -1,6 +1,4 @@
-"""Operators that pass over their elements once: norms, rotary embedding, activations and gates, the embedding's gather,
-writes into the KV cache, and choosing the next token. Their bytes set their time; FLOPs hardly matter.
-"""
+"""Bandwidth-bound operators: norms, RoPE, activations and gates, embedding lookup, KV cache writes, sampling."""
 
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import Work
@@ -24,12 +22,11 @@ def rms_norm(
 
         FLOPs = 4 n d (square and sum, two scalings); bytes = 2 n d b: x read, y written
 
-    `adds_residual`: the fused kernel of serving engines, which also reads and rewrites the residual stream
-    (4 n d b, 5 n d FLOPs). `is_fused=False`: one kernel per operator of PyTorch's expression, each reading and writing
-    its tensor: n d (2 b + 5 * 4), and n d (2 b + 2 * 4) more for the casts to fp32 and back; the `num_tensors` that
-    share the `size` elements one after another. Source: identity; Hugging Face's LlamaRMSNorm for the operators.
-
-    name: of the operator; num_tokens n, size d: rows, and elements of a row; element_bytes b: of one, in bytes
+    `adds_residual`: the fused kernel of serving engines, which also reads and rewrites the residual (4 n d b bytes,
+    5 n d FLOPs). `is_fused=False`: one kernel per operator of PyTorch's expression: n d (2 b + 5 * 4) bytes, and
+    n d (2 b + 2 * 4) more for casts to fp32 and back; the `num_tensors` that share the `size` elements run one after
+    another. name: of the operator; num_tokens n; size d; element_bytes b. Source: identity; Hugging Face's
+    LlamaRMSNorm.
     """
     elements = num_tokens * size
     casts = element_bytes != FP32_BYTES
@@ -52,7 +49,7 @@ def rms_norm(
 def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) -> Work:
     """x + y: n d FLOPs, 3 n d b bytes. Source: identity.
 
-    name: of the operator; num_tokens n, size d: rows, and elements of a row; element_bytes b: of one, in bytes
+    name: of the operator; num_tokens n; size d; element_bytes b
     """
     elements = num_tokens * size
     return Work(
@@ -75,9 +72,8 @@ def activation(
         bytes: gated and fused 3 n s b (g and u read, product written); gated and unfused 5 n s b in two kernels
                plain 2 n s b; relu2 unfused 4 n s b in two (the square is a kernel of its own)
 
-    FLOPs per element depend on the function and never matter. Source: Shazeer 2020 (GLU variants); identity.
-
-    num_tokens n: rows; element_bytes b: of an element, in bytes; is_gated: multiplied with u; is_fused: in one kernel
+    FLOPs per element depend on `function` and never matter. num_tokens n; element_bytes b; is_gated: multiplied by u;
+    is_fused: in one kernel. Source: Shazeer 2020 (GLU variants); identity.
     """
     elements = num_tokens * size
     kernels = 1 if is_fused else 1 + is_gated + (function == "relu2")
@@ -95,7 +91,7 @@ def activation(
 def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fused: bool = True) -> Work:
     """x * sigmoid(g) over `size` elements per token: 3 n s b bytes; unfused 5 n s b, 2 kernels. Source: identity.
 
-    name: of the operator; num_tokens n: rows; element_bytes b: of an element, in bytes; is_fused: in one kernel
+    name: of the operator; num_tokens n; element_bytes b; is_fused: in one kernel
     """
     elements = num_tokens * size
     return Work(
@@ -113,15 +109,13 @@ _EAGER_PASSES = 10  # (half + half) + 2 + 2 + 2 + 3; the tables stay in cache
 
 
 def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused: bool = True) -> Work:
-    """Rotates `num_elements` elements per token (query and key heads of this device together), in place.
+    """Rotates `num_elements` elements e per token (query and key heads of this device) in place.
 
         FLOPs = 3 n e (two products and a sum per element); bytes = 2 n e b; the cos/sin table stays in cache
 
-    `is_fused=False`: PyTorch's expression x cos + rotate_half(x) sin, operator by operator: 10 n e b in 10 kernels. Its
-    work goes by another name, since no measured attention kernel contains it. Source: Su et al. 2021, eq. 34; Hugging
-    Face's apply_rotary_pos_emb for the operators.
-
-    num_tokens n: rows; element_bytes b: of an element, in bytes
+    `is_fused=False`: PyTorch's x cos + rotate_half(x) sin, operator by operator: 10 n e b in 10 kernels; named apart,
+    as no measured attention kernel contains it. num_tokens n; element_bytes b. Source: Su et al. 2021, eq. 34; Hugging
+    Face's apply_rotary_pos_emb.
     """
     elements = num_tokens * num_elements
     return Work(
@@ -135,14 +129,10 @@ def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused
 
 
 def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_tables: int = 1) -> Work:
-    """One row of each table (tokens, learned positions) per token, read; their sum written: (t + 1) n d b bytes.
+    """One row per token of each table (tokens, learned positions) read, their sum written: (t + 1) n d b bytes.
 
-    Rows that repeat within a step are counted each time; only the touched rows move, never the table. Under tensor
-    parallelism each rank owns a slice of the vocabulary, gathers its rows and writes zeros elsewhere, so the traffic
-    is counted in full. Source: identity.
-
-    num_tokens n, hidden_size d: rows gathered, and elements of one; element_bytes b: of an element, in bytes
-    num_tables t: that a row is read of
+    Repeated rows count each time. Under tensor parallelism each rank gathers from its vocabulary slice and writes zeros
+    elsewhere, so traffic counts in full. num_tokens n; hidden_size d; element_bytes b; num_tables t. Source: identity.
     """
     row_bytes = hidden_size * element_bytes
     return Work(
@@ -156,14 +146,12 @@ def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_
 def kv_write(
     num_tokens: float, num_elements: int, element_bytes: float, kv_element_bytes: float, *, is_fused: bool = True
 ) -> Work:
-    """Copies `num_elements` per token from the projection's output into the blocks of the cache.
+    """Copies `num_elements` e per token from the projection's output into KV blocks.
 
         bytes = n e (b + b_kv): read at the model's dtype, written at the cache's
 
-    `is_fused=False`: an indexed copy of K and one of V, which no measured attention kernel contains (hence another
-    name). Source: identity.
-
-    num_tokens n: new ones; element_bytes b, kv_element_bytes b_kv: of an element before and in the cache, in bytes
+    `is_fused=False`: an indexed copy of K and one of V, named apart, as no measured attention kernel contains them.
+    num_tokens n: new; element_bytes b, kv_element_bytes b_kv: before and in the cache. Source: identity.
     """
     elements = num_tokens * num_elements
     return Work(
@@ -177,14 +165,13 @@ def kv_write(
 
 
 def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: float, sizes: tuple[float, float]) -> Work:
-    """A cache that grows by concatenation, as in plain PyTorch: each step reads it and writes it anew, a token longer.
+    """A KV cache that grows by concatenation, as in plain PyTorch: each step reads it and writes it anew.
 
         bytes = 2 C - n b_kv + n b: C of the cache after the step; its n new elements are read at the model's dtype
 
-    in a kernel for K and one for V. num_calls: sequences that decode together lie in one tensor, prompts in one each;
-    sizes: b and b_kv. Source: identity; Hugging Face's DynamicCache.
-
-    name: of the operator; cached_bytes C: of the cache after the step; new_elements n: that enter it
+    One kernel for K and one for V per call. num_calls: decoding sequences share one tensor, prompts have one each;
+    sizes: b and b_kv; name: of the operator; cached_bytes C; new_elements n. Source: identity; Hugging Face's
+    DynamicCache.
     """
     element_bytes, kv_element_bytes = sizes
     return Work(
@@ -207,13 +194,10 @@ _KERNELS = {"greedy": 2, "random": 6, "top_k": 20, "top_p": 20}
 
 
 def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_per_logit: float | None = None) -> Work:
-    """One token for each of `num_samples` rows of `vocab_size` logits: B V x bytes, of the method unless given.
+    """One token for each of `num_samples` rows of `vocab_size` logits: B V bytes_per_logit of HBM traffic.
 
-    Every tensor-parallel rank holds the gathered logits and samples for itself. Source: BYTES_PER_LOGIT.
-
-    bytes_per_logit: HBM traffic in bytes; None: that of the method
-
-    Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
+    bytes_per_logit: None: that of `method` (BYTES_PER_LOGIT). Every tensor-parallel rank samples from the gathered
+    logits. Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
     """
     if method not in BYTES_PER_LOGIT:
         raise SpecError(f"sampling: found {method!r}, allowed {', '.join(BYTES_PER_LOGIT)}.")

@@ -1,8 +1,7 @@
-"""Extents: the sizes of an operator that its physical form reads beside FLOPs and bytes, one frozen type per family.
+"""Extents: sizes of an operator that its kernel model reads beside FLOPs and bytes, one frozen type per family.
 
-An operator fills one in, the family's form (`perfmodel.cost.forms`) reads it, and tables of measured kernels come as
-the same types with a column instead of a number in each field. An operator with a form of its own brings an extent of
-its own: whatever has `traits`.
+Operators fill them in and `perfmodel.cost.forms` reads them. Tables of measured kernels have the same types, with a
+column in each field. An operator with its own form brings its own extent: any class with `traits`.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +10,7 @@ Values = Any  # a number, or a column of them
 
 
 class KernelTraits(NamedTuple):
-    """What a library picks its kernel by, and a calibration the fit (`perfmodel.cost.forms.fits.Domain`).
+    """What a library chooses the kernel by, and a calibration the fit (`perfmodel.cost.forms.fits.Domain`).
 
     head_dim:         elements of a key; 0: not attention
     kv_element_bytes: of the cached elements as the kernel multiplies them
@@ -28,20 +27,21 @@ class KernelTraits(NamedTuple):
 
 
 class Extent(Protocol):
-    """The sizes of one operator. Those that know say how many `thread_blocks` can run at once, and of how many items
-    (sequences, distinct experts) the kernel takes care (`num_items`)."""
+    """The sizes of one operator. Some also give `thread_blocks`, those that can run at once, and `num_items`
+    (sequences, distinct experts).
+    """
 
     @property
     def traits(self) -> KernelTraits | None:
-        """What the kernel is picked by; None: all sizes have the same."""
+        """What selects the kernel; None: one kernel for all sizes."""
 
 
 class GemmExtent(NamedTuple):
     """Y (m, n) = X (m, k) W (k, n).
 
-    weight_bytes, input_bytes: of an element as it is read, scales included
+    weight_bytes, input_bytes: per element as read, scales included
     quantized_bytes: of the kernel that quantizes the input first, 0 without
-    batch:           equal multiplications in one launch
+    batch:           equal GEMMs in one launch
     """
 
     m: Values
@@ -61,8 +61,8 @@ class HeadsExtent(NamedTuple):
     """Attention heads on one device, as a kernel sees them.
 
     head_dim, v_head_dim: elements of a key and of a value
-    kv_element_bytes:     of the cached elements as the kernel multiplies them
-    window:               keys that a query sees; 0: all
+    kv_element_bytes:     per cached element as multiplied
+    window:               most keys per query; 0: all
     """
 
     num_heads: Values
@@ -79,7 +79,7 @@ class HeadsExtent(NamedTuple):
 
     @property
     def group(self) -> Values:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.num_heads / self.num_kv_heads
 
     @property
@@ -91,9 +91,9 @@ class PrefillExtent(NamedTuple):
     """Attention of prompts in one kernel.
 
     prefills:  (new tokens, cached tokens) of each prompt
-    tokens:    new ones of all prompts; kv_tokens: keys that at least one of them sees
-    pairs:     of a query and a key that it sees
-    has_block_per_head: a thread block takes all of a prompt under one head (FlashAttention-1)
+    tokens:    new, all prompts; kv_tokens: distinct visible keys
+    pairs:     visible query-key pairs
+    has_block_per_head: one thread block per head and prompt (FlashAttention-1)
     """
 
     heads: HeadsExtent
@@ -106,7 +106,6 @@ class PrefillExtent(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        """Sequences."""
         return len(self.prefills)
 
     @property
@@ -117,8 +116,8 @@ class PrefillExtent(NamedTuple):
 class DecodeExtent(NamedTuple):
     """Attention of one or a few new tokens per sequence over its KV cache.
 
-    kv_tokens: visible ones of all sequences together; longest: of the longest sequence, 0: all are equal
-    queries:   new tokens of a sequence
+    kv_tokens: visible, all sequences; longest: of the longest sequence, 0: equal lengths
+    queries:   new tokens per sequence
     splits_kv: several thread blocks share the keys of a sequence
     """
 
@@ -132,12 +131,11 @@ class DecodeExtent(NamedTuple):
 
     @property
     def query_rows(self) -> Values:
-        """Rows of the queries of a sequence: those of all heads."""
+        """Query rows per sequence, all heads."""
         return self.queries * self.heads.num_heads
 
     @property
     def num_items(self) -> Values:
-        """Sequences."""
         return self.num_seqs
 
     @property
@@ -164,12 +162,12 @@ class MixedExtent(NamedTuple):
 class ExpertsExtent(NamedTuple):
     """The routed experts of one rank.
 
-    tokens:        of all ranks that share out the experts; local_experts of num_experts are on this one
+    tokens:        of all ranks that share the experts; local_experts of num_experts are on this one
     width, inner:  d, and the intermediate size on this rank; gates: 2 with a gate, else 1
-    distinct, assignments: experts that get a token, and (token, expert) pairs to them
+    distinct, assignments: experts with tokens, and (token, expert) pairs
     tiles:         sum over experts of ceil(rows / t), for each t in `TILE_ROWS`; empty: not known
     sum_bytes:     of the final sum over a token's experts, all tokens
-    weight_bytes, input_bytes: of an element as it is read, scales included
+    weight_bytes, input_bytes: per element as read, scales included
     """
 
     tokens: Values

@@ -9,9 +9,9 @@ As vLLM runs a mixture, with n tokens on each of dp ranks of tp devices:
                               included; with the others an all-to-all to the ranks of the chosen experts and back (each
                               device dispatches n / tp tokens), and the last all-gather
 
-The experts of a device, the all-gather and the reduce-scatter see the tokens of all ranks, however these are shared out
-(`BatchShape.group_tokens`). An all-to-all lasts as long as its largest sender needs, which is the rank that sets the
-time: it goes by the rank's own tokens. `routing` says which experts tokens go to.
+Experts, all-gather and reduce-scatter see the tokens of all ranks (`BatchShape.group_tokens`). An all-to-all lasts as
+long as its largest sender, the rank that sets the time, so it counts the rank's own tokens. `routing` assigns tokens
+to experts.
 """
 
 from functools import partial
@@ -36,12 +36,10 @@ _EAGER_ROUTE_KERNELS = 8  # cast, softmax, top-k, sum, division, cast, and the m
 
 
 def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = True) -> Work:
-    """Softmax (or sigmoid) and top-k over the router's logits: 4 n E bytes read, 8 n k written (weight and index).
+    """Softmax (or sigmoid) and top-k of the router's logits: 4 n E bytes read, 8 n k written (weight and index).
 
-    Unfused the logits are cast and the scores written and read (14 n E bytes more), and each choice gets a row of E
-    integers (16 n k E bytes).
-
-    num_tokens n: rows of logits; num_experts E: of the model, of which each token gets top_k k; is_fused: in one kernel
+    Unfused, logits are cast, scores written and read (14 n E bytes more), and each choice is one-hot encoded over E
+    integers (16 n k E bytes). num_tokens n; num_experts E; top_k k; is_fused: one kernel
     """
     extra = 0.0 if is_fused else (14.0 + 16.0 * top_k) * num_experts
     return Work(
@@ -73,15 +71,13 @@ def experts(
         activations per assignment: up d a + g f o, activation g f o + f a, down f a + d o, combine d o;
                     and n d o for the sum
 
-    with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width the experts
-    work in; `local_experts` the experts that this rank holds (default all). Unfused, every distinct expert launches its
-    own kernels, gate and up read their input each, and gathered rows, activations, weighted outputs and sums are
-    written and read: (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers its rows by index;
-    libraries that permute (or quantize) them first move more. Source: identity; D: `distinct_experts`; Hugging Face's
-    MixtralSparseMoeBlock for the operators.
-
-    num_tokens n: of all ranks that share out the experts; ffn: the block; load: of this rank
-    form: of weights and inputs; is_fused: by serving engines' kernels, `num_kernels` where that is known
+    with w, a, o bytes of a weight, a multiplied input and an output. `width` is d, or the latent width of the experts;
+    `local_experts` those on this rank (default all). Unless `is_fused`, every distinct expert launches its own kernels,
+    gate and up each read their input, and gathered rows, activations, weighted outputs and sums are written and read:
+    (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers rows by index; libraries that permute
+    or quantize first move more. num_tokens n: of all ranks that share the experts; ffn: the block; load: of this rank;
+    form: weights and inputs; intermediate: f; num_kernels: of the fused kernels, if known. Source: identity; D:
+    `distinct_experts`; Hugging Face's MixtralSparseMoeBlock for the unfused operators.
     """
     if num_tokens == 0:
         return Work("experts", "moe", rate=form.rate, num_kernels=0)
@@ -170,7 +166,7 @@ def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 
 
 def _latent_nodes(ffn: MoEFFN, context: LayerContext, name: str) -> list[OperatorNode]:
-    """Projections into and out of the latent width of the experts, on every device in full."""
+    """Projections into and out of the experts' latent width, replicated on every device."""
     if ffn.latent_size is None:
         return []
     form = context.format("shared_experts")
@@ -194,7 +190,7 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 
 
 def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
-    """Tokens to the ranks of their experts, or their results back; a device has a tp-th of its rank's tokens."""
+    """Dispatch or combine; a device handles a tp-th of its rank's tokens."""
     shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
     group, route, copy = shard.ep_group, shard.route, width * element_bytes / shard.tp
     sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
@@ -244,11 +240,9 @@ def _mlp_nodes(
     prefix: str = "",
     ranks: tuple[int | None, int | None] = (None, None),
 ) -> list[OperatorNode]:
-    """A dense feed-forward block of `width` intermediate elements on this device; `ranks`: of its two halves.
+    """A dense block of `width` intermediate elements on this device; `ranks`: low ranks of its two halves.
 
-    context:   of the layer; component: whose number format it has (a name in `COMPONENTS`)
-    is_gated, function: as in `activation`; has_bias: of the up projection
-    prefix:    of the operators' names
+    component: whose number format it has (a name in `COMPONENTS`); has_bias: of the up projection
     """
     form, hidden, size = context.format(component), context.hidden, context.element_bytes
     if is_gated:

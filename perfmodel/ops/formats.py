@@ -1,4 +1,4 @@
-"""Which number format each part of a served model stores, reads and multiplies in."""
+"""Number formats in which each part of a served model is stored, read and multiplied."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ _KV_GROUP = 32  # elements of a scale below 8 bits unless the scenario says more
 
 
 class LinearFormat(NamedTuple):
-    """How one linear layer is stored and multiplied.
+    """How a linear layer is stored and multiplied.
 
     rate:            the peak rate that multiplies
     weight_bytes:    per weight, scales included
@@ -54,9 +54,8 @@ class LinearFormat(NamedTuple):
 
 
 def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | None = None) -> ModelSpec:
-    """The model in the formats that the engine serves it in: `dtype`, how it is multiplied, `quantization`,
-    `kv_cache_dtype` and `mamba_ssm_cache_dtype` applied; on `hardware`, formats that the engine has only weight-only
-    kernels for there are multiplied in the model's dtype.
+    """The model in the engine's formats: `dtype`, `quantization`, `kv_cache_dtype` and `mamba_ssm_cache_dtype` applied.
+    On `hardware` for which the engine has only weight-only kernels, the model's dtype multiplies.
 
     Raises SpecError for an unknown name, with the nearest known ones.
     """
@@ -82,7 +81,7 @@ def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | 
 
 
 def _with_state_format(model: ModelSpec, form: str, where_unnamed: bool = False) -> ModelSpec:
-    """`model` with the recurrent states of all layers in `form`, or of those whose configuration names no format."""
+    """Set the recurrent state format of all layers, or only of those that name none."""
     layers = (
         (replace(layer, mixer=replace(layer.mixer, state_format=form)), count)
         if isinstance(layer.mixer, GatedDeltaNet if where_unnamed else Mamba | GatedDeltaNet)
@@ -94,7 +93,7 @@ def _with_state_format(model: ModelSpec, form: str, where_unnamed: bool = False)
 
 
 def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:
-    """The formats of cached tokens by their age; a residual window is a tier of its own in the model's dtype."""
+    """KV formats by token age; a residual window is a tier in the model's dtype."""
     if engine.kv_tiers:
         tiers = [(tier.tokens or 0, _kv_format(tier.dtype, model)) for tier in engine.kv_tiers]
     else:
@@ -120,8 +119,9 @@ def _kv_format(name: str, model: ModelSpec) -> str:
 
 
 def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
-    """The model as a device stores and multiplies it: 2:4 as if dense where no unit skips the zeros; a CPU converts
-    FP8 keys and values by other instructions, while GPUs' attention kernels are calibrated with what they do."""
+    """The model as a device stores and multiplies it: 2:4 sparsity as dense where no unit skips zeros; FP8 KV on a CPU
+    needs conversion instructions, which calibrations of GPU attention kernels include.
+    """
     if hardware.kind == "cpu":
         model = replace(model, converts_fp8=True)
     sparsity = model.weight_sparsity
@@ -131,12 +131,11 @@ def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
 
 
 def linear_format(model: ModelSpec, component: str, own: QuantizationSpec | None = None) -> LinearFormat:
-    """The format of the linear layers of a component (a name in `COMPONENTS`), or of those with one of their `own`.
+    """The format of a component's linear layers (a name in `COMPONENTS`), or of those with a format of their `own`.
 
-    Sparse weights bring their indices along; those of 2:4 multiply at the sparse rate ("bf16@2:4").
-
-    Weight-only formats are dequantized on the way into the multiplication, which runs at the model's dtype; formats
-    with quantized activations multiply at the activations' rate. The cost of dequantizing is left to calibration.
+    Sparse weights store their indices; 2:4 ones multiply at the sparse rate ("bf16@2:4"). Weight-only formats multiply
+    at the model's dtype, activation-quantized ones at the activations' rate. Calibrations contain the cost of
+    dequantizing.
     """
     form = _dense_format(model, component, own or model.quantization)
     sparsity = model.weight_sparsity
@@ -171,7 +170,6 @@ def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSp
 
 
 def _each_format(model: ModelSpec, change: Callable[[QuantizationSpec], QuantizationSpec]) -> ModelSpec:
-    """`model` with its own format and those of its layers changed."""
     own = change(model.quantization)
     layers = tuple((replace(x, formats=tuple((n, change(f)) for n, f in x.formats)), i) for x, i in model.layers)
     is_same = own is model.quantization and layers == model.layers
@@ -179,10 +177,7 @@ def _each_format(model: ModelSpec, change: Callable[[QuantizationSpec], Quantiza
 
 
 def _multiplied(engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec) -> QuantizationSpec:
-    """How `engine` multiplies the format on `hardware`, which a checkpoint need not say.
-
-    Where there are units for MXFP4 (OCP MX 1.0), checkpoints without activations of their own meet MXFP8.
-    """
+    """How `engine` multiplies on `hardware`; with MXFP4 units, weight-only checkpoints use MXFP8 (OCP MX 1.0)."""
     form = form_of(quantization)
     support = format_use(engine, hardware, form).support if form is not None else None
     if support == "weight_only" and quantization.activations is not None:
@@ -199,14 +194,14 @@ def _static(quantization: QuantizationSpec) -> QuantizationSpec:
 
 
 def _has_static_scales(quantization: QuantizationSpec) -> bool:
-    """FP8 with one scale per tensor, and NVFP4, which has that scale beside its blocks'; others depend on the input."""
+    """FP8 with a scale per tensor, and NVFP4 with that scale beside its block scales; others depend on the input."""
     if quantization.weights != quantization.activations:
         return False
     return quantization.weights == "nvfp4" or (quantization.weights == "fp8" and not quantization.group_size)
 
 
 def _kernel_format(weights: str, activations: str, group_size: int) -> str:
-    """The format as tables of measured kernels name it: fp8, fp8_block (a scale per block), nvfp4, w4afp8."""
+    """The format's name in tables of measured kernels: fp8, fp8_block (a scale per block), nvfp4, w4afp8."""
     if weights == activations:
         return f"{weights}_block" if weights == "fp8" and group_size else weights
     if (weights, activations) == ("mxfp4", "mxfp8"):

@@ -1,8 +1,7 @@
 """Linear layers: activations times weights in any number format, products of two thin matrices, outliers apart.
 
-LLM.int8(): a few input columns with large values are multiplied apart, in 16 bits, and the rest in INT8.
-
-For an (m, k) input, n outputs and b bytes of the model's dtype, beside quantizing the input and the INT8 product:
+LLM.int8(): the few input columns with outliers are multiplied in 16 bits, the rest in INT8. For an (m, k) input, n
+outputs and b bytes of the model's dtype, beside quantizing the input and the INT8 product:
 
     find        m k b                       the input read once more, for columns with a magnitude above the threshold
     outliers    2 m n k' FLOPs, k' = share k, in the model's dtype; k' columns of weights, dequantized on the way
@@ -23,10 +22,7 @@ from perfmodel.ops.work import Work
 
 
 def _quantize_bytes(m: float, k: float, form: LinearFormat) -> float:
-    """HBM bytes of the kernel that quantizes an (m, k) input: read at the model's dtype, written at the input's.
-
-    0 for formats that read the model's dtype. Source: identity; the kernel is bandwidth-bound.
-    """
+    """HBM bytes of quantizing an (m, k) input: read at the model's dtype, written at the input's; 0 if equal."""
     return m * k * (form.output_bytes + form.input_bytes) if form.quantizes_input else 0.0
 
 
@@ -35,10 +31,8 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
 
         FLOPs = 2 m n k    bytes = n k w + m k a + m n o  (+ m k (o + a) to quantize X first)
 
-    with w, a, o the bytes of a weight, an input and an output element. Source: identity, each operand moved once.
-    Nothing is launched for m = 0.
-
-    name: of the operator; form: how weights and inputs are stored and multiplied; has_bias: n outputs more are read
+    with w, a, o the bytes of a weight, an input and an output element. m = 0 launches nothing. name: of the operator;
+    form: of weights and inputs; has_bias: reads n more. Source: identity, each operand moved once.
     """
     if m == 0:
         return Work(name, "gemm", rate=form.rate, num_kernels=0)
@@ -60,10 +54,7 @@ _SUM_BYTES = 4.0  # of a 32-bit sum of INT8 products
 
 
 def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> list[OperatorNode]:
-    """What comes beside the product `name` of `width` outputs; nothing without outliers.
-
-    num_in: k, columns of the input; form: with its share of outliers
-    """
+    """Outlier operators beside the product `name` of `num_in` x `width`; none without outliers."""
     if not form.outlier_share:
         return []
     size = form.output_bytes
@@ -78,7 +69,6 @@ def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> li
 
 
 def _pass(name: str, elements: float, num_bytes: float) -> Work:
-    """A kernel that looks at each element once; nothing is launched for none."""
     kernels = 1 if elements else 0
     return Work(name, "elementwise", flops=elements, rate="vector", activation_bytes=num_bytes, num_kernels=kernels)
 
@@ -92,12 +82,10 @@ def linear_nodes(
     thin: str = "",
     has_bias: bool = False,
 ) -> list[OperatorNode]:
-    """A multiplication for each of `widths` (name -> outputs), with inputs of `num_in`.
+    """One GEMM for each of `widths` (name -> outputs), with inputs of `num_in` columns.
 
-    With a `rank` r the inputs are multiplied once to r columns (named `thin`, else after the layer), and those to each
-    output: 2 T r (in + out) FLOPs, r (in + out) weights, one kernel more and 2 T r elements that go out and back in.
-
-    form: of the weights and inputs; has_bias: of the last multiplication
+    A low `rank` r adds one GEMM to r columns (named `thin`, else after the layer): 2 T r (in + out) FLOPs, r (in + out)
+    weights, 2 T r elements written and read. form: of weights and inputs; has_bias: of the last GEMM
     """
     nodes = []
     if rank is not None:

@@ -1,7 +1,7 @@
-"""Who sends what to whom: groups of ranks, how they are spread over nodes, and copies of tokens for their experts.
+"""Messages: groups of ranks, their spread over nodes, and copies of tokens for their experts.
 
-Ranks are numbered as vLLM does it: those of a tensor-parallel group are neighbours, then come pipeline stages, then
-data-parallel ranks. Rank r is on node r // (devices of a node), the first rank on the first device of a node.
+Ranks are numbered as in vLLM: tensor-parallel ranks are neighbours, then come pipeline stages, then data-parallel
+ranks. Rank r is on node r // (devices of a node), the first rank on the first device of a node.
 Source: vLLM, vllm/distributed/parallel_state.py, initialize_model_parallel: "the layout order is: ExternalDP x DP x PP
 x TP", arange(world).reshape(dp, pp, tp); expert-parallel groups are dp x tp ranks of one stage.
 """
@@ -20,7 +20,7 @@ class RankGroup(NamedTuple):
     """The groups along one axis of tp x pp x dp ranks.
 
     tensor:   tp ranks each; data: dp ranks of equal place; expert: tp * dp ranks of a stage
-    pipeline: the rank of a stage and its like in the next; `stage`: of this one only, of all alike unless given
+    pipeline: a rank and its peer in the next stage; `stage`: only of this one
     """
 
     axis: Literal["tensor", "pipeline", "data", "expert"]
@@ -31,7 +31,6 @@ class RankGroup(NamedTuple):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of one group."""
         sizes = {"tensor": self.tp, "pipeline": min(self.pp, 2), "data": self.dp, "expert": self.tp * self.dp}
         return sizes[self.axis]
 
@@ -41,7 +40,6 @@ class RankGroup(NamedTuple):
         return self.tp * self.pp * self.dp
 
     def members(self) -> NDArray[Any]:
-        """(groups, ranks of each)"""
         ranks = np.arange(self.num_devices).reshape(self.dp, self.pp, self.tp)
         if self.axis == "tensor":
             return ranks.reshape(-1, self.tp)
@@ -55,10 +53,10 @@ class RankGroup(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A group over nodes: the group that most of its messages leave the node for.
+    """The spread over nodes of the group with most messages between nodes.
 
-    most, least: of its ranks on one node
-    crossing:    share of the axis' groups that are on several nodes (of a pipeline's sends, those that cross)
+    most, least: ranks of it on one node
+    crossing:    share of the axis' groups on several nodes (pipeline: of the sends)
     """
 
     num_ranks: int
@@ -85,11 +83,12 @@ Route = Literal["node", "rank", "expert"]
 
 
 class Exchange(NamedTuple):
-    """What the bytes of a dispatch or a combine are made of.
+    """Composition of a dispatch or combine.
 
-    copy_bytes: of all tokens of a rank, once
-    route:      one copy for each "node" that has an expert of the token, handed on there over the scale-up link; for
-                each "rank"; for each "expert"; None: the first or the last, whichever is faster
+    copy_bytes: all tokens of a rank, once
+    route:      one copy of a token per "node" with an expert of it (forwarded over the scale-up link), per "rank", or
+    per
+                "expert"; None: the faster of the first and the last
     """
 
     ffn: MoEFFN
@@ -98,10 +97,10 @@ class Exchange(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A collective or point-to-point transfer: `bytes_` is the payload on each participating rank.
+    """A collective or point-to-point transfer of `bytes_` payload on each participating rank.
 
-    group:    who they are among the ranks of the replica; neighbours from its first on unless given
-    exchange: what an all-to-all of expert parallelism is made of
+    group:    None: neighbours from the first rank on
+    exchange: of an all-to-all of expert parallelism
     """
 
     kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send_recv
@@ -126,9 +125,9 @@ def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
 def distinct_nodes(ffn: MoEFFN, num_nodes: int) -> float:
     """Expected distinct nodes that hold a token's k experts.
 
-    As of ranks, but a node may hold several of the G groups of which a token reaches t. With g = G / N of them, a node
-    is missed with the mean of C(E t / G - j E / G, k) / C(E t / G, k) over the j of its groups that are among the t,
-    hypergeometric as well. Where nodes cut groups, the most there can be.
+    As for ranks, but a node may hold several of the G groups, of which a token reaches t. With g = G / N groups per
+    node, a node is missed with the mean of C(E t / G - j E / G, k) / C(E t / G, k) over j, the number of its groups
+    among the t, hypergeometric as well. If nodes split groups: the upper bound.
     """
     groups, chosen = ffn.num_groups, ffn.top_k_groups
     if chosen == groups:
@@ -148,7 +147,7 @@ def _distinct(ffn: MoEFFN, parts: float, reachable: float) -> float:
 
 
 def _missed(ffn: MoEFFN, reachable: float, local: float) -> float:
-    """Chance that none of k among `reachable` experts is one of `local`."""
+    """P(none of k among `reachable` experts is one of `local`)."""
     missed = 1.0
     for i in range(min(ffn.top_k, ffn.num_experts)):
         missed *= max(0.0, (reachable - local - i) / (reachable - i))

@@ -1,4 +1,4 @@
-"""`OperatorNode`: an operator as it stands in a model, and what is common to all nodes of one device."""
+"""`OperatorNode`: an operator's place in a model; `LayerContext`: what all nodes of a device share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from perfmodel.specs.engine.description import ExpertsRow
 class OperatorNode:
     """An operator that runs `count` times per step on the device that sets the time.
 
-    `work` maps the shape of the whole step to the work of one run on one device; it reads only the fields of the shape
-    that `depends` names. `runs`: how many of `count` are expected to take place, where tokens may leave them out.
+    `work` maps the whole step's shape to one run's work; it reads only the fields that `depends` names. `runs`:
+    expected number of the `count` runs, under early exit.
     """
 
     name: str
@@ -29,18 +29,18 @@ class OperatorNode:
     runs: Callable[[BatchShape], float] | None = None
 
     def expected_runs(self, shape: BatchShape) -> float:
-        """`count`, or as many of them as a step of `shape` needs."""
+        """Expected runs in a step of `shape`."""
         return self.count if self.runs is None else self.runs(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What every layer needs to know: the model as served, how it is cut, which kernels run.
+    """The model as served, its sharding and the engine's kernels.
 
-    is_fused:        kernels of serving engines; otherwise one per operator of plain PyTorch modules
-    concatenates_kv: the cache grows by a copy of all of it
-    experts:         how the engine runs routed experts, where its description says
-    sparse_heads:    heads of a tile of the kernel for prompts with an indexer
+    is_fused:        serving engines' kernels, not one per PyTorch operator
+    concatenates_kv: the cache grows by concatenation
+    experts:         how the engine runs routed experts, if described
+    sparse_heads:    heads per tile of the sparse prefill kernel
     """
 
     model: ModelSpec
@@ -70,7 +70,7 @@ class LayerContext:
 
     @property
     def kv_element_bytes(self) -> float:
-        """Bytes of a cached element of the oldest tokens, which may take less than newer ones (`kv_surplus`)."""
+        """Bytes of a cached element of the oldest tier; newer ones may take more (`kv_surplus`)."""
         quantization = self.model.quantization
         return kv_element_bytes(quantization.kv_cache or self.model.dtype, quantization.kv_group_size)
 
@@ -79,29 +79,29 @@ class LayerContext:
 
 
 def on_tokens(name: str, work: Callable[[int], Work]) -> OperatorNode:
-    """A node whose work is a function of the number of tokens."""
+    """A node whose work depends on the number of tokens."""
     return OperatorNode(name, 1, Depends.TOKENS, lambda shape: work(shape.num_tokens))
 
 
 def on_group(name: str, work: Callable[[int], Work], num_ranks: int) -> OperatorNode:
-    """A node whose work is a function of the tokens of all `num_ranks` data-parallel ranks together."""
+    """A node whose work depends on the tokens of all `num_ranks` data-parallel ranks."""
     if num_ranks == 1:
         return on_tokens(name, work)
     return OperatorNode(name, 1, Depends.GROUP, lambda shape: work(shape.group_tokens or num_ranks * shape.num_tokens))
 
 
 def on_samples(name: str, work: Callable[[int], Work]) -> OperatorNode:
-    """A node whose work is a function of the number of sequences to sample."""
+    """A node whose work depends on the number of sampled sequences."""
     return OperatorNode(name, 1, Depends.SAMPLES, lambda shape: work(shape.num_samples))
 
 
 def on_prefills(name: str, work: Callable[[Sequence[tuple[int, int]]], Work]) -> OperatorNode:
-    """A node whose work is a function of the prefills."""
+    """A node whose work depends on the prefills."""
     return OperatorNode(name, 1, Depends.PREFILL, lambda shape: work(shape.prefills))
 
 
 def on_mixed(name: str, work: Callable[[Sequence[tuple[int, int]], int, int, float], Work]) -> OperatorNode:
-    """A node whose work is a function of the prefills and the decodes (see `on_decodes`) of a step that has both."""
+    """A node whose work depends on prefills and decodes (see `on_decodes`) of a step with both."""
 
     def run(shape: BatchShape) -> Work:
         return work(shape.prefills, shape.num_decodes, shape.decode_context, shape.queries_per_decode)
@@ -110,9 +110,9 @@ def on_mixed(name: str, work: Callable[[Sequence[tuple[int, int]], int, int, flo
 
 
 def on_decodes(name: str, work: Callable[[int, int, float], Work], span_index: int | None = None) -> OperatorNode:
-    """A node whose work is a function of the number of decodes, their visible context, and the queries of each.
+    """A node whose work depends on the number of decodes, their visible context, and the queries of each.
 
-    `span_index` picks the entry of `decode_windowed` that is the context of a layer with a limited span.
+    `span_index` picks the entry of `decode_windowed` for a layer with a limited span.
     """
 
     def run(shape: BatchShape) -> Work:

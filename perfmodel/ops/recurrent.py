@@ -1,9 +1,8 @@
 """State-space scans and linear attention: a state of constant size per sequence instead of a KV cache.
 
-Prefill runs in chunks of c tokens as matrix multiplications inside a chunk and a recurrence between chunks; decode
-updates the state once per token, bound by reading and writing it. States are kept in fp32, as the configurations that
-say so have it (Qwen3.5, Nemotron-3), or in the format that the engine is told; those between chunks of a scan are in
-fp32, the window of the causal convolution is in the model's dtype.
+Prefill runs GEMMs inside chunks of c tokens and a recurrence between them; decode is bound by reading and writing the
+state. States are kept in fp32, as configurations that name a format have it (Qwen3.5, Nemotron-3), or in the engine's;
+between chunks in fp32. The window of the causal convolution is in the model's dtype.
 """
 
 from collections.abc import Sequence
@@ -47,10 +46,7 @@ class StateShape(NamedTuple):
 
 
 def _causal_conv(num_tokens: float, channels: int, kernel: int, element_bytes: float) -> Work:
-    """Depthwise causal convolution with activation: FLOPs = 2 k n c (+ 5 n c), bytes 2 n c b (+ weights c k b).
-
-    num_tokens n, channels c: rows and columns; kernel k: taps; element_bytes b: of an element, in bytes
-    """
+    """Depthwise causal convolution with activation: FLOPs = 2 k n c (+ 5 n c), bytes 2 n c b (+ weights c k b)."""
     elements = num_tokens * channels
     return Work(
         "causal_conv",
@@ -111,7 +107,6 @@ def _prefill_scan(
     num_kernels: int,
     rate: str,
 ) -> Work:
-    """Inputs and outputs of all tokens, the states between chunks, and each sequence's own state."""
     tokens = sum(t for t, _ in prefills)
     own = 2.0 * len(prefills) * state.state_elements * state.state_bytes
     return Work(
@@ -138,9 +133,9 @@ def state_update(
         FLOPs = 7 q B H k v for the delta rule (decay 1, k^T S 2, outer product 2, q^T S 2); 5 to 9 for Mamba
         bytes = s (1 + q) B H k v (state of s bytes: read once, written after each token) + q B inputs b
 
-    A state after each token is what lets a rejected draft be taken back.
-    num_seqs B: sequences of `queries` q tokens each; name: of the operator; flops_per_element: of the state, a token
-    Source: Yang et al. 2025, eq. 10 in recurrent form; Gu and Dao 2023, algorithm 1.
+    Storing the state after each token allows rejected drafts to be rolled back. num_seqs B: sequences of `queries` q
+    tokens each; name: of the operator; flops_per_element: per state element and token. Source: Yang et al. 2025, eq. 10
+    in recurrent form; Gu and Dao 2023, algorithm 1.
     """
     return Work(
         name,
@@ -154,9 +149,9 @@ def state_update(
 
 
 def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes: float) -> StateShape:
-    """The recurrent state of the mixer on one of `tp` devices.
+    """The mixer's recurrent state on one of `tp` devices.
 
-    dtype: of the products; element_bytes: of an element of inputs and outputs, in bytes
+    dtype: of the products; element_bytes: of inputs and outputs
     """
     kept = bytes_per_weight(mixer.state_format)
     if isinstance(mixer, GatedDeltaNet):
@@ -171,7 +166,7 @@ def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes
 
 
 def conv_channels(mixer: Mamba | GatedDeltaNet, state: StateShape) -> int:
-    """Channels of the causal convolution on the device of `state`: q, k, v; x, B, C; or x alone (Mamba-1)."""
+    """Channels of the causal convolution on one device: q, k, v; x, B, C; or x alone (Mamba-1)."""
     values = state.num_heads * state.columns
     if isinstance(mixer, Mamba) and mixer.dt_rank is not None:
         return values
@@ -224,7 +219,7 @@ def mamba_nodes(mixer: Mamba, context: LayerContext) -> list[OperatorNode]:
 
 
 def _step_projections(dt_rank: int, inner: int, state_size: int, context: LayerContext) -> list[OperatorNode]:
-    """Mamba-1: x to (dt, B, C), summed over devices since the inner width is cut, and dt to every channel."""
+    """Mamba-1: x to (dt, B, C), all-reduced as the inner width is cut, and dt to every channel."""
     form, size, tp = context.format("linear_attention"), context.element_bytes, context.shard.tp
     columns = dt_rank + 2 * state_size
     nodes = [on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form))]
@@ -236,7 +231,7 @@ def _step_projections(dt_rank: int, inner: int, state_size: int, context: LayerC
 
 
 def _gated_norm(width: int, context: LayerContext) -> list[OperatorNode]:
-    """Norm of the scan's output times its gate: one kernel of three passes, or a norm's and a gate's when unfused."""
+    """Gated norm of the scan's output: one kernel, or norm and gate when unfused."""
     size = context.element_bytes
     if context.is_fused:
         return [on_tokens("gated_norm", lambda n: gate("gated_norm", n, width, size))]

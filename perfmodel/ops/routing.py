@@ -1,25 +1,21 @@
-"""Which experts tokens go to: the load of one rank, in expectation, for uniform and for skewed routing.
+"""Expert routing: expected load of one rank under uniform and skewed routing.
 
-A load counts what the grouped experts' time depends on: distinct experts (their weights are read), assignments (rows
-multiplied), and tiles of rows, since every expert pads its rows to whole tiles. A router learns to balance its experts,
-so uniform is the model of a well-trained one; power laws stand for domain traffic that favours some experts.
+Grouped GEMM time depends on distinct experts (weights read), assignments (rows multiplied) and tiles (each expert pads
+its rows to whole tiles). Uniform models a well-trained router; power laws stand for skewed domain traffic.
 
-Experts of a fixed capacity have buffers of equal size for every expert, whatever the router says:
+With a fixed capacity every expert has a buffer of equal size, whatever the router says:
 
     C = ceil(c n k / E) rows for each expert, of n tokens that choose k of E experts under capacity factor c
 
-Every expert multiplies C rows: those that get fewer pad, those that get more drop the rest. No rank waits for a
-popular expert, and shapes do not depend on the data; what is paid is the padding and, in quality, the tokens dropped.
+Experts with fewer rows pad, those with more drop the rest. No rank waits for a popular expert and shapes are static, at
+the price of padding and of dropped tokens (quality).
 
 Source: Lepikhin et al. 2020 (GShard); Fedus et al. 2021 (Switch Transformer), section 2.2.
 
-Load balancers copy experts and place them so that ranks are loaded alike. Copies go, one at a time, to the expert whose
-copies are loaded most; then experts and copies, most loaded first, to the rank that is loaded least and has a place
-left. What is known when they are placed is how popular experts are in the long run, not how many tokens the next step
-sends them: that noise stays. Source: DeepSeek-AI 2024, "Expert Parallelism Load Balancer" (EPLB; vLLM: enable_eplb),
-global policy.
-
-Which experts tokens go to where some are more popular than others, without saying which: the load of one rank.
+Load balancers replicate experts and place them for equal load. Replicas go one at a time to the expert with the highest
+load per copy; then copies, highest load first, to the least loaded rank with a free slot. Placement knows long-run
+popularity, not the noise of a step. Source: DeepSeek-AI 2024, "Expert Parallelism Load Balancer" (EPLB; vLLM:
+enable_eplb), global policy.
 
 An expert is among a token's k with a probability of its own, drawn from a beta distribution of mean p = k / E:
 
@@ -31,8 +27,8 @@ an expert among n are then beta-binomial, and in closed form
     P(X = 0) = B(a, b + n) / B(a, b)        so that fewer distinct experts are read than under uniform routing
     P(X = i + 1) / P(X = i) = (n - i) (a + i) / ((i + 1) (b + n - i - 1))
 
-One token still has exactly k experts. A rank that holds E / R of them is loaded by the sum of so many draws: its share
-varies by sqrt(phi R / E) of itself more than tokens that choose independently make it vary.
+A token still has exactly k experts. The share of a rank with E / R experts varies by sqrt(phi R / E) of itself on top
+of what independent tokens make it vary.
 
 Source: Skellam 1948 (beta-binomial). Phi is fitted to servers (`perfmodel calibrate --routing`): routers trained to
 balance their experts over a corpus do not do so over the tokens of a batch.
@@ -67,13 +63,13 @@ class Placement(NamedTuple):
     copies: NDArray[np.int64]
 
     def rows(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(ranks, slots): the tokens of each slot, where `counts` has those of each expert, shared among its copies."""
+        """(ranks, slots): tokens per slot; copies share the `counts` of their expert."""
         shared = (counts[self.expert] + self.copy) // self.copies[self.expert]
         return np.where(self.expert < 0, 0, shared)
 
 
 def consecutive_experts(num_experts: int, num_ranks: int) -> Placement:
-    """`num_ranks` ranks with consecutive experts, one copy of each."""
+    """Consecutive experts on each of `num_ranks` ranks, one copy each."""
     slots = ceil(num_experts / num_ranks)
     padded = np.full(num_ranks * slots, -1, dtype=np.int64)
     padded[:num_experts] = np.arange(num_experts)
@@ -82,7 +78,7 @@ def consecutive_experts(num_experts: int, num_ranks: int) -> Placement:
 
 
 def place_experts(popularity: Values, num_ranks: int, num_redundant: int = 0) -> Placement:
-    """The placement of experts of such `popularity` (in any unit) and `num_redundant` copies on `num_ranks` ranks."""
+    """Place experts of given `popularity` (any unit) and `num_redundant` copies on `num_ranks` ranks."""
     num_experts = len(popularity)
     copies = np.ones(num_experts, dtype=np.int64)
     for _ in range(num_redundant):
@@ -102,9 +98,9 @@ def place_experts(popularity: Values, num_ranks: int, num_redundant: int = 0) ->
 
 
 class ExpertLoad(NamedTuple):
-    """What one rank is sent.
+    """The load of one rank.
 
-    distinct: experts that get a token; assignments: (token, expert) pairs to them
+    distinct: experts with tokens; assignments: (token, expert) pairs
     tiles:    sum over experts of ceil(rows / t), for each t in TILE_ROWS; empty if not known
     """
 
@@ -120,9 +116,8 @@ Routing = Callable[[MoEFFN, int, int], ExpertLoad]
 def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
     """Expected experts that get at least one of `num_tokens` tokens: D = E (1 - (1 - k/E)^n).
 
-    Each token picks k of E distinct experts uniformly and independently of other tokens. Group-limited routing
-    (DeepSeek-V3: the best 4 of 8 groups first) leaves k/E, and so D, unchanged while tokens choose their groups
-    independently. Source: linearity of expectation.
+    Tokens pick k of E distinct experts uniformly and independently. Group-limited routing (DeepSeek-V3: the best 4 of 8
+    groups first) leaves k/E, and so D, unchanged. Source: linearity of expectation.
     """
     missed: float = (1.0 - min(1.0, top_k / num_experts)) ** num_tokens
     return num_experts * (1.0 - missed)
@@ -152,21 +147,21 @@ def expected_tiles(num_tokens: float, probability: float) -> Values:
 
 
 def uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-    """The expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
+    """Expected load of any rank with ceil(E / ranks) experts: its share of D, and n k E_local / E assignments."""
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
     return _uniform(local, num_tokens, top_k / ffn.num_experts)
 
 
 def _largest_of(count: int) -> float:
-    """The expected largest of so many standard normals. Source: Blom 1958 (order statistics)."""
+    """Expected maximum of `count` standard normals. Source: Blom 1958 (order statistics)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def slowest_uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-    """The expected load of the rank that gets most, under uniform routing.
+    """Expected load of the most loaded rank under uniform routing.
 
-    Assignments of a rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
-    quantile (R - 3/8) / (R + 1/4). Its experts are then that much more popular.
+    Assignments per rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
+    quantile (R - 3/8) / (R + 1/4). Its experts are that much more popular.
     """
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
     if num_ranks <= 1:
@@ -187,7 +182,7 @@ Chances = Callable[[int, int], Values]  # (experts, top_k) -> (draws, experts): 
 
 
 def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> Chances:
-    """How likely each expert is among the k of a token, as a scenario says; `num_draws` of what is drawn."""
+    """Each expert's chance to be among a token's k, as the scenario says; random ones are drawn `num_draws` times."""
     if spec.alpha is not None:
         return _power_law_chances(spec.alpha, num_draws, seed)
     if spec.popularity is not None:
@@ -198,12 +193,10 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> 
 def power_law_routing(
     exponent: float, num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
 ) -> Routing:
-    """Routing in which experts are drawn in proportion to x, x of density x^-exponent; the slowest rank's load.
+    """Popularity drawn from density x^-exponent; load of the slowest rank, mean over seeded draws.
 
-    Popularity is drawn once per block shape, counts for each number of tokens: means over seeded draws. Ranks hold
-    consecutive experts, or, with `num_redundant` copies of popular ones, those that `place_experts` gives them.
-
-    num_draws: of popularity; seed: of all that is drawn
+    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts. num_draws: of
+    popularity, once per block shape; seed: of all draws
     """
     return _skewed(_power_law_chances(exponent, num_draws, seed), num_redundant, seed)
 
@@ -211,11 +204,10 @@ def power_law_routing(
 def recorded_routing(
     popularity: Sequence[float], num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
 ) -> Routing:
-    """Routing in proportion to recorded counts, one for each expert; the slowest rank's load.
+    """Routing in proportion to recorded counts per expert; load of the slowest rank.
 
-    A block with another number of experts than were recorded takes the record's quantiles, most popular first.
-
-    popularity: tokens of each expert; num_redundant, num_draws, seed: as in `power_law_routing`
+    popularity: tokens per expert; blocks with another number of experts use its quantiles, most popular first.
+    num_redundant, num_draws, seed: as in `power_law_routing`
     """
     return _skewed(_recorded_chances(popularity, num_draws, seed), num_redundant, seed)
 
@@ -243,11 +235,6 @@ def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) ->
 
 
 def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routing:
-    """Routing by each expert's chance to be among a token's k; counts drawn anew for each batch.
-
-    num_redundant: copies of popular experts, all placed by their popularity; None: consecutive experts, no copies
-    """
-
     @lru_cache(maxsize=256)
     def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
         chances = chances_of(num_experts, top_k)
@@ -269,7 +256,7 @@ def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routin
 
 
 def _power_law(uniform: Values, exponent: float) -> Values:
-    """Uniform numbers to values of density x^-exponent on [1, _MOST_POPULAR]."""
+    """Map uniform numbers to density x^-exponent on [1, _MOST_POPULAR]."""
     if abs(exponent - 1.0) < 1e-9:
         return np.asarray(_MOST_POPULAR**uniform)
     power = 1.0 - exponent
@@ -277,7 +264,7 @@ def _power_law(uniform: Values, exponent: float) -> Values:
 
 
 def _inclusion(popularity: Values, top_k: int) -> Values:
-    """Chances that a token's k experts include each: proportional to popularity, none above 1, k in sum."""
+    """Inclusion chances: proportional to popularity, none above 1, k in sum."""
     chances: Values = popularity * (top_k / popularity.sum(axis=1, keepdims=True))
     for _ in range(popularity.shape[1]):
         full = chances >= 1.0
@@ -290,12 +277,12 @@ def _inclusion(popularity: Values, top_k: int) -> Values:
 
 
 def capacity_rows(ffn: MoEFFN, num_tokens: int, factor: float) -> int:
-    """C, at most all tokens."""
+    """C, at most `num_tokens`."""
     return min(num_tokens, ceil(factor * num_tokens * min(ffn.top_k, ffn.num_experts) / ffn.num_experts - 1e-9))
 
 
 def with_capacity(factor: float) -> Routing:
-    """The load of any rank when each of its experts multiplies C rows."""
+    """Load of any rank when each expert multiplies C rows."""
 
     def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
         local, rows = ceil(ffn.num_experts / num_ranks), capacity_rows(ffn, num_tokens, factor)
@@ -306,12 +293,10 @@ def with_capacity(factor: float) -> Routing:
 
 
 def dropped_share(ffn: MoEFFN, num_tokens: int, factor: float, chances: NDArray[np.float64]) -> float:
-    """The expected share of (token, expert) pairs beyond the capacity.
+    """Expected share of (token, expert) pairs beyond capacity `factor` c, for num_tokens of all ranks.
 
-    chances: (draws, experts), how likely each expert is among a token's k; the rows of one are binomial. The mean
-             of max(X - C, 0) is taken over a normal's quantiles, and exactly 0 where C holds all tokens.
-
-    ffn, num_tokens: the block and the tokens of all ranks; factor: c of the capacity
+    ffn: the block; chances: (draws, experts), each expert's chance to be among a token's k. Rows are binomial; the mean
+    of max(X - C, 0) is over a normal's quantiles, and exactly 0 where C holds all tokens.
     """
     rows = capacity_rows(ffn, num_tokens, factor)
     if rows >= num_tokens:
@@ -330,14 +315,14 @@ _NUM_QUANTILES = 128
 
 
 def _shapes(probability: float, dispersion: float) -> tuple[float, float]:
-    """a and b of the beta distribution; the dispersion is at most what probabilities up to 1 allow."""
+    """a and b of the beta distribution; dispersion is clipped to what probabilities up to 1 allow."""
     most = (1.0 - probability) / probability
     total = most / min(dispersion, 0.9 * most) - 1.0
     return probability * total, (1.0 - probability) * total
 
 
 def dispersed_tiles(num_tokens: int, probability: float, dispersion: float) -> tuple[float, Values]:
-    """The chance that an expert gets a token, and E ceil(X / t) of its X tokens, for each t in TILE_ROWS."""
+    """P(an expert gets a token), and E ceil(X / t) of its X tokens for each t in TILE_ROWS."""
     a, b = _shapes(probability, dispersion)
     never = exp(lgamma(b + num_tokens) - lgamma(b) + lgamma(a + b) - lgamma(a + b + num_tokens))
     mean = num_tokens * probability
@@ -354,7 +339,7 @@ def dispersed_tiles(num_tokens: int, probability: float, dispersion: float) -> t
 
 @lru_cache(maxsize=64)
 def _quantiles(a: float, b: float) -> Values:
-    """Quantiles of the beta distribution, each standing for as many experts; their mean is its mean."""
+    """Beta quantiles of equal weight, with the exact mean."""
     edges = np.linspace(0.0, 1.0, _GRID + 1) ** 3  # finer where a density of a < 1 is steep
     middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     density = (a - 1.0) * np.log(middles) + (b - 1.0) * np.log1p(-middles)
@@ -364,10 +349,9 @@ def _quantiles(a: float, b: float) -> Values:
 
 
 def dispersed_routing(dispersion: float, is_balanced: bool = False) -> Routing:
-    """The expected load of the rank that gets most, where popularity has so much `dispersion` (phi).
+    """Expected load of the most loaded rank when popularity has this `dispersion` (phi).
 
-    is_balanced: experts are placed and copied so that popularity is the same on all ranks; how many tokens a step
-    sends them still differs
+    is_balanced: placement and copies even out popularity over ranks; noise per step remains
     """
     return partial(_slowest, dispersion, is_balanced) if dispersion > _LEAST else slowest_uniform_routing
 
@@ -385,7 +369,7 @@ def _slowest(dispersion: float, is_balanced: bool, ffn: MoEFFN, num_tokens: int,
 
 
 def _heaviest(dispersion: float, probability: float, local: int, num_tokens: int, num_ranks: int) -> float:
-    """How likely a token chooses an expert of the rank that gets most of `num_ranks` with `local` experts each."""
+    """A token's chance to choose an expert of the most loaded of `num_ranks` ranks with `local` experts each."""
     above = _largest_of(num_ranks)
     rows = num_tokens * local * probability
     relative = (1.0 - 1.0 / num_ranks) * (1.0 / rows + dispersion / local)

@@ -1,6 +1,6 @@
-"""How a model is cut over devices: tensor, pipeline, data and expert parallelism, as vLLM cuts it.
+"""Sharding: tensor, pipeline, data and expert parallelism, as in vLLM.
 
-Sizes that do not divide are rounded up: the device with the larger share sets the time.
+Sizes that do not divide are rounded up: the largest share sets the time.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ _ROUTES: dict[str, Route] = {
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts.
-    gathers_tokens: see `EngineSpec`. num_redundant_experts: copies of popular experts, on all ranks together.
-    route: of tokens to experts on other ranks; None: as is faster
+    gathers_tokens: see `EngineSpec`. num_redundant_experts: over all ranks. route: of tokens to remote experts; None:
+    fastest
 
     Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
     the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always.
@@ -62,11 +62,11 @@ class Sharding:
 
     @property
     def ep_group(self) -> RankGroup:
-        """All ranks of a stage: whole experts, or the columns of all, are shared out over them."""
+        """All ranks of a stage, which share experts (whole or by columns)."""
         return RankGroup("expert", self.tp, self.pp, self.dp)
 
     def next_stage(self, stage: int | None = None) -> RankGroup:
-        """A rank and its like in the stage after `stage`, or after any."""
+        """A rank and its peer in the stage after `stage`, or after any."""
         return RankGroup("pipeline", self.tp, self.pp, self.dp, stage)
 
     @property
@@ -78,20 +78,20 @@ class Sharding:
         return 1 if self.is_expert_parallel else self.tp * self.dp
 
     def local_experts(self, num_experts: int) -> int:
-        """Experts, copies included, that a rank holds."""
+        """Experts per rank, copies included."""
         return ceil((num_experts + self.num_redundant_experts) / self.ep)
 
     def columns(self, size: int) -> int:
-        """A dimension cut over the tensor-parallel ranks."""
+        """A dimension cut over tensor-parallel ranks."""
         return ceil(size / self.tp)
 
     def kv_heads(self, num_kv_heads: int) -> int:
-        """KV heads on a device: shared out, or replicated where there are fewer heads than ranks."""
+        """KV heads per device; replicated if fewer than ranks."""
         return max(1, ceil(num_kv_heads / self.tp))
 
 
 def stages(num_layers: int, num_stages: int) -> list[range]:
-    """The layers of each pipeline stage, as vLLM splits them: the remainder goes to stages before the last."""
+    """Layers of each pipeline stage, as vLLM splits them: the remainder goes to stages before the last."""
     base, rest = divmod(num_layers, num_stages)
     sizes = [base] * num_stages
     for i in range(rest):

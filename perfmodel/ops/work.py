@@ -1,8 +1,7 @@
-"""The two types that operators speak: the shape of a step, and the work that one operator does on it.
+"""`BatchShape`, the shape of a step, and `Work`, what one operator does on one device.
 
-Both are plain data. A `BatchShape` is the sufficient statistic of a scheduled step: nothing that costs time
-depends on which request is which. A `Work` counts FLOPs, bytes per memory level and messages for one device;
-how long that takes is the business of `perfmodel.cost`.
+A `BatchShape` is the sufficient statistic of a scheduled step: request identity never affects cost. A `Work` counts
+FLOPs, bytes per memory level and messages; `perfmodel.cost` times it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ E = TypeVar("E")
 
 
 class Depends(Enum):
-    """Which part of a BatchShape an operator's work is a function of (the cost model memoises by it)."""
+    """The part of a BatchShape that determines an operator's work (the memo key of the cost model)."""
 
     TOKENS = "tokens"  # num_tokens
     ROWS = "rows"  # num_tokens, num_decodes
@@ -31,19 +30,17 @@ class Depends(Enum):
 class BatchShape(NamedTuple):
     """What a step computes, whole model, before any sharding.
 
-    num_tokens:      query tokens of all grants together
+    num_tokens:      query tokens of all grants
     num_samples:     sequences whose logits are needed (one row of the LM head each)
-    prefills:        (query tokens, tokens already in the KV cache) of each grant of more than one token
-    num_decodes:     sequences that decode: each gets one token, or verifies drafted ones beside it
-    decode_context:  sum over those of their KV length, the new token included
-    decode_windowed: for each distinct attention span of the model (`ModelSpec.attention_spans`), the sum over the
-                     decodes of min(KV length, span), in that order; empty for models without limited spans
-    group_tokens:    query tokens of all data-parallel ranks that share experts with this one, its own included;
-                     0: every rank has `num_tokens`
-    decode_tokens:   query tokens of all decodes together, those that are verified included; 0: one each
-    drafting:        how many of the decodes draft 1, 2 ... deep or deeper (pipelined: for the next round)
-    num_draft_tokens: drafted tokens that the step verifies, in none of the sums above but `group_tokens`; `verified`
-                     adds them up
+    prefills:        (query tokens, cached tokens) of each grant of more than one token
+    num_decodes:     decoding sequences, each with one token, or drafted ones to verify beside it
+    decode_context:  sum of their KV lengths, the new token included
+    decode_windowed: for each attention span of the model (`ModelSpec.attention_spans`), the sum over decodes of
+                     min(KV length, span), in that order; empty without limited spans
+    group_tokens:    query tokens of all data-parallel ranks that share experts; 0: every rank has `num_tokens`
+    decode_tokens:   query tokens of all decodes, verified ones included; 0: one each
+    drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
+    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
     """
 
     num_tokens: int
@@ -59,17 +56,15 @@ class BatchShape(NamedTuple):
 
     @property
     def num_queries(self) -> int:
-        """Query tokens of all decodes together."""
         return self.decode_tokens or self.num_decodes
 
     @property
     def queries_per_decode(self) -> float:
-        """Query tokens of a decode, on average."""
         return self.decode_tokens / self.num_decodes if self.decode_tokens else 1.0
 
     @property
     def apart(self) -> tuple["BatchShape", "BatchShape"]:
-        """The step of the prompts alone, and that of the decodes alone."""
+        """The step split into prompts and decodes."""
         decoded = self.num_decodes
         tokens, samples = self.num_tokens - decoded, self.num_samples - decoded
         everyone = self.group_tokens
@@ -89,7 +84,7 @@ class BatchShape(NamedTuple):
         return BatchShape(tokens, samples, self.prefills, 0, 0, (), of_prompts), decodes
 
     def verified(self, spans: tuple[int, ...]) -> "BatchShape":
-        """The step that verifies `num_draft_tokens`: more tokens, more samples, more KV; drafts nothing itself."""
+        """The step that verifies `num_draft_tokens`: more tokens, samples and KV; it drafts nothing."""
         drafted = self.num_draft_tokens
         return BatchShape(
             self.num_tokens + drafted,
@@ -109,19 +104,19 @@ class BatchShape(NamedTuple):
 
 
 def windowed_contexts(num_seqs: int, context: int, spans: tuple[int, ...]) -> tuple[int, ...]:
-    """`BatchShape.decode_windowed` of `num_seqs` equally long sequences with `context` tokens together."""
+    """`BatchShape.decode_windowed` of `num_seqs` equally long sequences with `context` tokens in all."""
     return tuple([_within(context, num_seqs, span) for span in spans])
 
 
 def _within(context: int, num_seqs: int, span: int) -> int:
-    """What equally long sequences with `context` tokens together see of them under a limited span."""
+    """Visible tokens, under a span, of equally long sequences with `context` tokens in all."""
     return min(context, num_seqs * span)
 
 
 def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queries: int = 1) -> BatchShape:
-    """The shape of a decode step of `num_seqs` sequences with `context` tokens each, of which `queries` are new.
+    """A decode step of `num_seqs` sequences of `context` tokens each, `queries` of them new.
 
-    spans: of attention, in tokens, where the model limits them (`ModelSpec.attention_spans`)
+    spans: the model's attention spans, in tokens (`ModelSpec.attention_spans`)
     """
     return BatchShape(
         num_tokens=num_seqs * queries,
@@ -137,19 +132,19 @@ def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queri
 class Work:
     """One operator in one layer on one device.
 
-    name:       as people say it ("qkv_proj", "flash_prefill", "all_reduce"); several nodes may share a family
-    family:     which achieved fractions apply: gemm | attention_prefill | attention_decode | attention_sparse | moe |
-                scan | elementwise | sampling | embedding | collective
+    name:       "qkv_proj", "flash_prefill", "all_reduce"; several nodes may share a family
+    family:     selects achieved fractions: gemm | attention_prefill | attention_decode | attention_sparse | moe | scan
+    |
+                elementwise | sampling | embedding | collective
     flops:      floating-point operations (a multiply-add is two)
-    rate:       the dtype whose peak rate does them, a key of `peak_flops_per_s` (bf16, fp8, int8, ...)
-    format:     what the rate leaves open and decides which kernels run: a number format (fp8_block, int4_wo), or that
-                decodes have several queries (verify)
+    rate:       dtype of the peak rate, a key of `peak_flops_per_s` (bf16, fp8, int8, ...)
+    format:     selects kernels beyond the rate: a number format (fp8_block, int4_wo), or several queries (verify)
     weight_bytes, activation_bytes, kv_bytes: HBM traffic by what it carries (read and written)
-    sram_bytes: traffic between SRAM and L2 where it differs from HBM traffic (re-reads of tiles); 0 if not counted
-    vector_ops: instructions of the vector units beside the products: cached integers made into numbers
+    sram_bytes: SRAM-L2 traffic where it differs from HBM's (tiles read again); 0 if not counted
+    vector_ops: vector instructions beside the products: dequantizing cached integers
     message:    the collective, for operators that talk to other devices
     num_kernels: launches on the device
-    extent:     sizes that the form of its family reads beside those figures; None: that has none
+    extent:     further sizes that the family's form reads
     """
 
     name: str
@@ -167,7 +162,7 @@ class Work:
     vector_ops: float = 0.0
 
     def extent_as(self, kind: type[E]) -> E:
-        """Its extent, of the type that a form reads. Raises SpecError for a work of another family."""
+        """The extent, checked to be of type `kind`. Raises SpecError for a work of another family."""
         if isinstance(self.extent, kind):
             return self.extent
         raise SpecError(
@@ -181,5 +176,5 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOP per HBM byte (infinite for work that moves nothing)."""
+        """FLOP per HBM byte (infinite without traffic)."""
         return self.flops / self.hbm_bytes if self.hbm_bytes else float("inf")

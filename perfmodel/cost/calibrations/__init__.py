@@ -1,3 +1,3 @@
-"""Calibrations: what they hold, their files, where they come from, how they pass on, and draws of them."""
+"""Calibrations: contents, files, transfer between devices, provenance and draws."""
 
 __all__: list[str] = []

@@ -1,16 +1,15 @@
-"""What was fitted to the backends of an engine for single machines, and the calibration of any device made of it.
+"""Fits of single-machine engines' backends, and the calibration that they give any device.
 
 One file per engine, `hardware_specs/calibrations/backend@<engine>.yaml`, written by `perfmodel calibrate --from`. A
-handful of numbers holds for a backend; each generation of devices and each older version has a few factors on them,
-which shrink to 1 where little was measured: a generation that nobody measured has the backend's own numbers, a backend
-that nobody measured those of `like`. Nothing is fitted to a device or to a model: what sets devices apart are their
-declared figures.
+backend has a few numbers; each device generation and older version has factors on them, shrunk to 1 where data are few.
+An unmeasured generation has the backend's numbers, an unmeasured backend those of `like`. Devices and models differ
+only by declared figures.
 
     launch_s            of a kernel; on a CPU launch_s + unit_launch_s * cores: threads meet after each
     power               a core is held back where its share of the TDP is below `core_w` watts: clocks, and with them
-                        what cores read, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
-    small_cores         threads have equal shares and wait for the slowest: where some cores are small ones, clocks are
-                        divided by it
+                        core bandwidth, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
+    small_cores         threads have equal shares and wait for the slowest: clocks are divided by it on CPUs with
+                        small cores
     cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks`)
 """
 
@@ -114,15 +113,15 @@ class BackendFits(Spec):
 
 
 def load_backends(engine: str) -> BackendFits | None:
-    """What was fitted to an engine's backends; None where nothing was. Raises SpecError for a malformed file."""
+    """The fits of an engine's backends; None without any. Raises SpecError for a malformed file."""
     file = data_dir("calibrations") / f"backend@{engine}.yaml"
     return load_fitted(BackendFits, file) if file.is_file() else None
 
 
 def generation_of(hardware: HardwareSpec) -> str:
-    """What generations are told apart by: a GPU's architecture, those of its cards that lack its matrix units (GeForce
-    GTX 16) apart; of a CPU the widest of its instructions, since one binary serves all that have them. "" where the
-    file does not say."""
+    """A GPU's architecture, with cards that lack its matrix units (GeForce GTX 16) apart; a CPU's widest instruction
+    set, as one binary serves all that have it. "" if unknown.
+    """
     declared = hardware.declared
     if hardware.kind != "cpu":
         has_half = "dp4a" in declared.instructions and "matrix" not in declared.instructions
@@ -135,32 +134,31 @@ _WIDEST_FIRST = ("amx", "sme", "apple_amx", "avx512", "avx2", "avx", "sse4", "i8
 
 
 def product_rates(facts: BackendFacts, hardware: HardwareSpec) -> tuple[str, str]:
-    """The peaks that weights in blocks, and in 16 bits, are multiplied at: where 16 bits are slower than 32 (GeForce
-    GTX 10), libraries multiply in 32."""
+    """Peak rates for weights in blocks, and in 16 bits. Where 16 bits are slower than 32 (GeForce GTX 10), libraries
+    multiply in 32.
+    """
     float_rate = max((facts.float_rate, "fp32"), key=lambda rate: peak_flops_per_s(hardware, rate))
     return facts.rate, float_rate
 
 
 def has_small_cores(hardware: HardwareSpec) -> bool:
-    """Whether a CPU has cores of two kinds."""
+    """Whether a CPU has two kinds of core."""
     large = hardware.declared.performance_cores
     return hardware.kind == "cpu" and large is not None and large < hardware.declared.compute_units
 
 
 def power_factor(core_w: Any, power: Any, cores: Any, tdp_w: Any) -> Any:
-    """By how much a CPU's clocks are held back by its TDP; numbers or columns, see the module.
+    """Slow-down of a CPU's clock by its TDP; numbers or columns. See the module.
 
-    core_w: watts of a core at its full clock; power: how much the clock gives way; cores: of the CPU; tdp_w: its watts
+    core_w: watts of a core at full clock; power: exponent; cores: of the CPU; tdp_w: its watts
     """
     return (1.0 + (core_w * cores / tdp_w) ** 2) ** (power / 2)
 
 
 def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits | None = None) -> Calibration:
-    """The calibration of `hardware` under an engine with backends; the datasheet's where nothing was fitted.
+    """The calibration of `hardware` under an engine with backends; the datasheet's without fits.
 
-    fits: in place of those in the engine's file
-
-    Raises SpecError for a backend that the engine has not, or has not for the device.
+    fits: instead of the engine's file. Raises SpecError for a backend that the engine lacks, or lacks on the device.
     """
     described = engine.described
     facts = described.facts
@@ -193,7 +191,6 @@ def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: Backen
 def _on_host(
     families: Mapping[str, Any], hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits
 ) -> dict[str, Any]:
-    """What times the layers that stay with the CPU, beside the `families` of the device."""
     cpu = load_hardware(engine.cpu or "")
     alone = engine.model_copy(update={"backend": None, "n_gpu_layers": None, "cpu": None})
     there = backend_calibration(cpu, alone, fits).families
@@ -209,10 +206,10 @@ def _on_host(
 
 
 def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibration:
-    """What times the kernels of an engine on a device: what lies beside the profile of one's own server, tables of the
-    device or of its relations, or what was fitted to the engine's backend.
+    """Kernel fits of an engine on a device: those of the user's server profile, tables of the device or a related one,
+    or the backend's fits.
 
-    Raises SpecError for a malformed file, and for a backend that the engine has not for the device.
+    Raises SpecError for a malformed file, and for a backend that the engine lacks on the device.
     """
     if engine.described.facts.backends:
         return backend_calibration(hardware, engine)
@@ -222,7 +219,6 @@ def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibratio
 
 
 def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
-    """The factors of the first version that is not older."""
     if not version:
         return Factors()
     number = parse_version(version)[0]
@@ -231,10 +227,10 @@ def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
 
 
 class _Device:
-    """A backend's numbers as they are on one device under one version.
+    """A backend's numbers on one device under one version.
 
-    Of the memory's declared bandwidth a device reaches at most all: owners' memory may be quicker than what a CPU is
-    specified for, and a backend's numbers are fitted to theirs as well.
+    Bandwidth is capped at the declared one: owners' memory may be faster than a CPU's specification, and the fits are
+    to theirs.
     """
 
     def __init__(self, fit: BackendFit, hardware: HardwareSpec, version: str, *, is_flash: bool) -> None:
@@ -256,7 +252,7 @@ class _Device:
         self.attention = attention * own.compute * old.attention / computing
 
     def matmul(self, rate: str, form: str, micro_batch: int, *, is_experts: bool) -> BlockMatmulFit:
-        """Products with weights of a format, "float" for 16 bits."""
+        """GEMM with weights of a format, "float" for 16 bits."""
         fit = self.fit
         compute = self.float_compute if form == "float" else self.compute
         return BlockMatmulFit(
@@ -274,7 +270,7 @@ class _Device:
         )
 
     def stream(self, rate: str, micro_batch: int) -> BlockStreamFit:
-        """Attention, and what passes by once."""
+        """Attention and elementwise kernels."""
         return BlockStreamFit(
             rate=rate,
             launch_s=self.launch_s,

@@ -1,11 +1,11 @@
-"""Calibrations: how well a device runs each operator family under an engine, and how much of it stays unexplained.
+"""Calibrations: achieved fractions of a device per operator family under an engine, and their residuals.
 
-`families` holds one fit of a physical form (`perfmodel.cost.forms`) per operator family and number format. The
-datasheet calibration (`DATASHEET`) is the roofline itself: fractions of 1 and a launch overhead. A fitted one is in
+`families` holds one fit of a form (`perfmodel.cost.forms`) per operator family and number format. `DATASHEET` is the
+plain roofline: fractions of 1, and a launch overhead (launch, ramp-up, drain) by kind of device. Fitted ones are in
 `hardware_specs/calibrations/<device>@<engine>.yaml`, written by `perfmodel calibrate`, never by hand.
 
-The datasheet's assumes what a kernel costs beside its bytes and FLOPs (launch, ramp-up, drain), by kind of device.
-Real kernels reach 0.75-0.9 of the bandwidth and 0.5-0.9 of the tensor rate, so it is optimistic for large work.
+Real kernels reach 0.75-0.9 of the bandwidth and 0.5-0.9 of the tensor rate, so the datasheet is optimistic for large
+work.
 """
 
 import datetime
@@ -30,17 +30,17 @@ _SAME_UNITS = {"tf32": ("bf16", "fp16"), "fp16_acc16": ("fp16", "bf16")}
 
 
 class HostFit(Spec):
-    """Time of the host (CPU) per step: scheduling, input preparation, sampling bookkeeping.
+    """Host (CPU) time per step: scheduling, input preparation, sampling bookkeeping.
 
-    `serial` parts always show; `hidden` parts run beside the device and show only where they are the longer ones.
-    Without asynchronous scheduling nothing runs beside the device, and all of them show:
+    `serial` parts are always exposed; `hidden` parts overlap with the device. Without asynchronous scheduling nothing
+    overlaps:
 
         t_step = serial + max(hidden, device)        t_step = serial + hidden + device, scheduled synchronously
 
-    `prompt` parts come with steps that compute prompts and for whose size no CUDA graph was captured: the host prepares
-    what decodes do not need (`prompt_step_s`) and launches kernel by kernel (`hidden_prompt`: launches queue up, so
-    they show only where the device is done before them, however steps are scheduled). Graphs are captured for steps of
-    up to `captured_tokens` tokens with prompts (a fact of the engine's code), without prompts for all.
+    `prompt` parts apply to steps with prompts beyond the captured CUDA graphs: extra preparation (`prompt_step_s`), and
+    kernel-by-kernel launches (`hidden_prompt`), which queue up and are exposed only if the device catches up, however
+    steps are scheduled. Graphs cover steps with prompts up to `captured_tokens` tokens (a fact of the engine's code),
+    and all steps without prompts.
     """
 
     serial_step_s: FittedSeconds = 0.0
@@ -56,24 +56,27 @@ class HostFit(Spec):
     hidden_prompt_latent_layer_s: FittedSeconds = 0.0  # the same, of layers with latent attention
 
     def times(self, factor: float) -> "HostFit":
-        """The host that takes so many times as long."""
+        """All times multiplied by `factor`."""
         return self.model_copy(
             update={name: factor * getattr(self, name) for name in type(self).model_fields if name.endswith("_s")}
         )
 
     def serial_s(self, num_sequences: int) -> float:
-        """Seconds of a step that always show."""
+        """Exposed seconds of a step."""
         return self.serial_step_s + self.serial_per_sequence_s * num_sequences
 
     def launches_s(self, num_layers: int, num_moe_layers: int, num_latent_layers: int) -> float:
-        """Seconds in which a step with prompts is launched, beside the device."""
+        """Seconds to launch a step with prompts, beside the device: for num_layers, num_moe_layers and
+        num_latent_layers.
+
+        """
         layers_s = self.hidden_prompt_layer_s * num_layers
         of_experts_s = self.hidden_prompt_moe_layer_s * num_moe_layers
         of_latents_s = self.hidden_prompt_latent_layer_s * num_latent_layers
         return self.hidden_prompt_step_s + layers_s + of_experts_s + of_latents_s
 
     def hidden_s(self, num_sequences: int) -> float:
-        """Seconds of a step that run beside the device."""
+        """Seconds of a step that overlap with the device."""
         return self.hidden_step_s + self.hidden_per_sequence_s * num_sequences
 
 
@@ -108,7 +111,7 @@ class Calibration(Spec):
 
     @property
     def has_ragged_cost(self) -> bool:
-        """Whether some attention kernel takes longer for unequal contexts than for equal ones."""
+        """Whether an attention kernel is slower for unequal contexts."""
         fits = self.families.values()
         return self.knows("attention_mixed") or any(
             isinstance(fit, FlashDecodeFit) and (fit.kernel.split_share is not None or not fit.kernel.is_balanced)
@@ -116,11 +119,10 @@ class Calibration(Spec):
         )
 
     def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> FormFit:
-        """The most specific fit: family and number format (where the rate leaves it open), family and rate, then
-        family, then a rate that `rate` falls back to, then the default.
+        """The most specific fit: family and number `format`, family and `rate`, family, a fallback of `rate`, default.
 
-        Sparse tensor cores are taken to reach the dense ones' share of their peak.
-        Of several for one family and rate the one whose domain is nearest to the `traits` of the work.
+        Sparse tensor cores reach the dense ones' share of their peak. Among fits of one family and rate, the domain
+        nearest to the work's `traits` wins.
         """
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format,) if format else ()), rate)
@@ -135,7 +137,6 @@ class Calibration(Spec):
         return self.default
 
     def _nearest(self, name: str, traits: KernelTraits | None) -> FormFit | None:
-        """The fit of `name`, or the one for some of its sizes, that suits `traits` best."""
         found = [self.families[name]] if name in self.families else []
         if "/" in name:
             found += [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
@@ -168,7 +169,7 @@ DATASHEET = Calibration(
 
 
 def datasheet(hardware: HardwareSpec) -> Calibration:
-    """The datasheet calibration of a device: fractions of 1, a launch overhead by its kind."""
+    """The datasheet calibration: fractions of 1, a launch overhead by kind of device."""
     overhead = LAUNCH_OVERHEAD_S[hardware.kind]
     return DATASHEET.model_copy(
         update={

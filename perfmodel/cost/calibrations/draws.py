@@ -1,16 +1,16 @@
-"""`Draw`: one plausible set of factors on what the model takes times to be, for ensembles of simulations.
+"""`Draw`: one plausible set of error factors on predicted times, for ensembles of simulations.
 
-What a calibration leaves unexplained is not noise that averages out over a run: kernels of one shape err alike in
-every step. A draw is such a state of affairs, as factors (log-normal, by scores in standard deviations):
+Calibration errors are correlated within a run: a kernel that is slow in one step is slow in all. A draw fixes such
+errors as log-normal factors (scores in standard deviations):
 
     kernels   a factor per operator family, sigma = common * spread * (p90 - p50) / 1.2816 of its fit's residuals up,
-              (p50 - p10) down; `common` is the part that all calls of a run share (`KernelErrors`)
-    step      every step, device and host: spread times what whole runs under the engine left unexplained
-    prompt    what prompts add to a step, device and host: what is left of the residuals of TTFT beyond those of steps
+              (p50 - p10) down; `common` is the part shared by all calls of a run (`KernelErrors`)
+    step      every step, device and host: spread times the residuals of whole runs under the engine
+    prompt    what prompts add to a step, device and host: residuals of TTFT beyond those of steps
     server    the front end's times
 
-`spread` is the calibration's: how far its fits have come. Residuals of steps are in units of it. Fits without
-residuals, engines without recorded runs and the datasheet have assumed spreads, below.
+`spread` is the calibration's transfer factor; residuals of steps are in units of it. Fits without residuals, engines
+without recorded runs and the datasheet have assumed spreads.
 """
 
 from math import exp
@@ -40,7 +40,7 @@ _P90 = 1.2816  # of a standard normal
 
 
 class LogNormal(NamedTuple):
-    """exp(centre + sigma * score), with one sigma for scores above zero, one for those below."""
+    """exp(centre + sigma * score), with separate sigmas for positive and negative scores."""
 
     centre: float = 0.0
     up: float = 0.0
@@ -62,7 +62,7 @@ class LogNormal(NamedTuple):
         return LogNormal(self.centre, factor * self.up, factor * self.down)
 
     def beyond(self, other: "LogNormal") -> "LogNormal":
-        """What is left of this one without an independent factor that it contains."""
+        """The rest of this factor without the independent factor `other`."""
         up, down = (max(a**2 - b**2, 0.0) ** 0.5 for a, b in ((self.up, other.up), (self.down, other.down)))
         return LogNormal(self.centre - other.centre, up, down)
 
@@ -86,7 +86,7 @@ _DATASHEET_PROMPTS = LogNormal.even(0.5, centre=0.8)
 
 
 class Draw(NamedTuple):
-    """Factors on times; `kernel` has those of operator families."""
+    """Error factors on times; `kernel` has those of operator families."""
 
     step: float
     prompt: float
@@ -96,7 +96,7 @@ class Draw(NamedTuple):
     is_datasheet: bool
 
     def kernel(self, family: str, residuals: Residuals) -> float:
-        """The factor on kernels of `family` whose fit left `residuals`."""
+        """The factor on kernels of `family`, whose fit has these residuals."""
         score = self.scores[_FAMILIES.get(family, _OTHERS)]
         if self.is_datasheet:
             return _DATASHEET_KERNELS.at(score)
@@ -105,12 +105,11 @@ class Draw(NamedTuple):
         return LogNormal.of(residuals, load_kernel_errors().of(family) * self.spread).at(score) / exp(residuals.p50)
 
     def of_server(self, server: ServerFit) -> ServerFit:
-        """The front end's times under this draw."""
         return server.model_copy(update={name: value * self.server for name, value in server})
 
 
 class Uncertainty(NamedTuple):
-    """How far times may be from what a calibration and an engine's profile say."""
+    """Error distributions of a calibration and an engine's profile."""
 
     step: LogNormal
     prompt: LogNormal
@@ -126,10 +125,10 @@ class Uncertainty(NamedTuple):
         is_closed_loop: bool = False,
         is_disaggregated: bool = False,
     ) -> "Uncertainty":
-        """What the residuals of `calibration` and of the engine's `profile` leave open.
+        """The uncertainty that residuals of `calibration` and of the engine's `profile` leave.
 
-        is_closed_loop:   a fixed number of requests is in flight, as in the runs of `tpot_residuals`
-        is_disaggregated: prompts have engines of their own, as in none of them
+        is_closed_loop: a fixed concurrency, as in the runs of `tpot_residuals`; is_disaggregated: prefill engines
+        apart, as in none of them
         """
         spread = calibration.spread
         if calibration.origin == "datasheet":
@@ -154,8 +153,9 @@ class Uncertainty(NamedTuple):
 
 
 def _prompts(profile: EngineProfile, calibration: Calibration) -> LogNormal:
-    """Error of what prompts add: TTFT errs by steps and prompts, TPOT by steps alone. It is the engine's more than the
-    device's, launches and preparation on the host, and does not widen with the way that kernels' fits have come."""
+    """Error of what prompts add: TTFT has errors of steps and prompts, TPOT of steps alone. It is the engine's
+    (launches, preparation on the host), so it does not widen with the transfer of kernel fits.
+    """
     if calibration.prompt_residuals.num_rows:
         steps = LogNormal.of(calibration.step_residuals, calibration.spread)
         return LogNormal.of(calibration.prompt_residuals, calibration.spread).beyond(steps)

@@ -1,7 +1,7 @@
-"""`EngineProfile`: what an inference engine adds to its kernels: the host's work per step, and the server around it.
+"""`EngineProfile`: what an engine adds to its kernels: host time per step, and the server around it.
 
-It belongs to the engine, not to the device: `hardware_specs/calibrations/engine@<profile>.yaml`, fitted to whole
-serving runs by `perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and the answer says so.
+It is independent of the device: `hardware_specs/calibrations/engine@<profile>.yaml`, fitted to whole serving runs by
+`perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and results say so.
 """
 
 import datetime
@@ -40,7 +40,6 @@ class ServerFit(Spec):
     out_per_sequence_s: float = Field(default=0.0, ge=0, le=1e-3)
 
     def times(self, factor: float) -> "ServerFit":
-        """The front end that takes so many times as long."""
         return self.model_copy(update={name: factor * value for name, value in self})
 
 
@@ -77,9 +76,9 @@ class EngineProfile(Spec):
     devices: tuple[str, ...] = ()
 
     def on(self, device: str) -> "EngineProfile":
-        """The profile with what it leaves unexplained of runs at a fixed concurrency on a device by that name.
+        """The profile with the fixed-concurrency residuals that apply to `device`.
 
-        Where all runs were on one other device, how far devices differ is not known: twice as much [assumed].
+        If all runs were on one other device, the spread between devices is unknown: twice as much [assumed].
         """
         if device in self.devices or not self.devices:
             return self
@@ -90,7 +89,7 @@ class EngineProfile(Spec):
         return self.model_copy(update=update)
 
     def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:
-        """The device's kernels as this engine runs them: its host time, its launches (`is_eager`: one by one)."""
+        """The device's calibration with this engine's host time and launches (`is_eager`: one by one)."""
         update: dict[str, Any] = {} if self.host == HostFit() else {"host": self.host}
         if self.graph_kernel_s is not None and not is_eager:
             update["families"] = {
@@ -102,7 +101,7 @@ class EngineProfile(Spec):
         return calibration.model_copy(update=update) if update else calibration
 
     def bytes_per_logit(self, sampling: str, model: ModelSpec) -> float | None:
-        """Fitted traffic of the sampling method in use, the engine's or any's; None: the operator's count."""
+        """Fitted traffic of the sampling method, the engine's or any's; None: the operator's count."""
         method = model.sampling if sampling == "default" else sampling
         if method not in ("top_p", "top_k"):
             return None
@@ -111,12 +110,12 @@ class EngineProfile(Spec):
 
 
 def save_engine_profile(profile: EngineProfile, path: Path) -> Path:
-    """Write a profile as YAML; reading it back gives an equal one."""
+    """Write a profile as YAML that reads back equal."""
     return save_fitted(profile, path)
 
 
 def profile_of(engine: EngineSpec) -> EngineProfile:
-    """The profile that a scenario's engine has: that of a server of one's own, or the engine's fitted one."""
+    """The profile of a scenario's engine: of the user's own server, or the engine's fit."""
     if engine.calibration is None:
         return load_engine_profile(engine.profile)
     return load_fitted(EngineProfile, Path(engine.calibration))

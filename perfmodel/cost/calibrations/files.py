@@ -1,11 +1,11 @@
-"""Calibration files: found by device and engine profile, passed on to devices without one, written with their origin.
+"""Calibration files: found by device and engine profile, transferred to unmeasured devices, written with their origin.
 
-A device without measurements takes the fits of the nearest measured one: its sibling of the same architecture (other
-memory, other cooling), else of the architecture before or after it in its line. Fits are fractions of declared peaks
-and times per kernel, so what differs in the datasheets moves the prediction by itself; intervals widen by how far the
-fits have come. With no relation measured, what whole runs say of its architecture (`whole_runs`), else the datasheet.
+A device without measurements takes the fits of the nearest measured one: a sibling of its architecture (other memory or
+cooling), else the architecture before or after it in its line. Fits are fractions of declared peaks and times per
+kernel, so datasheet differences carry over; intervals widen with transfer distance. Without a relation: whole runs on
+its architecture (`whole_runs`), else the datasheet.
 
-What was not measured, taken from its nearest relatives: kernels of an engine, and a whole generation of devices.
+Proxies for unmeasured kernels:
 
 collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
 gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the rate of FP4: NVFP4 checkpoints carry
@@ -22,10 +22,9 @@ attention_sparse                          prompts that attend to the latents whi
                                           FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
                                           the dense 16-bit peak of either (deepseek-ai/FlashMLA, README).
 
-Achieved fractions of the declared peaks do not stay what they were: tensor rates double from one generation to the
-next, and the software that feeds them follows years later. One file per architecture,
-`hardware_specs/calibrations/generation@<architecture>.yaml`, fitted by `perfmodel calibrate` to whole serving runs on
-its devices; kernel tables of a device itself, once there are some, take its place.
+Achieved fractions change between architectures: tensor rates double per generation, and software follows years later.
+One file per architecture, `hardware_specs/calibrations/generation@<architecture>.yaml`, holds the efficiency relative
+to the previous one, fitted by `perfmodel calibrate` to whole serving runs; a device's own kernel tables replace it.
 """
 
 import datetime
@@ -68,10 +67,9 @@ def with_unmeasured(
     row: ExpertsRow | None = None,
     library: Calibration | None = None,
 ) -> Calibration:
-    """`calibration` with the kernels of this module that it lacks; one without any measured kernels stays.
+    """`calibration` with proxies for kernels it lacks; unchanged if it has no measured kernel.
 
-    generation: what is known of the device's
-    row:        how the engine runs experts of 4 bits, where other kernels stand for those; library: has them
+    generation: the device's; row: how the engine runs 4-bit experts, if by proxied kernels; library: has those
     """
     found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library) | _sparse(calibration)
     missing = {key: fit for key, fit in found.items() if key not in calibration.families}
@@ -145,7 +143,7 @@ class GenerationFit(Spec):
     four_bit_launch_s: float = Field(default=0.0, ge=0.0, le=1e-5)
 
     def applied_to(self, calibration: Calibration) -> Calibration:
-        """The calibration of a device of the generation before, for one of this."""
+        """A calibration of the previous generation, for a device of this one."""
         families = {key: self._of(fit) for key, fit in calibration.families.items()}
         return calibration.model_copy(update={"families": families, "default": self._of(calibration.default)})
 
@@ -160,7 +158,7 @@ class GenerationFit(Spec):
 
 
 def load_generation(architecture: str | None) -> GenerationFit | None:
-    """What is known of an architecture's step from the one before; None if nothing is."""
+    """An architecture's efficiency relative to the one before; None if not fitted."""
     file = data_dir("calibrations") / f"generation@{architecture}.yaml"
     return load_fitted(GenerationFit, file) if architecture is not None and file.is_file() else None
 
@@ -183,13 +181,10 @@ def load_calibration(
 ) -> Calibration:
     """The calibration for a device under an engine.
 
-    `path` if given, else `<device>@<profile>.yaml` among the calibrations, else the nearest relation's, else that of
-    whole runs, else the datasheet's (also for the profile "datasheet"); `origin` and `source` say which. `generation`
-    stands for what is known of its architecture, on devices of that one.
-
-    hardware, engine_profile: the device, and the engine by its name
-
-    Raises SpecError for a file that is missing (only when `path` is given) or malformed.
+    `path` if given, else `<device>@<profile>.yaml`, else the nearest relation's, else whole runs, else the datasheet
+    (also for the profile "datasheet"); `origin` and `source` say which. hardware: the device; engine_profile: the
+    engine's name; generation: replaces the fit of its architecture. Raises SpecError for a malformed file, or a missing
+    one if `path` is given.
     """
     if path is not None:
         return load_fitted(Calibration, Path(path))
@@ -213,14 +208,14 @@ def load_calibration(
 
 
 def _stood_in_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
-    """How an engine runs experts on a device with kernels that others stand for, if it does."""
+    """How the engine runs experts on proxied kernels, if it does."""
     rows = describe_engine(engine_profile).facts.experts
     generation = name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
     return next((row for row in rows if row.stand_in is not None and generation in row.on), None)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
-    """Write a calibration as YAML; parents are made. Reading it back gives an equal calibration."""
+    """Write a calibration as YAML that reads back equal; parents are made."""
     data = calibration.model_dump(mode="json", exclude_defaults=True)
     for key, fit in calibration.families.items():
         data["families"][key] = {"form": fit.form} | data["families"][key]  # a default, but the reader goes by it
@@ -233,7 +228,7 @@ def _architecture(device: str) -> str | None:
 
 
 def _listed(device: str) -> HardwareSpec:
-    """A device as its file has it. Raises SpecError for one without a file."""
+    """The device as in its file. Raises SpecError without one."""
     source = find_device(device)
     return _loaded(source, source.file.stat().st_mtime_ns)
 
@@ -244,8 +239,7 @@ def _loaded(source: DeviceSource, _written_at: int) -> HardwareSpec:
 
 
 def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
-    """`own`, whose source says so where the device's facts are not those of its file (a what-if): fractions stay, and
-    so does the interval, since its fits are the device's own."""
+    """`own`, with a note in its source if the device's facts differ from its file's; the fits are the device's own."""
     try:
         listed = _listed(hardware.name)
     except SpecError:
@@ -256,8 +250,9 @@ def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
 
 
 def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
-    """The device whose kernels were measured that a device's calibration under an engine is mostly of: itself, or its
-    nearest relation; None without one. No calibration is read for it."""
+    """The measured device behind most of a device's calibration: itself or its nearest relation; None without one.
+    Reads no calibration.
+    """
     if (data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml").is_file():
         return hardware.name
     nearest = min(_relations(hardware, engine_profile), key=_nearness, default=None)
@@ -265,7 +260,7 @@ def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
-    """`own`, with the kinds of kernel that only a relation has measured: a family's fits of another physical form."""
+    """`own`, with families that only a relation has measured: fits of another form."""
     if inherited is None:
         return own
     measured = {(key.split("/")[0], fit.form) for key, fit in own.families.items()}
@@ -277,10 +272,9 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
 
 
 def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | None) -> Calibration | None:
-    """The fits of the nearest relation, with their spread widened; None without a relation.
+    """The nearest relation's fits, spread widened; None without a relation.
 
-    Kinds of kernel that it never had measured come from the next relation that has: TensorRT-LLM's tables for the H100
-    have no latent attention, vLLM's have.
+    Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it.
     """
     candidates = sorted(_relations(hardware, engine), key=_nearness)
     if not candidates:
@@ -295,13 +289,11 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
 
 
 def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
-    """Order of relations: by spread; of engines equally far away the default one, the most measured, goes first."""
     spread, file = relation
     return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 
 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
-    """The calibration in `file` as it is for a device of `hardware`'s generation."""
     found = load_fitted(Calibration, file)
     if generation is not None and _architecture(found.device) != generation.architecture:
         found = generation.applied_to(found)
@@ -317,8 +309,9 @@ def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | N
 
 
 def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
-    """(device, engine, file) of every calibration of a GPU's kernels; those of this project's executor, which no other
-    engine runs, for itself alone."""
+    """(device, engine, file) of every calibration of GPU kernels; those of this project's executor, which no other
+    engine runs, only if asked for.
+    """
     for file in sorted(data_dir("calibrations").glob("*@*.yaml")):
         device, _, its_engine = file.stem.partition("@")
         is_kernels = device not in ("engine", "generation", "backend", "cpu")
@@ -327,7 +320,7 @@ def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
 
 
 def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
-    """(spread, file) of every calibration of a related device, or of the device under another engine."""
+    """(spread, file) of calibrations of related devices, and of the device under other engines."""
     for device, other_engine, file in calibrated_kernels(engine):
         if (device, other_engine) == (hardware.name, engine):
             continue

@@ -1,26 +1,18 @@
-"""What was fitted once for all devices: how unequally popular experts are on real servers, what the exchanges of expert
-parallelism take where a switch joins the ranks, and what all calls of one kernel in a run have in common.
+"""Fits shared by all devices: expert popularity, the exchanges of expert parallelism, common kernel errors.
 
-How unequally popular experts are on real servers, and the routing of a scenario that goes by it.
+`routing.yaml` (`perfmodel calibrate --routing`), one number for all models: the dispersion of expert popularity.
+Weights of unused experts are not read, so steps of mixtures of experts grow less with batch than under uniform routing.
+Only that growth is fitted, within deployments; offsets at all sizes have other causes. An expert that stands for m
+finer ones has an m-th of the relative variance of one (a sum of m equal, independent shares): phi = phi(128) E / 128.
 
-One number for all models, in `hardware_specs/calibrations/routing.yaml`, written by `perfmodel calibrate --routing`:
-weights of experts that nobody chose are not read, so steps of mixtures of experts grow less with their batch than under
-uniform routing. Only that growth is fitted to, within deployments: what a deployment's steps are too long or too short
-by at all sizes has other causes.
+`exchange.yaml` (`--exchange`): dispatch and combine where a switch joins the ranks, for all devices. No kernel table
+has these messages; the sources are figures of two publishers.
 
-Coarse experts are more alike than fine ones. An expert that stands for m finer ones is chosen as often as all of them,
-and a sum of m equal, independent shares has an m-th of their relative variance: phi = phi(128) E / 128.
+`kernel_errors.yaml` (`--kernel-errors`): the share of a fit's residuals common to all calls of a kernel in a run.
+Residuals cover all shapes of a table; a run has those of one model. Errors of a shape at all batches and lengths
+persist within a run, others average out.
 
-What the exchanges of expert parallelism take where a switch joins the ranks: dispatch and combine, for all devices.
-
-One file, `hardware_specs/calibrations/exchange.yaml`, written by `perfmodel calibrate --exchange`. No kernel table has
-these messages; what is known are the figures that two publishers give.
-
-How much of what a kernel's fit leaves unexplained all its calls in one run have in common.
-
-One file, `hardware_specs/calibrations/kernel_errors.yaml`, written by `perfmodel calibrate --kernel-errors`. A fit's
-residuals are over all shapes of a table; a run has the shapes of one model. What such a shape is off by at all batches
-and lengths stays in the run, what it is off by at single ones averages out.
+All are in `hardware_specs/calibrations/`.
 """
 
 import datetime
@@ -57,11 +49,11 @@ class RoutingFit(Spec):
     dispersion: float = Field(default=0.0, ge=0, le=10)
 
     def among(self, num_experts: int) -> float:
-        """The dispersion of blocks with so many experts."""
+        """The dispersion for `num_experts`."""
         return self.dispersion * num_experts / _EXPERTS
 
     def routing(self, is_balanced: bool = False) -> Routing:
-        """The load of the rank that gets most, in blocks of any number of experts; see `dispersed_routing`."""
+        """Load of the most loaded rank, for any number of experts; see `dispersed_routing`."""
 
         def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
             return dispersed_routing(self.among(ffn.num_experts), is_balanced)(ffn, num_tokens, num_ranks)
@@ -70,13 +62,13 @@ class RoutingFit(Spec):
 
 
 def load_routing_fit() -> RoutingFit:
-    """The committed fit, or uniform routing where there is none."""
+    """The committed fit; uniform routing without one."""
     file = data_dir("calibrations") / "routing.yaml"
     return load_fitted(RoutingFit, file) if file.is_file() else RoutingFit()
 
 
 def balance_notes(scenario: Scenario, engine: EngineSpec) -> list[str]:
-    """A sentence where `engine.enable_eplb` changes no time under the routing of `scenario`; none elsewhere."""
+    """A sentence if `engine.enable_eplb` changes no time under the scenario's routing, else none."""
     spec = scenario.routing
     if not engine.enable_eplb:
         return []
@@ -95,10 +87,8 @@ def _is_uniform(spec: ExpertRouting, engine: EngineSpec) -> bool:
 
 
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
-    """How loaded the slowest rank of `scenario` is. Experts that all are alike gain nothing from being placed; where
-    only the spread of their popularity is known, placing them (`enable_eplb`) is taken to even it out.
-
-    fit: in place of the committed one
+    """The slowest rank's load in `scenario`. Placement gains nothing for equal experts; where only dispersion is known,
+    `enable_eplb` is taken to even it out. fit: instead of the committed one
     """
     spec, engine = scenario.routing, scenario.engine
     if spec.capacity_factor is not None:
@@ -139,7 +129,7 @@ class KernelErrors(Spec):
     common: dict[str, float] = Field(min_length=1)
 
     def of(self, family: str) -> float:
-        """The share of a family; of one that no table has, the mean of its kind (all attention), else of all."""
+        """The share of a family; without one, the mean of its kind (all attention), else of all."""
         if family in self.common:
             return self.common[family]
         kind = family.split("_")[0]

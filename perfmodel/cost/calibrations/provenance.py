@@ -1,7 +1,6 @@
-"""What an answer stands on, so that it can be repeated: versions, the engine as described, the calibrations.
+"""Provenance of a result: versions, the engine's description, calibrations.
 
-Calibrations are named with a hash of all that they say, also where a device has none of its own and a relation's were
-passed on: equal hashes are equal step times.
+Calibrations are named with a hash of their content, transferred ones included: equal hashes are equal step times.
 """
 
 import hashlib
@@ -41,7 +40,6 @@ class FittedSource:
 
     @classmethod
     def of(cls, fitted: Fit) -> "FittedSource":
-        """The source that `fitted` names."""
         date = fitted.date.isoformat() if fitted.date else ""
         if isinstance(fitted, EngineProfile):
             key, source = f"engine@{fitted.name or fitted.engine}", fitted.source or "not fitted: adds nothing"
@@ -72,7 +70,6 @@ class EngineSource:
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "EngineSource":
-        """The engine that a scenario names, as it is described."""
         described = engine.described
         version = described.version
         return cls(described.description.name, version.described, _digest(described.facts), version.note)
@@ -80,13 +77,13 @@ class EngineSource:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the predictions of some scenarios stand on, each once, sorted by name."""
+    """What predictions of some scenarios rest on, each once, sorted by name."""
 
     fitted: tuple[FittedSource, ...] = ()
     engines: tuple[EngineSource, ...] = ()
 
     def to_json(self, kind: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Versions, hashes and `inputs`: what was asked, as resolved. kind: of the result, as in run or plan"""
+        """Versions, hashes and resolved `inputs`; kind: of result, e.g. run or plan"""
         return {
             "kind": kind,
             "perfmodel": RELEASE,
@@ -99,9 +96,9 @@ class Provenance:
 def provenance_of(
     scenarios: Iterable[Scenario], calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> Provenance:
-    """What simulations of `scenarios` stand on, in all their pools.
+    """Provenance of simulations of `scenarios`, all pools.
 
-    calibration: used for all devices, in place of their own; profile: for all engines
+    calibration: for all devices, instead of their own; profile: for all engines
     """
     pools = [(pool.hardware or each.hardware, pool.engine) for each in scenarios for pool in each.pools]
     asked = {
@@ -119,12 +116,12 @@ def provenance_of(
 
 
 def resolved(spec: Spec) -> Any:
-    """All fields of a spec, defaults included, as plain data; sets in order, so that equal specs are equal texts."""
+    """All fields of a spec, defaults included, as plain data; sets sorted, so that equal specs give equal text."""
     return to_jsonable(spec.model_dump())
 
 
 def _as_in_its_file(hardware: HardwareSpec) -> HardwareSpec:
-    """The device without a scenario's changes, which change what a calibration comes to, but not its files."""
+    """The device without a scenario's overrides, which do not change its files."""
     return load_hardware(hardware.name) if hardware.name in list_hardware() else hardware
 
 

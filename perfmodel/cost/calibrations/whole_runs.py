@@ -1,9 +1,8 @@
-"""Devices whose kernels nobody has published: what whole serving runs on them say, a few numbers for an architecture.
+"""Devices without published kernel tables: a few numbers per architecture from whole serving runs.
 
-One file, `hardware_specs/calibrations/whole_runs.yaml`, written by `perfmodel calibrate --whole-runs`. Of the makers
-without kernel tables (AMD, Intel, Google, Tenstorrent) it has the shares of the declared peaks that all kernels reach
-together, what a kernel costs beside its work, and the host's time of a step. It stands between the datasheet and kernel
-tables: a device with tables of its own, or related to one, has those.
+One file, `hardware_specs/calibrations/whole_runs.yaml`, written by `perfmodel calibrate --whole-runs`. For makers
+without kernel tables (AMD, Intel, Google, Tenstorrent) it has achieved fractions over all kernels, kernel overhead and
+host time per step. It ranks between the datasheet and kernel tables of the device or a relation.
 """
 
 import datetime
@@ -79,11 +78,10 @@ def load_whole_runs() -> WholeRunFits:
 def whole_run_calibration(
     hardware: HardwareSpec, engine: str, fits: WholeRunFits | None = None, *, or_others: bool = False
 ) -> Calibration | None:
-    """The calibration of a device by whole runs on its architecture or the nearest of its line; None without any.
+    """The calibration by whole runs on the device's architecture or the nearest of its line; None without any.
 
-    hardware, engine: the device, and the engine by its name
-    fits:             in place of the committed ones
-    or_others:        without any, by the means of all architectures
+    hardware, engine: device and engine name; fits: instead of the committed ones; or_others: fall back to the means of
+    all
     """
     if engine in _NO_SERVERS:
         return None
@@ -118,7 +116,7 @@ def whole_run_calibration(
 
 
 def _nearest(architecture: str | None, fits: WholeRunFits) -> tuple[str, float] | None:
-    """(architecture of its line with a fit, how much wider its intervals are) nearest to one; of two the older."""
+    """(nearest fitted architecture of its line, interval widening); of two the older."""
     near = [
         (steps, find_architecture(name).steps_from(architecture) is not None, name)
         for name in fits.architectures

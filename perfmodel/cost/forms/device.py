@@ -1,18 +1,14 @@
-"""What a form is given of a device, and what it answers: declared figures to scale with, seconds by resource.
+"""Device facts that forms scale with, their result by resource, and sustained clocks under TDP.
 
-A declared rate may stand for a format that the device does not have; and where compute and memory balance follows.
-
-What a device may draw, and which share of its clock that leaves to arithmetic.
-
-Declared peaks are products of units and the highest clock. Operations at the full rate R draw R e watts with e joules
-each; dynamic power of CMOS is C V^2 f, the voltage goes with the clock, so a device whose TDP is below that multiplies
-at the share
+A rate may stand for a format that the device lacks (FALLBACKS). Declared peaks are units times the highest clock.
+Operations at the full rate R draw R e watts at e joules each; dynamic power of CMOS is C V^2 f and voltage follows the
+clock, so a device with a smaller TDP sustains the share
 
     s = min(1, (TDP / (R e))^(1/3))
 
-of its peak. A format of half the bytes doubles the rate, and its operations save less than half of the energy: that FP8
-reaches less of its peak than BF16, and FP4 less of its own, on one device, is this cube root. Makers whose kernels are
-measured have it in their fits; for others it stands between the datasheet and what their software reaches.
+of its peak. A format of half the bytes doubles the rate but saves less than half of the energy, so FP8 reaches less of
+its peak than BF16, and FP4 less than FP8. Fits to measured kernels include this; for other makers the share stands
+between the datasheet and what their software reaches.
 Source: Afzal et al. 2026 (power and clock of A40 to H200); e is fitted to measured matrix products of four generations.
 """
 
@@ -58,7 +54,7 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
 
 
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
-    """The dense peak that `rate` runs at: as declared, or that of the format it falls back to (FALLBACKS).
+    """Dense peak of `rate`: declared, or that of its fallback (FALLBACKS).
 
     "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`,
     or what `sparsity_speedups` has for the format.
@@ -75,7 +71,7 @@ def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
 
 
 def ridge_point(hardware: HardwareSpec, rate: str = "bf16") -> float:
-    """FLOP per HBM byte at which compute and memory take equally long (A100 80 GB, bf16: 312e12 / 2039e9 = 153)."""
+    """FLOP per HBM byte with equal compute and memory time (A100 80 GB, bf16: 312e12 / 2039e9 = 153)."""
     return peak_flops_per_s(hardware, rate) / hardware.memory_bandwidth
 
 
@@ -83,11 +79,11 @@ def ridge_point(hardware: HardwareSpec, rate: str = "bf16") -> float:
 class DeviceFacts:
     """Declared peaks of one device, ready to divide by.
 
-    bandwidth:      of the outermost memory, for data, byte/s
+    bandwidth:      of the outermost memory for data, byte/s
     link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
     link:           the same with its name
-    network:        a device's share of what joins nodes, of `devices_per_node` each
-    tdp_w:          what it draws at most
+    network:        a device's share, between nodes of `devices_per_node` devices
+    tdp_w:          maximum power
     """
 
     hardware: HardwareSpec
@@ -120,16 +116,16 @@ class DeviceFacts:
         )
 
     def spread(self, message: Message) -> Spread:
-        """Over how many nodes a message's group is spread, and how."""
+        """The spread of a message's group over nodes."""
         return spread_over(message.group or RankGroup("tensor", message.num_ranks), self.devices_per_node)
 
     @property
     def vector_instructions(self) -> float:
-        """Instructions per second of the lanes beside the tensor cores: half the FLOP/s, a multiply-add being two."""
+        """Vector instructions per second: half the FLOP/s, as a multiply-add is two."""
         return self.peak("vector") / 2
 
     def peak(self, rate: str) -> float:
-        """Dense FLOP/s of a number format, or of what it falls back to."""
+        """Dense FLOP/s of a number format, or of its fallback."""
         peak = self._peaks.get(rate)
         if peak is None:
             peak = self._peaks[rate] = peak_flops_per_s(self.hardware, rate)
@@ -137,10 +133,10 @@ class DeviceFacts:
 
 
 class OperatorTime(NamedTuple):
-    """Seconds of one operator on one device: in all, and what each resource alone would take.
+    """Seconds of one operator on one device, in all and by resource alone.
 
     bound: the resource that takes longest: compute | memory | communication | overhead
-    clock: share of the full clock that a power cap leaves
+    clock: share of the full clock under a power cap
     """
 
     duration_s: float
@@ -153,10 +149,7 @@ class OperatorTime(NamedTuple):
 
 
 def bound_of(compute: float, memory: float, communication: float, overhead: float) -> str:
-    """The resource that takes longest.
-
-    compute, memory, communication, overhead: seconds that each takes alone
-    """
+    """The resource that takes longest, of seconds of compute, memory, communication and overhead."""
     largest = max(compute, memory, communication, overhead)
     if largest == memory:
         return "memory"
@@ -171,13 +164,13 @@ _CPU_CORE_W = 6.25
 
 
 def tdp_w(hardware: HardwareSpec) -> float:
-    """What the device draws at most, in watts: declared, or assumed for its kind."""
+    """Maximum power in watts: declared, or assumed for the kind of device."""
     declared = hardware.declared
     assumed = _CPU_CORE_W * declared.compute_units if hardware.kind == "cpu" else _TDP_W[hardware.kind]
     return declared.tdp_w or assumed
 
 
 def sustained_share(tdp: float, rate: float, operation_j: float) -> float:
-    """The share of `rate`, operations per second, that `tdp` watts sustain; operation_j: joules of one (0: nothing)."""
+    """The share of `rate` (operations/s) that `tdp` watts sustain; operation_j: joules per operation (0: nothing)."""
     drawn = rate * operation_j
     return 1.0 if drawn <= tdp else (tdp / drawn) ** (1 / 3)

@@ -7,10 +7,9 @@
     tiles = T(tm) ceil(N / tn),  T(tm) = sum over experts of ceil(rows / tm);  N, K = g f, d and d, f
 
 D distinct experts, E of the model, w bytes of a weight, d width, f intermediate size on this rank, g = 2 with a gate.
-What decides most is the load of the slowest rank (`perfmodel.ops.routing`), not the kernels. Kernels that run
-over all slots of all tokens, of this rank's experts or not, move that many more activation bytes (`moves_all_slots`).
-Of tables that timed
-kernels launch by launch, `kernel_s` of an engine's profile stands for what a CUDA graph leaves of it.
+The load of the slowest rank (`perfmodel.ops.routing`) matters most, not the kernels. Kernels that run over all slots of
+all tokens, local experts or not, move that many more activation bytes (`moves_all_slots`). For tables timed launch by
+launch, `kernel_s` of an engine's profile replaces the overhead by that of a CUDA graph.
 Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are fitted to the MoE tables of
 ai-dynamo/aiconfigurator (Apache-2.0).
 """
@@ -60,7 +59,7 @@ class GroupedExpertsFit(Spec):
     residuals: Residuals = Residuals()
 
     def replayed(self, num_kernels: int) -> "GroupedExpertsFit":
-        """The fit with the launches of `num_kernels` kernels in a CUDA graph, where `kernel_s` says what one takes."""
+        """The fit with `num_kernels` launches in a CUDA graph, if `kernel_s` is known."""
         if self.kernel_s is None or self.launch_s <= num_kernels * self.kernel_s:
             return self
         return self.model_copy(update={"launch_s": num_kernels * self.kernel_s})
@@ -78,7 +77,6 @@ class ExpertSizes(NamedTuple):
 
 
 def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
-    """The formula of this module."""
     num_rows = len(sizes.extent.tokens)
     if num_rows <= _ROWS_AT_ONCE:
         return _parts(sizes, fit, device)
@@ -126,7 +124,6 @@ def _allowed(extent: ExpertsExtent, fit: GroupedExpertsFit) -> NDArray[np.bool_]
 
 
 def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
     if not work.num_kernels or not work.flops:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     parts = _parts(_sizes(work), fit.replayed(work.num_kernels), device)
@@ -136,7 +133,7 @@ def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> Ope
 
 
 def _sizes(work: Work) -> ExpertSizes:
-    """A work as columns of one row; without tile counts each expert gets the same number of rows."""
+    """A work as columns of one row; without tile counts experts get equal rows."""
     extent = work.extent_as(ExpertsExtent)
     numbers = np.array(extent[: -len(_NO_COLUMNS)], dtype=np.float64)[:, None]
     each = extent.assignments / max(extent.distinct, 1e-9)

@@ -1,14 +1,12 @@
-"""What fits of all forms share: what they leave unexplained, the sizes they are for, how they pass to other devices.
+"""What fits of all forms share: residuals, domains, and transfer between devices.
 
-Fractions of declared peaks stay. Seconds (fields `..._s`: launches, prologues, hops of a protocol) follow the clock. A
-block's fixed cost counted in key tokens is a time as well: it follows the clock and what a token costs on one compute
-unit. Devices of one architecture with another memory (H100 -> H200) differ by the declared bandwidth only.
+Fractions of declared peaks stay. Seconds (`..._s`: launches, prologues, hops) follow the clock; a block's fixed cost in
+key tokens, also a time, follows the clock and a token's cost on one compute unit. Devices of one architecture with
+other memory (H100 -> H200) differ by declared bandwidth only.
 
-Sizes of one kernel as numbers, or of many as columns: a form is one formula over either.
-
-Sizes are named tuples, within one another, whose fields are columns, or one value for all rows. The functions of a
-formula come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the simulator, which asks for one operator
-at a time and would wait some ten times longer for arrays of size one.
+A form is one formula for one kernel's sizes (numbers) or many (columns): nested named tuples of columns, or one value
+for all rows. Functions come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the simulator's single
+operators, some ten times faster than arrays of size one.
 """
 
 import math
@@ -42,7 +40,7 @@ class Domain(Spec):
     expert_parallel: bool | None = None
 
     def distance(self, traits: KernelTraits) -> float:
-        """How far what a kernel is picked by is from this domain, 0 if inside or unknown."""
+        """Distance of `traits` from this domain, 0 if inside or unknown."""
         far = 0.0
         if self.head_dim and traits.head_dim:
             far += abs(log2(traits.head_dim / self.head_dim))
@@ -58,13 +56,16 @@ class Domain(Spec):
 
 
 def distance(fit: object, traits: KernelTraits | None) -> float:
-    """How far what a kernel is picked by is from the domain of a fit; a fit without one takes any."""
+    """Distance of `traits` from a fit's domain; 0 for a fit without one."""
     domain = getattr(fit, "domain", None)
     return domain.distance(traits) if traits is not None and isinstance(domain, Domain) else 0.0
 
 
 class Residuals(Spec):
-    """Quantiles of log(measured / predicted) over the rows of the fit: exp(p90) - 1 is how far one in ten is above."""
+    """Quantiles of log(measured / predicted) over the rows of the fit: one row in ten is above by more than exp(p90) -
+    1.
+
+    """
 
     num_rows: int = 0
     p10: float = 0.0
@@ -72,7 +73,7 @@ class Residuals(Spec):
     p90: float = 0.0
 
     def widened(self, factor: float) -> "Residuals":
-        """The quantiles so many times as far from the middle."""
+        """The quantiles `factor` times as far from the median."""
         low, high = (self.p50 + factor * (end - self.p50) for end in (self.p10, self.p90))
         return self.model_copy(update={"p10": low, "p90": high})
 
@@ -84,9 +85,9 @@ _IN_KEY_TOKENS = {"block_tokens"}
 
 
 def transferred(fit: FitT, source: DeviceFacts, target: DeviceFacts, time_ratio: float | None = None) -> FitT:
-    """`fit`, made on `source`, for `target`; values stay within their plausible ranges.
+    """`fit`, made on `source`, for `target`, within plausible ranges.
 
-    time_ratio: seconds on the target per second on the source; by default the ratio of the declared clocks
+    time_ratio: target seconds per source second; default: the ratio of the declared clocks
     """
     ratio = source.clock_hz / target.clock_hz if time_ratio is None else time_ratio
     rate = getattr(fit, "rate", None) or "bf16"
@@ -103,7 +104,7 @@ def transferred(fit: FitT, source: DeviceFacts, target: DeviceFacts, time_ratio:
 
 
 def _within(fit: Spec, name: str, value: float) -> float:
-    """`value` cut to the plausible range of the field."""
+    """`value` clipped to the field's plausible range."""
     for constraint in type(fit).model_fields[name].metadata:
         low, high = getattr(constraint, "ge", None), getattr(constraint, "le", None)
         value = value if low is None else max(value, float(low))
@@ -115,7 +116,7 @@ Sizes = TypeVar("Sizes", bound=tuple[Any, ...])
 
 
 def take(sizes: Sizes, rows: NDArray[Any] | slice) -> Sizes:
-    """The rows of an index array, a mask or a slice."""
+    """Rows by index array, mask or slice."""
     return type(sizes)(*(_rows_of(value, rows) for value in sizes))
 
 
@@ -126,7 +127,7 @@ def _rows_of(value: Any, rows: NDArray[Any] | slice) -> Any:
 
 
 def joined(parts: Sequence[Sizes]) -> Sizes:
-    """The rows of several tables, one after the other. What is one value for all rows is that of the first table."""
+    """Concatenated rows of several tables; scalars are those of the first."""
     return type(parts[0])(*(_one_after_the_other(values) for values in zip(*parts, strict=True)))
 
 
@@ -137,7 +138,7 @@ def _one_after_the_other(values: Sequence[Any]) -> Any:
 
 
 class KernelSeconds(NamedTuple):
-    """What a form makes of sizes: seconds in all, and of the resources alone."""
+    """A form's result: seconds in all, and by resource alone."""
 
     duration: Values
     compute: Values
@@ -145,7 +146,7 @@ class KernelSeconds(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """The functions of `numpy` by the same names."""
+    """The functions of `numpy` with these names."""
 
     ceil: Callable[[Any], Any] = math.ceil
     floor: Callable[[Any], Any] = math.floor
@@ -155,7 +156,7 @@ class Namespace(NamedTuple):
 
     @staticmethod
     def where(condition: Any, one: Any, other: Any) -> Any:
-        """`one` if the condition holds, else `other`; both are evaluated, as in numpy."""
+        """`one` if the condition holds, else `other`; evaluates both, like numpy."""
         return one if condition else other
 
 

@@ -1,4 +1,4 @@
-"""Tiled matrix multiplication: the library picks the tile and the k split that are fastest, then pays for what is left.
+"""Tiled GEMM: the library picks the fastest tile and k split.
 
     t = launch + min over tiles (tm, tn) and splits s of
                  knee( waves(tiles / SM) (K/s step + tile tm tn / 128**2),  bytes / (memory_fraction W) )
@@ -8,9 +8,9 @@
     tiles = G ceil(M / tm) ceil(N / tn) s thread blocks on SM compute units; `waves`, `k_step_s`: see `tiles`
     G       equal multiplications in one launch (1, but for the small one per head of latent attention)
 
-W is the declared bandwidth. Kernels without a choice name their tiles (`tile_rule`). What the choice of the fastest
-misses are the library's own rules, which now and then pick a tile that is 1.5 times slower; two engines that call the
-same library differ by 4 % (median) themselves.
+W is the declared bandwidth. Kernels without a choice name their tiles (`tile_rule`). The formula misses the library's
+own heuristics, which now and then pick a tile 1.5 times slower; two engines that call the same library differ by 4 %
+(median).
 Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Background" guide; parameters are fitted to
 the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
 """
@@ -61,17 +61,15 @@ def k_step_s(
     weight_bytes: float,
     speedup: float = 1.0,
 ) -> Values:
-    """Seconds that one thread block needs per element of k: multiplying, or loading what it multiplies.
+    """Seconds of one thread block per element of k: multiplying, or loading operands.
 
         2 tm tn / P1 * max( 1 / (c u), e (tm a + tn w) / (tm tn max(a, w)) )
 
-    with P1 the tensor rate of one compute unit, c the achieved fraction, a and w the bytes of an input and a weight.
-    e is the edge of the square tile whose operands take as long to load as to multiply at peak; it is the same on
-    Ampere and Hopper, which doubled both rates (in bytes per clock the feed does not carry over). u is the `speedup` of
-    sparse tensor cores, which skip multiplications and load inputs as ever.
-
-    rows tm, columns tn: of the tile; peak_per_unit P1: FLOP/s of one compute unit
-    compute_fraction c, feed_edge e: of the fit, the second in elements; input_bytes a, weight_bytes w: of an element
+    with P1 (`peak_per_unit`) the FLOP/s of one compute unit, c `compute_fraction`, a `input_bytes` and w `weight_bytes`
+    per element, tm `rows` and tn `columns` of the tile. e (`feed_edge`) is the edge, in elements, of the square tile
+    whose operands take as long to load as to multiply at peak; equal on Ampere and Hopper, which doubled both rates
+    (bytes per clock do not carry over). u is the `speedup` of sparse tensor cores, which skip products but load all
+    inputs.
     """
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))
@@ -80,7 +78,7 @@ def k_step_s(
 
 
 def waves(blocks_per_unit: Values, quantization: float) -> Values:
-    """How often the device is filled: between max(1, r) (persistent kernels balance) and ceil(r) (whole waves)."""
+    """Fills of the device: between max(1, r) (persistent kernels balance) and ceil(r) (whole waves)."""
     filled = np.maximum(blocks_per_unit, 1.0)
     partial = np.ceil(blocks_per_unit)
     partial -= filled
@@ -103,7 +101,7 @@ def knee_of(a: Any, b: Any, p: float) -> Values:
 
 
 def tile_allowed(rule: tuple[TileStep, ...], rows: Values) -> NDArray[np.bool_]:
-    """(problems, lines of the rule): which line each problem of so many rows falls under."""
+    """(problems, lines of the rule): which line applies to each problem."""
     ends = np.array([step.most_rows or np.inf for step in rule])
     line = np.searchsorted(ends, rows)
     allowed: NDArray[np.bool_] = line[:, None] == np.arange(len(rule))
@@ -147,8 +145,8 @@ class GemmSizes(NamedTuple):
 class _Plan(NamedTuple):
     """What does not depend on m, for each (problem, split, tile).
 
-    tile_rows: tm; columns: thread blocks per row of tiles and compute unit; block_s: of one thread block, longer
-    than anything where the split is not offered; partial_s_per_row: (problem, split), writing and reading partial sums
+    tile_rows: tm; columns: thread blocks per row of tiles and compute unit; block_s: per thread block, huge where the
+    split is not offered; partial_s_per_row: (problem, split), writing and reading partial sums
     """
 
     tile_rows: Values
@@ -185,8 +183,9 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
 
 
 def _feed_of_fp32(device: DeviceFacts) -> float:
-    """How much smaller `feed_edge` is on CUDA cores: fits are of tensor cores, whose operands come at the same bytes
-    per second, but which multiply so many times faster; an element has twice the bytes of theirs."""
+    """Reduction of `feed_edge` on CUDA cores: fits are of tensor cores, fed at equal bytes per second but that much
+    faster at products; an fp32 element has twice the bytes.
+    """
     return 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16")
 
 
@@ -210,9 +209,9 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
 
 
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> KernelSeconds:
-    """The formula of this module. `is_eager`: launched one by one, if the fit knows what that costs.
+    """The formula of this module. `is_eager`: launched one by one, if the fit knows the cost.
 
-    sizes: columns of many; fit: parameters of their kernel; device: on which it runs
+    sizes: columns; fit: parameters of the kernel; device: that runs it
     """
     pieces = []
     for start in range(0, max(1, len(sizes.extent.m)), _ROWS_AT_ONCE):
@@ -230,7 +229,7 @@ _plans: dict[tuple[Any, ...], tuple[TiledGemmFit, DeviceFacts, _Plan]] = {}
 
 
 def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes, replayed from a CUDA graph."""
+    """The time of one run of `work` in a CUDA graph."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     extent = work.extent_as(GemmExtent)

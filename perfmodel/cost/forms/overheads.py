@@ -1,8 +1,8 @@
-"""What single published figures say, where no table and no run has more: messages over PCIe, launches without CUDA
-graphs, sampling, memory of graphs and communicators, a softmax beside its products.
+"""Overheads from single published figures, where no table or run has more: messages over PCIe, launches without CUDA
+graphs, sampling, memory of graphs and communicators, attention's softmax.
 
 One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel calibrate --overheads`, and by `--softmax`
-what the layer profiles of two cards say.
+from layer profiles of two cards.
 """
 
 import datetime

@@ -1,7 +1,6 @@
 """All forms: what a calibration's `families` may hold, and how each is timed. To add one, write its file and its row.
 
-A form is a fit (a spec with a `form`, its parameters and `residuals`) and a function from (work, fit, device) to an
-`OperatorTime`. Which operators it times is up to the calibrations that hold its fits.
+A form is a fit (a spec with a `form`, parameters and `residuals`) and a function (work, fit, device) -> `OperatorTime`.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +36,7 @@ from perfmodel.ops.work import Work
 
 
 class Form(NamedTuple):
-    """How fits of one form are read, and what times a work by them."""
+    """The spec of a form's fits, and its timing function."""
 
     fit: type[Spec]
     time: Callable[[Work, Any, DeviceFacts], OperatorTime]
@@ -83,7 +82,7 @@ class _ByForm:
 
 
 def _unknown(key: str, value: Any, fit: type[Spec]) -> InitErrorDetails:
-    """Said here, where it is known which keys the form has."""
+    """The error for an unknown key, raised here, where the form's keys are known."""
     error = PydanticCustomError("value_error", "{error}", {"error": unknown_key(key, fit)})
     return InitErrorDetails(type=error, loc=(key,), input=value)
 
@@ -105,5 +104,5 @@ else:
 
 
 def time_work(work: Work, fit: FormFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes under `fit`."""
+    """The time of one run of `work` under `fit`."""
     return FORMS[fit.form].time(work, fit, device)

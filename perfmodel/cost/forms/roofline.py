@@ -1,15 +1,14 @@
-"""The roofline with what it leaves out: the form of the datasheet, and of families without close measurements.
+"""The roofline with overheads: the form of the datasheet, and of families without close measurements.
 
     t = overhead_s * kernels + overhead_per_item_s * items + knee(FLOPs / (compute_fraction * peak),
                                                                 bytes / (memory_fraction * bandwidth))
     knee(a, b) = (a**p + b**p) ** (1/p);  p = None is the hard maximum of the roofline, p = 1 the sum
 
-Items are what the family counts beside kernels: sequences for attention, distinct experts for mixtures of experts.
-Vector operations (cached integers made into numbers) run beside the multiplications on other units, or, on a device
-that unpacks into memory first, before them: `vector_op_s` seconds each on top.
-A kernel of fewer thread blocks than the device has compute units reaches only that share of the tensor rate and of the
-bandwidth for its KV (`thread_blocks` of the extent). Activations were written by the kernel before; those that fit
-L2 may be read from there (`cached_speedup`), all of them up to 0.7 of its size, none from twice that.
+Items: sequences for attention, distinct experts for mixtures of experts. Vector operations (dequantized integers)
+overlap with the products on other units, or, on a device that unpacks into memory first, add `vector_op_s` each. With
+fewer thread blocks than compute units (`thread_blocks` of the extent) a kernel reaches only that share of tensor rate
+and KV bandwidth. Activations that fit L2 may be read from there (`cached_speedup`), as the kernel before wrote them:
+all up to 0.7 of its size, none from twice that.
 """
 
 from typing import Literal
@@ -44,7 +43,6 @@ class FamilyFit(Spec):
 
 
 def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
     fill = _fill(work.extent, device.compute_units)
     peak = device.peak(work.rate)
     rate = peak * sustained_share(device.tdp_w, peak, fit.operation_j) if fit.operation_j else peak
@@ -78,7 +76,7 @@ def _message_s(message: Message, fit: FamilyFit, device: DeviceFacts) -> float:
 
 
 def _fill(extent: Extent | None, compute_units: int) -> float:
-    """The share of compute units that the kernel's thread blocks can occupy."""
+    """The share of compute units that the thread blocks occupy."""
     blocks: float = getattr(extent, "thread_blocks", 0.0)
     return min(1.0, blocks / compute_units) if blocks else 1.0
 

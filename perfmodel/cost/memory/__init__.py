@@ -1,3 +1,3 @@
-"""Memory of a device: what the model, its drafter and its cache hold, the plan, and KV beyond the device."""
+"""Device memory: model, drafter, KV cache, memory plan, and KV offloading."""
 
 __all__: list[str] = []

@@ -1,9 +1,8 @@
-"""Which GGUF types of a model fit a device: how many layers lie on it, and which context they leave room for.
+"""Which GGUF types of a model fit a device: layers on the device, and the longest context.
 
-`perfmodel memory` asks of every type: does the whole model fit with the slots and the context that the scenario asks
-for? If not, how many of its layers fit, with the rest on the CPU? How long a context of these slots do all layers leave
-room for? A scenario that gives no slots is planned with one: llama.cpp's default slots share one pool of KV, so one
-sequence may fill it. A scenario that gives no context is planned with the least that llama.cpp shortens it to.
+For each type: does the model fit with the scenario's slots and context? If not, how many layers fit, the rest on the
+CPU? What context do all layers leave room for? Defaults: one slot, as llama.cpp's slots share one KV pool that one
+sequence may fill; the shortest context that llama.cpp falls back to.
 """
 
 from bisect import bisect_left
@@ -32,11 +31,11 @@ class AskedSlots:
 
 @dataclass(frozen=True, slots=True)
 class TypeFit:
-    """What becomes of a model in one file type.
+    """A model in one file type.
 
     weight_bytes: of all layers; asked: what has to fit
-    layers:       on the device then, the head counting as one; num_layers: of the model, counted likewise
-    max_context:  tokens of each slot asked for, with all layers on the device; 0 if these do not fit
+    layers:       on the device then, the head included; num_layers: of the model, counted likewise
+    max_context:  tokens per slot with all layers on the device; 0 if these do not fit
     """
 
     file_type: str
@@ -48,15 +47,15 @@ class TypeFit:
 
     @property
     def fits(self) -> bool:
-        """Whether all of it lies on the device."""
+        """Whether the whole model is on the device."""
         return self.layers == self.num_layers
 
 
 def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
-    """Each of `FILE_TYPES`, with the slots that `engine` asks for; none for an engine that computes all layers on one
-    kind of device.
+    """Each of `FILE_TYPES` with the slots of `engine`; none for an engine that cannot split layers between device and
+    CPU.
 
-    A number of slots that nobody gave is 1. A context that nobody gave is the least that llama.cpp shortens it to.
+    Defaults: one slot, and the shortest context that llama.cpp falls back to.
     """
     if not engine.described.facts.offloads_from_tokens:
         return []
@@ -80,7 +79,6 @@ def _fit(file_type: str, model: ModelSpec, hardware: HardwareSpec, engine: Engin
 
 
 def _holds(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec, layers: int, asked: AskedSlots) -> bool:
-    """Whether so many layers and the KV of the slots asked for lie on the device."""
     plan = _planned(model, hardware, engine.model_copy(update={"n_gpu_layers": layers}))
     return plan is not None and plan.max_batch(asked.context) >= asked.slots
 

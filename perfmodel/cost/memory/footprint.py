@@ -1,9 +1,9 @@
 """What one device holds: weights by component, KV cache per token, recurrent state per sequence.
 
-Sharding is applied to the architecture itself (heads, widths and experts of one device), so that replicated parts
-(routers, latents, KV heads beyond their number, norms) come out replicated without being listed.
+Sharding is applied to the architecture itself (heads, widths and experts of one device), so replicated parts (routers,
+latents, surplus KV heads, norms) need no list.
 
-A drafter holds beside the model:
+Memory of a drafter:
 
 draft_model     all of its weights; a KV cache of its own
 self_quantized  the quantized weights; embedding, head, norms and the KV cache are the model's
@@ -11,12 +11,10 @@ eagle           a projection of 2 d^2 and one layer; the KV of that layer
 medusa          k (d^2 + d V)
 self_skip, ngram, lookahead  nothing
 
-What one device holds beside weights, KV blocks and states: a step's activations, the sampler's buffers, the table of
-rotary angles.
-
-An engine that sizes its KV cache by a profiling run computes `max_num_batched_tokens` tokens, then samples for
-`max_num_seqs` sequences; what is left of its memory at the worse moment of the two is for blocks. Not modelled: an
-encoder's activations (some 0.3 GB for the largest image of Llama-4 Scout on two devices, less than its sampler takes).
+Other memory: activations of a step, the sampler's buffers, the rotary table. An engine that sizes its KV cache by a
+profiling run computes `max_num_batched_tokens` tokens, then samples for `max_num_seqs` sequences; what the worse of the
+two leaves is for blocks. Not modelled: an encoder's activations (some 0.3 GB for the largest image of Llama-4 Scout on
+two devices, less than its sampler takes).
 """
 
 from collections import Counter
@@ -55,7 +53,7 @@ _INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token
 
 
 def shard_layer(layer: Layer, shard: Sharding) -> Layer:
-    """The part of a layer that one device holds, as a layer of smaller sizes."""
+    """The part of a layer on one device, as a layer of smaller sizes."""
     return replace(layer, mixer=_shard_mixer(layer.mixer, shard), ffn=_shard_ffn(layer.ffn, shard))
 
 
@@ -91,12 +89,11 @@ def _shard_ffn(ffn: FeedForward | None, shard: Sharding) -> FeedForward | None:
 def weights(
     model: ModelSpec, shard: Sharding, stage: Sequence[Layer], *, is_first: bool, is_last: bool, has_table: bool = True
 ) -> dict[str, float]:
-    """Bytes of weights on a device of a pipeline stage, by component; "other" is what comes with the text decoder.
+    """Bytes of weights on a device of a pipeline stage, by component; "other": what comes with the text decoder.
 
-    A tied LM head shares the embedding's memory, and is a copy of it where the two are on different devices.
-
-    model, shard: as served, and how it is cut; stage: its layers; is_last: with head
-    is_first:     with embedding, unless the host keeps its table (not `has_table`), and with an encoder
+    A tied LM head shares the embedding's memory, or copies it if they are on different devices. model, shard: as
+    served; stage: its layers; is_first: with embedding and encoder; has_table: False if the host keeps the embedding
+    table; is_last: with head
     """
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
@@ -134,9 +131,9 @@ def weights(
 def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
     """KV cache bytes of one token in `layers` on one device.
 
-    Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus the keys of an indexer.
-    Layers with a window or chunk count in full: blocks are handed out for whole sequences. Of several formats it is
-    the oldest tokens'; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides.
+    Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus an indexer's keys. Layers with
+    a window or chunk count in full: blocks are allocated for whole sequences. With several formats, that of the oldest
+    tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides.
     """
     form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
     size = kv_element_bytes(form, group_size)
@@ -155,10 +152,8 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
 
 
 def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context: int) -> float:
-    """KV cache bytes of a sequence of `context` tokens in `layers` on one device: newer tokens may be in wider formats,
-    and layers that overwrite or evict hold no more than their span.
-
-    model, shard: as served, and how it is cut
+    """KV bytes of a sequence of `context` tokens in `layers` on one device, with wider formats of newer tokens, and
+    span limits of layers that overwrite or evict. model, shard: as served
     """
     held: dict[int, list[Layer]] = {}
     for layer in layers:
@@ -174,14 +169,14 @@ def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context
 
 
 def is_rolling(layer: Layer) -> bool:
-    """Whether the layer overwrites keys that have left its window."""
+    """Whether the layer overwrites keys outside its window."""
     return isinstance(layer.mixer, Attention) and layer.mixer.is_rolling
 
 
 def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], longest: int) -> float:
-    """Bytes of one sequence in buffers as long as the window of each rolling layer, or as `longest`.
+    """Bytes of one sequence in rolling buffers as long as each layer's window, at most `longest` tokens.
 
-    model, shard, layers: as served, how it is cut, which layers; longest: of a sequence, in tokens
+    model, shard, layers: as served
     """
     return sum(
         min(layer.mixer.span or longest, longest) * kv_bytes_per_token(model, shard, [layer])
@@ -191,7 +186,7 @@ def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequen
 
 
 def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
-    """Recurrent state of one sequence on one device: states as they are kept, and the windows of the convolutions."""
+    """Recurrent state of one sequence on one device: states as stored, and convolution windows."""
     size = bytes_per_weight(model.dtype)
     total = 0.0
     for layer in layers:
@@ -213,7 +208,7 @@ class DraftFootprint(NamedTuple):
 
 
 def draft_footprint(model: ModelSpec, engine: EngineSpec) -> DraftFootprint:
-    """Memory of the drafter that `engine.speculative_config` asks for, beside `model`; nothing without one."""
+    """Memory of the drafter of `engine.speculative_config`, beside `model`; zero without one."""
     config = engine.speculative_config
     if config is None or config.has_own_device or config.method in ("self_skip", "ngram", "lookahead"):
         return DraftFootprint()
@@ -243,10 +238,9 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
 
         T b d + max( T b (d + widest intermediate),  S V x bytes per logit )
 
-    The final hidden states stay while logits are computed and sampled; in the layers it is residual, hidden and the
-    widest pair of tensors. V is the whole vocabulary, gathered on every rank. Standard attention holds two score
-    matrices of T x T per head. Without inference mode the framework keeps what a backward pass would ask for: the
-    inputs of every operator of every layer, for all tokens of the step.
+    Final hidden states stay while logits are computed and sampled; layers hold residual, hidden and the widest pair of
+    tensors. V is the whole vocabulary, gathered on every rank. Standard attention holds two T x T score matrices per
+    head. Without inference mode the framework keeps the inputs of every operator of every layer for a backward pass.
     """
     size = bytes_per_weight(model.dtype)
     tokens, hidden = engine.max_num_batched_tokens, model.hidden_size
@@ -264,7 +258,7 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
 
 
 def sampler_bytes_per_logit(engine: EngineSpec, size: float) -> float:
-    """Bytes held per logit when sampling holds most: logits of `size` bytes, their copy in fp32, and
+    """Peak bytes per logit in sampling: logits of `size` bytes, their copy in fp32, and
 
     without a sort  the probabilities
     with a sort     sorted logits and their indices, and what the sort takes meanwhile: indices to begin with
@@ -289,7 +283,7 @@ def sampler_bytes_per_logit(engine: EngineSpec, size: float) -> float:
 
 
 def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
-    """Cosines and sines of every position that the model was trained for, whatever context the engine is to serve.
+    """Cosines and sines of all positions the model was trained for, whatever context the engine serves.
 
         positions x rotated elements of a head x bytes, for each distinct rotation
 
@@ -306,7 +300,7 @@ def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
 
 
 def _rotated(layer: Layer) -> tuple[Rope, int] | None:
-    """A layer's rotation, and how many elements of a head it turns."""
+    """A layer's RoPE, and the rotated elements per head."""
     mixer = layer.mixer
     if isinstance(mixer, LatentAttention):
         return mixer.rope, mixer.qk_rope_head_dim
@@ -316,8 +310,8 @@ def _rotated(layer: Layer) -> tuple[Rope, int] | None:
 
 
 def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
-    """Elements per token that the operators of a layer read: residual and normed state before each block, queries,
-    keys, values and what attention makes of them, the halves of a feed-forward block and their product.
+    """Elements per token that a layer's operators read: residual and normed state before each block, queries, keys,
+    values, attention output, the halves of a feed-forward block and their product.
 
     Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices.
     """
@@ -336,7 +330,6 @@ def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
 
 
 def _intermediate(layer: Layer, shard: Sharding, hidden: int) -> int:
-    """Elements per token of a feed-forward block's input and output halves on one device."""
     ffn = layer.ffn
     if isinstance(ffn, DenseFFN):
         return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)

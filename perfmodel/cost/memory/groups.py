@@ -1,18 +1,17 @@
-"""Which layers of a served model share a table of KV blocks: groups, as an engine's hybrid KV cache manager forms them.
+"""KV cache groups: layers that share a block table, as an engine's hybrid KV cache manager forms them.
 
-Layers of one kind (full attention, a window, a chunk) make groups of equally many: as many as the smallest kind has;
-or as the largest has, where that is less than `pads_below` times as many. Group i of n has the kind's layers i, i + n
-and so on, so that pipeline stages have a share of each. A block is as large as the largest group, so smaller ones waste
-the rest: Gemma-3-27B's 52 windowed and 10 full layers are 7 groups of 10, 70 places for 62 layers.
+Groups have equally many layers of one kind (full attention, a window, a chunk): as many as the smallest kind has, or
+the largest, if that is less than `pads_below` times as many. Group i of n has the kind's layers i, i + n and so on, so
+that each pipeline stage has a share. Blocks have the size of the largest group; smaller ones waste the rest:
+Gemma-3-27B's 52 windowed and 10 full layers are 7 groups of 10, 70 places for 62 layers.
 
-States of Mamba and linear attention are blocks, too: one in each group of such layers for a sequence, as large as all
-blocks. For that vLLM makes the blocks of attention as many times larger as a state needs (784 tokens for Qwen3.5-27B);
-here a state is so many blocks of `block_size` tokens, and what a sequence leaves empty of its last large one is counted
-at its mean.
+States of Mamba and linear attention are blocks, too: one per sequence in each group of such layers, padded to the block
+size. For that vLLM enlarges attention blocks to a state's size (784 tokens for Qwen3.5-27B); here a state is several
+blocks of `block_size` tokens, and the mean waste of a sequence's last large block is added.
 
-None are formed where a block would not be equally large in all layers (heads of other sizes), nor where a drafter
-brings layers of its own. The switch (`disable_hybrid_kv_cache_manager`) is about mixtures: where all layers have the
-same window they share a table that keeps no more. With it, states are set apart (vLLM itself does not start then).
+No groups if layers' blocks differ in size (other heads), or a drafter brings layers of its own. The switch
+(`disable_hybrid_kv_cache_manager`) concerns mixtures: layers with one common window share a table that keeps no more.
+With it, states are set apart (vLLM itself does not start then).
 Source: vllm-project/vllm, vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_page_size) and
 vllm/config/vllm.py (what disables the manager: platforms without it, as TPUs; KV connectors that cannot tell groups
 apart).
@@ -39,7 +38,7 @@ Kind = tuple[int | None, bool]  # how far a query sees, and whether in chunks
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """A group, and which layers of the model (their numbers from 0) are in it."""
+    """A group and its layers (model layer numbers from 0)."""
 
     group: KVGroup
     layers: frozenset[int]
@@ -49,8 +48,8 @@ class LayerGroup:
 class StateBlocks:
     """Recurrent states in the pool of KV blocks.
 
-    groups:     of layers with keys, and with states; per_sequence: blocks of a sequence beside those of its tokens
-    block_size: tokens of a block of attention as the engine makes it
+    groups:     of layers with keys, and with states; per_sequence: blocks per sequence beside its tokens'
+    block_size: tokens of an attention block as the engine makes it
     """
 
     groups: tuple[LayerGroup, ...]
@@ -59,7 +58,7 @@ class StateBlocks:
 
 
 def state_blocks(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> StateBlocks | None:
-    """How states of `model`, as served, lie among the KV blocks; None where they do not.
+    """KV blocks of the states of `model`, as served; None if states are not in blocks.
 
     m = ceil( bytes of a layer's state / (b bytes of a token in an attention layer) )     blocks of b tokens
     """
@@ -88,10 +87,7 @@ def kv_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> t
 
 
 def layer_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[LayerGroup, ...]:
-    """The same with the layers of each.
-
-    model: as served
-    """
+    """The groups of `model`, as served, with their layers."""
     rules = engine.described.facts.kv_groups
     if not rules.kinds or hardware.kind not in _PLATFORMS or not _can_have_groups(model, engine):
         return ()
@@ -108,7 +104,7 @@ def layer_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -
 
 
 def _can_have_groups(model: ModelSpec, engine: EngineSpec) -> bool:
-    """Whether blocks are handed out as tokens come, for the model's own layers alone, and nothing else moves them."""
+    """Whether blocks are allocated as tokens come, for the model's own layers only, and stay in place."""
     drafter = engine.speculative_config
     has_own_layers = drafter is not None and drafter.method in ("draft_model", "eagle") and not drafter.has_own_device
     is_paged = engine.kv_cache == "paged" and engine.batching == "continuous" and not engine.rules.reserves_output
@@ -127,14 +123,13 @@ def _kind(mixer: Mixer | None, rules: KvGroupRules, block_size: int) -> Kind:
 
 
 def _elements(mixer: Attention | LatentAttention) -> tuple[int, int]:
-    """What makes two layers' blocks equally large: KV heads, and elements of a token in each."""
+    """KV heads, and elements of a token in each: what block size depends on."""
     if isinstance(mixer, Attention):
         return mixer.num_kv_heads, mixer.head_dim + mixer.v_head_dim
     return 0, mixer.kv_lora_rank + mixer.qk_rope_head_dim + (mixer.indexer.head_dim if mixer.indexer else 0)
 
 
 def _cut(kinds: dict[Kind, list[int]], pads_below: float) -> tuple[LayerGroup, ...]:
-    """Groups of equally many layers; full attention first, if there is any."""
     fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
     size = most if most < pads_below * fewest else fewest
     groups = []
@@ -147,5 +142,5 @@ def _cut(kinds: dict[Kind, list[int]], pads_below: float) -> tuple[LayerGroup, .
 
 
 def largest_share(groups: Sequence[LayerGroup], layers: range) -> int:
-    """Layers of the largest group among `layers` of the model: as many as a block has room for on their device."""
+    """Layers of the largest group among `layers`: those a block has room for on their device."""
     return max((len(each.layers.intersection(layers)) for each in groups), default=0)

@@ -1,10 +1,9 @@
-"""KV blocks on their way back from a second tier: how long, and from how many tokens on it beats computing them again.
+"""KV offloading: time to restore blocks from a second tier, and when that beats recomputing.
 
     t = blocks latency + tokens b / W           b: bytes of a token on one device, W: its link to the tier
 
-Layer by layer beside the step, the last of L layers computes after its blocks are there: max(step, t) + min(step, t)/L.
-Copies the other way use the link's other direction and hide beside steps. Without overlap a step waits for both: what
-its blocks held before goes out, what it needs comes in, then it is computed.
+Layer-wise loading overlaps with the step; the last of L layers waits for its blocks: max(step, t) + min(step, t)/L.
+Stores use the link's other direction and hide beside steps. Without overlap a step waits for both, stores first.
 Source: CachedAttention (Gao et al. 2024): loading layer by layer; vLLM's offloading connector; vLLM before version 1,
 `CacheEngine.swap_out` and `swap_in`: copies both ways on the stream of the step that follows.
 """
@@ -23,10 +22,10 @@ from perfmodel.specs.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class RestoreCost:
-    """What blocks take over the link of one device.
+    """Restoring over the link of one device.
 
-    layers: of the model, 0 where the step waits for all of them
-    block_size: tokens of a block
+    layers: of the model; 0 if the step waits for all blocks
+    block_size: tokens per block
     """
 
     latency_s: float
@@ -37,23 +36,20 @@ class RestoreCost:
 
     @property
     def block_bytes(self) -> float:
-        """Bytes of a block on the link."""
         return self.bytes_per_token * self.block_size
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a step begins after its copies, those to the tier included."""
+        """Whether a step waits for its copies, stores included."""
         return not self.layers
 
     def alone_s(self, num_tokens: float, num_blocks: float) -> float:
-        """Seconds of the copies."""
         return num_blocks * self.latency_s + num_tokens * self.bytes_per_token / self.bytes_per_s
 
     def added_s(self, step_s: float, num_tokens: float, num_blocks: float, num_stored: float = 0) -> float:
-        """By how many seconds a step takes longer for copies.
+        """Seconds that copies add to a step of `step_s`.
 
-        step_s: of the step without; num_tokens, num_blocks: that come back for it
-        num_stored: blocks that go to the tier, which it waits for too where copies are not beside it
+        num_tokens, num_blocks: restored for it; num_stored: blocks to the tier, waited for only without overlap
         """
         alone = self.alone_s(num_tokens, num_blocks)
         if not self.layers:
@@ -62,7 +58,7 @@ class RestoreCost:
 
 
 def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> RestoreCost:
-    """What restoring takes the scenario's engine; pipeline stages fetch their layers side by side."""
+    """Restore cost of the scenario's engine; pipeline stages fetch their layers in parallel."""
     link, model = offload.link_of(scenario.hardware), graph.model
     shard = Sharding.of(scenario.engine)
     per_token = kv_bytes_per_token(model, shard, list(model.iter_layers())) / shard.pp
@@ -76,9 +72,9 @@ def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> Re
 
 
 def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGraph, timer: OperatorTimer) -> int:
-    """The fewest tokens that are restored: as the rule says; else the first power of two that is quicker.
+    """The fewest tokens worth restoring: the rule's, else the first power of two that is faster than recomputing.
 
-    scenario, offload: the engine, and where its blocks go; graph, timer: what computing them again takes
+    scenario, offload: the engine and its tier; graph, timer: cost of recomputing
     """
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
     if offload.rule != "faster":

@@ -2,11 +2,10 @@
 
     blocks = floor( (utilization x visible memory - weights - activations - reserve - graphs - states) / block bytes )
 
-at the pipeline stage, or the device of a layer split, that has the fewest. Of a model whose first layers are with the
-CPU (`n_gpu_layers`), the plan is of the device; the host holds the rest, and their KV cache with them. CUDA graphs
-count inside the share where the engine's version counts them (vLLM from 0.21 on); before, they were captured in what
-the share leaves. With groups of layers (`perfmodel.cost.memory.groups`) a block is of the layers of one group. Not
-modelled: fragmentation, memory that other processes hold, an encoder's activations.
+at the pipeline stage, or the device of a layer split, with the fewest. With CPU-offloaded layers (`n_gpu_layers`) the
+plan covers the device; the host holds the rest, with their KV. CUDA graphs count inside the share from vLLM 0.21 on;
+before, they were captured in what it leaves. With groups (`perfmodel.cost.memory.groups`) a block has the layers of one
+group. Not modelled: fragmentation, memory of other processes, an encoder's activations.
 """
 
 from bisect import bisect_left
@@ -85,7 +84,7 @@ class MemoryPlan(Printable):
 
     @property
     def parts(self) -> list[tuple[str, float]]:
-        """(name, bytes) of all that lies on the device, KV blocks last; what takes nothing is left out."""
+        """(name, bytes) of everything on the device, KV blocks last, zeros left out."""
         parts = [
             *((f"weights: {name.replace('_', ' ')}", size) for name, size in self.weights.items()),
             ("activations", self.activation_bytes),
@@ -107,21 +106,23 @@ class MemoryPlan(Printable):
 
     @property
     def beside_bytes(self) -> float:
-        """Bytes of what a step needs beside weights, states and KV blocks."""
+        """Bytes of a step's workspace: all but weights, states and KV blocks."""
         return self.activation_bytes + self.rotary_table_bytes + self.reserve_bytes + self.graph_bytes
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of all KV blocks."""
         return self.num_kv_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that the KV cache holds of sequences of which every group keeps all, as vLLM logs it."""
+        """KV cache capacity in tokens of sequences that every group keeps in full, as vLLM logs it."""
         return self.num_kv_blocks // max(1, len(self.kv_groups)) * self.block_size
 
     def max_batch(self, context: int) -> int:
-        """Sequences of `context` tokens that fit at once, `max_num_seqs` aside (unless states were reserved for it)."""
+        """Sequences of `context` tokens that fit at once, regardless of `max_num_seqs` (unless states were reserved for
+        it).
+
+        """
         held = context if self.rolling_span is None else min(context, self.rolling_span)
         held = held if self.reserved_tokens is None else max(held, self.reserved_tokens)
         rows = -(-held // self.block_size)
@@ -130,7 +131,7 @@ class MemoryPlan(Printable):
         return min(batch, self.max_num_seqs) if self.state_bytes else batch
 
     def max_context(self, batch: int = 1) -> int:
-        """The longest context that `batch` sequences can all have."""
+        """The longest context for `batch` sequences at once."""
         if self.kv_groups:
             return self._max_rows(self.num_kv_blocks // batch) * self.block_size
         context = max(self.num_kv_blocks // batch - self.num_buffers, 0) * self.block_size
@@ -138,7 +139,7 @@ class MemoryPlan(Printable):
         return max(context, self.longest) if has_no_limit else context
 
     def _max_rows(self, num_blocks: int) -> int:
-        """The most rows of one sequence that so many blocks of all groups hold; all allowed where nothing limits it."""
+        """Most block-table rows of a sequence in `num_blocks` blocks; those of `longest` if nothing limits them."""
         longest = -(-self.longest // self.block_size)
         most = max(num_blocks, longest)
         if most_rows(self.kv_groups, most, self.block_size) <= num_blocks:
@@ -150,8 +151,7 @@ class MemoryPlan(Printable):
 def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | None = None) -> MemoryPlan:
     """The plan of `model` under `engine` on devices of `hardware`.
 
-    Raises DoesNotFitError, with what is needed and the smallest tensor_parallel_size that fits, when the weights leave
-    no room for one KV block.
+    Raises DoesNotFitError, with the bytes needed and the smallest tensor_parallel_size that fits, if no KV block fits.
     """
     engine = engine or EngineSpec()
     plan, room = _limiting_plan(served_model(on_device(model, hardware), engine, hardware), hardware, engine)
@@ -173,7 +173,7 @@ def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: Engine
 
 
 def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
-    """The plan of the pipeline stage with the fewest blocks, and the bytes it has for them (negative: too little)."""
+    """The plan of the stage with the fewest blocks, and the bytes for them (negative: too little)."""
     shard = Sharding.of(engine)
     layers, groups = list(model.iter_layers()), layer_groups(model, hardware, engine)
     states = None if groups else state_blocks(model, hardware, engine)
@@ -219,7 +219,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
 
 
 def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequence[Layer], bool, bool]]:
-    """The layers of each device that a plan passes, and whether it is the first, and holds the head."""
+    """Layers of each device of the pipeline, whether it is first, and whether it holds the head."""
     num_parts, has_head = engine.pipeline_parallel_size * engine.layer_split, True
     first = 0
     if engine.n_gpu_layers is not None:  # the last ones, behind which the head counts as one more
@@ -231,16 +231,15 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
 
 
 def _is_table_with_host(engine: EngineSpec, hardware: HardwareSpec) -> bool:
-    """Whether the host keeps the embedding table: engines that can leave layers with the host never load it to a device
-    (llama.cpp, `dev_input` in src/llama-model.cpp)."""
+    """Engines with CPU offload never load the embedding table to a device (llama.cpp, `dev_input` in
+    src/llama-model.cpp).
+
+    """
     return hardware.kind != "cpu" and bool(engine.described.facts.offloads_from_tokens)
 
 
 def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:
-    """Blocks of a sequence beside those that its tokens fill: its states, or newer tokens in wider formats.
-
-    model: as served
-    """
+    """Blocks per sequence beside its tokens': states, or newer tokens in wider formats. model: as served"""
     states = state_blocks(model, hardware, engine)
     return states.per_sequence if states is not None else ceil(surplus_tokens(model) / engine.block_size)
 
@@ -248,17 +247,13 @@ def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) ->
 def _bytes_per_token_of_group(
     model: ModelSpec, shard: Sharding, groups: Sequence[LayerGroup], layers: Sequence[Layer], stage: range
 ) -> float:
-    """Bytes of a token in a block, which has room for the largest group's layers of a pipeline stage.
-
-    model, shard: as served, and how it is cut; layers: of the model; stage: which of them are on the device
-    """
+    """Bytes of a token in a block, which has room for the stage's part of the largest group."""
     any_with_keys = next(layer for layer in layers if isinstance(layer.mixer, Attention | LatentAttention))
     return largest_share(groups, stage) * kv_bytes_per_token(model, shard, [any_with_keys])
 
 
 def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:
-    """Bytes of the share that CUDA graphs take; 0 where they do not count in it. Start-up logs scatter by 40 % about
-    them, and estimate far more where the buffers of experts are captured."""
+    """CUDA graphs inside the share, else 0. Start-up logs scatter by 40 %; with experts they estimate far more."""
     is_inside = engine.described.facts.graphs.inside_memory_share and hardware.kind == "gpu"
     if not is_inside or not engine.num_graphs:
         return 0.0
@@ -267,7 +262,7 @@ def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:
 
 
 def _reserved(model: ModelSpec, engine: EngineSpec) -> int | None:
-    """Tokens that a request is given room for whatever its own length, if it is."""
+    """Tokens reserved per request whatever its length, if they are."""
     is_fixed = engine.kv_cache == "contiguous" and not engine.reserve_output
     return min(_longest(model, engine), model.rolling_span or _longest(model, engine)) if is_fixed else None
 
@@ -279,8 +274,7 @@ def _longest(model: ModelSpec, engine: EngineSpec) -> int:
 def _best_layout(
     plan: MemoryPlan, model: ModelSpec, engine: EngineSpec, shard: Sharding, stage: Sequence[Layer]
 ) -> tuple[MemoryPlan, float]:
-    """Layers that overwrite what left their window beside others that keep all: in blocks like these, or in buffers of
-    their own for `max_num_seqs` sequences, whichever holds more tokens."""
+    """Rolling layers in equal blocks, or in own buffers for `max_num_seqs` sequences, whichever holds more tokens."""
     in_blocks = _with_blocks(plan, model, engine)
     if model.rolling_span is not None or not any(is_rolling(layer) for layer in stage):
         return in_blocks

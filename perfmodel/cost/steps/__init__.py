@@ -1,1 +1,1 @@
-"""From a batch to its time: what a step takes, priced in picoseconds for the simulator and explained row by row."""
+"""Step times: in picoseconds for the simulator, and row by row for explanations."""

@@ -1,10 +1,7 @@
-"""Decode steps over growing contexts: a curve tabulated at knots, and runs of consecutive steps along it.
+"""Decode steps over growing contexts: attention time as a curve tabulated at knots, and runs of steps along it.
 
-For a given batch decode attention is tabulated over each summed context that it looks at, at knots an eighth of an
-octave apart, and linear in between: lines are reproduced exactly, a curve to about 0.1 %. So a run of growing decode
-steps is an arithmetic series.
-
-All times are whole picoseconds: sums do not depend on the order of their terms.
+Knots are an eighth of an octave apart, linear in between: exact for lines, within about 0.1 % for curves. So a run of
+growing decode steps is an arithmetic series. Times are whole picoseconds: sums do not depend on order.
 """
 
 from bisect import bisect_right
@@ -27,7 +24,7 @@ _KNOTS = _knots()
 
 
 class Used:
-    """A known cost and how often it was used."""
+    """A cost and its number of uses."""
 
     __slots__ = ("duration", "usage", "uses")
 
@@ -39,7 +36,7 @@ class Used:
 class Segment:
     """A line over context from `start` up to `end`: `base + slope * (x - start)`.
 
-    at_start, at_end: what the operators take there
+    at_start, at_end: the costs there
     """
 
     __slots__ = ("_ends", "base", "end", "slope", "start", "sum_offset", "uses")
@@ -52,7 +49,6 @@ class Segment:
         self.sum_offset = 0
 
     def add_to(self, total: Usage) -> None:
-        """Add what its uses amount to."""
         if self.uses:
             share = self.sum_offset / (self.end - self.start)
             total.add(self._ends[0], self.uses - share)
@@ -60,10 +56,9 @@ class Segment:
 
 
 class Curve:
-    """The duration of some decode operators at one batch size, over one summed context.
+    """Duration of some decode operators at one batch size over one summed context.
 
-    tables: that have the costs; axis: which context the operators look at
-    queries: tokens of the whole batch; 0: one for each sequence
+    tables: of costs; axis: which context; queries: tokens of the batch; 0: one per sequence
     """
 
     __slots__ = ("_tables", "axis", "batch", "queries", "segments")
@@ -87,7 +82,7 @@ Piece = tuple[int, int, int, list[tuple[Segment, int, int]], int]
 
 
 class HostWait:
-    """Picoseconds in which the device of a pricer waited for the host."""
+    """Picoseconds that the device waited for the host."""
 
     __slots__ = ("total",)
 
@@ -98,9 +93,7 @@ class HostWait:
 class DecodeRun:
     """Consecutive decode steps of one batch, as pieces in which each step takes `delta` longer than the one before.
 
-    Built for some steps; `commit` says how many of them took place.
-
-    used: what every step uses beside attention; waited: what is counted as waiting for the host
+    `commit` says how many took place. used: costs beside attention; waited: counts the device's waits for the host
     """
 
     __slots__ = ("_pieces", "_used", "_waited")
@@ -113,7 +106,7 @@ class DecodeRun:
         return self._pieces[0][1]
 
     def duration(self, num_steps: int) -> int:
-        """Picoseconds that the first `num_steps` take."""
+        """Picoseconds of the first `num_steps`."""
         total = 0
         for steps, first, delta, _, _ in self._pieces:
             n = min(steps, num_steps)
@@ -133,7 +126,7 @@ class DecodeRun:
                 break
 
     def steps_to_reach(self, elapsed: int) -> int:
-        """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
+        """The fewest steps that take at least `elapsed`; all of them if they take less."""
         done = 0
         for steps, first, delta, _, _ in self._pieces:
             whole = steps * first + delta * (steps * (steps - 1) // 2)

@@ -1,9 +1,9 @@
-"""How long a step takes, operator by operator, and what bounds it.
+"""The time of a step, operator by operator, and its bounds.
 
     t_step = serial host + max( hidden host, sum over operators of count x t_op )
 
-Operators run one after another on a device, each bounded by its own resource: never a maximum of global sums. Of
-several pipeline stages, a step is the round in which each sequence of the batch gets a token (`stages`).
+Operators run one after another, each bounded by its own resource: never a maximum of global sums. With pipeline stages
+a step is the round in which each sequence gets a token (`stages`).
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,9 @@ _BOUNDS = ("compute", "memory", "communication", "overhead")
 
 @dataclass(frozen=True, slots=True)
 class OperatorEstimate:
-    """One row: an operator that runs `count` times; `work` and `time` are of one run, the sums of all.
+    """One row: an operator that runs `count` times; `work` and `time` are of one run.
 
-    The count is a mean where tokens may leave layers out. link: the slowest that its messages go over, if it has any;
-    num_nodes: that its group is on
+    The count is a mean under early exit. link: the slowest of its messages; num_nodes: of its group
     """
 
     name: str
@@ -64,7 +63,7 @@ class OperatorEstimate:
 
     @property
     def bound_and_link(self) -> str:
-        """`bound`, and the network for messages that leave a node."""
+        """`bound`, with the network for messages between nodes."""
         return f"{self.bound}, {self.link} ({self.num_nodes} nodes)" if self.num_nodes > 1 else self.bound
 
     def to_json(self) -> dict[str, Any]:
@@ -87,11 +86,11 @@ class OperatorEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PipelineEstimate:
-    """A step that is shared out to plans which pass several stages.
+    """A step split into plans that pass several stages.
 
-    num_plans:    how many; stage_s: seconds of one of them, the longest, in each stage
-    latency_s:    of a plan that meets no other: a sequence that decodes alone waits as long for each token
-    bubble_share: of the time of all devices in the round, what they do nothing in
+    num_plans:    how many; stage_s: seconds of the longest plan in each stage
+    latency_s:    of a lone plan: the inter-token latency of a sequence that decodes alone
+    bubble_share: idle share of all devices in the round
     """
 
     num_plans: int
@@ -143,7 +142,7 @@ class StepEstimate(Printable):
 
 
 def explain(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """One pass of `shape` over the operators of `graph`, as if they were all on one device."""
+    """One pass of `shape` over the operators of `graph`, as if on one device."""
     rows = _rows(_nodes_of(graph, timer, shape), timer, shape)
     serial, hidden = Host(graph, timer).seconds(shape)
     device = sum(row.duration_s for row in rows)
@@ -153,11 +152,9 @@ def explain(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEs
 def summed(
     rows: Sequence[OperatorEstimate], duration: float, host: tuple[float, float], timer: OperatorTimer
 ) -> StepEstimate:
-    """The estimate of a step of these rows.
+    """The estimate of a step with these `rows`.
 
-    duration: seconds of the step; host: its serial and its hidden seconds
-
-    timer: that the rows were timed with
+    duration: seconds of the step; host: its serial and hidden seconds; timer: of the rows
     """
     device = sum(row.duration_s for row in rows)
     at_peak = sum(row.count * timer.at_peak_s(row.work, timer.fit(row.work)) for row in rows)
@@ -178,7 +175,7 @@ def summed(
 
 
 def _rows(nodes: Sequence[OperatorNode], timer: OperatorTimer, shape: BatchShape) -> list[OperatorEstimate]:
-    """In the order of the nodes; those that depend on the same things alternate, as in `StepTables`."""
+    """Rows in node order; nodes with equal dependencies alternate, as in `StepTables`."""
     works = [(node, node.expected_runs(shape), work) for node in nodes if (work := node.work(shape)).num_kernels]
     found: dict[int, OperatorEstimate] = {}
     for kind in {node.depends for node, _, _ in works}:
@@ -190,7 +187,6 @@ def _rows(nodes: Sequence[OperatorNode], timer: OperatorTimer, shape: BatchShape
 
 
 def _path(work: Work, timer: OperatorTimer) -> tuple[str, int]:
-    """The slowest link of a message, and the nodes of its group."""
     if work.message is None:
         return "", 1
     num_nodes = timer.device.spread(work.message).num_nodes
@@ -198,7 +194,7 @@ def _path(work: Work, timer: OperatorTimer) -> tuple[str, int]:
 
 
 def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list[OperatorNode]:
-    """The graph's nodes; where prompts and decodes share a kernel and the step has both, that one for them."""
+    """The graph's nodes, with the mixed kernel in steps with prompts and decodes."""
     if not (shape.prefills and shape.num_decodes and timer.mixes_attention):
         return list(graph.nodes)
     instead = {parts[-1].name: node for node, parts in graph.mixed}
@@ -207,7 +203,7 @@ def _nodes_of(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> list
 
 
 def bound_share(rows: Sequence[OperatorEstimate], duration: float, device: float) -> dict[str, float]:
-    """Shares of `duration` by what bounds the operators; `device`: the sum of their times."""
+    """Shares of `duration` by what bounds operators; `device`: the sum of their times."""
     seconds = dict.fromkeys(_BOUNDS, 0.0)
     for row in rows:
         overhead = row.count * row.time.overhead_s

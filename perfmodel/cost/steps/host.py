@@ -1,8 +1,8 @@
-"""The host's time in a step: how much of it shows beside the device's.
+"""Host time in a step, and how much of it is exposed.
 
     t_step = serial + max( hidden, device )
 
-`serial` parts always show; `hidden` parts run beside the device, and show where they are the longer ones.
+`serial` parts are always exposed; `hidden` parts overlap with the device.
 """
 
 from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
@@ -21,20 +21,15 @@ _OF_STAGES = {name: 0.0 for name in HostFit.model_fields if name.startswith("hid
 
 
 def step_seconds(serial: float, hidden: float, device: float) -> float:
-    """The step, in seconds."""
     return serial + max(hidden, device)
 
 
 def step_ticks(serial: int, hidden: int, device: int) -> int:
-    """The step, in whole picoseconds."""
     return serial + (hidden if hidden > device else device)
 
 
 class Host:
-    """What the host takes for steps of `graph`.
-
-    draw: factors on what the calibration says, for ensembles
-    """
+    """Host time of steps of `graph`. draw: error factors, for ensembles"""
 
     def __init__(self, graph: StepGraph, timer: OperatorTimer, draw: Draw | None = None) -> None:
         self.fit = host_fit(graph, timer)
@@ -48,18 +43,18 @@ class Host:
 
     @property
     def launched_s(self) -> float:
-        """When all kernels of a step with prompts beyond the captured sizes are launched, beside `prompt_s`."""
+        """Seconds until a step with prompts beyond the captured sizes is launched, beside `prompt_s`."""
         return sum(self._of(1)) + self._hidden_prompt_s
 
     def seconds(self, shape: BatchShape) -> tuple[float, float]:
-        """The serial and the hidden part of a step of `shape`."""
+        """Serial and hidden seconds of a step of `shape`."""
         serial, hidden = self._of(shape.num_decodes + len(shape.prefills))
         if shape.prefills and shape.num_tokens > self._captured:
             return serial + self.prompt_s, hidden + self._hidden_prompt_s
         return serial, hidden
 
     def ticks(self, shape: BatchShape) -> tuple[int, int]:
-        """The same in whole picoseconds."""
+        """Serial and hidden picoseconds of a step of `shape`."""
         num_sequences = shape.num_decodes + len(shape.prefills)
         if num_sequences >= len(self._known):
             for count in range(len(self._known), num_sequences + 1):
@@ -75,13 +70,13 @@ class Host:
 
 
 def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
-    """The host time of the timer's calibration, as it shows in this graph's steps.
+    """The calibration's host time for this graph's steps.
 
-    Without CUDA graphs, unless that is how the host was measured, kernels are launched one by one (`launch_seconds`):
-    launches run ahead of the device and show only where they take longer.
+    Without CUDA graphs (unless the host was measured so) kernels are launched one by one (`launch_seconds`); launches
+    run ahead of the device and are exposed only if they take longer.
 
-    With pipeline stages the host of the engine plans each batch once, and a process on each stage launches its own
-    layers: of the graph of all stages what comes once, of a stage's graph what comes with layers and launches.
+    With pipeline stages the engine's host plans each batch once, and a process per stage launches its layers: the whole
+    graph has what comes once, a stage's graph what comes with layers and launches.
     """
     calibration = timer.calibration
     host = calibration.host if graph.is_async else _synchronous(calibration.host)
@@ -95,11 +90,11 @@ def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
 
 
 def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
-    """Host seconds that the kernels of a decode step take to be launched one by one, and how many they are; 0 seconds
-    where CUDA graphs hold them, or the calibration's host was measured without.
+    """Host seconds to launch a decode step's kernels one by one, and their number; 0 seconds if CUDA graphs hold them,
+    or the host was measured without.
 
-    `OverheadFits.engine_launch_s` per call (`launching_calls`). Plain PyTorch modules are no engine's host; theirs take
-    EAGER_OPERATOR_S each under any calibration, but not on a CPU, which computes in the same thread.
+    `OverheadFits.engine_launch_s` per call (`launching_calls`). Plain PyTorch modules take EAGER_OPERATOR_S each under
+    any calibration, but not on a CPU, which computes in the same thread.
     """
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
@@ -112,8 +107,9 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
 
 
 def launching_calls(graph: StepGraph) -> int:
-    """Calls from Python that launch the kernels of a decode step: one for each operator, whose C++ launches what
-    quantizes its input or combines its parts, too; experts' kernels are launched one by one."""
+    """Python calls that launch a decode step's kernels: one per operator, whose C++ also launches quantization and
+    combine kernels; experts' kernels are launched one by one.
+    """
     shape = decode_shape(1, 1, graph.model.attention_spans)
     works = [(node.count, node.work(shape)) for node in graph.nodes]
     return sum(
@@ -122,7 +118,6 @@ def launching_calls(graph: StepGraph) -> int:
 
 
 def _synchronous(host: HostFit) -> HostFit:
-    """Where the host plans a step only after the one before, what could hide beside the device shows."""
     return host.model_copy(
         update={
             "serial_step_s": host.serial_step_s + host.hidden_step_s,

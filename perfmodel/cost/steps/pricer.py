@@ -1,9 +1,7 @@
-"""What a step takes, by its shape: `StepPricer`, and `GraphPricer`, which prices the steps of one graph on one device.
+"""Step times by batch shape: `StepPricer`, and `GraphPricer` for one graph on one device.
 
-The simulator asks millions of times, so durations are whole picoseconds: sums do not depend on the order or the
-grouping of the terms, and steps that are advanced together take exactly as long as one by one.
-
-A pricer also counts how often each cost is used; `usage` multiplies out FLOPs, bytes and what bounded them.
+Durations are whole picoseconds, so sums do not depend on order or grouping: steps advanced together take exactly as
+long as one by one. A pricer counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds.
 """
 
 from collections.abc import Hashable
@@ -21,22 +19,21 @@ _OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sum
 
 
 class StepPricer(Protocol):
-    """Says what steps take. `GraphPricer` is the plain one, which those of pipelines and of speculation wrap.
+    """Times steps. `GraphPricer` is the plain one; pipeline and speculation pricers wrap it.
 
-    has_runs: whether `run` answers; else steps are priced one by one, as plans overlap or drafts are drawn
+    has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one
     """
 
     has_runs: bool
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step, which is counted as taken."""
+        """Picoseconds of a step; counts it as taken."""
         ...
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
-        """`num_steps` decode steps from `shape` on, each of which adds a token to each sequence; its `commit` counts
-        those that are taken.
+        """`num_steps` decode steps from `shape` on, one token per sequence each; `commit` counts those taken.
 
-        growth: what each step adds to `shape.decode_windowed`
+        growth: per step, of `shape.decode_windowed`
         """
         ...
 
@@ -49,12 +46,12 @@ class StepPricer(Protocol):
         ...
 
     def fresh(self) -> "StepPricer":
-        """A pricer of the same steps that has counted nothing."""
+        """A pricer of the same steps with zero counts."""
         ...
 
 
 class _Memo:
-    """The costs of one group that are in use, by the group's part of a shape."""
+    """Costs in use of one group, by the group's part of a shape."""
 
     __slots__ = ("_folded", "_group", "_is_prompts", "_tables", "by_token", "key", "known")
 
@@ -66,19 +63,19 @@ class _Memo:
         self._folded = Usage()  # of costs dropped to bound memory
 
     def add(self, key: Hashable) -> Used:
-        """Work out what `key`, not known yet, costs."""
+        """Compute the cost of a new `key`."""
         if len(self.known) >= _MOST_KNOWN and self._is_prompts:  # the others are as many as the token budget
             self._fold()
         used = self.known[key] = Used(self._tables.cost(self._group, key))
         return used
 
     def at(self, shape: BatchShape) -> Used:
-        """The cost for `shape`, which is not counted as used."""
+        """The cost for `shape`; not counted."""
         key = self.key(shape)
         return self.known.get(key) or self.add(key)
 
     def use(self, shape: BatchShape) -> int:
-        """Picoseconds for `shape`, which is counted as taken."""
+        """Picoseconds for `shape`; counted."""
         used = self.at(shape)
         used.uses += 1
         return used.duration
@@ -89,16 +86,15 @@ class _Memo:
         self.known.clear()
 
     def add_to(self, total: Usage) -> None:
-        """Add what its uses amount to."""
         total.add(self._folded, 1)
         for used in self.known.values():
             total.add(used.usage, used.uses)
 
 
 class _Batch:
-    """What steps of some tokens, samples, decodes and prompts cost, whatever their contexts, and how often it was used.
+    """Costs of steps with given tokens, samples, decodes and prompts at any context, and their uses; `curves`:
+    attention.
 
-    curves: the attention of the decodes
     """
 
     __slots__ = ("curves", "duration", "hidden", "serial", "used", "uses")
@@ -110,17 +106,14 @@ class _Batch:
         self.uses = 0
 
     def settle(self) -> None:
-        """Hand the count down to the costs of the groups."""
+        """Add the count to the groups' costs."""
         for used in self.used:
             used.uses += self.uses
         self.uses = 0
 
 
 class GraphPricer:
-    """Prices steps from the costs in `tables`, which other pricers may share.
-
-    draw: factors on what the calibration says, for ensembles
-    """
+    """Prices steps from the costs in `tables`, which pricers may share. draw: error factors, for ensembles"""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
         self.has_runs = True
@@ -140,17 +133,15 @@ class GraphPricer:
 
     @property
     def host_wait(self) -> int:
-        """Picoseconds in which the device waited for the host."""
+        """Picoseconds that the device waited for the host."""
         return self._waited.total
 
     def fresh(self) -> "GraphPricer":
-        """A pricer of the same steps that has counted nothing."""
         return GraphPricer(self.tables, self._draw)
 
     # ---------------------------------------------------------------- durations
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step, which is counted as taken."""
         batch = self._batch_of(shape)
         batch.uses += 1
         device = batch.duration
@@ -191,7 +182,7 @@ class GraphPricer:
         return curves
 
     def _prompt_time(self, shape: BatchShape) -> int:
-        """Picoseconds of the attention of prompts, and what else a step takes longer for them."""
+        """Picoseconds that prompts add: attention and the rest."""
         duration = self._prompts.use(shape) if self._prompts is not None else 0
         if self._draw is not None:
             duration += self._drawn_prompts(shape, self._draw)
@@ -200,10 +191,7 @@ class GraphPricer:
         return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
-        """`num_steps` decode steps from `shape` on, each of which adds a token to each sequence.
-
-        growth: what each step adds to `shape.decode_windowed`
-        """
+        """See `StepPricer.run`."""
         batch = self._batch_of(shape)
         fixed, serial, hidden, used = batch.duration, batch.serial, batch.hidden, batch.used
         num_decodes, windowed = shape.num_decodes, shape.decode_windowed
@@ -242,8 +230,9 @@ class GraphPricer:
             tracks = [(curve, x + n * g, g) for curve, x, g in tracks]
 
     def _drawn_prompts(self, shape: BatchShape, draw: Draw) -> int:
-        """Picoseconds that the draw's factor on prompts adds: to what the operators of prompts and tokens take beyond
-        those of the decodes, or of one token, which every step takes, beside the tokens of other ranks."""
+        """Picoseconds that the draw's prompt factor adds: to operators of prompts and tokens beyond what decodes, or
+        one token, take in every step, beside other ranks' tokens.
+        """
         count = max(shape.num_decodes, 1)
         everyone = shape.group_tokens or self.tables.graph.shard.dp * shape.num_tokens
         alone = BatchShape(count, 0, (), count, group_tokens=everyone - shape.num_tokens + count)
@@ -254,7 +243,7 @@ class GraphPricer:
         return round(added * (draw.prompt - 1.0))
 
     def _mixed_extra(self, shape: BatchShape) -> int:
-        """Picoseconds by which one kernel for prompts and decodes takes longer than one for each."""
+        """Extra picoseconds of one mixed kernel over one each for prompts and decodes."""
         extra, time = 0.0, self._costs.time
         for node, parts in self._mixed:
             together = time(node.work(shape))
@@ -265,7 +254,7 @@ class GraphPricer:
         return to_ps(extra)
 
     def time_s(self, work: Work) -> float:
-        """Seconds of one run of an operator that is in no group."""
+        """Seconds of one run of an operator outside all groups."""
         return self._costs.time(work).duration_s
 
     def explain(self, shape: BatchShape) -> StepEstimate:
@@ -275,7 +264,6 @@ class GraphPricer:
     # ---------------------------------------------------------------- what it all amounted to
 
     def usage(self) -> Usage:
-        """Totals over all steps so far, per device."""
         total = Usage()
         total.add(self._mixed_usage, 1)
         self._settle()

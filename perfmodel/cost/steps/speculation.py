@@ -1,22 +1,19 @@
-"""`SpeculativePricer`: what a step takes in which sequences draft tokens and the model verifies them.
+"""`SpeculativePricer`: steps in which sequences draft tokens and the model verifies them.
 
     round = verification + drafting,   verification = step with q = 1 + n tokens per sequence, + rejection sampling
                                        drafting     = sum over passes of the drafter (+ its share of the prompts)
 
-Pipelined, the drafter works on the next round while the model verifies, on the same device. Then nothing is gained
-where both want the same resource, and everything where they do not:
+Pipelined, the drafter works on the next round while the model verifies on the same device; only work bound by
+different resources overlaps:
 
     round = max( verification, drafting, for each resource the time that both together need of it )
 
-A resource is what bounds an operator: compute, memory, communication; what is left of an operator's time (launches, the
-host) runs beside the other's. A drafter on devices of its own shares none of them: round = max(verification, drafting).
-What comes of a round in which a draft was wrong (the next one has none to verify) is the engine's business
-(`perfmodel.engine.config`).
+A resource is what bounds an operator: compute, memory, communication; the rest of its time (launches, host) overlaps.
+A drafter on its own devices shares none: round = max(verification, drafting). Rounds after a wrong draft (the next has
+none to verify) are up to `perfmodel.engine.config`.
 
-`DraftTables`: what drafting and verifying cost, worked out once for all timers of a scenario.
-
-The passes of a drafter run on the same devices as the model, one behind the other without waiting for the host, which
-launches them ahead: a pass takes the longer of its operators and its launches.
+`DraftTables`: costs of drafting and verifying, shared by a scenario's pricers. Drafter passes run back to back on the
+model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches.
 """
 
 from collections.abc import Iterator
@@ -50,11 +47,11 @@ _LOOKUP_S = 2e-6
 
 @dataclass(frozen=True)
 class DraftTables:
-    """Beside the tables of the model's own steps.
+    """Costs of drafting and verifying, beside the model's own steps.
 
-    drafter, passes: who drafts, and what a pass costs; None where no device drafts
-    first, rest:     the two parts of LayerSkip's verification; None where all layers see all tokens
-    method:          how the model samples
+    drafter, passes: the drafter and the cost of a pass; None if no device drafts
+    first, rest:     the two parts of LayerSkip's verification; else None
+    method:          the model's sampling
     """
 
     config: SpeculativeConfig
@@ -69,7 +66,7 @@ class DraftTables:
         return self.drafter is not None and self.drafter.has_distribution
 
     def with_drafts(self, shape: BatchShape, depth: int) -> BatchShape:
-        """The step of `shape` in which each decode drafts `depth` deep, and as many tokens are verified."""
+        """The step of `shape` in which each decode drafts `depth` tokens deep and verifies as many."""
         if not depth:
             return shape
         drafted = shape.num_decodes * self.config.nodes_by_depth[depth]
@@ -82,8 +79,9 @@ class DraftTables:
 
 
 class Pass(NamedTuple):
-    """A pass of the drafter over `num_seqs` sequences of `queries` tokens each, which has `rows` rows of logits and
-    sees `context` tokens in all."""
+    """A drafter pass over `num_seqs` sequences of `queries` tokens each, with `rows` rows of logits and `context`
+    tokens in all.
+    """
 
     num_seqs: int
     queries: int
@@ -91,7 +89,7 @@ class Pass(NamedTuple):
     context: int
 
     def shape(self, prefills: tuple[tuple[int, int], ...], spans: tuple[int, ...]) -> BatchShape:
-        """The batch of the pass, with prompts beside it; `spans` are those of the drafter's attention."""
+        """The batch of the pass and its prompts; `spans`: of the drafter's attention."""
         tokens = self.num_seqs * self.queries
         return BatchShape(
             num_tokens=tokens + sum([new for new, _ in prefills]),
@@ -115,13 +113,10 @@ def draft_tables(
     bytes_per_logit: float | None = None,
     routing: Routing = slowest_uniform_routing,
 ) -> DraftTables | None:
-    """The tables for `engine.speculative_config`; None without one. `graph`: the model's own steps.
+    """The tables for `engine.speculative_config`; None without one.
 
-    calibration, sampling, bytes_per_logit: of the model's own steps
-
-    hardware: of the drafter, too; routing: of its experts
-
-    Raises SpecError for a model that cannot be drafted for so.
+    graph: the model's own steps, with their calibration, sampling and bytes_per_logit; hardware, routing: also of the
+    drafter. Raises SpecError for a model that this method cannot draft for.
     """
     config = engine.speculative_config
     if config is None:
@@ -143,9 +138,9 @@ def draft_tables(
 
 
 def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
-    """The host's time of a pass: launches beside the graph's, hidden behind the device; prompts as the model's.
+    """Host time of a pass: launches hidden behind the device (every kernel without CUDA graphs); prompts as the
+    model's.
 
-    Without CUDA graphs those of all kernels come on top (`host_fit`).
     """
     is_gpu = hardware.kind == "gpu"
     return HostFit(
@@ -157,9 +152,9 @@ def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
 
 
 def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) -> list[Pass]:
-    """The passes of the round of a step of `shape`; one for its prompts alone where no sequence drafts.
+    """The passes of the round of a step of `shape`; one for its prompts if no sequence drafts.
 
-    A pass reads the nodes that the one before it drafted (one of a chain, several of a tree) and drafts their children.
+    Each pass reads the nodes drafted by the last (one of a chain, several of a tree) and drafts their children.
     """
     drafting = shape.drafting
     if not drafting:
@@ -176,7 +171,7 @@ def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) ->
 
 
 def ngram_seconds(num_seqs: int, context: int) -> float:
-    """Host seconds of looking up n-grams in `num_seqs` sequences with `context` tokens in all."""
+    """Host seconds of n-gram look-up in `num_seqs` sequences with `context` tokens in all."""
     return num_seqs * _LOOKUP_S + context * _LOOKUP_PER_TOKEN_S
 
 
@@ -185,7 +180,7 @@ Shares = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class _Part(NamedTuple):
-    """A pass over some operators, `times` times in a row; `label` is put before their names."""
+    """`times` passes over some operators; `label` prefixes their names."""
 
     pricer: GraphPricer
     shape: BatchShape
@@ -194,9 +189,9 @@ class _Part(NamedTuple):
 
 
 class SpeculativePricer:
-    """Prices rounds: `tables` are of the model's own steps, `drafts` of drafting and verifying.
+    """Prices rounds: `tables` for the model's steps, `drafts` for drafting and verifying. draw: error factors, for
+    ensembles
 
-    draw: factors on what the calibration says, for ensembles
     """
 
     def __init__(self, tables: StepTables, drafts: DraftTables, draw: Draw | None = None) -> None:
@@ -216,7 +211,6 @@ class SpeculativePricer:
 
     @property
     def host_wait(self) -> int:
-        """Picoseconds in which the device waited for the host."""
         return self._lookup_wait + sum([pricer.host_wait for pricer in self._pricers()])
 
     def _pricers(self) -> list[GraphPricer]:
@@ -224,13 +218,11 @@ class SpeculativePricer:
         return [pricer for pricer in every if pricer is not None]
 
     def fresh(self) -> "SpeculativePricer":
-        """A pricer of the same steps that has counted nothing."""
         return SpeculativePricer(self.tables, self.drafts, self._draw)
 
     # ---------------------------------------------------------------- durations
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step, which is counted as taken."""
         verification, drafting, config = self._verify(shape), self._draft(shape), self.drafts.config
         duration = max(verification, drafting)
         if not config.has_own_device:
@@ -243,17 +235,17 @@ class SpeculativePricer:
         return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
-        """None: how many tokens a step brings is drawn."""
+        """None: the tokens per step are drawn."""
         return None
 
     def drafting_step(self, num_decodes: int, depth: int, context: int) -> BatchShape:
-        """The shape of a step in which `num_decodes` sequences of `context` tokens each draft `depth` deep."""
+        """A step in which `num_decodes` sequences of `context` tokens each draft `depth` deep."""
         total, spans = num_decodes * context, self.tables.graph.model.attention_spans
         windowed = windowed_contexts(num_decodes, total, spans)
         return self.drafts.with_drafts(BatchShape(num_decodes, num_decodes, (), num_decodes, total, windowed), depth)
 
     def expected_time(self, num_decodes: int, depth: int, context: int) -> int:
-        """Picoseconds of a `drafting_step`, which is not counted as taken: t(B, k), for whoever chooses k."""
+        """Picoseconds t(B, k) of a `drafting_step`, not counted, for choosing the depth k."""
         key = (num_decodes, depth, context)
         known = self._expected.get(key)
         if known is None:
@@ -262,7 +254,6 @@ class SpeculativePricer:
         return known
 
     def _verify(self, shape: BatchShape) -> int:
-        """The model's own step, and the judging of drafted tokens."""
         duration = sum([part.pricer.price(part.shape) for part in self._verification(shape)])
         drafted = shape.num_draft_tokens
         if drafted:
@@ -271,13 +262,12 @@ class SpeculativePricer:
         return duration
 
     def _draft(self, shape: BatchShape) -> int:
-        """All passes of a round, and the prompts through the drafter."""
         wait = to_ps(self._lookup_s(shape))
         self._lookup_wait += wait
         return wait + sum([part.pricer.price(part.shape) for part in self._drafting(shape)])
 
     def _verification(self, shape: BatchShape) -> Iterator[_Part]:
-        """All layers; or, where drafted tokens have passed the first ones, those for the newest alone, and the rest."""
+        """All layers; for LayerSkip the first layers for the newest token only, then the rest."""
         drafted = shape.num_draft_tokens
         if not drafted:
             yield _Part(self._target, shape)
@@ -293,7 +283,7 @@ class SpeculativePricer:
         yield _Part(self._rest, verified)
 
     def _drafting(self, shape: BatchShape, are_merged: bool = False) -> Iterator[_Part]:
-        """The passes of the drafter; prompts ride in the first. are_merged: those of equal sizes are one part."""
+        """The drafter's passes; prompts ride in the first. are_merged: equal passes are one part"""
         drafter, pricer = self.drafts.drafter, self._passes
         if drafter is None or pricer is None:
             return
@@ -307,7 +297,6 @@ class SpeculativePricer:
             prefills = ()
 
     def _lookup_s(self, shape: BatchShape) -> float:
-        """Seconds in which the host looks up n-grams."""
         if self.drafts.config.method != "ngram" or not shape.drafting:
             return 0.0
         return ngram_seconds(shape.drafting[0], shape.decode_context)
@@ -323,7 +312,7 @@ class SpeculativePricer:
     # ---------------------------------------------------------------- pipelined
 
     def _shares_of(self, shape: BatchShape) -> Shares:
-        """The shares of verification and of drafting that each resource is needed for; contexts to a power of two."""
+        """Resource shares of verification and drafting; contexts rounded to powers of two."""
         count, context, depth = shape.num_decodes, shape.decode_context, len(shape.drafting)
         key = (count, shape.num_draft_tokens, context.bit_length(), depth)
         known = self._shares.get(key)
@@ -340,10 +329,7 @@ class SpeculativePricer:
     # ---------------------------------------------------------------- operator by operator
 
     def explain(self, shape: BatchShape) -> StepEstimate:
-        """The step operator by operator, in seconds; without the draw.
-
-        Passes of equal sizes are one row an operator, at their mean context.
-        """
+        """The step operator by operator, in seconds, without the draw; equal passes are one row at mean context."""
         timer, rows, duration = self.tables.timer, list[OperatorEstimate](), self._lookup_s(shape)
         host = (0.0, 0.0)
         for part in self._verification(shape):
@@ -366,7 +352,7 @@ class SpeculativePricer:
     # ---------------------------------------------------------------- what it all amounted to
 
     def usage(self) -> Usage:
-        """Totals over all steps so far, per device; time that pipelining has saved is taken off the overhead."""
+        """Totals over all steps so far, per device; time saved by pipelining is taken off the overhead."""
         total = Usage()
         for pricer in self._pricers():
             total.add(pricer.usage(), 1)
@@ -387,7 +373,7 @@ def _labelled(part: _Part, estimate: StepEstimate) -> Iterator[OperatorEstimate]
 
 
 def _alike(passes: list[Pass]) -> list[tuple[int, Pass]]:
-    """Consecutive passes of equal sizes: how many, and one of them with their mean context."""
+    """(count, pass with mean context) of consecutive passes of equal size."""
     found = []
     for _, group in groupby(passes, key=lambda each: each[:3]):
         same = list(group)
@@ -401,7 +387,7 @@ def _shares(usage: Usage, duration: int) -> tuple[float, ...]:
 
 
 def _take_off(usage: Usage, seconds: float) -> None:
-    """Take time that was counted twice off the overhead first, then off what there is most of."""
+    """Subtract doubly counted time from the overhead first, then from the largest bound."""
     bound_s = usage.bound_s
     for bound in ("overhead", *sorted(_RESOURCES, key=lambda each: -bound_s[each])):
         taken = min(seconds, bound_s[bound])

@@ -1,4 +1,4 @@
-"""Pipeline stages: how a step's work is shared out to plans, what each takes, and how long a round of them takes.
+"""Pipeline stages: how a step is split into plans, their times, and the time of a round.
 
 p stages work on up to p plans at once. With h seconds of the host before a plan starts (`serial`), g beside it
 (`hidden`) and d_s in stage s, plan n passes a flow line, in which the host is the first server:
@@ -10,22 +10,18 @@ round in this order then take, each of them once,
 
     round = max( over n: h(n) + max(g(n), sum over s of d_s(n)),   over s: sum over n of d_s(n),   sum of h(n) + g(n) )
 
-the longest circuits of a timed event graph, per plan on them (Baccelli et al. 1992, theorem 2.28): all of them where
-plans are equal, else further ones that mix plans may be a little longer. What stages do nothing in are bubbles: of m
-plans on p equal stages m / p of the round is work. m equal plans that pass once take sum of d_s + (m - 1) max(d_s),
-with bubbles of (p - 1) / (m + p - 1) where stages are equal (GPipe, Huang et al. 2019).
+the longest circuits of a timed event graph, per plan on them (Baccelli et al. 1992, theorem 2.28): exact for equal
+plans; otherwise circuits that mix plans may be a little longer. Idle stage time is bubbles: of m plans on p equal
+stages m / p of the round is work. m equal plans that pass once take sum of d_s + (m - 1) max(d_s), with bubbles of
+(p - 1) / (m + p - 1) where stages are equal (GPipe, Huang et al. 2019). Stage costs come from each stage's graph;
+`perfmodel.sim.replica.pipeline` asks `StagedPricer` for the plans' times.
 
-What a stage costs has one home, its step graph: `StagedPricer` asks a pricer of each stage, the simulator's flow line
-(`perfmodel.sim.replica.pipeline`) asks it for the plans' times.
-
-Layers split over several devices of one machine, which work one after another.
-
-A step of n pieces (micro-batches of the engine's `ubatch_size`) passes g devices like a flow line with room for
-`pieces_under_way`; with T what one device would take for all of it,
+Layer splits: layers on several devices of one machine that work one after another. A step of n pieces (micro-batches of
+`ubatch_size`) passes g devices like a flow line with room for `pieces_under_way`; with T the time on one device,
 
     t = T (n + g - 1) / (n g)        g = min(devices, pieces_under_way)
 
-One piece, as of all steps that only decode, gains nothing. Source: GPipe (Huang et al. 2019); llama.cpp's
+One piece, as in decode-only steps, gains nothing. Source: GPipe (Huang et al. 2019); llama.cpp's
 `llama_context::decode`, which hands over all pieces of a batch before it waits for the first.
 """
 
@@ -54,7 +50,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 
 
 class StageTicks(NamedTuple):
-    """Picoseconds of one plan: of the host before it starts, and beside it, then of each stage in turn."""
+    """Picoseconds of one plan: host before it starts, host beside it, then each stage."""
 
     serial: int
     hidden: int
@@ -62,12 +58,12 @@ class StageTicks(NamedTuple):
 
     @property
     def latency(self) -> int:
-        """Picoseconds until a plan that meets no other is through."""
+        """Picoseconds of a lone plan."""
         return step_ticks(self.serial, self.hidden, sum(self.stages))
 
 
 class StageTimes(NamedTuple):
-    """Times of one plan: of the host before it starts, and beside it, then of each stage in turn; in any unit."""
+    """Times of one plan, in any unit: host before it starts, host beside it, then each stage."""
 
     serial: float
     hidden: float
@@ -75,12 +71,12 @@ class StageTimes(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Until a plan that meets no other is through."""
+        """Time of a lone plan."""
         return step_seconds(self.serial, self.hidden, sum(self.stages))
 
 
 def round_time(plans: Mapping[StageTimes, int]) -> float:
-    """How long it takes until all `plans`, so many of each, have passed all stages once more."""
+    """The time in which all `plans` (with their counts) pass all stages once more."""
     busy = [sum(count * each for count, each in zip(plans.values(), stage, strict=True)) for stage in _by_stage(plans)]
     host = sum(count * (times.serial + times.hidden) for times, count in plans.items())
     return max(*busy, host, *(times.latency for times in plans))
@@ -91,8 +87,10 @@ def _by_stage(plans: Mapping[StageTimes, int]) -> list[tuple[float, ...]]:
 
 
 def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
-    """The plans that make up a step of `shape`, and how many there are of each: one for each stage, if there are as
-    many sequences. Decodes are shared out evenly, prompts as they are, to one plan after another."""
+    """The plans of a step of `shape`, with their counts: one per stage, if there are as many sequences.
+
+    Decodes are split evenly, prompts go whole to one plan after another.
+    """
     count = max(1, min(num_stages, shape.num_decodes + len(shape.prefills)))
     if count == 1:
         return {shape: 1}
@@ -106,7 +104,6 @@ def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
 
 
 def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) -> BatchShape:
-    """The plan with these prompts among `count` of them."""
     num_decoded = max(shape.num_tokens - sum(new for new, _ in shape.prefills), 0)
     tokens = ceil(num_decoded / count) + sum(new for new, _ in prefills)
     sampled = (shape.num_samples - shape.num_decodes) / max(len(shape.prefills), 1)
@@ -122,10 +119,7 @@ def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) 
 
 
 class StagedPricer:
-    """Prices plans that pass several stages; `tables` are those of a graph with stages.
-
-    draw: factors on what the calibration says, for ensembles
-    """
+    """Prices plans that pass several stages; `tables` are of a graph with stages. draw: error factors, for ensembles"""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
         self.has_runs = False
@@ -141,17 +135,16 @@ class StagedPricer:
         return len(self._order)
 
     def fresh(self) -> "StagedPricer":
-        """A pricer of the same steps that has counted nothing."""
         return StagedPricer(self.tables, self._draw)
 
     def pass_through(self, shape: BatchShape) -> StageTicks:
-        """What one plan of `shape` takes, which is counted as taken."""
+        """Times of one plan of `shape`; counts it as taken."""
         times = [pricer.price(shape) for pricer in self._pricers]
         serial, hidden = self._host.seconds(shape)
         return StageTicks(to_ps(serial), to_ps(hidden), tuple([times[index] for index in self._order]))
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step in steady state: the round of the plans that it is shared out to."""
+        """Picoseconds of a step in steady state: the round of its plans."""
         found: dict[StageTimes, int] = {}
         for plan, count in plans_of_round(shape, self.num_stages).items():
             times = StageTimes(*self.pass_through(plan))
@@ -167,7 +160,7 @@ class StagedPricer:
         return _explain_round(self.tables.graph, self.tables.timer, shape)
 
     def usage(self) -> Usage:
-        """Totals over all plans so far, of a device on the average of the stages."""
+        """Totals over all plans so far, for the mean device of the stages."""
         total = Usage()
         for index, pricer in enumerate(self._pricers):
             total.add(pricer.usage(), self._order.count(index) / self.num_stages)
@@ -175,17 +168,16 @@ class StagedPricer:
 
 
 def step_pricer(tables: StepTables, draw: Draw | None = None) -> StepPricer:
-    """What prices the steps of `tables`, in one stage or several."""
+    """The pricer of `tables`, in one stage or several."""
     return StagedPricer(tables, draw) if tables.stages else GraphPricer(tables, draw)
 
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """The estimate of one step of `shape` on `timer`'s device, in one stage or several."""
+    """The estimate of a step of `shape` on `timer`'s device, in one stage or several."""
     return _explain_round(graph, timer, shape) if graph.stages else explain(graph, timer, shape)
 
 
 def _explain_round(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
-    """A step in steady state: the round of the plans that `shape` is shared out to."""
     num_stages = len(graph.stages)
     rows: list[OperatorEstimate] = []
     plans: dict[StageTimes, int] = {}
@@ -212,33 +204,32 @@ def _explain_round(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) ->
 
 
 class LayerSplit(NamedTuple):
-    """lanes: pieces that are computed at the same time; piece: its tokens, 0 where steps are computed whole"""
+    """lanes: pieces computed at the same time; piece: tokens of each; 0: steps are computed whole"""
 
     lanes: int
     piece: int
 
     def share(self, num_tokens: int) -> float:
-        """What a step of so many tokens takes, of what it would on one device."""
+        """A step's time relative to one device."""
         pieces = ceil(num_tokens / self.piece) if self.piece else 1
         return (pieces + self.lanes - 1) / (pieces * self.lanes)
 
 
 def layer_split_of(engine: EngineSpec) -> LayerSplit | None:
-    """How the layers are split; None on one device."""
+    """The engine's layer split; None on one device."""
     if engine.layer_split == 1:
         return None
     return LayerSplit(min(engine.layer_split, engine.described.facts.pieces_under_way or 1), engine.ubatch_size)
 
 
 class SplitPricer:
-    """Prices the steps of `whole`, on one device, as those of devices that its layers are split over."""
+    """Prices the steps of `whole`, on one device, for layers split over several."""
 
     def __init__(self, whole: StepPricer, split: LayerSplit) -> None:
         self.has_runs = False
         self._whole, self._split = whole, split
 
     def price(self, shape: BatchShape) -> int:
-        """Picoseconds of a step, which is counted as taken."""
         return round(self._whole.price(shape) * self._split.share(shape.num_tokens))
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
@@ -246,13 +237,12 @@ class SplitPricer:
         return None
 
     def explain(self, shape: BatchShape) -> StepEstimate:
-        """The step operator by operator, in seconds, as if nothing overlapped."""
+        """The step operator by operator, in seconds, without overlap."""
         return self._whole.explain(shape)
 
     def usage(self) -> Usage:
-        """Totals over all steps so far, of all devices together."""
+        """Totals over all steps so far, all devices."""
         return self._whole.usage()
 
     def fresh(self) -> "SplitPricer":
-        """A pricer of the same steps that has counted nothing."""
         return SplitPricer(self._whole.fresh(), self._split)

@@ -1,7 +1,4 @@
-"""`StepCosts`: how a scenario's steps are timed, set up in one place: the operators, their timer, the engine's profile.
-
-Whoever predicts a scenario (the simulator, `explain`, reports) asks here, so that all of them predict the same.
-"""
+"""`StepCosts`: a scenario's operators, timer and engine profile, set up once for simulator, `explain` and reports."""
 
 from dataclasses import dataclass
 
@@ -29,11 +26,11 @@ _SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assu
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a scenario's steps cost, and what the engine adds.
+    """A scenario's step costs, and what the engine adds.
 
-    tables: the costs of the model's own steps, which all pricers share
-    drafts: what drafting and verifying cost, with speculation
-    split:  of the layers over several devices
+    tables: costs of the model's own steps, shared by all pricers
+    drafts: costs of drafting and verifying, with speculation
+    split:  of layers over several devices
     """
 
     tables: StepTables
@@ -51,25 +48,24 @@ class StepCosts:
 
     @property
     def calibration(self) -> Calibration:
-        """The one that counts: with the host time and launches of the engine's profile."""
+        """The calibration in use, with the profile's host time and launches."""
         return self.tables.timer.calibration
 
     def pricer(self, draw: Draw | None = None) -> StepPricer:
-        """What prices the steps, in one stage or several, with speculation or without.
-
-        draw: factors on what the calibration says, for ensembles
-        """
+        """The pricer of the steps, staged and speculative as needed. draw: error factors, for ensembles"""
         pricer = step_pricer(self.tables, draw) if self.drafts is None else self.speculative_pricer(draw)
         return pricer if self.split is None else SplitPricer(pricer, self.split)
 
     def speculative_pricer(self, draw: Draw | None = None) -> SpeculativePricer:
-        """What prices rounds of drafting and verifying; `drafts` must be there. draw: as of `pricer`"""
+        """The pricer of drafting and verifying rounds; needs `drafts`. draw: as of `pricer`"""
         assert self.drafts is not None
         return SpeculativePricer(self.tables, self.drafts, draw)
 
     def draft_depth(self, shape: BatchShape) -> int:
-        """How deep the decodes of `shape` draft: all the way, not at all in large batches, or, adaptively, as brings
-        most tokens per second."""
+        """Draft depth of the decodes of `shape`: full, none in large batches, or, adaptively, the depth with most
+        tokens/s.
+
+        """
         config = self.drafts.config if self.drafts is not None else None
         batch = shape.num_decodes
         if config is None or not batch or shape.decode_tokens:
@@ -84,15 +80,17 @@ class StepCosts:
         )
 
     def tokens_per_decode(self, shape: BatchShape) -> float:
-        """Tokens that a step of `shape` brings a decoding sequence on average; 1 where acceptance is not known."""
+        """Mean tokens per decoding sequence of a step; 1 if acceptance is unknown."""
         config = self.drafts.config if self.drafts is not None else None
         if config is None or config.acceptance is None:
             return 1.0
         return config.expected_tokens(self.draft_depth(shape))
 
     def estimate(self, shape: BatchShape) -> StepEstimate:
-        """One step of `shape`, operator by operator; with speculation its decodes draft, and are verified, and its
-        prompts pass through the drafter."""
+        """A step of `shape`, operator by operator; with speculation, drafting, verification and the drafter's prompts
+        included.
+
+        """
         if self.drafts is None:
             return estimate_step(self.graph, self.timer, shape)
         return self.speculative_pricer().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))
@@ -101,9 +99,9 @@ class StepCosts:
 def scenario_fits(
     scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> tuple[Calibration, EngineProfile]:
-    """The calibration as the engine runs its kernels, and its profile; by default what `engine.profile` names.
+    """The calibration as the engine runs its kernels, and the profile; default: those of `engine.profile`.
 
-    Intervals are wider for an engine of a version older or newer than any that is described: it may do otherwise.
+    Intervals widen for engine versions older or newer than any described.
     """
     profile = profile or profile_of(scenario.engine)
     engine = scenario.engine
@@ -124,7 +122,7 @@ def scenario_fits(
 
 
 def _captured_with_prompts(scenario: Scenario) -> int:
-    """Tokens of the largest step with prompts that a CUDA graph is captured for; 0 where none is."""
+    """Tokens of the largest captured step with prompts; 0 if none is."""
     model, engine = scenario.model, scenario.engine
     mixers = [layer.mixer for layer, _ in model.layers]
     has: dict[GraphObstacle, bool] = {
@@ -144,7 +142,7 @@ def _captured_with_prompts(scenario: Scenario) -> int:
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:
-    """The operators of the scenario's steps: sampling as the engine does it, experts as the scenario routes to them."""
+    """The scenario's step graph, with the engine's sampling and the scenario's expert routing."""
     method = scenario.sampling.method
     return build_graph(
         on_device(scenario.model, scenario.hardware),
@@ -160,11 +158,10 @@ def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSp
 def scenario_drafts(
     scenario: Scenario, calibration: Calibration, profile: EngineProfile, graph: StepGraph
 ) -> DraftTables | None:
-    """What drafting and verifying cost beside the steps of `graph`; None without speculation.
+    """Costs of drafting and verifying beside the steps of `graph`; None without speculation.
 
-    calibration, profile: as `scenario_fits` has them
-
-    Raises SpecError for a model that cannot be drafted for as the scenario says.
+    calibration, profile: from `scenario_fits`. Raises SpecError for a model that the scenario's method cannot draft
+    for.
     """
     method = scenario.sampling.method
     return draft_tables(

@@ -1,9 +1,8 @@
-"""`StepTables`: what the operators of a step graph cost, by what they depend on. Worked out once for all pricers.
+"""`StepTables`: costs of a step graph's operators by what they depend on, computed once for all pricers.
 
-The operators fall into groups, each a function of one part of a batch's shape (`OperatorGroup`); decode attention
-depends on the batch and on summed contexts, by axis. Nothing here knows which steps were taken, so that simulations of
-one model on one device can share a table. Costs are kept apart by the fit that they come from, so that a draw of other
-factors (`DrawnTables`) only multiplies.
+Each group of operators depends on one part of a batch's shape (`OperatorGroup`); decode attention depends on batch and
+summed contexts, by axis. Tables know no steps taken, so simulations share them. Costs are kept by fit, so that a draw
+(`DrawnTables`) only multiplies.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -29,7 +28,7 @@ _ONE_TOKEN = BatchShape(1, 1)
 
 @dataclass(slots=True)
 class Usage:
-    """What the device did over a run: totals per device, and seconds by what bounded each operator."""
+    """Device totals over a run, and seconds by what bounded each operator."""
 
     flops: float = 0.0
     peak_compute_s: float = 0.0  # what the FLOPs take at the declared peak rates
@@ -44,7 +43,6 @@ class Usage:
         return sum(self.bound_s.values())
 
     def add(self, other: "Usage", times: float) -> None:
-        """Add `times` times `other`."""
         self.flops += times * other.flops
         self.peak_compute_s += times * other.peak_compute_s
         self.hbm_bytes += times * other.hbm_bytes
@@ -54,17 +52,17 @@ class Usage:
 
 
 def to_ps(seconds: float) -> int:
-    """Whole picoseconds nearest to `seconds`."""
+    """Seconds as whole picoseconds."""
     return round(seconds * PS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorGroup:
-    """Operators whose work is a function of one part of a batch's shape.
+    """Operators that depend on one part of a batch's shape.
 
-    key:      that part; nothing to do where it is 0 or empty
-    shape:    a batch with that part and nothing else
-    by_token: whether the work is that of the step's tokens, whoever they are of
+    key:      that part; 0 or empty: no work
+    shape:    a batch with that part only
+    by_token: whether work depends on the step's tokens, whoever's they are
     """
 
     depends: Depends
@@ -74,7 +72,7 @@ class OperatorGroup:
 
 
 def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
-    """Those that `graph` has operators of, but for decode attention."""
+    """Groups with operators in `graph`, decode attention apart."""
     num_ranks = graph.shard.dp
     every = (
         OperatorGroup(Depends.TOKENS, attrgetter("num_tokens"), lambda tokens: BatchShape(tokens, 0), True),
@@ -97,9 +95,9 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
 
 
 class StepCost(NamedTuple):
-    """Picoseconds that some operators take once, and what the device does in them.
+    """Picoseconds of one run of some operators, and their usage.
 
-    parts: (number of a fit in `StepTables.fits`, seconds timed by it)
+    parts: (index in `StepTables.fits`, seconds timed by it)
     """
 
     duration: int
@@ -111,10 +109,9 @@ _NOTHING = StepCost(0, Usage())
 
 
 class StepTables:
-    """Costs of the operators of `graph`, on the hardware and with the fits of `timer`.
+    """Operator costs of `graph` with the fits of `timer`.
 
-    like: tables of a graph that differs in the spread of its contexts alone, under an equal timer: decodes cost
-          otherwise, everything else the same, and is worked out once for both
+    like: tables of a graph that differs only in context spread, under an equal timer; all but decode costs are reused
     """
 
     def __init__(self, graph: StepGraph, timer: OperatorTimer, like: "StepTables | None" = None) -> None:
@@ -132,7 +129,7 @@ class StepTables:
         self._fit_numbers: dict[tuple[str, int], int] = like._fit_numbers if like is not None else {}
 
     def cost(self, group: OperatorGroup, key: Hashable) -> StepCost:
-        """What the operators of `group` cost in a batch whose part is `key`."""
+        """The cost of `group` for part `key` of a batch."""
         if not key:
             return _NOTHING
         entry = (group.depends, key)
@@ -143,10 +140,9 @@ class StepTables:
         return found
 
     def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
-        """What the decode operators cost that look at `axis`: 0 is the summed context, i that under the i-th span.
+        """The cost of decode operators on `axis`: 0 is the summed context, i that under the i-th span.
 
-        axis: 0 or 1 + the place of a span; batch: sequences; context: their summed tokens along the axis
-        queries: tokens of all decodes together; 0: one each
+        batch: sequences; context: their summed tokens on the axis; queries: tokens of all decodes; 0: one each
         """
         entry = (Depends.DECODE, (axis, batch, context, queries))
         known = self._known_decodes.get(entry)
@@ -161,7 +157,7 @@ class StepTables:
         return cost
 
     def cost_of(self, nodes: Iterable[OperatorNode], shape: BatchShape) -> StepCost:
-        """What `nodes` cost in a batch of `shape`."""
+        """The cost of `nodes` in a batch of `shape`."""
         usage, at_peak_s = Usage(), self.timer.at_peak_s
         bound_s = usage.bound_s
         parts: dict[int, float] = {}
@@ -182,11 +178,11 @@ class StepTables:
         return StepCost(to_ps(seconds), usage, tuple(parts.items()))
 
     def time(self, work: Work) -> OperatorTime:
-        """How long one run of `work` takes."""
+        """The time of one run of `work`."""
         return self.timer.time(work)
 
     def fit_number(self, work: Work) -> int:
-        """The place in `fits` of what times `work`."""
+        """The index in `fits` of the fit for `work`."""
         return self._number_of(work.family, self.timer.fit(work))
 
     def _number_of(self, family: str, fit: FormFit | None) -> int:
@@ -198,7 +194,6 @@ class StepTables:
         return number
 
     def _nodes_by_axis(self) -> dict[int, list[OperatorNode]]:
-        """Decode operators by the context they look at."""
         by_axis: dict[int, list[OperatorNode]] = {0: []}
         base = (64, 64, (), 64, 64 * 1000, (64 * 100,) * self.num_spans)
         for node in self.graph.by_depends[Depends.DECODE]:
@@ -219,7 +214,7 @@ def _keep(known: dict[tuple[Depends, Hashable], StepCost], entry: tuple[Depends,
 
 
 def _tables_of_stages(graph: StepGraph, timer: OperatorTimer, like: StepTables | None) -> tuple[StepTables, ...]:
-    """The tables of each pipeline stage; of stages that cost the same, the same object. like: as of `StepTables`"""
+    """Tables of each pipeline stage; equal stages share one. like: as of `StepTables`"""
     found, known = [], dict[tuple[int, Spread | None], StepTables]()
     for number, stage in enumerate(graph.stages):
         sends = [message for node in stage.nodes if (message := node.work(_ONE_TOKEN).message) is not None]
@@ -232,7 +227,7 @@ def _tables_of_stages(graph: StepGraph, timer: OperatorTimer, like: StepTables |
 
 
 class DrawnTables:
-    """The costs of `tables` under a draw: the same work, other times."""
+    """The costs of `tables` under a draw: same work, other times."""
 
     def __init__(self, tables: StepTables, draw: Draw) -> None:
         self._tables = tables

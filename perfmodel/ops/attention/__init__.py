@@ -1,3 +1,3 @@
-"""Softmax attention: prompts, decodes, both in one kernel, latents; and the layers made of them."""
+"""Softmax and linear attention operators: prefill, decode, mixed kernels, MLA, and their layers."""
 
 __all__: list[str] = []

@@ -1,7 +1,4 @@
-"""Softmax attention of one new token per sequence over its KV cache, alone or with prompts in one varlen kernel.
-
-How unequal the contexts of sequences are that decode side by side is a `ContextSpread`.
-"""
+"""Softmax attention of decodes over the KV cache, alone or with prompts in one varlen kernel."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,15 +18,15 @@ _MAX_GROUP = 64  # query heads of one KV head that share a thread block
 
 
 class ContextSpread(NamedTuple):
-    """Quantiles, in even steps of probability, of a decoding sequence's context over its mean."""
+    """Quantiles of the context of decoding sequences over its mean, in even steps of probability."""
 
     quantiles: tuple[float, ...]
 
     @classmethod
     def of(cls, lengths: Iterable[tuple[int, int]]) -> "ContextSpread | None":
-        """The spread of requests with these (prompt, answer) lengths in tokens; None without any.
+        """The spread for requests with these (prompt, answer) lengths in tokens; None without any.
 
-        A request is met while it decodes in proportion to its answer's length, anywhere in it.
+        A request is sampled in proportion to its answer's length, at a uniformly random point of its decode.
         """
         pairs = np.array([(prompt, answer) for prompt, answer in lengths if answer > 1], dtype=np.float64)
         if not len(pairs):
@@ -44,7 +41,7 @@ class ContextSpread(NamedTuple):
         return cls(tuple((at_levels / at_levels.mean()).tolist()))
 
     def longest(self, num_seqs: int) -> float:
-        """The longest context expected among `num_seqs`, over their mean.
+        """Expected longest context of `num_seqs` sequences, over their mean.
 
             E max = sum over i of q_i ((i / Q)^n - ((i - 1) / Q)^n)
 
@@ -72,27 +69,23 @@ def attention_decode(
     spread: ContextSpread | None = None,
     name: str = "attention_decode",
 ) -> Work:
-    """`num_seqs` sequences of `queries` new tokens each; `context` visible KV tokens of all sequences together
-    (of which block-sparse heads see a share).
+    """`num_seqs` sequences of `queries` new tokens each; `context` is the visible KV tokens summed over sequences
+    (block-sparse heads see a share).
 
         FLOPs = 2 (h_k + h_v) H q C    HBM = b_kv K (h_k + h_v) C + b H (h_k + h_v) q B
 
-    The q queries of a sequence (drafted tokens or nodes of a tree to verify) see the same keys but for each other's:
-    their rows lie with those of the group's heads in one tile, g q in all, and a mask hides what a query must not see,
-    which is computed all the same. A window is as much longer as its last query is further.
+    The q queries of a sequence (drafted tokens or tree nodes to verify) share a tile with those of the group's heads,
+    g q rows in all. Masked scores are computed all the same. A window grows by the distance to its last query.
 
-    Flash-decoding gives a thread block the heads of a group, B K ceil(g / 64) blocks with g = H / K, and cuts the KV
-    length into pieces (at most one per 256 tokens); how many are used depends on the device, so the extent counts them
-    all as `thread_blocks`. The kernel that combines them is launched in any case: a CUDA graph cannot leave it out when
-    the contexts are short. Without it the prompts' kernel serves: a block for each sequence and query head, B H, that
-    visits the whole context alone with a tile of rows of which the new tokens fill q; few sequences leave most of the
-    machine idle, and the group's other reads of the same KV hit L2.
-    `spread` says how much longer than the mean the longest context is (default: all are equally long).
-    `is_flash=False` writes and reads the scores (4 b H C bytes, 3 kernels); unless fused, it first writes the KV heads
-    out for each query head and reads the copies (`Heads.copy_bytes`, 2 kernels); `is_module`: the operators on the
-    scores are those of `Heads.module_scores`. Under eviction by accumulated scores
-    the sums are read and written, too (8 H C bytes in fp32), in one more kernel that also looks for the lowest.
-    splits_kv: over thread blocks; is_fused: by serving engines' kernels; name: of the operator
+    Flash-decoding launches B K ceil(g / 64) thread blocks, g = H / K, and splits the KV length, at most one split per
+    256 tokens. The device decides how many splits run, so the extent counts all as `thread_blocks`. The combine kernel
+    is always launched: a CUDA graph cannot leave it out for short contexts. Without splits (`splits_kv=False`) the
+    prefill kernel serves: B H blocks, each over the whole context with q valid rows of its tile. Few sequences leave
+    most of the device idle; the group's other reads of the same KV hit L2.
+    `spread`: of contexts (default: equal lengths). `is_flash=False` writes and reads the scores (4 b H C bytes,
+    3 kernels). Without `is_fused`, KV heads are first copied per query head (`Heads.copy_bytes`, 2 kernels).
+    `is_module`: score operators as in `Heads.module_scores`. Score-based eviction reads and writes the sums (8 H C
+    bytes in fp32) in one more kernel, which also finds the lowest. `name`: of the operator.
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
     if num_seqs == 0:
@@ -146,12 +139,10 @@ def mixed_attention(
     spread: ContextSpread | None = None,
     name: str = "attention_mixed",
 ) -> Work:
-    """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` together, in one launch.
+    """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` in one launch.
 
-    `queries`: new tokens of each decode.
-    Only batches that have both are mixed: without a prompt or without a decode there is no work here.
-
-    heads: those of one device; spread: of the decodes' contexts; name: of the operator
+    No work unless the batch has both. queries: new tokens per decode; heads: on one device; spread: of the decodes'
+    contexts; name: of the operator
     """
     if not prefills or not num_decodes:
         return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)

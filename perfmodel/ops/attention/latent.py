@@ -1,13 +1,13 @@
 """Multi-head latent attention (MLA): the cache holds one latent of r_kv + r elements per token for all heads.
 
 Symbols: H heads on this device, n / r / v no-position, rotary and value head sizes, r_kv the latent rank. Prefill
-expands keys and values from the latent and attends as usual; decode absorbs the expansion into query and output, so
-that it attends to the latent itself, as one KV head of size r_kv + r. Per query-key pair the first costs
-2 H (n + r + v) FLOPs, the second 2 H (2 r_kv + r): 3.4 times as many for DeepSeek-V3, for a cache 57 times smaller.
+expands keys and values from the latent and attends as usual. Decode absorbs the expansion into query and output and
+attends to the latent as one KV head of size r_kv + r. Per query-key pair expanded attention takes 2 H (n + r + v)
+FLOPs, absorbed 2 H (2 r_kv + r): 3.4 times as many for DeepSeek-V3, for a cache 57 times smaller.
 
-With an indexer (DSA) each token attends to the `top_k` latents that it keeps, prompts absorbed, too. Where all prompts
-of a step see no more tokens than that, nothing is left out, and engines compute them as without it: sglang,
-nsa_backend.py, set_nsa_prefill_impl; vllm, mla_attention.py (`prefill_max_seq_len <= topk_tokens`).
+With an indexer (DSA) each token attends to `top_k` latents, absorbed in prefill, too. If no prompt of a step sees more
+tokens, engines run dense prefill: sglang, nsa_backend.py, set_nsa_prefill_impl; vllm, mla_attention.py
+(`prefill_max_seq_len <= topk_tokens`).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ OfPrompts = Callable[[Prompts], Work]
 
 
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
-    """The heads of expanded attention: keys n + r wide, values v wide, at the model's dtype.
+    """Heads of expanded attention: keys n + r wide, values v wide, at the model's dtype.
 
-    mixer: the model's attention; num_heads: on this device; element_bytes: of an element of `dtype`, in bytes
+    mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`
     """
     return Heads(
         num_heads=num_heads,
@@ -46,10 +46,10 @@ def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_b
 def latent_heads(
     mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float, kv_element_bytes: float
 ) -> Heads:
-    """The heads of absorbed attention: one KV head, keys r_kv + r wide, values their first r_kv elements.
+    """Heads of absorbed attention: one KV head, keys r_kv + r wide, values their first r_kv elements.
 
-    mixer: the model's attention; num_heads: on this device; dtype: of the products, with element_bytes an element
-    kv_element_bytes: of a cached element, in bytes
+    mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`, the products' format;
+    kv_element_bytes: per cached element
     """
     return Heads(
         num_heads=num_heads,
@@ -67,9 +67,8 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
 
         FLOPs = 2 T H n k    bytes = b H (n k + T (n + k))
 
-    The weights stay in the model's dtype for this. Source: DeepSeek-V2 (2024), section 2.1.2.
-
-    name: of the operator; num_tokens T, num_heads H: on this device; element_bytes b: of an element, in bytes
+    Weights stay in the model's `dtype`. name: of the operator; num_tokens T, num_heads H: on this device;
+    element_bytes b. Source: DeepSeek-V2 (2024), section 2.1.2.
     """
     if num_tokens == 0:
         return Work(name, "gemm", rate=dtype, num_kernels=0)
@@ -87,19 +86,18 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
 def latent_decode(num_seqs: int, context: float, heads: Heads, *, splits_kv: bool = True, queries: float = 1.0) -> Work:
     """Absorbed decode over `context` latents: FLOPs = 2 q C H (2 r_kv + r), KV bytes = C (r_kv + r) b_kv.
 
-    The value is part of the key, so the latent is read once. Source: DeepSeek-V2, section 2.1.
-
-    num_seqs: sequences of `queries` new tokens each; heads: as `latent_heads` has them; splits_kv: over thread blocks
+    The latent is read once for key and value. num_seqs: sequences of `queries` new tokens each; heads: from
+    `latent_heads`; splits_kv: over thread blocks. Source: DeepSeek-V2, section 2.1.
     """
     work = attention_decode(num_seqs, context, heads, splits_kv=splits_kv, queries=queries)
     return replace(work, kv_bytes=context * heads.head_dim * heads.kv_element_bytes)
 
 
 def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int) -> Work:
-    """Absorbed attention of prompts over the `top_k` latents that the indexer keeps for each query.
+    """Absorbed prefill attention over the `top_k` latents that the indexer selects per query.
 
-    FLOPs = 2 H (2 r_kv + r) sum(min(pos + 1, top_k)); each visible latent is read from HBM once, gathers of the
-    queries come from L2 (`sram_bytes`). Source: DeepSeek-V3.2-Exp report (2025), eq. 2.
+    FLOPs = 2 H (2 r_kv + r) sum(min(pos + 1, top_k)). Each visible latent is read from HBM once; gathers per query come
+    from L2 (`sram_bytes`). Source: DeepSeek-V3.2-Exp report (2025), eq. 2.
     """
     work = flash_prefill(prefills, heads)
     if not prefills:
@@ -117,7 +115,7 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
 
 
 def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work:
-    """Index scores of every visible pair, and the choice of the best: FLOPs = 2 pairs H_i h_i, in fp8.
+    """Index scores of every visible pair, and top-k: FLOPs = 2 pairs H_i h_i, in fp8.
 
     bytes: keys once (fp8), fp32 scores written and read by the top-k. Source: DeepSeek-V3.2-Exp report, eq. 1.
     """
@@ -139,9 +137,10 @@ def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work
 
 
 def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float = 1.0) -> Work:
-    """The same for q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of scores.
+    """Index scores and top-k of q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of
+    scores.
 
-    num_seqs: sequences of `queries` new tokens each; context: cached tokens C of all of them; indexer: the model's
+    num_seqs: sequences of `queries` new tokens each; context: cached tokens C, all sequences; indexer: the model's
     """
     if num_seqs == 0:
         return Work("index_decode", "attention_decode", rate="fp8", num_kernels=0)
@@ -162,11 +161,10 @@ _INDEX_KERNELS = 6
 
 
 def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -> Work:
-    """What index queries, key and head weights pass through between their projections and the scores, in kernels that
-    read and write them: six, of which one quantizes. Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp,
-    inference/model.py; engines have a kernel for each, too.
+    """Elementwise kernels between the index projections and the scores: six, one of which quantizes.
 
-    num_tokens: new ones; indexer: the model's; element_bytes: of an element before quantization
+    num_tokens: new; indexer: the model's; element_bytes: before quantization.
+    Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py; engines launch as many kernels.
     """
     queries = indexer.num_heads * indexer.head_dim
     passes = 2 * 2 * queries + 3 * 2 * indexer.head_dim + 2 * indexer.num_heads  # twice the queries, thrice the key
@@ -176,7 +174,7 @@ def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -
 
 
 def _index_heads(indexer: Indexer) -> HeadsExtent:
-    """One fp8 key for all heads; no values are summed up."""
+    """One fp8 key for all heads; no values."""
     return HeadsExtent(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)
 
 
@@ -200,7 +198,6 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
 
 
 def _written(latent: int, context: LayerContext) -> list[OperatorNode]:
-    """New latents into the cache, or with it into a new one."""
     size, kv_size = context.element_bytes, context.kv_element_bytes
     if not context.concatenates_kv:
         return [on_tokens("kv_write", lambda n: kv_write(n, latent, size, kv_size, is_fused=context.is_fused))]
@@ -218,7 +215,7 @@ def _written(latent: int, context: LayerContext) -> list[OperatorNode]:
 
 
 def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
-    """The latents of queries and keys (one GEMM when fused; on every device in full), then the query heads."""
+    """Query and KV latents (one GEMM when fused, replicated on every device), then query heads."""
     form, hidden, size = context.format("attention"), context.hidden, context.element_bytes
     query_dim = num_heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
     latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim
@@ -246,7 +243,7 @@ def _dense_prefill(mixer: LatentAttention, context: LayerContext, num_heads: int
 
 
 def _dense(mixer: LatentAttention, context: LayerContext, num_heads: int) -> tuple[OfPrompts, OfPrompts]:
-    """Keys and values of all visible tokens, cached ones too, expanded from their latents; then attention."""
+    """Expand keys and values of all visible tokens, cached included, then attend."""
     form = context.format("attention")
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
     heads = expanded_heads(mixer, num_heads, context.dtype, context.element_bytes)
@@ -260,14 +257,13 @@ def _dense(mixer: LatentAttention, context: LayerContext, num_heads: int) -> tup
 
 
 def _sees_all(prefills: Prompts, indexer: Indexer) -> bool:
-    """Whether no prompt sees more tokens than the indexer keeps."""
     return max((tokens + cached for tokens, cached in prefills), default=0) <= indexer.top_k
 
 
 def _sparse_prefill(
     mixer: LatentAttention, context: LayerContext, num_heads: int, indexer: Indexer
 ) -> list[OperatorNode]:
-    """Absorbed attention to what the indexer keeps, in whole tiles of heads; dense where it keeps all."""
+    """Absorbed attention to the indexer's choice, in whole tiles of heads; dense if it keeps all tokens."""
     dtype, size = context.dtype, context.element_bytes
     computed = -(-num_heads // context.sparse_heads) * context.sparse_heads
     heads = latent_heads(mixer, computed, dtype, size, context.kv_element_bytes)
@@ -291,7 +287,6 @@ def _sparse_prefill(
 
 
 def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: LayerContext, num_heads: int) -> Work:
-    """W_UK into the query or W_UV out of the latent output, of `num_tokens` that attend to latents."""
     rank = mixer.kv_lora_rank
     n, k = (rank, mixer.qk_nope_head_dim) if name == "absorb_query" else (mixer.v_head_dim, rank)
     return absorb(name, num_tokens, num_heads, n, k, context.dtype, context.element_bytes)
@@ -300,7 +295,6 @@ def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: 
 def _decode(
     mixer: LatentAttention, context: LayerContext, num_heads: int, indexer: Indexer | None
 ) -> list[OperatorNode]:
-    """Absorbed attention of decodes."""
     heads = latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
     absorbed = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
 
@@ -317,7 +311,6 @@ def _decode(
 
 
 def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext) -> list[OperatorNode]:
-    """Index queries, key and head weights (replicated), index scores of prefills and decodes."""
     form, hidden = context.format("attention"), context.hidden
     query_input = mixer.q_lora_rank or hidden
     width = indexer.num_heads * indexer.head_dim

@@ -1,7 +1,7 @@
 """The operators of one softmax-attention mixer (MHA, GQA, MQA), sharded by heads.
 
-A norm over the queries of all heads needs the sum of squares of all ranks: one more all-reduce, as in vLLM's
-`MiniMaxText01RMSNormTP` (its OLMo-2 gathers queries and keys themselves instead, which takes as long for a few tokens).
+A norm over the queries of all heads adds an all-reduce of the sum of squares, as in vLLM's `MiniMaxText01RMSNormTP`
+(its OLMo-2 gathers queries and keys instead, which takes as long for a few tokens).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _SQUARE_SUMS_BYTES = 2 * 4  # of a token's queries and of its keys, in FP32
 
 
 def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
-    """The heads of the mixer that one device computes."""
+    """The mixer's heads on one device."""
     sparsity = mixer.sparsity
     return Heads(
         num_heads=context.shard.columns(mixer.num_heads),
@@ -72,7 +72,6 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
 
 
 def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
-    """New keys and values into the cache, or with it into a new one."""
     size, fused, elements = context.element_bytes, context.is_fused, heads.kv_elements
     if not context.concatenates_kv:
         written = heads.written_bytes
@@ -93,7 +92,7 @@ def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[Oper
 
 
 def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
-    """Attention of decodes, and the kernel that it shares with prompts where there is one."""
+    """Decode attention, and the mixed kernel if there is one."""
     span = mixer.span
     attend = partial(
         attention_decode,
@@ -112,7 +111,7 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
 
 
 def _projections(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
-    """One GEMM for q, k, v (and the gate) when fused, one each otherwise."""
+    """One QKV (and gate) GEMM when fused, one each otherwise."""
     form, hidden = context.format("attention"), context.hidden
     widths = {
         "q_proj": heads.num_heads * heads.head_dim,

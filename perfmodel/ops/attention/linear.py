@@ -1,8 +1,8 @@
-"""Attention with a state that does not grow: Performer's features and Linformer's projected rows.
+"""Linear attention with constant-size state: Performer's features and Linformer's projected rows.
 
 Per KV head the state is `size` rows m of r columns: h_v sums of values and one of keys (Performer), or projected keys
-and values, h_k + h_v (Linformer). Kept in fp32, as the states of `scan` are. Prompts run in chunks of 128 tokens as
-matrix multiplications: scores inside a chunk, the state between chunks.
+and values, h_k + h_v (Linformer). Kept in fp32, like the states of `scan`. Prefill runs in chunks of 128 tokens as
+GEMMs: scores inside a chunk, the state between chunks.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _CHUNK = 128  # tokens
 
 
 class LinearHeads(NamedTuple):
-    """The heads of one device. rows m: features or projected rows; columns r: elements of a row of the state."""
+    """Heads on one device. rows m: features or projected rows; columns r: elements of a row of the state."""
 
     num_heads: int
     num_kv_heads: int
@@ -39,21 +39,21 @@ class LinearHeads(NamedTuple):
 
     @property
     def token_elements(self) -> int:
-        """Elements of q, k, v and the output of a token."""
+        """Elements of q, k, v and o per token."""
         width = self.head_dim + self.v_head_dim
         return (self.num_heads + self.num_kv_heads) * width
 
     @property
     def flops_per_token(self) -> float:
-        """Features of q and k 2 m h_k each head; state update 2 m r per KV head; read-out 2 m r per query head."""
+        """Per head: features of q and k 2 m h_k, read-out 2 m r; per KV head: state update 2 m r."""
         features = 2.0 * self.rows * self.head_dim * (self.num_heads + self.num_kv_heads) if self.has_features else 0.0
         return features + 2.0 * self.rows * self.columns * (self.num_heads + self.num_kv_heads)
 
 
 def linear_heads(mixer: LinearAttention, shard: Sharding, dtype: str, element_bytes: float) -> LinearHeads:
-    """The heads of the mixer that one device computes.
+    """The mixer's heads on one device.
 
-    shard: how heads are cut; dtype: of the products; element_bytes: of an element of it, in bytes
+    shard: tensor parallelism; dtype: of the products, with element_bytes per element
     """
     has_features = mixer.kind == "performer"
     return LinearHeads(
@@ -70,11 +70,11 @@ def linear_heads(mixer: LinearAttention, shard: Sharding, dtype: str, element_by
 
 
 def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> Work:
-    """Some tokens per sequence: the state is read, updated, multiplied with the query's features and written back.
+    """q tokens per sequence: the state is read, updated, multiplied by the query's features and written back.
 
         bytes = 4 (1 + q) B K m r (fp32: read once, written after each of q tokens) + q B (q, k, v, o) b
 
-    A state after each token is what lets a rejected draft be taken back.
+    Storing the state after each token allows rejected drafts to be rolled back.
     Source: Katharopoulos et al. 2020, eq. 18 to 20.
     """
     return Work(
@@ -89,7 +89,7 @@ def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> 
 
 
 def _linear_prefill(prefills: Sequence[tuple[int, int]], heads: LinearHeads) -> Work:
-    """`prefills` of T new tokens each: T flops_per_token and, inside chunks of c tokens, T c / 2 scores per head.
+    """T new tokens per prompt: T flops_per_token and, inside chunks of c tokens, T c / 2 scores per head.
 
         FLOPs = T flops_per_token + H T min(c, T) (m + h_v)      half of 2 T c (m + h_v): causal
         bytes = T (q, k, v, o) b + per chunk the state written and read in fp32

@@ -1,10 +1,8 @@
 """Softmax attention of prompts: flash (tiled through SRAM) and standard (scores in HBM).
 
-Softmax arithmetic (an exponential and a few operations per score) is not counted as FLOPs; calibrated fractions of
-the tensor rate contain it. Masked positions inside a tile are no FLOPs.
-
-A query at position p (0-based) sees min(p + 1, window) keys under a window and p mod chunk + 1 under chunks; all
-counts are differences of prefix sums, so that chunked prefills add up to the whole one exactly.
+Softmax arithmetic and masked positions of a tile are not counted as FLOPs; calibrated fractions include them.
+A query at position p (0-based) sees min(p + 1, window) keys, or p mod chunk + 1 under chunks. Counts are differences
+of prefix sums, so chunked prefills add up exactly.
 """
 
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ _TILE = 128  # rows of a query tile and of a key tile (FlashAttention-2 and -3 u
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention heads on one device, the element sizes, and how far a query sees."""
+    """Attention heads on one device, element sizes, and the visible span of a query."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,21 +41,22 @@ class Heads:
     evicts_to: int | None = None  # tokens that eviction by accumulated scores leaves of a sequence
 
     def cached_bytes(self, num_tokens: float, num_seqs: float) -> float:
-        """Bytes of K and V of `num_tokens` cached tokens of `num_seqs` sequences, equally long."""
+        """Bytes of K and V of `num_tokens` cached tokens of `num_seqs` equally long sequences."""
         if not self.surplus:
             return num_tokens * self.kv_elements * self.kv_element_bytes
         more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.num_bytes for tier in self.surplus)
         return (num_tokens * self.kv_element_bytes + more) * self.kv_elements
 
     def cached_ops(self, num_tokens: float, num_seqs: float) -> float:
-        """Vector operations that make numbers of them."""
+        """Vector operations that dequantize them."""
         more = sum(min(num_tokens, num_seqs * tier.tokens) * tier.operations for tier in self.surplus)
         return (num_tokens * self.unpack_ops + more) * self.kv_elements
 
     @property
     def written_bytes(self) -> float:
-        """Per element of a token that enters the cache and moves on through the formats of its age: each is read and
-        the next written, a token for each that enters."""
+        """Bytes per element of a new token, conversions between the age tiers of the cache included: each tier is read
+        and the next written, one token for each that enters.
+        """
         total = size = self.kv_element_bytes
         for tier in reversed(self.surplus):
             size += tier.num_bytes
@@ -66,34 +65,35 @@ class Heads:
 
     @property
     def copies_kv(self) -> bool:
-        """Whether products of a query head with keys of its own need copies of the KV heads."""
+        """Whether unfused attention must repeat KV heads per query head."""
         return self.num_heads > self.num_kv_heads
 
     def copy_bytes(self, num_tokens: float) -> float:
-        """Bytes to write K and V of `num_tokens` tokens out for each query head, and to read them again."""
+        """Bytes to write K and V of `num_tokens` tokens per query head, and to read them again."""
         return 2.0 * num_tokens * self.query_elements * self.element_bytes
 
     @property
     def module_scores(self) -> tuple[int, float]:
-        """Kernels, and bytes per score, of attention as Hugging Face's modules write it: product, scale, mask, cast to
-        fp32, softmax, cast back, product. For fp16 the softmax casts while it reads (ATen's SoftMax.cpp)."""
+        """Kernels, and bytes per score, of Hugging Face's eager attention: product, scale, mask, cast to fp32, softmax,
+        cast back, product. In fp16 the softmax casts while it reads (ATen's SoftMax.cpp).
+        """
         num_casts = {"fp32": 0, "fp16": 1}.get(self.dtype, 2)
         return 5 + num_casts, 8.0 * self.element_bytes + 2.0 * FP32_BYTES * num_casts
 
     @property
     def is_plain(self) -> bool:
-        """Whether cached elements are multiplied as they are read: floating point, one format."""
+        """Whether cached elements are multiplied as read: floating point, one format."""
         return not (self.surplus or self.unpack_ops)
 
     @property
     def kernel_element_bytes(self) -> float:
-        """Bytes of a cached element as the kernel multiplies it, by which a calibration picks the kernel."""
+        """Bytes of a cached element as multiplied; calibrations choose the kernel by it."""
         return self.kv_element_bytes if self.is_plain else self.element_bytes
 
     def visible(self, num_keys: float, num_queries: float) -> float:
-        """Keys that `num_queries` queries see in blocks, of `num_keys` that they see together under full attention.
+        """Keys seen by `num_queries` queries under block sparsity, of `num_keys` under full attention.
 
-        f x rounded up to whole blocks, half a block more on average, but never more than all.
+        f x rounded up to whole blocks, half a block more on average, at most all.
         """
         if self.fraction == 1.0:
             return num_keys
@@ -101,7 +101,7 @@ class Heads:
 
     @property
     def extent(self) -> HeadsExtent:
-        """What the kernel's form and choice depend on."""
+        """The sizes that select and time the kernel."""
         return HeadsExtent(
             self.num_heads,
             self.num_kv_heads,
@@ -145,10 +145,9 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
               + b_kv K (h_k + h_v) sum(keys)        each visible K and V once
         SRAM  = the same Q and O + b_kv H (h_k + h_v) x keys visited by every query tile of 128 rows
 
-    The re-reads of K and V by later query tiles hit L2 and are counted as `sram_bytes` only.
-    Version 1 gives a head of a prompt one thread block, which walks over the keys outside and the queries inside:
-    Q is read, O read and written once for each key tile, b H (h_k + 2 h_v) x the rows visited. Versions before 3
-    multiply with mma.sync, which is not Hopper's fastest instruction.
+    Re-reads of K and V by later query tiles hit L2 and count as `sram_bytes` only. FlashAttention-1 gives each head of
+    a prompt one thread block, keys outside and queries inside: per key tile Q is read, O read and written, b H (h_k + 2
+    h_v) x the rows visited. Versions before 3 use mma.sync, not Hopper's fastest instruction. `name`: of the operator.
     Source: Dao 2023 (FlashAttention-2), algorithm 1 and section 3.2; Dao et al. 2022, algorithm 1 and theorem 2.
     """
     if not prefills:
@@ -186,12 +185,12 @@ def standard_prefill(
         FLOPs = 2 (h_k + h_v) H sum(T (P + T))      the masked half is computed and thrown away
         HBM   = Q, K, V, O once + 4 b H sum(T (P + T)): S written and read, P written and read
 
-    Windows and blocks only mask: they save nothing. Unfused, as a framework runs it operator by operator, the mask is a
-    kernel of its own (2 b H sum(T (P + T)) more) and the KV heads are written out for each query head; `is_module`: as
-    `Heads.module_scores`, and the output is copied from heads by tokens to tokens by heads. Under eviction each key's
-    scores are summed up besides, in fp32, and a prompt that comes in chunks finds `evicts_to` of its earlier tokens.
-    prefills: (new tokens T, cached tokens P) of each prompt; name: of the operator; is_fused: with the mask in a kernel
-    Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
+    Windows and blocks only mask: they save nothing. Unfused, as a framework runs it, the mask is a kernel of its own
+    (2 b H sum(T (P + T)) more) and KV heads are copied per query head. `is_module`: as `Heads.module_scores`; the
+    output is transposed to token-major. Under eviction each key's scores are summed in fp32, and a chunk of a prompt
+    sees `evicts_to` earlier tokens. prefills: (new tokens T, cached tokens P) per prompt; name: of the operator;
+    is_fused: the mask is applied in a kernel Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging
+    Face's eager_attention_forward.
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
@@ -228,7 +227,6 @@ def standard_prefill(
 
 
 def _pairs_below(position: int, window: int | None, chunk: int | None) -> int:
-    """Query-key pairs of all queries before `position`."""
     if chunk is not None:
         whole, rest = divmod(position, chunk)
         return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
@@ -240,15 +238,15 @@ def _pairs_below(position: int, window: int | None, chunk: int | None) -> int:
 def visible_pairs(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:
     """Query-key pairs of `num_tokens` new tokens after `num_cached` cached ones; causal T P + T (T+1)/2.
 
-    window, chunk: keys that a query sees at most, in tokens; None: all
+    window, chunk: most keys per query, in tokens; None: all
     """
     return _pairs_below(num_cached + num_tokens, window, chunk) - _pairs_below(num_cached, window, chunk)
 
 
 def visible_keys(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:
-    """Distinct keys that at least one of the new tokens sees.
+    """Distinct keys that the `num_tokens` new tokens see, after `num_cached` cached ones.
 
-    num_tokens: new ones, after num_cached in the cache; window, chunk: that a query sees at most, in tokens; None: all
+    window, chunk: most keys per query, in tokens; None: all
     """
     if chunk is not None:
         return num_cached % chunk + num_tokens
@@ -262,10 +260,8 @@ def tile_pairs(
 ) -> int:
     """Key tokens visited by all query tiles of `tile` rows, each padded to whole key tiles of `tile` tokens.
 
-    Causal: tile i of ceil(T / tile) ends at key P + min((i + 1) tile, T) and visits ceil of that / tile key tiles,
-    or at most those that its window (or chunk) spans.
-
-    num_tokens T: new ones, after num_cached P in the cache
+    Causal: tile i of ceil(T / tile) ends at key P + min((i + 1) tile, T) and visits ceil of that / tile key tiles, or
+    at most its window or chunk. num_tokens T: new; num_cached P: cached
     """
     num_tiles = ceil(num_tokens / tile)
     first = ceil((num_cached + min(tile, num_tokens)) / tile)

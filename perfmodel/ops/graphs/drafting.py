@@ -1,4 +1,4 @@
-"""What drafts tokens for a model to verify: the step graph of one pass of the drafter, for each method.
+"""Draft models: the step graph of one drafter pass, for each method.
 
 draft_model     a model of its own: all of its layers and its head
 self_skip       the first layers of the model and its head; the KV of those layers is the model's own
@@ -45,11 +45,10 @@ from perfmodel.specs.hardware import HardwareSpec
 class Drafter:
     """One pass of a drafter.
 
-    graph:            its operators
-    computes_prompts: whether it has a KV cache of its own, so that prompts pass through it
-    first_tokens:     tokens of each sequence in the first pass of a round: what the last round added beside the newest
-    has_one_pass:     all depths come from one pass
-    has_distribution: rejecting needs the probabilities that it drew from
+    computes_prompts: it has its own KV cache, so prompts pass through it
+    first_tokens:     tokens per sequence in a round's first pass: what the last round added beside the newest
+    has_one_pass:     one pass drafts all depths
+    has_distribution: rejection sampling needs its probabilities
     """
 
     graph: StepGraph
@@ -66,13 +65,10 @@ def drafter_of(
     routing: Routing = slowest_uniform_routing,
     hardware: HardwareSpec | None = None,
 ) -> Drafter | None:
-    """The drafter that `engine.speculative_config` asks for; None without one, or where no device drafts.
+    """The drafter for `engine.speculative_config`; None without one, or if no device drafts.
 
-    method:   how the model samples; a drafter is greedy if it is, else it draws from its distribution
-    routing:  the load of experts, for a drafter with some
-    hardware: the devices, as `build_graph` takes them
-
-    Raises SpecError for a model that cannot be drafted for so.
+    method: the `model`'s sampling; a drafter is greedy with greedy sampling; routing: for a drafter with experts;
+    hardware: as in `build_graph`. Raises SpecError for a model that this method cannot draft for.
     """
     config = engine.speculative_config
     if config is None:
@@ -96,9 +92,9 @@ def drafter_of(
 
 
 def draft_model_of(model: ModelSpec, config: SpeculativeConfig) -> ModelSpec:
-    """What drafts, as a model: the one named, the quantized one, the EAGLE layer, or `model` (whose layers draft).
+    """The drafting model: the one named, the quantized one, the EAGLE layer, or `model` (whose layers draft).
 
-    Raises SpecError for a model that cannot be drafted for so.
+    Raises SpecError for a model that this method cannot draft for.
     """
     _refuse(model, config)
     if config.method == "draft_model":
@@ -110,19 +106,18 @@ def draft_model_of(model: ModelSpec, config: SpeculativeConfig) -> ModelSpec:
 
 
 def skipping_parts(model: ModelSpec, engine: EngineSpec) -> tuple[GraphPart, GraphPart]:
-    """LayerSkip's verification: the first layers, which only the last drafted token has not passed, and the rest."""
+    """LayerSkip's verification: the first layers, which only the last drafted token still needs, and the rest."""
     assert engine.speculative_config is not None
     first = engine.speculative_config.draft_layers or 0
     return GraphPart(range(first), has_head=False), GraphPart(range(first, model.num_layers), has_embedding=False)
 
 
 def rejection(num_drafted: float, vocab_size: int, method: str, has_distribution: bool) -> Work:
-    """Judging `num_drafted` tokens: accepted with min(1, p / q), else drawn anew from max(0, p - q).
+    """Rejection sampling of `num_drafted` tokens: accepted with min(1, p / q), else resampled from max(0, p - q).
 
         bytes = 4 V (p read) + 4 V (q read, where the drafter has a distribution) a token, fp32; greedy: ids only
 
-    vocab_size V: logits of a token; method: of sampling; has_distribution: the drafter's probabilities q are read
-
+    vocab_size V; method: of sampling; has_distribution: q is read.
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
     """
     per_logit = 0.0 if method == "greedy" else 8.0 if has_distribution else 4.0
@@ -142,7 +137,7 @@ def medusa_weights(model: ModelSpec, shard: Sharding, num_heads: int) -> float:
 
 
 def draft_engine(engine: EngineSpec, config: SpeculativeConfig) -> EngineSpec:
-    """The engine's parallelism and kernels; a drafter's passes are launched one behind the other."""
+    """The engine's parallelism and kernels; a drafter's passes are launched back to back."""
     keeps = config.method == "self_skip"
     update = {"speculative_config": None, "async_scheduling": True}
     return engine.model_copy(update=update if keeps else update | {"quantization": None, "quantization_by_layer": ()})
@@ -167,9 +162,9 @@ def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepG
 
 
 def _eagle_model(model: ModelSpec) -> ModelSpec:
-    """One decoder layer of the model's sizes, in its own dtype, between its embedding and its head.
+    """One decoder layer of the model's sizes and dtype between embedding and head; dense, as wide as the active
+    experts.
 
-    Of a mixture of experts: a dense block as wide as the experts that a token has.
     """
     layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, Attention | LatentAttention)]
     dense = [layer for layer in layers if getattr(layer.mixer, "span", None) is None]
@@ -194,7 +189,6 @@ def _eagle_model(model: ModelSpec) -> ModelSpec:
 
 
 def _with_projection(graph: StepGraph, model: ModelSpec, engine: EngineSpec) -> StepGraph:
-    """EAGLE's projection of feature and embedding, before the layer."""
     context = LayerContext(served_model(model, engine), graph.shard)
     hidden, form = context.hidden, context.format("attention")
     node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))

@@ -1,20 +1,15 @@
 """A layer of any kind as a list of operators, and what stands before and after the layers.
 
-Layers that decoded tokens may leave out: how often their operators run, and on how many rows.
-
-Of B decodes p_i B reach layer i. It runs if any of them does, and for all P tokens of prompts, which pass all layers:
+Early exit: of B decodes p_i B reach layer i. It runs if any does, and for all P prompt tokens, which pass all layers:
 
     runs  Q = sum over layers of q_i,  q_i = 1 with prompts, else 1 - (1 - p_i)^B     (weights are read Q times)
     rows of a run = (L P + B sum p_i) / Q                                             (FLOPs follow the tokens)
 
-What a layer that was left out owes the cache is its keys and values, from the state the token left with: their
-projection runs for the other (1 - p_i) B rows. Source: Schuster et al. 2022 (CALM), section 3.1 (state propagation);
-q_i: tokens that leave independently of each other. Equal layers are timed at their mean number of rows.
+The cache still needs keys and values of the other (1 - p_i) B rows, projected from the state at exit. Source: Schuster
+et al. 2022 (CALM), section 3.1 (state propagation); q_i: independent exits. Equal layers are timed at their mean rows.
 
-Layers that stay with the host's CPU: the same operators, marked so that a form of their own times them.
-
-Engines for a single machine keep the first layers of a model that is too large for the device in the host's memory, and
-the table of words always; the last layers, and behind them the head, lie on the device (llama.cpp's n_gpu_layers).
+CPU offload: single-machine engines keep the first layers of a model too large for the device, and always the embedding
+table, in host memory (llama.cpp's n_gpu_layers). These operators are marked for a form of their own.
 """
 
 from collections import Counter
@@ -47,10 +42,9 @@ from perfmodel.ops.work import BatchShape, Depends, Work
 
 
 def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:
-    """`node`, in each of some layers, for the tokens that come to them: `reach` of the decodes, layer by layer.
+    """`node` for the tokens that reach its layers: the shares `reach` of the decodes, layer by layer.
 
-    The cache is written for all tokens in any case. A kernel for prompts and decodes alike is left as it is: the graph
-    does without, where prompts pass layers that decodes leave out.
+    KV writes run for all tokens. Mixed kernels are left as they are: with early exit the graph does without them.
     """
     if node.name == "kv_write" or node.depends in (Depends.PREFILL, Depends.MIXED):
         return replace(node, count=node.count * len(reach))
@@ -58,7 +52,7 @@ def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:
 
 
 def filling_nodes(mixer: Mixer | None, context: LayerContext, reach: Sequence[float]) -> list[OperatorNode]:
-    """Keys and values (or the latent) of the tokens that do not come to the layers of `mixer`."""
+    """KV (or latent) projection of the tokens that exit before the layers of `mixer`."""
     hidden, form = context.hidden, context.format("attention")
     if isinstance(mixer, Attention):
         widths = {"skipped_kv_proj": attention_heads(mixer, context).kv_elements}
@@ -71,7 +65,7 @@ def filling_nodes(mixer: Mixer | None, context: LayerContext, reach: Sequence[fl
 
 
 def asking_nodes(context: LayerContext, reach: Sequence[float]) -> list[OperatorNode]:
-    """The LM head behind each layer but the last, where it decides who leaves."""
+    """The LM head behind each layer but the last, where it decides on exit."""
     exits = context.model.exits
     if exits is None or not exits.asks_lm_head or not reach:
         return []
@@ -137,9 +131,9 @@ def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
 
 
 def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[OperatorNode]:
-    """Messages from the devices of pipeline stage `stage` (or any) to those of the next: the hidden states and, where
-    norms add it, the residual beside them. Each tensor-parallel rank sends its part, which the receivers gather.
+    """Sends from pipeline stage `stage` (or any) to the next: hidden states, and the residual if norms add it.
 
+    Each tensor-parallel rank sends its part; the receivers all-gather.
     Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
     """
     shard = context.shard
@@ -170,11 +164,10 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
 def layer_nodes(
     layers: Sequence[Layer], context: LayerContext, reach: Sequence[float] | None = None
 ) -> list[OperatorNode]:
-    """Each distinct mixer and each distinct feed-forward block of `layers` once, with how often it occurs.
+    """Each distinct mixer and feed-forward block of `layers` once, with its count.
 
-    reach: the share of decodes that comes to each layer, where they may leave earlier
-
-    Nodes whose names would coincide are distinguished by a label of their block: "attention_decode@window_128".
+    reach: share of decodes that reach each layer, under early exit. Colliding names get their block's label:
+    "attention_decode@window_128".
     """
     reaches = reach or [1.0] * len(layers)
     pairs = list(zip(layers, reaches, strict=True))
@@ -207,7 +200,6 @@ def _own(layer: Layer, components: frozenset[str]) -> Formats:
 
 
 def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple[Block, Formats], list[float]]:
-    """Each distinct block with its formats, and the reach of the layers that have it."""
     places: dict[tuple[Block, Formats], list[float]] = {}
     for block, share in blocks:
         places.setdefault(block, []).append(share)
@@ -215,12 +207,12 @@ def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple
 
 
 def _told_apart_by(node: OperatorNode) -> str:
-    """A kernel of prompts and decodes goes by the same label as the attention that it stands for."""
+    """A mixed kernel has the label of the attention it replaces."""
     return "attention_prefill" if node.depends is Depends.MIXED else node.name
 
 
 def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
-    """Norm, mixer, all-reduce. Where both blocks of a layer read the same input, the second one's all-reduce serves."""
+    """Norm, mixer, all-reduce. Parallel blocks share the second one's all-reduce."""
     nodes = _norms("input_norm", context)
     if isinstance(mixer, Attention):
         nodes += attention_nodes(mixer, context)
@@ -248,7 +240,7 @@ def _ffn_block(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
 
 
 def _norms(name: str, context: LayerContext) -> list[OperatorNode]:
-    """The norm in front of a block, and the residual addition after the one before it (one kernel when fused)."""
+    """The norm before a block, and the residual addition (one kernel when fused)."""
     hidden, size, has_norm = context.hidden, context.element_bytes, context.model.pre_norms
     nodes = _norm(name, context, adds_residual=context.is_fused) if has_norm else []
     if not (context.is_fused and has_norm):
@@ -261,7 +253,7 @@ def _post_norm(name: str, context: LayerContext) -> list[OperatorNode]:
 
 
 def _norm(name: str, context: LayerContext, adds_residual: bool = False) -> list[OperatorNode]:
-    """One norm; PyTorch has a kernel for LayerNorm, so that one is never taken apart."""
+    """One norm. LayerNorm is always one kernel, as in PyTorch."""
     hidden, size, fused = context.hidden, context.element_bytes, context.is_fused or context.model.norm_bias
     return [on_tokens(name, lambda n: rms_norm(name, n, hidden, size, adds_residual=adds_residual, is_fused=fused))]
 
@@ -272,7 +264,6 @@ def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
 
 
 def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Formats], str]:
-    """A short name for each distinct block; blocks of one kind are numbered from the second on."""
     seen: Counter[str] = Counter()
     labels: dict[tuple[Block, Formats], str] = {}
     for block, formats in blocks:
@@ -283,7 +274,7 @@ def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Format
 
 
 def _label(block: Mixer | FeedForward, formats: Formats) -> str:
-    """Its kind, and the weights of its own formats: "full", "full_int4"."""
+    """Kind and weight format: "full", "full_int4"."""
     return "_".join((_kind(block), *(form.weights or "plain" for _, form in formats)))
 
 
@@ -301,18 +292,16 @@ HOST = "host"
 
 
 def host_family(family: str) -> str:
-    """The family that calibrations have fits under for operators of `family` on the host."""
+    """The calibration family of `family` on the host."""
     return f"{HOST}_{family}"
 
 
 def on_host(nodes: Iterable[OperatorNode]) -> list[OperatorNode]:
-    """`nodes` as the host computes them, named after it."""
+    """`nodes` as the host computes them, renamed."""
     return [replace(node, name=f"{node.name}@{HOST}", work=_Marked(node)) for node in nodes]
 
 
 class _Marked:
-    """The work of a node under the family of the host's."""
-
     def __init__(self, node: OperatorNode) -> None:
         self._node = node
 

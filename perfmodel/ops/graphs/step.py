@@ -1,14 +1,13 @@
 """The step graph: every operator that one step of a model runs on one device, and how often.
 
-Equal mixers and equal feed-forward blocks share their nodes, so that a model of 80 equal layers has some twenty nodes.
+Equal mixers and feed-forward blocks share nodes: a model of 80 equal layers has some twenty.
 
 Parallelism, per device of the replica (`BatchShape` is the batch of one data-parallel rank):
     tensor:    projections by columns then rows, heads shared out, one all-reduce after each mixer and each
                feed-forward block and after the embedding, logits gathered
-    pipeline:  a plan passes one stage after another. The nodes are those of its whole way, on one device of each
-               stage, with the messages between stages; `StepGraph.stages` has the part of each. Which plans are under
-               way together, and how long that takes, is not known here (the pipeline's timer in `perfmodel.cost`).
-    data:      ranks are independent, but mixtures of experts see the tokens of all of them (`has_group`)
+    pipeline:  nodes cover the whole path, on one device of each stage, with the messages between stages;
+               `StepGraph.stages` has each stage's part. Overlap of plans is up to `perfmodel.cost`
+    data:      ranks are independent, but mixtures of experts see all ranks' tokens (`has_group`)
     expert:    whole experts are shared out over tp * dp ranks
 """
 
@@ -32,8 +31,9 @@ from perfmodel.specs.hardware import HardwareSpec
 
 
 class LaunchedLayers(NamedTuple):
-    """Layers, and those of them that take the host longer: with experts that are launched operator by operator, with
-    latent attention, whose prompts take twice as many operators as plain attention."""
+    """Layers, and those with experts launched operator by operator or with latent attention, whose prompts take twice
+    as many operators as plain attention.
+    """
 
     layers: int
     experts: int = 0
@@ -42,16 +42,13 @@ class LaunchedLayers(NamedTuple):
 
 @dataclass(frozen=True)
 class StepGraph:
-    """All operators of a step. `model` is as served (formats of the engine applied); `is_eager`: no CUDA graphs;
-    `is_async`: the host plans a step while the one before runs; `is_plain`: operators of plain PyTorch modules,
-    launched one by one from Python.
+    """All operators of a step. `model` is as served; `is_eager`: no CUDA graphs; `is_async`: the host plans a step
+    while the one before runs; `is_plain`: plain PyTorch modules, launched from Python.
 
-    mixed: (node, nodes that it stands for): one kernel for prompts and decodes of a step that has both, where the
-           calibration knows such a kernel
-    experts_are_one_operator: the host launches a layer's routed experts as it does any other operator
-    stages: the graph of each pipeline stage; none where there is but one
-    stage_layers, stage_kind: of a stage: the layers that it computes, and the first stage that is equal but for where
-           its messages go
+    mixed: (node, nodes it replaces): one kernel for prompts and decodes, if the calibration has one
+    experts_are_one_operator: routed experts are launched like any other operator
+    stages: one graph per pipeline stage; empty for a single stage
+    stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only
     """
 
     model: ModelSpec
@@ -73,7 +70,7 @@ class StepGraph:
 
     @cached_property
     def launched_layers(self) -> LaunchedLayers:
-        """What the host launches, operator by operator, in steps without CUDA graphs."""
+        """Layers launched operator by operator without CUDA graphs."""
         layers, span = list(self.model.iter_layers()), self.stage_layers
         mine = layers if span is None else layers[span.start : span.stop]
         return LaunchedLayers(
@@ -84,20 +81,20 @@ class StepGraph:
 
     @property
     def has_group(self) -> bool:
-        """Whether data-parallel ranks share operators, so that they must step together."""
+        """Whether data-parallel ranks share operators, so that they step together."""
         return bool(self.by_depends[Depends.GROUP])
 
     @cached_property
     def by_depends(self) -> dict[Depends, tuple[OperatorNode, ...]]:
-        """The nodes grouped by what their work is a function of."""
+        """Nodes by what their work depends on."""
         return {kind: tuple(node for node in self.nodes if node.depends is kind) for kind in Depends}
 
 
 class GraphPart(NamedTuple):
-    """Consecutive layers of a model, with what stands before or behind all of them, or without.
+    """Consecutive layers, with or without embedding and head.
 
-    num_hops: from a pipeline stage to the next, within these layers or behind them; stage: the one, if it is one
-    device_layers: the last ones, the head being one more, which the device computes, the host the others; None: all
+    num_hops: between pipeline stages, within or behind these layers; stage: if it is one
+    device_layers: last layers (the head is one) on the device, the others on the host; None: all
     """
 
     layers: range
@@ -121,12 +118,9 @@ def build_graph(
 ) -> StepGraph:
     """The step graph of `model` under `engine`.
 
-    sampling:        "greedy", "top_p", ...; "default" is the model's own generation config
-    bytes_per_logit: overrides the traffic of the sampling method
-    routing:         the load of the rank that sets the time, for mixtures of experts
-    spread:          of the contexts of sequences that decode together (default: all are equally long)
-    part:            some layers only, on one pipeline stage (default: all of them)
-    hardware:        the devices, where number formats that the engine only stores there are to be multiplied as it does
+    sampling: "greedy", "top_p", ...; "default": the model's generation config; bytes_per_logit: overrides the method's
+    traffic; routing: expert load of the slowest rank; spread: of decode contexts (default: equal); part: some layers on
+    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply
     """
     engine = engine or EngineSpec()
     model = served_model(model, engine, hardware)
@@ -172,7 +166,7 @@ def build_graph(
 def _nodes(
     context: LayerContext, part: GraphPart, method: str, bytes_per_logit: float | None
 ) -> tuple[list[OperatorNode], tuple[tuple[OperatorNode, tuple[OperatorNode, ...]], ...]]:
-    """The operators of `part`, and those that can stand for several of them (`StepGraph.mixed`)."""
+    """The operators of `part`, and its mixed kernels (`StepGraph.mixed`)."""
     model, span = context.model, part.layers
     layers = list(model.iter_layers())[span.start : span.stop]
     reach = model.exits.reach[span.start : span.stop] if model.exits else None
@@ -193,12 +187,11 @@ def _nodes(
 
 
 def _on_host(num_layers: int, part: GraphPart) -> int | None:
-    """How many layers the host computes before the device goes on; None where it computes none and holds no table."""
+    """Layers computed on the host before the device's; None if it computes none and holds no table."""
     return None if part.device_layers is None else max(0, num_layers - part.device_layers)
 
 
 def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart], StepGraph]) -> tuple[StepGraph, ...]:
-    """The graph of each stage; `graph` builds one."""
     layers, found, kinds = list(model.iter_layers()), [], dict[Hashable, int]()
     for index, span in enumerate(stages(len(layers), num_stages)):
         is_first, is_last = index == 0, index == num_stages - 1
@@ -210,6 +203,5 @@ def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart]
 
 
 def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:
-    """The attention of prompts and of decodes of the same layers."""
     layers = mixed.name.removeprefix("attention_mixed")
     return tuple(node for node in nodes if node.name in (f"attention_prefill{layers}", f"attention_decode{layers}"))

@@ -1,3 +1,3 @@
-"""Forms of attention kernels: decodes, prompts, both in one kernel, latents."""
+"""Forms of attention kernels: decode, prefill, mixed, latent."""
 
 __all__: list[str] = []

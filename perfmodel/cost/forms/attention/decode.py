@@ -10,26 +10,26 @@
               padded FLOPs / (tensor_fraction F f) ) + (Q, O, new K and V bytes) / (memory_fraction W)
     f  = min(1, block_bandwidth C / SM)                            few blocks cannot fill the memory system
 
-W and F are the declared bandwidth and tensor rate, SM the compute units, S the KV tokens of a sequence. Few blocks are
-what makes short batches slow, not few bytes. `combine` is paid where s > 1, `swap` by libraries that fold the query
-heads of a group into the query length: a copy, unless B, K or g is 1. The measured kernels contain the write of the new
-keys and values into the cache. Serving reads its KV from HBM; a benchmark that repeats one shape finds it in L2
-(`is_warm`). Measured batches have equal contexts. Where they are not, and the kernel does not balance them, the longest
-block of duration a outlasts the T that all take together. Two blocks fit a compute unit; those of the first wave begin
-at 0, one of the others at any moment up to f T, f = 1 - 2 SM / C, and outlasts T by o(a) on average:
+W and F are the declared bandwidth and tensor rate, SM the compute units, S the KV tokens of a sequence. Short batches
+are slow because they have few blocks, not few bytes. `combine` applies for s > 1, `swap` to libraries that fold the
+query heads of a group into the query length: a copy, unless B, K or g is 1. Measured kernels include the KV cache
+write. Serving reads KV from HBM; a benchmark that repeats one shape may hit L2 (`is_warm`). Measured batches have equal
+contexts. If contexts are unequal and the kernel does not balance them, the longest block, of duration a, outlasts the
+T that all take together. Two blocks fit a compute unit; those of the first wave begin at 0, any other at a random time
+up to f T, f = 1 - 2 SM / C, and outlasts T by o(a) on average:
 
     t += o(longest) - o(mean),    a = tokens / splits * 2 rows (h_k + h_v) (1 / (tensor_fraction F) + softmax) SM
     o(a) = 0 if a < (1 - f) T,  (a - (1 - f) T)^2 / 2 f T if a < T,  else a - T + f T / 2
 
 Such a kernel splits contexts until the second wave is well filled, and not at all from 1.6 SM blocks on. A persistent
-kernel that cuts contexts to at most `split_share` of what a unit streams on average, L, has parts of length x_i, which
-units take one after another: with more parts than units it lasts L + max x - E x^2 / (2 E x), else max x.
+kernel cuts contexts to at most `split_share` of a unit's mean load L; its parts of length x_i are taken by units one
+after another: with more parts than units it lasts L + max x - E x^2 / (2 E x), else max x.
 Source: Dao et al. 2023 (Flash-Decoding); FlashAttention-2/3, TensorRT-LLM XQA and MMHA sources for the splits;
 flash_prepare_scheduler.cu of FlashAttention-3 (1.1 of a unit's share); renewal theory (mean residual of a part).
 
-Without flash-decoding the prompts' kernel serves (FlashAttention-2 before 2.2): a block for each sequence and query
-head, in whose tile of `rows` the new tokens are a few, and which visits all keys alone. The unit with most blocks is
-the last, and what its blocks compute does not overlap:
+Without flash-decoding the prefill kernel serves (FlashAttention-2 before 2.2): a block per sequence and query head,
+whose tile of `rows` holds only the new tokens, visits all keys alone. The unit with most blocks ends last, and the
+compute of its blocks does not overlap:
 
     tc = ceil(B H / SM) (block + ceil(queries / rows) rows S c),    c = 2 (h_k + h_v) SM / (tensor_fraction F) + softmax
     tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
@@ -93,7 +93,7 @@ class DecodeKernel(Spec):
 
 
 class FlashDecodeFit(Spec):
-    """One decode kernel. Times in seconds at the clock of the device; fractions of the declared peaks."""
+    """One decode kernel. Seconds at the device's clock; fractions of the declared peaks."""
 
     form: Literal["flash_decode"] = "flash_decode"
     kernel: DecodeKernel = DecodeKernel()
@@ -119,8 +119,8 @@ class FlashDecodeFit(Spec):
 class DecodeSizes(NamedTuple):
     """One decode batch, or many as columns. `length`: KV tokens per sequence before a window cuts them.
 
-    kv_token_bytes: of K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch
-    flops_per_token: of one query head and KV token, 2 (h_k + h_v)
+    kv_token_bytes: K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch
+    flops_per_token: per query head and KV token, 2 (h_k + h_v)
     """
 
     extent: DecodeExtent
@@ -140,12 +140,12 @@ def decode_seconds(
     unpack_ops: Values = 0.0,
     xp: Any = np,
 ) -> KernelSeconds:
-    """The formula of this module; `is_warm`: the KV may be in L2 from the last repetition. `unpack_ops`: vector
-    instructions that make numbers of the cached elements, once for each time that they are read; beside loads and
-    products of other warps, so that they show where they bind.
+    """The formula of this module. `is_warm`: KV may be in L2 from the last repetition. `unpack_ops`: vector
+    instructions that dequantize cached elements, per read; they overlap with other warps, so they show only where they
+    bind.
 
-    sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
-    rate: number format of the products, unless the fit has one; xp: functions of numbers or of columns
+    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; xp: numpy, or
+    scalar functions; device: that runs it
     """
     kernel, units = fit.kernel, device.compute_units
     seqs, kv_heads, window = sizes.extent.num_seqs, sizes.extent.heads.num_kv_heads, sizes.extent.heads.window
@@ -183,8 +183,7 @@ def decode_seconds(
 
 
 def with_cache_of(fit: Fit, source: DeviceFacts, target: DeviceFacts) -> Fit:
-    """`fit`, made on `source`, for a device of the same chip: its L2 goes with its units and their clock, whatever the
-    memory beside it delivers."""
+    """`fit`, made on `source`, for a device of the same chip: L2 follows units and clock, whatever the memory."""
     if not isinstance(fit, FlashDecodeFit) or fit.cache_speedup == 1.0:
         return fit
     cache = target.compute_units * target.clock_hz / (source.compute_units * source.clock_hz)
@@ -204,7 +203,7 @@ def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, 
 
 
 def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes: KV from HBM."""
+    """The time of one run of `work`, KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     extent = work.extent_as(DecodeExtent)
@@ -224,7 +223,7 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
 
 
 def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
-    """A block for each sequence and query head, without splits; the longest of unequal contexts is the last."""
+    """A block per sequence and query head, without splits; the longest context ends last."""
     extent, heads, units = sizes.extent, sizes.extent.heads, device.compute_units
     blocks, rows = extent.num_seqs * heads.num_heads, fit.kernel.rows
     longest = float(extent.longest or sizes.length)
@@ -242,15 +241,15 @@ def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: D
 
 
 def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
-    """Seconds of the whole device for one row of a tile and one key: its products and its softmax."""
+    """Whole-device seconds per tile row and key: products and softmax."""
     seconds = sizes.flops_per_token / (device.peak(fit.rate or work.rate) * fit.tensor_fraction)
     return float(seconds + load_overheads().softmax_ops / (device.compute_units * _LANES * device.clock_hz))
 
 
 def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:
-    """How much longer a persistent kernel takes for unequal contexts than for equal ones, over its time of streaming.
+    """Extra time of a persistent kernel over its streaming time; contexts lie evenly within +-(longest - mean) of the
+    mean.
 
-    Contexts lie evenly between the longest and as far below the mean.
     """
     extent, kv_heads = sizes.extent, sizes.extent.heads.num_kv_heads
     blocks = extent.num_seqs * kv_heads * ceil(extent.query_rows / kv_heads / kernel.heads_per_block)
@@ -263,7 +262,7 @@ def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units:
 
 
 def _tokens_of_slowest(lengths: list[float], most: float, blocks: float, share: float, units: int) -> float:
-    """Tokens that pass one unit until the last part of `blocks` contexts, spread over `lengths`, is through."""
+    """Tokens through one unit until the last part of `blocks` contexts, spread over `lengths`, is done."""
     parts = [ceil(length / most) for length in lengths]
     tiles = [length / n for length, n in zip(lengths, parts, strict=True)]
     if blocks * sum(parts) / len(lengths) <= units:
@@ -275,7 +274,7 @@ def _tokens_of_slowest(lengths: list[float], most: float, blocks: float, share: 
 def _ragged_seconds(
     longest: float, work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts, together: float
 ) -> float:
-    """What the longest of unequal contexts adds to a batch that takes `together` with equal ones."""
+    """Seconds that the longest context adds to a batch that takes `together` with equal ones."""
     kernel = fit.kernel
     kv_heads, units = sizes.extent.heads.num_kv_heads, device.compute_units
     group = sizes.extent.query_rows / kv_heads
@@ -289,7 +288,7 @@ def _ragged_seconds(
 
 
 def _overshoot(alone: float, together: float, waiting: float) -> float:
-    """Expected seconds by which a block begun at any moment of the share `waiting` of `together` outlasts it."""
+    """Expected seconds by which a block outlasts `together`, if it begins at random within its share `waiting`."""
     if alone >= together:
         return alone - together + waiting * together / 2
     beyond = alone - (1 - waiting) * together
@@ -297,7 +296,7 @@ def _overshoot(alone: float, together: float, waiting: float) -> float:
 
 
 def _sizes(work: Work, extent: DecodeExtent, kernel: DecodeKernel) -> DecodeSizes:
-    """Sizes of a work. The window's overlap is added as the mean context comes near the window."""
+    """Sizes of a work. The window's overlap phases in as the mean context nears the window."""
     kv_tokens, window = extent.kv_tokens, extent.heads.window
     length = kv_tokens / extent.num_seqs
     if window:

@@ -4,11 +4,11 @@
     decode   t = max(floor, launch + projections + absorption + attention + activations / (weight_fraction W))
              projections = max( 2 n w / (gemm_fraction F_g),  w e_g / (weight_fraction W) )
 
-n tokens, w weights of the projections in e_g bytes each at the tensor rate F_g. Attention of prompts has the tiles of
-`attention_prefill` at the keys' and values' expanded sizes; that of decodes is `attention_decode` with one KV head of
-the latent's size, whose query heads are padded to the rows of a tile. `floor` is the host's time where modules were
-launched one by one: serving replays graphs and does not pay it, nor the projections, which are operators of their own.
-The fractions of projections and of attention are separated by the number of heads only: neither means much alone.
+n tokens, w weights of the projections in e_g bytes each at the tensor rate F_g. Prefill attention is
+`attention_prefill` at expanded key and value sizes; decode attention is `attention_decode` with one KV head of the
+latent's size, query heads padded to the tile's rows. `floor` is host time of eagerly launched modules: serving replays
+graphs and pays neither it nor the projections, which are operators of their own. Only the number of heads separates the
+fractions of projections and attention: neither means much alone.
 """
 
 from typing import Literal, NamedTuple
@@ -40,7 +40,7 @@ _KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module shows 
 
 
 class LatentPrefillFit(Spec):
-    """A module of prompts. As the fit of an operator it times its attention only."""
+    """A prefill module; as an operator's fit it times only the attention."""
 
     form: Literal["latent_prefill"] = "latent_prefill"
     domain: Domain = Domain()
@@ -54,14 +54,13 @@ class LatentPrefillFit(Spec):
 
     @property
     def attention(self) -> FlashPrefillFit:
-        """The attention inside."""
         kernel = PrefillKernel(rows=128, keys=128, packs="never")
         update = {"kernel": kernel, "launch_s": _KERNEL_S, "tensor_fraction": self.tensor_fraction}
         return FlashPrefillFit(memory_fraction=self.activation_fraction).model_copy(update=update)
 
 
 class LatentDecodeFit(Spec):
-    """A module of decodes. As the fit of an operator it times its attention only."""
+    """A decode module; as an operator's fit it times only the attention."""
 
     form: Literal["latent_decode"] = "latent_decode"
     kernel: DecodeKernel = DecodeKernel()
@@ -77,7 +76,6 @@ class LatentDecodeFit(Spec):
 
     @property
     def attention(self) -> FlashDecodeFit:
-        """The attention inside."""
         update = {
             "kernel": self.kernel,
             "launch_s": _KERNEL_S,
@@ -91,9 +89,9 @@ class LatentDecodeFit(Spec):
 
 
 class LatentSizes(NamedTuple):
-    """Modules: n tokens, the weights of their projections, activations in bytes, and the attention inside.
+    """Modules: n tokens, projection weights, activation bytes, and the attention inside.
 
-    absorbed: weights of the absorbing GEMMs of decodes, at the model's own format; weight_bytes: per projection weight
+    absorbed: weights of decode's absorbing GEMMs, in the model's own format; weight_bytes: per projection weight
     """
 
     tokens: Values
@@ -112,7 +110,6 @@ def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, de
 
 
 def latent_prefill_seconds(sizes: LatentSizes, fit: LatentPrefillFit, device: DeviceFacts) -> Values:
-    """The module of prompts."""
     assert isinstance(sizes.attention, PrefillSizes)
     attention = prefill_seconds(sizes.attention, fit.attention, device).compute
     activations = sizes.activation_bytes / (device.bandwidth * fit.activation_fraction)
@@ -120,7 +117,6 @@ def latent_prefill_seconds(sizes: LatentSizes, fit: LatentPrefillFit, device: De
 
 
 def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: DeviceFacts) -> Values:
-    """The module of decodes."""
     assert isinstance(sizes.attention, DecodeSizes)
     attention = decode_seconds(sizes.attention, fit.attention, device).duration - _KERNEL_S
     absorbed = np.maximum(
@@ -133,10 +129,10 @@ def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: Devi
 
 
 def latent_prefill_time(work: Work, fit: LatentPrefillFit, device: DeviceFacts) -> OperatorTime:
-    """The attention of prompts inside the module."""
+    """The prefill attention inside the module."""
     return prefill_time(work, fit.attention, device)
 
 
 def latent_decode_time(work: Work, fit: LatentDecodeFit, device: DeviceFacts) -> OperatorTime:
-    """The attention of decodes inside the module."""
+    """The decode attention inside the module."""
     return decode_time(work, fit.attention, device)

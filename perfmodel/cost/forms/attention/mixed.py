@@ -8,9 +8,9 @@
     KV bytes        K (h_k + h_v) e (P + T + B S m),
                     m = 1 + (clip(reread B g / SM, 1, g) - 1) clip(B S (h_k + h_v) e / L2 - 1/2, 0, 1)
 
-With more than one query per sequence anywhere in the batch, decodes lose the packing of query heads and the splits of
-their KV: each is H blocks of a mostly empty query tile, the longest of them runs alone at the end, and the g heads of
-a KV head are B blocks apart, so that they read it again once the batch's KV of one head exceeds L2.
+With several queries in any sequence of the batch, decodes lose packed query heads and KV splits: each is H blocks of a
+mostly empty query tile, the longest runs alone at the end, and the g heads of a KV head are B blocks apart, so they
+read the KV again once the batch's KV of one head exceeds L2.
 Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, context) on two consumer-class GPUs.
 """
 
@@ -52,8 +52,7 @@ class MixedAttentionFit(Spec):
 class MixedSizes(NamedTuple):
     """One prompt of `tokens` new and `cached` tokens beside `decodes` sequences of `length` tokens; or columns of them.
 
-    heads:          without a window; kv_token_bytes: of K and V, all KV heads
-    longest:        how much longer than `length` the longest of them is, as a factor
+    heads: without a window; kv_token_bytes: K and V, all KV heads; longest: longest decode over `length`
     """
 
     heads: HeadsExtent
@@ -70,8 +69,8 @@ def mixed_seconds(
 ) -> KernelSeconds:
     """The formula of this module, for one prompt per batch.
 
-    sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
-    rate: number format of the products, unless the fit has one; xp: functions of numbers or of columns
+    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; xp: numpy, or
+    scalar functions; device: that runs it
     """
     kernel = fit.kernel
     tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
@@ -80,7 +79,6 @@ def mixed_seconds(
 
 
 def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes: prompts and decodes together."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     extent = work.extent_as(MixedExtent)
@@ -116,7 +114,7 @@ def _seconds(
     rate: str,
     xp: Any,
 ) -> KernelSeconds:
-    """tiles: of one head of all prompts; empty: blocks without work per head; prompt_keys: tokens the prompts see."""
+    """tiles: of one head, all prompts; empty: idle blocks per head; prompt_keys: tokens visible to prompts."""
     per_head, number, longest = tiles
     kernel, units = fit.kernel, device.compute_units
     padded = xp.ceil(sizes.length / kernel.keys) * kernel.keys * (sizes.decodes > 0)
@@ -133,7 +131,7 @@ def _seconds(
 
 
 def _decode_bytes(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, xp: Any) -> Values:
-    """Bytes of the decodes' K and V, read again by the heads of a group where L2 does not hold them."""
+    """K and V bytes of decodes, read again per head of a group where L2 does not hold them."""
     kv_heads = sizes.heads.num_kv_heads
     group = sizes.heads.num_heads / kv_heads
     one_head = sizes.decodes * sizes.length * sizes.kv_token_bytes / kv_heads

@@ -12,9 +12,9 @@
     IO   = Q, O and the new K and V once, + kv_weight x the K and V of all visible tokens
 
 W, F, SM as declared; `block` is a block's fixed cost in key tokens. Packed kernels (GQA) make tiles of T g rows per KV
-head. A sum, not a maximum: loads and stores of a short block do not hide behind its own products, and this term is
-what looks like a ramp with the prompt's length. The measured kernels contain the write of K and V into the cache,
-in vLLM one thread block per token with a thread per element, which costs its threads, not its bytes.
+head. The memory term is added: loads and stores of a short block do not overlap with its own products, which looks like
+a ramp with prompt length. Measured kernels include the KV cache write; in vLLM that is one thread block per token with
+a thread per element, which costs threads, not bytes.
 Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources.
 """
 
@@ -74,7 +74,7 @@ class FlashPrefillFit(Spec):
 class PrefillSizes(NamedTuple):
     """One prompt, or equal ones, in one kernel; many kernels as columns.
 
-    tokens, cached: T and P of a prompt; count: of equal prompts
+    tokens, cached: T and P per prompt; count: of equal prompts
     io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
     """
 
@@ -95,18 +95,18 @@ def prefill_seconds(
 ) -> KernelSeconds:
     """The formula of this module.
 
-    sizes: of one kernel, or columns of many; fit: its parameters; device: on which it runs
-    rate: number format of the products, unless the fit has one
+    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; device: runs
+    it
     """
     tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
     return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, rate, np)
 
 
 def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes: all its prompts in one kernel, their tiles together.
+    """The time of one run of `work`: all prompts' tiles in one kernel.
 
-    Work with a share of the FLOPs that its prompts need (a pipeline's microbatch, the keys that an indexer chose) takes
-    that share of the products' time; bytes are the work's own.
+    Work with a share of its prompts' FLOPs (a pipeline's microbatch, an indexer's keys) takes that share of the
+    products' time; bytes are its own.
     """
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
@@ -129,7 +129,6 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
 
 
 def _sizes(work: Work, extent: PrefillExtent) -> list[PrefillSizes]:
-    """The prompts of a work."""
     io_bytes, kv_bytes = work.activation_bytes / extent.tokens, work.kv_bytes / extent.kv_tokens
     return [PrefillSizes(extent.heads, tokens, cached, 1.0, io_bytes, kv_bytes) for tokens, cached in extent.prefills]
 
@@ -156,7 +155,7 @@ def _seconds(
 
 
 def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: Any) -> Values:
-    """Seconds of Q, O, K, V and of the cache's write; never less than the bytes at the declared bandwidth."""
+    """Seconds of Q, O, K, V and the cache write; at least the bytes at declared bandwidth."""
     window, kv_elements = sizes.heads.window, sizes.heads.num_kv_heads * sizes.heads.head_size
     cached = xp.where(window > 0, xp.minimum(sizes.cached, window), sizes.cached)
     visible = (cached + sizes.tokens) * sizes.kv_bytes
@@ -170,7 +169,6 @@ def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: 
 
 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
-    """Tiles of `rows` queries of one head."""
     per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
     blocks = sizes.count * sizes.heads.num_heads
     return blocks * per_head, blocks * tiles, longest
@@ -184,7 +182,6 @@ def _whole_heads(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
 
 
 def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
-    """Tiles of `rows` queries of all g heads of a KV head."""
     group = sizes.heads.num_heads / sizes.heads.num_kv_heads
     per_head, tiles, longest = prompt_tiles(
         sizes.tokens, sizes.cached, sizes.heads.window, kernel, xp.maximum(1.0, kernel.rows / group), xp
@@ -195,13 +192,11 @@ def _packed(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
 
 
 def _together(tiles: list[_Tiles]) -> _Tiles:
-    """The tiles of all prompts of one kernel."""
     visited, blocks, longest = zip(*tiles, strict=True)
     return sum(visited), sum(blocks), max(longest)
 
 
 def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
-    """The tiles that the kernel makes."""
     if kernel.packs == "never" or packed is None:
         return plain
     is_packed = sizes.tokens <= 1 if kernel.packs == "single" else packed[0] < _WORTH_PACKING * plain[0]
@@ -212,12 +207,10 @@ def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: P
 def prompt_tiles(
     tokens: Values, cached: Values, window: Values, kernel: PrefillKernel, rows: Values, xp: Any = np
 ) -> _Tiles:
-    """Key tokens that tiles of `rows` queries of a head visit, the number of tiles, key tokens of the longest.
+    """(key tokens visited, tiles, key tokens of the longest) of tiles of `rows` queries of a head.
 
-    The first tiles of a window rise to its length, the rest stay there.
-
-    tokens, cached: new and cached ones of a prompt; window: keys that a query sees, 0 for all
-    kernel: with the keys of a tile; xp: functions of numbers or of columns
+    Under a window the first tiles rise to its length, the rest stay there. tokens, cached: of a prompt; window: most
+    keys per query, 0 for all; kernel: has the key tile; xp: numpy, or scalar functions
     """
     keys = kernel.keys
     tiles = xp.ceil(tokens / rows)

@@ -1,3 +1,3 @@
-"""Kernels on weights in block formats (GGUF, MLX), as engines for a single machine run them, whatever the backend."""
+"""Kernels of single-machine engines on block-quantized weights (GGUF, MLX), for any backend."""
 
 __all__: list[str] = []

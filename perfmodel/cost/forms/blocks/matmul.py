@@ -1,15 +1,14 @@
-"""Multiplications with weights in block formats: one kernel for few rows, another for many.
+"""GEMM with block-quantized weights: one kernel for few rows, another for many.
 
     few rows   knee_v( bytes / (memory_fraction B), weights c (1 + s (rows - 1)) / (units clock) )
     many rows  knee_m( FLOPs / (compute_fraction peak) (1 + tile units / outputs + half_rows / rows),
                        bytes / (memory_fraction B) )
     t = launch_s * kernels + the quicker of the two
 
-c (`weight_cycles`) are the clocks of one compute unit for a weight that is read, turned into a number and multiplied
-with one row; each further row takes the share s of that. A device with much memory bandwidth for its units is bound by
-them: an A100 reads Q4_K at half of its bandwidth, an L4 at nine tenths. A kernel for many rows computes outputs in
-tiles, and few tiles leave units idle (`tile`: outputs for each unit at which half of them are); few rows leave parts of
-a tile empty. knee(a, b) = (a**p + b**p) ** (1/p).
+c (`weight_cycles`) is the clocks of one compute unit to read, dequantize and multiply a weight with one row; each
+further row takes the share s of it. Devices with high bandwidth per unit are bound by it: an A100 reads Q4_K at half of
+its bandwidth, an L4 at nine tenths. The kernel for many rows computes tiles: few tiles leave units idle (`tile`:
+outputs per unit at which half are), few rows leave tiles partly empty. knee(a, b) = (a**p + b**p) ** (1/p).
 
 Engines compute a batch in pieces of up to `micro_batch` tokens, each of which reads the weights again.
 Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal.
@@ -64,7 +63,7 @@ class BlockSizes(NamedTuple):
 
 
 class MatmulRates(NamedTuple):
-    """A fit and a device as the formula has them: seconds per launch, bytes and FLOPs per second, and so on."""
+    """A fit on a device, in the formula's units: seconds per launch, bytes and FLOPs per second."""
 
     launch_s: Values
     bandwidth: Values
@@ -80,7 +79,7 @@ class MatmulRates(NamedTuple):
 
 
 def matmul_seconds(sizes: BlockSizes, rates: MatmulRates, xp: Namespace | Any = SCALARS) -> KernelSeconds:
-    """The formula of the module for one piece. sizes, rates: numbers or columns; xp: numpy for columns"""
+    """The formula of the module for one micro-batch. sizes, rates: numbers or columns; xp: numpy for columns"""
     memory = sizes.num_bytes / rates.bandwidth
     unpacked = sizes.weights * rates.weight_cycles * (1.0 + rates.row_share * (sizes.rows - 1.0)) / rates.unit_clocks
     filled = 1.0 + rates.tile * rates.units / sizes.outputs + rates.half_rows / sizes.rows
@@ -98,7 +97,7 @@ def _knee(a: Values, b: Values, power: Values, xp: Any) -> Values:
 
 
 def block_sizes(work: Work) -> BlockSizes:
-    """The sizes of a multiplication or of the experts of a layer. Raises SpecError for a work of another family."""
+    """Sizes of a GEMM or of a layer's experts. Raises SpecError for a work of another family."""
     num_bytes = work.weight_bytes + work.activation_bytes
     if isinstance(work.extent, ExpertsExtent):
         experts = work.extent
@@ -128,7 +127,7 @@ def _rates(fit: BlockMatmulFit, device: DeviceFacts) -> MatmulRates:
 
 
 def pieces(tokens: float, micro_batch: int) -> list[tuple[int, float]]:
-    """(how many, their tokens) of the pieces that a batch is computed in."""
+    """(count, tokens) of the micro-batches of a batch."""
     if not micro_batch or tokens <= micro_batch:
         return [(1, tokens)]
     whole, rest = divmod(tokens, micro_batch)
@@ -136,7 +135,7 @@ def pieces(tokens: float, micro_batch: int) -> list[tuple[int, float]]:
 
 
 def piece_of(sizes: BlockSizes, weight_bytes: float, share: float) -> BlockSizes:
-    """A share of the rows; all weights are read."""
+    """A share of the rows, with all weights read."""
     if share == 1.0:
         return sizes
     num_bytes = weight_bytes + share * (sizes.num_bytes - weight_bytes)
@@ -145,7 +144,6 @@ def piece_of(sizes: BlockSizes, weight_bytes: float, share: float) -> BlockSizes
 
 
 def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes, rates = block_sizes(work), _rates(fit, device)

@@ -1,7 +1,7 @@
-"""Operators of layers that lie in the host's memory: the CPU computes small steps, the device large ones.
+"""CPU-offloaded layers: the CPU computes small steps, the device large ones.
 
-A step of `from_tokens` tokens or more multiplies weights on the device, which reads them over its link, once for each
-piece of the step; what multiplies no weights, attention over the host's part of the cache, stays with the CPU.
+In steps of `from_tokens` tokens or more the device multiplies weights, read over its link once per micro-batch.
+Operators without weights (attention over the host's KV) stay on the CPU.
 Source: llama.cpp's --op-offload (ggml_backend_cuda_device_offload_op: batches of 32 and more).
 """
 
@@ -36,7 +36,6 @@ class OnHostFit(Spec):
 
 
 def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
     tokens = _rows(work)
     if not (fit.from_tokens and tokens >= fit.from_tokens and isinstance(fit.on_device, BlockMatmulFit)):
         return _timer(fit.on_cpu)(work, fit.on_cpu, DeviceFacts.of(fit.host))
@@ -50,7 +49,7 @@ def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTim
 
 
 def _rows(work: Work) -> float:
-    """Tokens that are multiplied with weights; 0 for what has none."""
+    """Tokens multiplied with weights; 0 without weights."""
     if isinstance(work.extent, ExpertsExtent):
         return float(work.extent.tokens)
     return float(work.extent.m) if isinstance(work.extent, GemmExtent) else 0.0

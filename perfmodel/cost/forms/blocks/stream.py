@@ -1,8 +1,8 @@
-"""Kernels beside the multiplications with weights: attention over a cache, norms, activations, whatever passes by once.
+"""Other kernels of single-machine engines: attention over a cache, norms, activations, elementwise operators.
 
     t = launch_s * kernels + FLOPs / (compute_fraction peak) + bytes / (memory_fraction B) + KV bytes / (kv_fraction B)
 
-Prompts are added up over pieces of up to `micro_batch` tokens, each with its own launches.
+Prompts are summed over micro-batches of up to `micro_batch` tokens, each with its own launches.
 """
 
 from math import ceil
@@ -41,7 +41,7 @@ class StreamSizes(NamedTuple):
 
 
 class StreamRates(NamedTuple):
-    """A fit and a device as the formula has them; numbers or columns."""
+    """A fit on a device, in the formula's units; numbers or columns."""
 
     launch_s: Values
     flops_per_s: Values
@@ -50,13 +50,11 @@ class StreamRates(NamedTuple):
 
 
 def stream_seconds(sizes: StreamSizes, rates: StreamRates) -> Values:
-    """The formula of the module."""
     moved = sizes.num_bytes / rates.bandwidth + sizes.kv_bytes / rates.kv_bandwidth
     return rates.launch_s * sizes.kernels + sizes.flops / rates.flops_per_s + moved
 
 
 def block_stream_time(work: Work, fit: BlockStreamFit, device: DeviceFacts) -> OperatorTime:
-    """How long one run of `work` takes."""
     tokens = work.extent.tokens if isinstance(work.extent, PrefillExtent) else 0.0
     launches = work.num_kernels * (ceil(tokens / fit.micro_batch) if fit.micro_batch and tokens else 1)
     rates = StreamRates(

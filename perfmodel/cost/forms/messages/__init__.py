@@ -1,3 +1,3 @@
-"""Forms of messages between devices: within a node and between nodes, NCCL's and the engines' own."""
+"""Forms of messages: within and between nodes, NCCL's and engines' own."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Collectives: NCCL's two protocols, and the all-reduce kernels that engines run for small messages.
+"""Collectives: NCCL's two protocols, and engines' custom all-reduce for small messages.
 
     NCCL    t = launch + hop steps + memory_touches S / W + min( min(wire / (first_channel L), ramp) + wire / (ll L),
                                                                  start + wire / (simple L) )
@@ -9,11 +9,10 @@
     wire  = 2 S (k - 1) / k for an all-reduce, S for a send, else S (k - 1) / k; a switch that adds (NVLS) takes
             S (1 + 1 / k) of large all-reduces in floating point between `switch_ranks` ranks and more
 
-S is the payload as in nccl-tests, L the declared one-way bandwidth of the link, W that of the memory. The low-latency
-protocol (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and
-reaches the link's rate. Each byte is touched a few times in local memory besides. Hops scale with the link's declared
-latency; PCIe has hops and reaches shares of its bandwidth of its own, and others again where cards do not see each
-other's memory: `over_link`, by what is fitted in `perfmodel.cost.forms.overheads`.
+S is the payload as in nccl-tests, L the link's declared one-way bandwidth, W the memory's. The low-latency protocol
+(LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and reaches the
+link's rate. Each byte is touched a few times in local memory. Hops scale with the link's declared latency; PCIe has its
+own hops and fractions, and others where cards lack peer access: `over_link`, from `perfmodel.cost.forms.overheads`.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
@@ -71,8 +70,7 @@ def custom_seconds(
 ) -> CollectiveParts:
     """The engine's kernels for small messages, NCCL for large ones.
 
-    sizes: of one message, or columns of many; fit: of the kernels; device, link: of the ranks, and between them
-    xp: functions of numbers or of columns
+    sizes: numbers or columns; fit: of the kernels; device, link: the ranks', and theirs; xp: numpy, or scalar functions
     """
     rate, others = link.bandwidth_bytes_per_s, sizes.ranks - 1
     one_shot = others * sizes.payload / (fit.one_shot_fraction * rate)
@@ -90,8 +88,8 @@ def custom_seconds(
 def over_link(fit: Fit, source: Link, target: Link) -> Fit:
     """`fit`, made over `source`, for messages over `target`.
 
-    Between NVLinks fractions of the declared bandwidth stay; over PCIe they are PCIe's own, and how well they are known
-    is no longer what the fit's residuals say. Devices that do not see each other's memory exchange through the host's.
+    Between NVLinks fractions stay; PCIe has its own, whose errors the fit's residuals do not cover. Devices without
+    peer access exchange through host memory.
     """
     if target.name != "pcie" or source.name == "pcie":
         return fit
@@ -107,7 +105,7 @@ def over_link(fit: Fit, source: Link, target: Link) -> Fit:
 
 
 def _nccl_over_pcie(pcie: OverPcieFit, link: Link) -> dict[str, Any]:
-    """What a fit of NCCL is over `link`; each byte is touched once, hops are not scaled, and no switch adds."""
+    """NCCL's fit over PCIe: each byte touched once, unscaled hops, no switch reduction."""
     is_direct = link.peer_to_peer is not False
     return {
         "hop_s": pcie.hop_s if is_direct else pcie.hop_through_host_s,
@@ -122,14 +120,13 @@ def _nccl_over_pcie(pcie: OverPcieFit, link: Link) -> dict[str, Any]:
 
 
 def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> OperatorTime:
-    """How long the message of `work` takes."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     return _operator_time(_nccl_seconds(work.message, fit, device))
 
 
 def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> OperatorTime:
-    """How long the all-reduce of `work` takes; other collectives are NCCL's."""
+    """The time of the all-reduce of `work`; NCCL's for other collectives."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     if work.message.kind != "all_reduce" or device.spread(work.message).num_nodes > 1:
@@ -139,7 +136,7 @@ def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> Ope
 
 
 def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> float:
-    """NCCL's time within a node or between nodes; of a pipeline's sends, some of which stay, the mean."""
+    """NCCL's time within or between nodes; the mean over a pipeline's sends, some of which stay on a node."""
     spread, link = device.spread(message), device.link
     leaving = float(spread.num_nodes > 1) if message.kind != "send_recv" else spread.crossing
     seconds = 0.0
@@ -157,5 +154,5 @@ def _sizes(message: Message) -> CollectiveSizes:
 
 
 def _operator_time(duration_s: float) -> OperatorTime:
-    """Latency counts as communication as well: it is what a message costs, whatever its size."""
+    """Latency counts as communication."""
     return OperatorTime(duration_s, 0.0, 0.0, duration_s, 0.0, "communication")

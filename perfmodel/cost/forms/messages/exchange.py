@@ -2,10 +2,10 @@
 
     t = max( floor, start + wire / (fraction L) )        wire = S (k - 1) / k
 
-S the bytes that a rank sends to all k, L the link's declared one-way bandwidth. Not NCCL's all-to-all: kernels that
-write into (or read from) their peers' memory and wait for all of them, with a routing table to fill on the way. Their
-floor is what a decode step pays, and three times a small NCCL message. Only where a switch joins the ranks; on a node
-without one the time is that of the all-to-all in `beyond`, between nodes that of `internode`.
+S the bytes that a rank sends to all k, L the link's declared one-way bandwidth. Unlike NCCL's all-to-all, these kernels
+write to (or read from) peer memory and wait for all peers, with a routing table to fill. Decode steps pay the floor,
+three times a small NCCL message. Only where a switch joins the ranks; on other nodes the time is that of the all-to-all
+in `beyond`, between nodes that of `exchange_between_nodes`.
 The parameters are in `hardware_specs/calibrations/exchange.yaml`: those within a node from dispatch and combine on
 GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in NVIDIA's "Optimizing MoE Communication with
 One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18), of whose 48 figures each 80 % lie within -7 and +11 %
@@ -41,7 +41,7 @@ class ExchangeFit(Spec):
 
 
 def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> OperatorTime:
-    """How long the exchange of `work` takes; latency counts as communication."""
+    """The time of the exchange of `work`; latency counts as communication."""
     if work.message is None or not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)

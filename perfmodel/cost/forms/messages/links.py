@@ -1,9 +1,7 @@
-"""Which link a message goes over, and how long it takes: the alpha-beta model of each collective's algorithms.
+"""Links of messages, and the alpha-beta time of each collective algorithm.
 
-Between nodes: what a message sends over the scale-up link and over the network, by algorithm.
-
-k ranks on N nodes, M of them at most and m at least on one; S as nccl-tests counts it; bytes that leave the busiest
-device over either. All devices of a node talk at once, each over its own share of the network.
+Between nodes: k ranks on N nodes, at most M and at least m per node; S as in nccl-tests; bytes leaving the busiest
+device over the scale-up link and over the network. All devices of a node send at once, each over its share.
 
     algorithm                  hops within          between         bytes within      between (per network card)
     ring  all-reduce           2 (k - N)            2 (N - 1)       2 S (k-1)/k       2 S (k-1)/k / m
@@ -43,15 +41,14 @@ _MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own ser
 
 
 def link_for(hardware: HardwareSpec, group: int | RankGroup) -> Link:
-    """The slowest link that the messages of a group, or of so many neighbours, go over: within a node its scale-up
-    link, else the network between nodes."""
+    """The slowest link of a group, or of a number of neighbours: the scale-up link within a node, else the network."""
     if path_of(hardware, group).num_nodes > 1:
         return hardware.network_link
     return hardware.scale_up_link or DEFAULT_LINK
 
 
 def path_of(hardware: HardwareSpec, group: int | RankGroup) -> Spread:
-    """How a group, or so many neighbours, are spread over nodes of `hardware`."""
+    """The spread of a group, or of a number of neighbours, over nodes of `hardware`."""
     ranks = RankGroup("tensor", group) if isinstance(group, int) else group
     return spread_over(ranks, hardware.devices_per_node)
 
@@ -63,8 +60,8 @@ def alpha_beta_time(message: Message, link: Link, bandwidth_fraction: float = 1.
         all_gather, reduce_scatter, all_to_all   min( (k-1) (a + S / (k W)),  a + (k-1) S / (k W) )
         send_recv       a + S / W
 
-    One-shot: every rank reads all others' buffers at once, which kernels of the engine's own do where they may
-    (`most_ranks_of_own_kernels`). The launch is not included.
+    One-shot: every rank reads all others' buffers at once, as engines' own kernels do up to
+    `most_ranks_of_own_kernels`. The launch is not included.
     Source: Thakur et al. 2005 (ring, alpha-beta); vLLM's and TensorRT-LLM's custom all-reduce (one-shot).
     """
     k, payload = message.num_ranks, message.bytes_
@@ -81,14 +78,13 @@ def alpha_beta_time(message: Message, link: Link, bandwidth_fraction: float = 1.
 
 
 def network_time(message: Message, spread: Spread, link: Link, network: Link, bandwidth_fraction: float = 1.0) -> float:
-    """Seconds on the wires where the group is on several nodes, by the fastest of its algorithms (`ways_of`):
+    """Wire seconds of a group on several nodes, by its fastest algorithm (`ways_of`):
 
-    hops within a + hops between b + max( bytes within / W, bytes between / V )
+        hops within a + hops between b + max( bytes within / W, bytes between / V )
 
-    a, b: hop latencies; W, V: one-way bandwidths of the scale-up link and of a device's share of the network. The two
-    move bytes at the same time. Of a pipeline's sends, those that stay on a node cost what they do there.
-
-    message, spread: the payload, and how its group is spread; bandwidth_fraction: reached of both bandwidths
+    a, b: hop latencies, W, V: one-way bandwidths of the scale-up `link` and of a device's share of the `network`, which
+    overlap. A pipeline's sends within a node cost what they do there. message: the payload; spread: of its group;
+    bandwidth_fraction: reached of both bandwidths
     """
     rate, network_rate = link.bandwidth_bytes_per_s * bandwidth_fraction, network.bandwidth_bytes_per_s
     network_rate *= bandwidth_fraction
@@ -104,7 +100,7 @@ def network_time(message: Message, spread: Spread, link: Link, network: Link, ba
 
 
 def most_ranks_of_own_kernels(link: Link) -> float:
-    """Between how many devices an engine's own kernels exchange over `link`: they read their peers' memory."""
+    """Most devices whose peer memory an engine's own kernels read over `link`."""
     if link.name != "pcie":
         return inf
     return 1 if link.peer_to_peer is False else _MOST_RANKS_OVER_PCIE
@@ -118,7 +114,7 @@ def _hop_s(link: Link) -> float:
 
 
 class TwoLevel(NamedTuple):
-    """One algorithm: steps one after another, and bytes per payload byte."""
+    """One algorithm: consecutive hops, and bytes per payload byte."""
 
     name: str  # ring | tree | direct | send | to_experts | to_nodes
     hops_within: int
@@ -129,7 +125,7 @@ class TwoLevel(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def two_level(kind: str, spread: Spread) -> tuple[TwoLevel, ...]:
-    """The algorithms that a library chooses among for messages of `kind` in a group on several nodes."""
+    """A library's algorithms for messages of `kind` in a group on several nodes."""
     k, num_nodes, most, least = spread.num_ranks, spread.num_nodes, spread.most, spread.least
     if kind == "send_recv":
         return (TwoLevel("send", 0, 1, 0.0, 1.0),)
@@ -146,7 +142,7 @@ def two_level(kind: str, spread: Spread) -> tuple[TwoLevel, ...]:
 
 
 def ways_of(message: Message, spread: Spread) -> tuple[TwoLevel, ...]:
-    """The algorithms for `message`, whose group is on several nodes: of an exchange by its route, else any."""
+    """The algorithms for `message` between nodes: by route for an exchange, else any."""
     exchange = message.exchange
     direct = two_level(message.kind, spread)
     if exchange is None or exchange.route == "rank" or not message.bytes_:

@@ -1,4 +1,4 @@
-"""NCCL within a node, as fitted to nccl-tests, where the formula is that of `collective`; and messages between nodes.
+"""NCCL within a node, as fitted to nccl-tests (formula: `collective`), and between nodes.
 
     NCCL      t = launch + h hop + min( n net + max(touches + ramp + within / (ll L), between / (LL V)),
                                         start + n slow net + max(touches + within / (simple L), between / (SIMPLE V)) )
@@ -82,9 +82,8 @@ class CollectiveSizes(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, payload: Values, ranks: Values, switched: Values = 1.0) -> "CollectiveSizes":
-        """Messages of one kind; `switched`: in a number format that a switch can add.
-
-        payload: bytes as nccl-tests counts them, between so many ranks
+        """Messages of one `kind`, of `payload` bytes as in nccl-tests; `switched`: in a number format that a switch can
+        add; ranks: of the group
         """
         per_rank, fixed, share, whole = _SHAPES[kind]
         others = ranks - 1
@@ -102,10 +101,9 @@ class CollectiveParts(NamedTuple):
 def collective_seconds(
     sizes: CollectiveSizes, fit: CollectiveFit, device: DeviceFacts, link: Link, xp: Any = np
 ) -> CollectiveParts:
-    """NCCL's time; one rank alone takes none.
+    """NCCL's time; 0 for one rank.
 
-    sizes: of one message, or columns of many; fit: of NCCL; device, link: of the ranks, and between them
-    xp: functions of numbers or of columns
+    sizes: numbers or columns; fit: of NCCL; device, link: the ranks', and theirs; xp: numpy, or scalar functions
     """
     rate = link.bandwidth_bytes_per_s
     fixed = fit.launch_s + fit.hop_s * latency_ratio(fit.link_latency_s, link) * sizes.steps
@@ -122,7 +120,7 @@ def collective_seconds(
 
 
 def latency_ratio(fitted: float | None, link: Link) -> float:
-    """How much longer a hop takes than on the link that the fit was made for."""
+    """Hop latency relative to the fitted link."""
     return link.latency_s / fitted if fitted and link.latency_s else 1.0
 
 
@@ -131,8 +129,8 @@ def nccl_between_nodes(
 ) -> float:
     """Seconds of a collective whose group is on several nodes.
 
-    message, spread: the payload, and how its group is spread; fit: of NCCL within a node; device: of each rank
-    hop_s: of a hop of the low-latency protocol in a node
+    message: the payload; spread: of its group; fit: of NCCL within a node; device: of each rank; hop_s: per low-latency
+    hop in a node
     """
     hop_s = max(hop_s, _POST_S)
     return min(_nccl(message.bytes_, each, spread, fit, hop_s, device) for each in ways_of(message, spread))
@@ -156,10 +154,10 @@ def _nccl(
 def exchange_between_nodes(
     message: Message, spread: Spread, start_s: float, link_fraction: float, device: DeviceFacts
 ) -> float:
-    """Seconds of a dispatch or a combine whose ranks are on several nodes.
+    """Seconds of a dispatch or combine whose ranks are on several nodes.
 
-    start_s: seconds until bytes move; link_fraction: what the exchange within a node reaches of the link
-    message, spread: the payload, and how its group is spread; device: of each rank
+    message: the payload; spread: of its group; start_s: until bytes move; link_fraction: of the exchange within a node;
+    device: of each rank
     """
     rate, network = link_fraction * device.link.bandwidth_bytes_per_s, device.network
     network_rate, latency = _SIMPLE * network.bandwidth_bytes_per_s, start_s
