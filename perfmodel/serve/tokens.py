@@ -286,6 +286,11 @@ class WrittenAnswer(NamedTuple):
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = None
 
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return "".join(self.pieces)
+
 
 class AnswerWriter:
     """Answers in the words of `vocabulary`, as long as requests want them or as the outputs of `traffic`.

@@ -23,11 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perfmodel.errors import PerfmodelError
 from perfmodel.listening import Listening, serve_apps
 from perfmodel.serve.emulator import Emulator, ReplicaDownError
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, ScoringBody, TokenizeBody
 from perfmodel.serve.http.generation import Call, Generation, Models
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, ResponsesBody, no_response
 from perfmodel.serve.http.reading import Guard, HttpError, content_length, error_body, read_json, send_error
-from perfmodel.serve.http.shapes import ScoringBody
 from perfmodel.serve.metrics import HttpCounts, content_type, wants_openmetrics
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
 from perfmodel.serve.settings import ServerSettings

@@ -447,3 +447,29 @@ class DetokenizeBody(_Body):
     """/detokenize: token ids."""
 
     tokens: TokenIdList
+
+
+class ScoringBody(GenerationBody):
+    """A query, and the items that it is put together with, as texts or as token ids."""
+
+    query: str | TokenIdList | None = None
+    items: list[str] | list[TokenIdList] | None = None
+    label_token_ids: TokenIdList | None = None
+    item_first: bool = False
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "ScoringBody":
+        for name in ("query", "items", "label_token_ids"):
+            if not getattr(self, name):
+                raise FieldError(f"{name}: got none; give at least one")
+        return self
+
+    @property
+    def parts(self) -> list[list[str | list[int]]]:
+        """The texts or token ids of each prompt, one behind the other."""
+        query = self.query or ""
+        return [[item, query] if self.item_first else [query, item] for item in self.items or ()]
+
+    def wanted(self) -> Wanted:
+        """As of a `GenerationBody`: one token of each."""
+        return Wanted(max_tokens=1, ignore_eos=True)

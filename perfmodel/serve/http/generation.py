@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
 from perfmodel.serve.emulator import Emulator, Order, RequestParams, beyond_context
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody, ScoringBody
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
 from perfmodel.serve.http.reading import HttpError, checked, in_style, not_a_model, read_any, read_json
 from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
@@ -23,7 +23,6 @@ from perfmodel.serve.http.shapes import (
     AskedAnswer,
     ChatShape,
     CompletionShape,
-    ScoringBody,
     ScoringShape,
     StreamShape,
     WholeShape,
