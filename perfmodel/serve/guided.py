@@ -85,7 +85,7 @@ class _Text:
     def _one_of(self, items: list[tuple[Any, Any]]) -> str:
         is_negated = items[0][0] is ops.NEGATE
         items = items[is_negated:]
-        op, value = items[self._number % len(items)] if items else (None, None)
+        op, value = items[self._number % len(items)] if items else (None, (0,))
         if not is_negated and op in (ops.LITERAL, ops.RANGE):
             return chr(value if op is ops.LITERAL else value[0])
         matching = (one for one in _CANDIDATES if any(_is_of(one, *item) for item in items) is not is_negated)

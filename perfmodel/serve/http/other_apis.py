@@ -104,8 +104,8 @@ class MessagesShape:
 
     def opening(self, index: int) -> bytes:
         usage = {"input_tokens": self._order.num_prompt_tokens, "output_tokens": 0}
-        message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        start = _event("message_start", message=message)
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        start = _event("message_start", message={**self._head, **empty})
         return start + _event("content_block_start", index=0, content_block=self._block("", {}))
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
