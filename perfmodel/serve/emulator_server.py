@@ -144,8 +144,8 @@ class EmulatorServer:
             self.emulator.stop()
             if self.kv_events is not None:
                 self.kv_events.close()
-        emulator, names = self.emulator, Ended._fields[:-1]
-        return Ended(*(getattr(emulator, f"num_{name}") for name in names), emulator.clock.slowed_s)
+        counts = {name: getattr(self.emulator, f"num_{name}") for name in Ended._fields[:-1]}
+        return Ended(**counts, slowed_s=self.emulator.clock.slowed_s)
 
     def _apps(self) -> list[Listening]:
         emulator, settings, port = self.emulator, self.settings, self.settings.port

@@ -83,9 +83,11 @@ class _Text:
             raise ValueError("regex: only ^ at the start and $ at the end are supported; leave the others out")
 
     def _one_of(self, items: list[tuple[Any, Any]]) -> str:
+        op: Any
+        value: Any
         is_negated = items[0][0] is ops.NEGATE
         items = items[is_negated:]
-        op, value = items[self._number % len(items)] if items else (None, (0,))
+        op, value = items[self._number % len(items)] if items else (ops.NEGATE, None)
         if not is_negated and op in (ops.LITERAL, ops.RANGE):
             return chr(value if op is ops.LITERAL else value[0])
         matching = (one for one in _CANDIDATES if any(_is_of(one, *item) for item in items) is not is_negated)

@@ -164,18 +164,14 @@ class BoundedTokens:
     """`vocabulary`, for a context of `max_model_len` tokens: a text that cannot fit costs no time."""
 
     def __init__(self, vocabulary: Vocabulary, max_model_len: int) -> None:
-        self.words, self.size = vocabulary.words, vocabulary.size
-        self._vocabulary, self._max_model_len = vocabulary, max_model_len
+        self.words, self.size, self.decode = vocabulary.words, vocabulary.size, vocabulary.decode
+        self._encode, self._max_model_len = vocabulary.encode, max_model_len
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`. Raises WorkloadError for a text that must have too many."""
         if len(text) > self._max_model_len * _LONGEST_TOKEN:
             raise beyond_context(self._max_model_len, f"a text of {len(text)} characters has more", "shorten it")
-        return self._vocabulary.encode(text)
-
-    def decode(self, ids: TokenIds) -> str:
-        """The text of `ids`."""
-        return self._vocabulary.decode(ids)
+        return self._encode(text)
 
 
 _HASH_BYTES = 8  # of what an engine sees: as many as KV events of vLLM have
@@ -202,7 +198,6 @@ def block_hashes(
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _BEGIN, _MARK, _BREAK, _END = range(FIRST_SPECIAL, FIRST_SPECIAL + 4)
 _FIRST_ROLE = FIRST_SPECIAL + 16
-_ENDED = np.array([_END], dtype=np.int64)
 
 
 class ChatMessage(NamedTuple):
@@ -216,7 +211,7 @@ def chat_prompt(vocabulary: Vocabulary, messages: Iterable[ChatMessage], has_ans
     """Token ids of `messages`; `has_answer`: and of the beginning of an answer."""
     parts: list[TokenIds] = []
     for message in messages:
-        parts += (_header(message.role), vocabulary.encode(message.text), _ENDED)
+        parts += (_header(message.role), vocabulary.encode(message.text), np.array([_END]))
     if has_answer:
         parts.append(_header("assistant"))
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -7,6 +7,7 @@ those of the wall. Those of the process are prometheus_client's own collectors.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
@@ -71,30 +72,19 @@ class HttpCounts:
             yield made
         name, text = "http_request_duration", "From a request to the end of its answer, in seconds of the wall"
         yield family("histogram", f"{name}_highr_seconds", text + ".", [(LabelSet(), self._seconds)])
-        samples = [
-            (LabelSet(handler=path, method=method), seconds) for (path, method), seconds in self._by_path.items()
-        ]
+        by_path = self._by_path.items()
+        samples = [(LabelSet(handler=path, method=method), seconds) for (path, method), seconds in by_path]
         yield family("histogram", f"{name}_seconds", text + ", by path.", samples)
 
 
-def process_families() -> Iterator[Metric]:
-    """The process and its interpreter, by prometheus_client's collectors."""
-    for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
-        for made in collector.collect():
-            made.samples = [
-                sample._replace(labels=LabelSet(**sample.labels), value=float(sample.value)) for sample in made.samples
-            ]
-            yield made
-
-
+@dataclass(slots=True)
 class _Known:
     """A request that a client waits for: when it arrived, which engine has it, as far as one has, its `params`."""
 
-    __slots__ = ("arrival", "engine", "has_token", "params")
-
-    def __init__(self, arrival: int, engine: int | None, params: RequestParams) -> None:
-        self.arrival, self.engine, self.params = arrival, engine, params
-        self.has_token = False
+    arrival: int
+    engine: int | None
+    params: RequestParams
+    has_token: bool = False
 
 
 class MetricsPage:
@@ -109,7 +99,11 @@ class MetricsPage:
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""
         if self.http is not None:
-            yield from process_families()
+            for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):  # the process, its interpreter
+                for made in collector.collect():
+                    labelled = [(sample, LabelSet(**sample.labels)) for sample in made.samples]
+                    made.samples = [s._replace(labels=labels, value=float(s.value)) for s, labels in labelled]
+                    yield made
             yield from self.http.families()
         yield from self._engines()
 
@@ -194,30 +188,26 @@ class Metrics(Observer):
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
         """See `Observer`."""
-        counts, num_prompt = self._counts[engine.index], 0
+        index, num_prompt = engine.index, 0
+        counts = self._counts[index]
         if plan.chunks or plan.singles or plan.resumed:
             for grant in plan.chunks:
                 known = self._known.get(grant.request.request_id)
-                if known is not None and engine.index not in self._shadows:
-                    known.engine = engine.index
+                if known is not None and index not in self._shadows:
+                    known.engine = index
             for request in (*plan.samples, *plan.singles, *plan.resumed):
-                if request.first_token_at == record.end:
-                    num_prompt += request.num_prompt_tokens
-                    counts.add_prompt(request)
-                    self._begin_answer(engine, request, plan.num_samples)
+                if request.first_token_at != record.end:
+                    continue
+                num_prompt += request.num_prompt_tokens
+                counts.add_prompt(request)
+                known = self._known.get(request.request_id)
+                if known is None or known.has_token or index in self._silent:
+                    continue
+                if request.status is not RequestStatus.ABORTED:  # else a try that was lost with its replica
+                    known.has_token, known.engine = True, index
+                    came = record.end + self._emulator.cluster.delay_out(engine, plan.num_samples)
+                    counts.of["ttft"].add((came - known.arrival) / TICKS_PER_S)
         counts.add_step(record, plan, gaps, num_prompt)
-
-    def _begin_answer(self, engine: EngineRank, request: Request, batch: int) -> None:
-        """The first token of `request` was sampled, in a step for `batch` sequences."""
-        known = self._known.get(request.request_id)
-        if known is None or known.has_token or engine.index in self._silent:
-            return
-        if request.status is RequestStatus.ABORTED:
-            return  # a try that was lost with its replica
-        assert request.first_token_at is not None
-        known.has_token, known.engine = True, engine.index
-        came = request.first_token_at + self._emulator.cluster.delay_out(engine, batch)
-        self._counts[engine.index].of["ttft"].add((came - known.arrival) / TICKS_PER_S)
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         known = self._known.pop(request.request_id, None)
