@@ -80,11 +80,9 @@ class Listener(Protocol):
 
     def on_tokens(self, num_tokens: int) -> None:
         """So many more tokens of the answer are with the client now."""
-        ...
 
     def on_end(self, fate: Fate) -> None:
         """There will be no more: all tokens have come, or the deployment has lost the request."""
-        ...
 
 
 class Observer:

@@ -58,11 +58,9 @@ class Vocabulary(Protocol):
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`."""
-        ...
 
     def decode(self, ids: TokenIds) -> str:
         """The text of `ids`; those that mark messages have none."""
-        ...
 
 
 class ByteTokens:

@@ -118,7 +118,6 @@ class Rendered(Protocol):
 
     def render(self, openmetrics: bool = False) -> bytes:
         """The metrics as they are now, in Prometheus's text or OpenMetrics'."""
-        ...
 
 
 class _Endpoint:

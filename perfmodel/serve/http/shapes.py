@@ -148,7 +148,6 @@ class WholeShape(Protocol):
 
     def whole(self, usage: TokenCounts) -> bytes:
         """All answers."""
-        ...
 
 
 class StreamShape(WholeShape, Protocol):
@@ -162,20 +161,16 @@ class StreamShape(WholeShape, Protocol):
 
     def opening(self, index: int) -> bytes:
         """The events before the first token of answer `index`."""
-        ...
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         """What stands before and after the text of a token of answer `index` that is not its last; None: it depends on
         the token."""
-        ...
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         """The events of token `place` of answer `index`; usage: the counts so far, if each chunk has them."""
-        ...
 
     def closing(self, usage: TokenCounts) -> bytes:
         """The events after all answers, but for [DONE]."""
-        ...
 
 
 def compact(value: Any) -> bytes:

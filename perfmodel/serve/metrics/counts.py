@@ -182,7 +182,10 @@ class EngineCounts:
         if record.num_gaps:
             duration = (record.end - record.start) / TICKS_PER_S
             if self._splits_gaps and record.num_accepted_tokens:
-                self._split(duration, plan)
+                others = {*plan.resumed, *plan.singles}  # whose gaps are told one by one
+                paired = zip(plan.decodes, _right(plan), strict=True)
+                for right, times in Counter([right for request, right in paired if request not in others]).items():
+                    self._itl.add(duration / (1 + right), (1 + right) * times)
             else:
                 self._itl.add(duration, record.num_gaps)
         for ticks, times in gaps:
@@ -196,23 +199,13 @@ class EngineCounts:
             self.generation_tokens += tokens
             self._iteration.add(num_prompt + tokens)
         if record.num_decodes:
-            self._measure(record, tokens)
-
-    def _split(self, duration: float, plan: StepPlan) -> None:
-        others = {*plan.resumed, *plan.singles}  # whose gaps are told one by one
-        paired = zip(plan.decodes, _right(plan), strict=True)
-        for right, times in Counter([right for request, right in paired if request not in others]).items():
-            self._itl.add(duration / (1 + right), (1 + right) * times)
-
-    def _measure(self, record: StepRecord, tokens: int) -> None:
-        self.decode_context = record.decode_context
-        steps, total, began = self._window
-        steps, total = steps + 1, total + tokens
-        if steps < _THROUGHPUT_STEPS:
+            self.decode_context = record.decode_context
+            steps, total, began = self._window
+            steps, total = steps + 1, total + tokens
             self._window = steps, total, began
-        else:
-            self.throughput = total * TICKS_PER_S / max(record.end - began, 1)
-            self._window = 0, 0, record.end
+            if steps >= _THROUGHPUT_STEPS:
+                self.throughput = total * TICKS_PER_S / max(record.end - began, 1)
+                self._window = 0, 0, record.end
 
     def add_prompt(self, request: Request) -> None:
         """The first token of `request` has been sampled, so its prompt is computed."""

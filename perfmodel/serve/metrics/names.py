@@ -72,8 +72,11 @@ _TIER = "Tokens looked up in the second tier, as they were not on the device."
 _NO_MFU = "0, as without vLLM's --enable-mfu-metrics."
 _QUERIES, _HITS = "Tokens looked up in the prefix cache.", "Tokens found in the prefix cache."
 _HIT_RATE, _USAGE = "Found of the tokens looked up in the prefix cache.", "KV cache in use; 1 is all of it."
-_BY_POSITION = "Drafted tokens that were right, by their position."
-_SLEEP_STATES = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+_RIGHT, _BY_POSITION = "Drafted tokens that were right.", "Drafted tokens that were right, by their position."
+_AWAKE, _SLEEP_STATES = (
+    "Whether the engine is awake; it never sleeps.",
+    {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+)
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _ROWS = (
@@ -102,11 +105,7 @@ _ROWS = (
 _DRAFT_ROWS = (
     _counter("vllm:spec_decode_num_drafts", "Drafts verified.", lambda v: v.counts.num_drafts),
     _counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", lambda v: v.counts.num_draft_tokens),
-    _counter(
-        "vllm:spec_decode_num_accepted_tokens",
-        "Drafted tokens that were right.",
-        lambda v: v.counts.num_accepted_tokens,
-    ),
+    _counter("vllm:spec_decode_num_accepted_tokens", _RIGHT, lambda v: v.counts.num_accepted_tokens),
     _counter("vllm:spec_decode_num_accepted_tokens_per_pos", _BY_POSITION, _accepted_by_position, "position"),
 )
 _SPLIT_ROWS = (
@@ -119,12 +118,7 @@ _SPLIT_ROWS = (
     _counter(
         "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV is from.", _prompt_tokens_by_source, "source"
     ),
-    _gauge(
-        "vllm:engine_sleep_state",
-        "Whether the engine is awake; it never sleeps.",
-        lambda _: _SLEEP_STATES,
-        "sleep_state",
-    ),
+    _gauge("vllm:engine_sleep_state", _AWAKE, lambda _: _SLEEP_STATES, "sleep_state"),
     _counter(
         "vllm:request_success",
         "Requests by what ended them.",
@@ -280,7 +274,7 @@ _SGLANG_DRAFT_ROWS = (
     ),
     _gauge(
         "sglang:spec_accept_rate",
-        "Drafted tokens that were right.",
+        _RIGHT,
         lambda v: v.counts.num_accepted_tokens / max(v.counts.num_draft_tokens, 1),
     ),
 )
