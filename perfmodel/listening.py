@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -50,25 +50,22 @@ class HostCheck:
             return None
         given = host_header.lower()
         name = given.rsplit(":", 1)[0] if not given.endswith("]") and ":" in given else given
-        if name in self._names or (not self._is_loopback and _is_address(name)):
+        if name in self._names or (not self._is_loopback and _address(name.strip("[]")) is not None):
             return None
         return f"Invalid host header: found {name[:_LONGEST_SAID]!r}; name it in --allowed-host"
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens at `host`."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(name.strip("[]"))
+        return ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
@@ -96,8 +93,8 @@ _SPARE_FILES = 64  # that the process opens beside connections
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens at `host`; port 0: any free one. Raises SpecError for an address that cannot be had."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = infos[0]
         sock = socket.socket(family, kind, protocol)
         if sys.platform != "win32":  # where it would let another process take the port as well
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -180,7 +177,7 @@ class BoundedProtocol(asyncio.Protocol):
         self._connections = server_state.connections
         self._inner = HttpToolsProtocol(config, server_state, app_state, _loop)
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._arriving: asyncio.TimerHandle | None = None  # until headers have to be there
         self._stalled: asyncio.Handle | None = None
         self._num_bytes = 0  # of headers that are not complete
 
@@ -199,14 +196,14 @@ class BoundedProtocol(asyncio.Protocol):
         now, cycle = asyncio.get_running_loop().time(), self._inner.cycle
         if cycle is None or cycle.response_complete:
             self._num_bytes += len(data)
-            if self._timer is None:
+            if self._arriving is None:
                 self._wait_for_headers()
         self._inner.data_received(data)
         if self._inner.cycle is not None and not self._inner.cycle.response_started:
             self._inner.cycle.scope[ARRIVED] = now  # type: ignore[literal-required]  # ours
         if self._inner.cycle is not cycle:
             self._num_bytes = 0
-            self._stop_waiting()
+            self._arriving = _cancelled(self._arriving)
         elif self._num_bytes > self._bounds.max_header_bytes:
             self._refuse(431, self._bounds.too_large)
 
@@ -214,8 +211,7 @@ class BoundedProtocol(asyncio.Protocol):
         self._inner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._stop_watching()
+        self._arriving, self._stalled = _cancelled(self._arriving), _cancelled(self._stalled)
         if self._inner.transport is not None:
             self._inner.connection_lost(exc)
 
@@ -225,13 +221,8 @@ class BoundedProtocol(asyncio.Protocol):
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        self._stop_watching()
+        self._stalled = _cancelled(self._stalled)
         self._inner.resume_writing()
-
-    def _stop_watching(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
 
     def _look_again(self, before: int) -> None:
         """Cut it off unless some of the `before` unsent bytes are gone: nothing is added while writing is paused."""
@@ -247,17 +238,10 @@ class BoundedProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def _wait_for_headers(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._bounds.arrival_s, self._give_up)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self) -> None:
-        self._timer = None
-        self._refuse(408, f"the headers took more than {self._bounds.arrival_s:g} s to come")
+        seconds, loop = self._bounds.arrival_s, asyncio.get_running_loop()
+        self._arriving = loop.call_later(
+            seconds, self._refuse, 408, f"the headers took more than {seconds:g} s to come"
+        )
 
     def _refuse(self, status: int, message: str) -> None:
         media, body = self._refusal(status, message)
@@ -265,10 +249,17 @@ class BoundedProtocol(asyncio.Protocol):
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {media}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self._stop_waiting()
+        self._arriving = _cancelled(self._arriving)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(head.encode() + body)
             self._transport.close()
+
+
+def _cancelled(handle: asyncio.Handle | None) -> asyncio.TimerHandle | None:
+    """What stands in the place of `handle` once it is cancelled: nothing."""
+    if handle is not None:
+        handle.cancel()
+    return None
 
 
 _STARTED_S = 0.005
@@ -303,13 +294,20 @@ async def serve_apps(
 
     Raises SpecError for an address that cannot be had.
     """
-    sockets = [bound_socket(host, each.port) for each in apps]
+    sockets = [bound_socket(host, one.port) for one in apps]
     allow_files(bounds.max_connections * len(apps))
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # that clients leave and answers break is no news
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    protocol: Any = partial(BoundedProtocol, bounds, refusal, on_stalled)
-    servers = [_Server(_config(each.app, protocol, drain_s)) for each in apps]
-    with _told_to_end(servers):
+    config: dict[str, Any] = {
+        "http": partial(BoundedProtocol, bounds, refusal, on_stalled),
+        "timeout_graceful_shutdown": max(int(drain_s), 0),
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        **dict.fromkeys(("access_log", "server_header", "proxy_headers"), False),
+    }
+    servers = [_Server(uvicorn.Config(one.app, **config)) for one in apps]
+    with _ended_by_signals(servers):
         running = [
             asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
         ]
@@ -319,7 +317,11 @@ async def serve_apps(
         try:
             await asyncio.gather(*running)
         finally:
-            await _abandon(servers)
+            # What is still under way has no more time: it is aborted while those who answer can hear of it.
+            left = [task for server in servers for task in server.server_state.tasks]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):
@@ -333,43 +335,21 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _told_to_end(servers: list[_Server]) -> Generator[None, None, None]:
+def _ended_by_signals(servers: list[_Server]) -> Generator[None, None, None]:
     """Signals end `servers`: the first lets answers end, another does not."""
+
+    def end() -> None:
+        is_second = any(server.should_exit for server in servers)
+        for server in servers:
+            server.force_exit, server.should_exit = is_second, True
+
     loop = asyncio.get_running_loop()
     for number in _ENDING:
         with suppress(ValueError, RuntimeError, NotImplementedError):  # only the main thread is sent signals
-            loop.add_signal_handler(number, _end, servers)
+            loop.add_signal_handler(number, end)
     try:
         yield
     finally:
         for number in _ENDING:
             with suppress(ValueError, RuntimeError, NotImplementedError):
                 loop.remove_signal_handler(number)
-
-
-def _end(servers: list[_Server]) -> None:
-    is_second = any(server.should_exit for server in servers)
-    for server in servers:
-        server.force_exit, server.should_exit = is_second, True
-
-
-async def _abandon(servers: list[_Server]) -> None:
-    """What is still under way has no more time: its requests are aborted while those who answer can hear of it."""
-    left = [task for server in servers for task in server.server_state.tasks]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-
-
-def _config(app: ASGIApp, protocol: Any, drain_s: float) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(int(drain_s), 0),
-    )

@@ -80,11 +80,9 @@ class Listener(Protocol):
 
     def on_tokens(self, num_tokens: int) -> None:
         """So many more tokens of the answer are with the client now."""
-        ...
 
     def on_end(self, fate: Fate) -> None:
         """There will be no more: all tokens have come, or the deployment has lost the request."""
-        ...
 
 
 class Observer:
@@ -124,9 +122,7 @@ class _Stream:
         """A step has given `request` a token, or several: how many it has now."""
         if request is not self.request:  # tried again
             self.request, self.num_sampled = request, 0
-        if has_drafts:
-            self.num_sampled = request.num_output_tokens
-        elif not self.num_sampled:
+        if has_drafts or not self.num_sampled:
             self.num_sampled = request.num_output_tokens  # 2 where the first, of another engine, leaves with its second
         else:
             self.num_sampled += 1  # counters of those that decode together stand still
@@ -180,13 +176,11 @@ class Emulator:
         self.scenario = scenario
         self.clock = PacedClock(env, speed, on_late=on_late, on_slowed=on_slowed, on_error=on_error)
         self.observers: list[Observer] = []
-        basis_of = remembered_basis(calibration, profile)
-        self.cluster = Cluster(
-            env, scenario, basis_of, self._on_finished, self._on_step, can_leap=False, on_lost=self._on_lost
-        )
+        basis, heard = remembered_basis(calibration, profile), (self._on_finished, self._on_step)
+        self.cluster = Cluster(env, scenario, basis, *heard, can_leap=False, on_lost=self._on_lost)
         entrance = next(pool for pool in self.cluster.pools if pool.spec.role != "decode")
-        self.max_model_len = entrance.engines[0].loop.scheduler.config.max_model_len
-        self.block_size = entrance.engines[0].loop.scheduler.config.block_size
+        config = entrance.engines[0].loop.scheduler.config
+        self.max_model_len, self.block_size = config.max_model_len, config.block_size
         self.num_sent = self.num_finished = self.num_failed = self.num_timed_out = self.num_aborted = 0
         self._streams: dict[int, _Stream] = {}
         self._numbers = count()
@@ -215,8 +209,6 @@ class Emulator:
         """Time stands still, and no listener is called again."""
         self.clock.stop()
 
-    # ---------------------------------------------------------------- requests in and out
-
     def submit(self, order: Order, listener: Listener, replica: int | None = None, arrived: float | None = None) -> int:
         """`order` arrives; its number.
 
@@ -232,21 +224,16 @@ class Emulator:
         if replica is not None and not self.is_up(replica):
             raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")
         if order.num_prompt_tokens + order.num_output_tokens > self.max_model_len:
-            found = f"a prompt of {order.num_prompt_tokens} and {order.num_output_tokens} to generate are more"
-            raise beyond_context(self.max_model_len, found, "shorten the prompt or ask for fewer")
-        request = Request(
-            next(self._numbers),
-            now,
-            order.num_prompt_tokens,
-            order.num_output_tokens,
-            order.block_hashes,
-            order.priority,
-        )
+            excess = f"a prompt of {order.num_prompt_tokens} and {order.num_output_tokens} to generate are more"
+            raise beyond_context(self.max_model_len, excess, "shorten the prompt or ask for fewer")
+        request = Request(next(self._numbers), now, *order[:4])  # counts, blocks, priority
         request.session = order.session
         request.turn = 0 if order.block_hashes else -1  # its answer's blocks may begin another prompt
         for pool in self.cluster.pools:
             pool.engines[0].loop.scheduler.check_can_ever_run(request)
-        engine = None if replica is None else self._engine_of(replica)
+        engine = None
+        if replica is not None:  # its rank with the fewest requests
+            engine = min(self.replicas[replica].ranks, key=lambda rank: rank.num_outstanding)
         server = engine if engine is not None and self.cluster.dynamic is None else self.cluster.route(request)
         self._streams[request.request_id] = _Stream(request, server, listener, order.params)
         self.num_sent += 1
@@ -284,7 +271,7 @@ class Emulator:
     @property
     def replicas(self) -> list[Replica]:
         """The replicas of all pools, those that may come later included."""
-        return [each for pool in self.cluster.pools for each in pool.replicas]
+        return [replica for pool in self.cluster.pools for replica in pool.replicas]
 
     def is_up(self, replica: int) -> bool:
         """Whether the replica of this number takes requests now."""
@@ -303,12 +290,6 @@ class Emulator:
             for pool in self.cluster.pools
         )
 
-    def _engine_of(self, replica: int) -> EngineRank:
-        """The rank of replica number `replica` with the fewest requests."""
-        return min(self.replicas[replica].ranks, key=lambda rank: rank.num_outstanding)
-
-    # ---------------------------------------------------------------- what the cluster calls
-
     def _on_step(self, engine: EngineRank, record: StepRecord) -> None:
         plan, irregular = engine.plan, engine.loop.scheduler.irregular_gaps
         gaps = tuple(irregular)
@@ -317,23 +298,16 @@ class Emulator:
             observer.on_step(engine, record, plan, gaps)
         if engine.index in self._silent:
             return
-        delay = self.cluster.delay_out(engine, plan.num_samples)
-        told = self._sampled(plan)
-        if told:
-            Alarm(self.clock.env, delay, lambda _: _tell(told), ARRIVAL_PRIORITY)
-
-    def _sampled(self, plan: StepPlan) -> list[tuple[_Stream, int]]:
-        """The answers that `plan` has made longer, and how long they are now; first ones first.
-
-        To tell of each takes a moment, which is more of the time to a first token than of that from one to the next.
-        """
+        # First tokens are told of first: to tell takes a moment, which is more of a TTFT than of a gap between tokens.
         streams, has_drafts = self._streams, bool(plan.draft_depths)
         told: list[tuple[_Stream, int]] = []
         for request in (*plan.samples, *plan.decodes):
             stream = streams.get(request.request_id)
             if stream is not None and request.status is not RequestStatus.ABORTED:  # of a replica that has failed
                 told.append((stream, stream.sample(request, has_drafts)))
-        return told
+        if told:
+            delay = self.cluster.delay_out(engine, plan.num_samples)
+            Alarm(self.clock.env, delay, lambda _: _tell(told), ARRIVAL_PRIORITY)
 
     def _on_finished(self, engine: EngineRank, request: Request) -> None:
         self.num_finished += 1
@@ -367,15 +341,13 @@ class Emulator:
 
 def _without_entrance(scenario: Scenario) -> Scenario:
     """`scenario` as one whose replicas are asked one by one. Raises SpecError for one whose replicas are no servers."""
+    start = f"{scenario.name}: each replica on a port of its own, but"
     if scenario.cluster.is_disaggregated:
-        raise SpecError(
-            f"{scenario.name}: each replica on a port of its own, but its pools share the work of a request, prefill "
-            f"and decode; serve it on one port."
-        )
+        raise SpecError(f"{start} its pools share the work of a request, prefill and decode; serve it on one port.")
     if any(pool.share is not None for pool in scenario.pools):
         raise SpecError(
-            f"{scenario.name}: each replica on a port of its own, but cluster.pools split the traffic by `share`, "
-            f"which only a router in front can; serve it on one port, or leave `share` out."
+            f"{start} cluster.pools split the traffic by `share`, which only a router in front can; serve it on one "
+            f"port, or leave `share` out."
         )
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"gateway": None})})
 

@@ -90,7 +90,8 @@ class EmulatorServer:
     own_ports: each replica has a port of its own, from `settings.port` on, in place of the scenario's router
     cold_start: it answers 503 for as long as it would load its weights
 
-    Raises DoesNotFitError for a model too large for the devices, SpecError for what has no server.
+    Raises DoesNotFitError for a model too large for the devices, SpecError for what has no server, MissingExtraError
+    where KV events are asked for and their packages are not installed.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class EmulatorServer:
         cold_start: bool = False,
     ) -> None:
         self._error: asyncio.Future[None] | None = None
-        self._slowed = _Slowed()
+        self._lost_s, self._warned_at = 0.0, float("-inf")  # what the log has not said yet; when it last said so
         self.emulator = Emulator(
             scenario,
             speed=speed,
@@ -113,16 +114,21 @@ class EmulatorServer:
             on_error=self._on_error,
         )
         names = telemetry.metrics or ("sglang" if scenario.engine.profile == "sglang" else "vllm")
-        if not settings.served_names:
-            settings = replace(settings, served_names=(scenario.model.name,))
-        self.settings = settings
-        if cold_start:
-            self.settings = replace(settings, cold_start_s=self.emulator.cold_start_s())
-        self.metrics = Metrics(
-            self.emulator, settings.served_names[0], names, telemetry.legacy, loras=settings.lora_names
-        )
+        served = settings.served_names or (scenario.model.name,)
+        cold_start_s = self.emulator.cold_start_s() if cold_start else settings.cold_start_s
+        self.settings = replace(settings, served_names=served, cold_start_s=cold_start_s)
+        self.metrics = Metrics(self.emulator, served[0], names, telemetry.legacy, loras=settings.lora_names)
         self._own_ports = own_ports
-        self.kv_events = _kv_events(self.emulator, telemetry)
+        self.kv_events: KvEvents | None = None
+        if telemetry.kv_events is not None:
+            try:
+                from perfmodel.serve import kv_events as publisher
+            except ImportError as error:
+                raise MissingExtraError(
+                    f"KV events need {error.name}, which is not installed: pip install '.[kv-events]' in the checkout."
+                ) from None
+            ways = telemetry.kv_replay, telemetry.kv_topic, telemetry.kv_arrays
+            self.kv_events = publisher.KvEvents(self.emulator, telemetry.kv_events, *ways)
 
     async def run(self, on_ready: Callable[[list[int]], None] = lambda _: None) -> Ended:
         """Serve until SIGTERM or SIGINT. on_ready: called with the ports, once all listen
@@ -148,65 +154,29 @@ class EmulatorServer:
             self.emulator.stop()
             if self.kv_events is not None:
                 self.kv_events.close()
-        return self._ended()
+        counts = {name: getattr(self.emulator, f"num_{name}") for name in Ended._fields[:-1]}
+        return Ended(**counts, slowed_s=self.emulator.clock.slowed_s)
 
     def _apps(self) -> list[Listening]:
-        emulator, settings, port = self.emulator, self.settings, self.settings.port
+        emulator, settings, metrics, port = self.emulator, self.settings, self.metrics, self.settings.port
         if not self._own_ports:
-            return [Listening(build_app(emulator, settings, self.metrics), port)]
+            return [Listening(build_app(emulator, settings, metrics), port)]
         count = len(emulator.replicas)
         if port and port + count > 65_536:
             raise SpecError(f"port: found {port} for the first of {count} replicas; choose at most {65_536 - count}")
-        return [
-            Listening(build_app(emulator, settings, self.metrics.of_replica(number), number), port and port + number)
-            for number in range(count)
-        ]
+        apps = [build_app(emulator, settings, metrics.of_replica(number), number) for number in range(count)]
+        return [Listening(app, port and port + number) for number, app in enumerate(apps)]
 
     def _on_slowed(self, seconds: float) -> None:
+        """Say in the log that the clock was slowed: at once, and then now and then."""
         self.metrics.add_slowed(seconds)
-        self._slowed.add(seconds)
+        self._lost_s += seconds
+        now = asyncio.get_running_loop().time()
+        if now - self._warned_at >= _SAY_EVERY_S:
+            text = "this machine does not keep up: the clock was slowed by %.3f s; send less, or lower --speed"
+            _log.warning(text, self._lost_s)
+            self._lost_s, self._warned_at = 0.0, now
 
     def _on_error(self, error: Exception) -> None:
         if self._error is not None and not self._error.done():
             self._error.set_exception(error)
-
-    def _ended(self) -> Ended:
-        emulator = self.emulator
-        return Ended(
-            emulator.num_sent,
-            emulator.num_finished,
-            emulator.num_failed,
-            emulator.num_timed_out,
-            emulator.num_aborted,
-            emulator.clock.slowed_s,
-        )
-
-
-def _kv_events(emulator: Emulator, telemetry: Telemetry) -> "KvEvents | None":
-    """Raises MissingExtraError where it is asked for and its packages are not installed."""
-    if telemetry.kv_events is None:
-        return None
-    try:
-        from perfmodel.serve.kv_events import KvEvents
-    except ImportError as error:
-        raise MissingExtraError(
-            f"KV events need {error.name}, which is not installed: pip install '.[kv-events]' in the checkout."
-        ) from None
-    return KvEvents(emulator, telemetry.kv_events, telemetry.kv_replay, telemetry.kv_topic, telemetry.kv_arrays)
-
-
-class _Slowed:
-    """Says in the log that the clock was slowed: at once, and then now and then."""
-
-    def __init__(self) -> None:
-        self._lost_s, self._said_at = 0.0, float("-inf")
-
-    def add(self, seconds: float) -> None:
-        self._lost_s += seconds
-        now = asyncio.get_running_loop().time()
-        if now - self._said_at < _SAY_EVERY_S:
-            return
-        _log.warning(
-            "this machine does not keep up: the clock was slowed by %.3f s; send less, or lower --speed", self._lost_s
-        )
-        self._lost_s, self._said_at = 0.0, now

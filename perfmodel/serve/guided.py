@@ -6,7 +6,7 @@ matching takes place, so no expression is slow. Unsupported keywords are rejecte
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, inf
 from re import _constants as ops  # type: ignore[attr-defined]  # opcodes of the parse tree; since Python 3.11
 from re import _parser  # type: ignore[attr-defined]
@@ -48,36 +48,55 @@ class _Text:
 
     def _add(self, tree: Any) -> None:
         for op, argument in tree:
-            write = _WRITERS.get(op)
-            if write is None:
-                raise ValueError(f"regex: {str(op).lower()} is not supported; leave it out")
-            write(self, argument)
+            self._write(op, argument)
             if len(self._text) > _MOST_CHARACTERS:
                 raise ValueError(f"regex: its text is longer than {_MOST_CHARACTERS:,} characters")
 
-    def _literal(self, code: int) -> None:
-        self._text += chr(code)
+    def _write(self, op: Any, argument: Any) -> None:
+        before = len(self._text)
+        if op is ops.LITERAL:
+            self._text += chr(argument)
+        elif op is ops.NOT_LITERAL:
+            self._text += next(character for character in _CANDIDATES if ord(character) != argument)
+        elif op is ops.ANY:
+            self._text += "a"
+        elif op is ops.IN:
+            self._text += self._one_of(argument)
+        elif op in (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT):
+            self._repeat(*argument)
+        elif op is ops.BRANCH:
+            self._add(argument[1][self._number % len(argument[1])])
+        elif op is ops.SUBPATTERN:
+            group, *_, tree = argument
+            self._add(tree)
+            if group is not None:
+                self._groups[group] = self._text[before:]
+        elif op is ops.ATOMIC_GROUP:
+            self._add(argument)
+        elif op is ops.GROUPREF:
+            self._text += self._groups.get(argument, "")
+        elif op is not ops.AT:
+            raise ValueError(f"regex: {str(op).lower()} is not supported; leave it out")
+        elif argument in (ops.AT_END, ops.AT_END_STRING):
+            self._ends_at = before
+        elif argument not in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING) or before:
+            raise ValueError("regex: only ^ at the start and $ at the end are supported; leave the others out")
 
-    def _other(self, code: int) -> None:
-        self._text += next(character for character in _CANDIDATES if ord(character) != code)
-
-    def _any(self, _: None) -> None:
-        self._text += "a"
-
-    def _one_of(self, items: list[tuple[Any, Any]]) -> None:
+    def _one_of(self, items: list[tuple[Any, Any]]) -> str:
+        op: Any
+        value: Any
         is_negated = items[0][0] is ops.NEGATE
-        first = items[is_negated:][self._number % (len(items) - is_negated)] if items[is_negated:] else None
-        if not is_negated and first is not None and first[0] in (ops.LITERAL, ops.RANGE):
-            self._text += chr(first[1] if first[0] is ops.LITERAL else first[1][0])
-            return
-        matching = (one for one in _CANDIDATES if _is_in(one, items[is_negated:]) is not is_negated)
+        items = items[is_negated:]
+        op, value = items[self._number % len(items)] if items else (ops.NEGATE, None)
+        if not is_negated and op in (ops.LITERAL, ops.RANGE):
+            return chr(value if op is ops.LITERAL else value[0])
+        matching = (one for one in _CANDIDATES if any(_is_of(one, *item) for item in items) is not is_negated)
         character = next(matching, None)
         if character is None:
             raise ValueError("regex: a set of characters has no supported character")
-        self._text += character
+        return character
 
-    def _repeat(self, argument: tuple[int, Any, Any]) -> None:
-        low, high, tree = argument
+    def _repeat(self, low: int, high: Any, tree: Any) -> None:
         count = max(int(low), min(int(high), 1))
         if count > _MOST_CHARACTERS:
             raise ValueError(f"regex: repeats {count:,} times; expected at most {_MOST_CHARACTERS:,}")
@@ -87,75 +106,26 @@ class _Text:
             if len(self._text) == before:
                 return  # an empty repetition stays empty
 
-    def _branch(self, argument: tuple[None, list[Any]]) -> None:
-        options = argument[1]
-        self._add(options[self._number % len(options)])
 
-    def _group(self, argument: tuple[int | None, int, int, Any]) -> None:
-        group, *_, tree = argument
-        before = len(self._text)
-        self._add(tree)
-        if group is not None:
-            self._groups[group] = self._text[before:]
-
-    def _reference(self, group: int) -> None:
-        self._text += self._groups.get(group, "")
-
-    def _at(self, place: Any) -> None:
-        if place in (ops.AT_END, ops.AT_END_STRING):
-            self._ends_at = len(self._text)
-        elif place not in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING) or self._text:
-            raise ValueError("regex: only ^ at the start and $ at the end are supported; leave the others out")
-
-
-def _is_in(character: str, items: list[tuple[Any, Any]]) -> bool:
+def _is_of(character: str, op: Any, value: Any) -> bool:
+    """Whether an item of a set of characters has this one."""
+    if op is ops.CATEGORY:
+        is_digit, is_space = character.isdecimal(), character.isspace()
+        is_word = character.isalnum() or character == "_"
+        digits = {ops.CATEGORY_DIGIT: is_digit, ops.CATEGORY_NOT_DIGIT: not is_digit}
+        spaces = {ops.CATEGORY_SPACE: is_space, ops.CATEGORY_NOT_SPACE: not is_space}
+        kinds: Mapping[Any, bool] = {**digits, **spaces, ops.CATEGORY_WORD: is_word, ops.CATEGORY_NOT_WORD: not is_word}
+        return kinds[value]
     code = ord(character)
-    kinds: Mapping[Any, bool] = {
-        ops.CATEGORY_DIGIT: character.isdecimal(),
-        ops.CATEGORY_SPACE: character.isspace(),
-        ops.CATEGORY_WORD: character.isalnum() or character == "_",
-        ops.CATEGORY_NOT_DIGIT: not character.isdecimal(),
-        ops.CATEGORY_NOT_SPACE: not character.isspace(),
-        ops.CATEGORY_NOT_WORD: not (character.isalnum() or character == "_"),
-    }
-    for op, value in items:
-        is_here = (
-            kinds[value] if op is ops.CATEGORY else value[0] <= code <= value[1] if op is ops.RANGE else value == code
-        )
-        if is_here:
-            return True
-    return False
-
-
-_WRITERS: Mapping[Any, Callable[[_Text, Any], None]] = {
-    ops.LITERAL: _Text._literal,
-    ops.NOT_LITERAL: _Text._other,
-    ops.ANY: _Text._any,
-    ops.IN: _Text._one_of,
-    ops.MAX_REPEAT: _Text._repeat,
-    ops.MIN_REPEAT: _Text._repeat,
-    ops.POSSESSIVE_REPEAT: _Text._repeat,
-    ops.BRANCH: _Text._branch,
-    ops.SUBPATTERN: _Text._group,
-    ops.ATOMIC_GROUP: lambda text, tree: text._add(tree),
-    ops.GROUPREF: _Text._reference,
-    ops.AT: _Text._at,
-}
+    return bool(value[0] <= code <= value[1] if op is ops.RANGE else value == code)
 
 
 _MOST_DEEP = 24  # levels of a schema that refers to itself
 _MOST_VALUES = 4096  # in one text, and characters of one string
 _FORMATS = {
-    "date": "2026-11-25",
-    "date-time": "2026-11-25T12:00:00Z",
-    "time": "12:00:00Z",
-    "duration": "P1D",
-    "email": "a@example.com",
-    "hostname": "example.com",
-    "ipv4": "192.0.2.1",
-    "ipv6": "2001:db8::1",
-    "uri": "https://example.com/",
-    "uuid": "00000000-0000-4000-8000-000000000000",
+    **{"date": "2026-11-25", "date-time": "2026-11-25T12:00:00Z", "time": "12:00:00Z", "duration": "P1D"},
+    **{"email": "a@example.com", "hostname": "example.com", "uri": "https://example.com/"},
+    **{"ipv4": "192.0.2.1", "ipv6": "2001:db8::1", "uuid": "00000000-0000-4000-8000-000000000000"},
 }
 _TYPES = {"object", "array", "string", "integer", "number", "boolean", "null"}
 _UNSUPPORTED = (
@@ -188,18 +158,15 @@ class Guide(NamedTuple):
         Raises ValueError for an invalid or unsupported shape, whatever the number.
         """
         try:
-            return self._filled(number, filling)
+            if self.kind == "choice":
+                return str(self.value[number % len(self.value)])
+            if self.kind == "regex":
+                return text_of_pattern(self.value, number)
+            return json.dumps(_Filler(self.value, number, filling).fill(self.value, 0))
         except _FILL_ERRORS as error:
             if number:  # this number may have picked an unsupported alternative
                 return self.text(0)
             raise ValueError(str(error) if type(error) is ValueError else "invalid or unsupported shape") from None
-
-    def _filled(self, number: int, filling: str) -> str:
-        if self.kind == "choice":
-            return str(self.value[number % len(self.value)])
-        if self.kind == "regex":
-            return text_of_pattern(self.value, number)
-        return json.dumps(_Filler(self.value, number, filling).fill(self.value, 0))
 
 
 class _Filler:
@@ -225,12 +192,9 @@ class _Filler:
             for part in parts:
                 rest = _merged(rest, part)
             return self.fill(rest, depth + 1)
-        if "const" in schema or "enum" in schema:
-            return self._listed(schema)
-        return self._of_type(schema, depth)
+        return self._listed(schema) if "const" in schema or "enum" in schema else self._of_type(schema, depth)
 
     def _listed(self, schema: Mapping[str, Any]) -> Any:
-        """One of the values in `const` or `enum`."""
         if bounds := [name for name in schema if name in _BOUNDING]:
             raise ValueError(f"enum, const: not supported together with {bounds[0]}; leave it out")
         values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -263,19 +227,18 @@ class _Filler:
         if kind not in _TYPES:
             raise ValueError(f"type: got {str(kind)[:40]!r}; expected one of {', '.join(sorted(_TYPES))}")
         if kind == "object":
-            return self._object(schema, depth)
+            properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+            needed = schema.get("required", list(properties))
+            members = {name: self.fill(properties.get(name, others), depth + 1) for name in needed}
+            _check_count(schema, "Properties", len(members))
+            return members
         if kind == "array":
             return self._array(schema, depth)
+        if kind == "string":
+            return self._string(schema)
         if kind in ("integer", "number"):
             return _number_within(schema, kind == "integer", self._number % 100)
-        return {"boolean": bool(self._number % 2), "null": None}.get(kind) if kind != "string" else self._string(schema)
-
-    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        needed = schema.get("required", list(properties))
-        members = {name: self.fill(properties.get(name, others), depth + 1) for name in needed}
-        _check_count(schema, "Properties", len(members))
-        return members
+        return bool(self._number % 2) if kind == "boolean" else None
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         firsts, others = schema.get("prefixItems", []), schema.get("items", True)

@@ -9,7 +9,7 @@ ROUTER socket for all from a number on, and gets what is still in the buffer.
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from threading import Event, Thread
 from typing import Any
@@ -20,7 +20,7 @@ import zmq
 from perfmodel.engine import GroupedKVBlocks, Request, StepPlan, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.serve.emulator import Emulator, Observer
-from perfmodel.sim.replica.replica import EngineRank, Replica
+from perfmodel.sim.replica.replica import EngineRank
 
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
@@ -36,14 +36,6 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _events(are_arrays: bool) -> dict[str, Any]:
-    """The classes of vLLM's events, by their tags."""
-    return {
-        name: msgspec.defstruct(name, fields, tag=name, array_like=are_arrays, omit_defaults=True, gc=False)
-        for name, fields in _FIELDS.items()
-    }
-
-
 def external_hash(content: Hashable) -> int:
     """The 64 bits under which a block is published: whole numbers of so many as they are, of bytes the last 8 (as vLLM
     does), a hash of anything else's `repr`."""
@@ -52,10 +44,6 @@ def external_hash(content: Hashable) -> int:
     if isinstance(content, bytes):
         return int.from_bytes(content[-8:], "big")
     return int.from_bytes(blake2b(repr(content).encode(), digest_size=8).digest(), "big")
-
-
-def _is_bound(endpoint: str) -> bool:
-    return "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp:")
 
 
 def _at(endpoint: str, number: int) -> str:
@@ -72,28 +60,28 @@ class _Rank:
     """What one engine has to say: a `BlockListener` of its blocks, and the sockets that it is said on."""
 
     def __init__(
-        self, engine: EngineRank, number: int, topic: str, buffer_steps: int, tokens_of: Callable[[Hashable], Any]
+        self,
+        engine: EngineRank,
+        number: int,
+        topic: str,
+        buffer_steps: int,
+        kinds: Mapping[str, Any],
+        tokens: Mapping[Hashable, Sequence[int]],
     ) -> None:
         self.scheduler, self.blocks = engine.loop.scheduler, engine.loop.scheduler.blocks
-        self.number, self.tokens_of = number, tokens_of
-        self.topic = topic.encode()
+        self.number, self.topic, self.kinds, self.tokens = number, topic.encode(), kinds, tokens
         self.events: list[Any] = []
         self.sequence = 0
         self.sent: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
-        self.kinds: dict[str, Any] = {}
         self.socket: zmq.Socket[bytes] | None = None
         groups = self.blocks.groups if isinstance(self.blocks, GroupedKVBlocks) else ()
         self.spans = [(group.span, group.is_chunk) for group in groups] or [(None, False)]
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
         span, is_chunk = self.spans[group]
-        tokens: list[int] = []
-        for content in contents:
-            known = self.tokens_of(content)
-            if known is None:
-                tokens = []
-                break
-            tokens += known
+        has_all = all(content in self.tokens for content in contents)
+        tokens = [token for content in contents for token in self.tokens[content]] if has_all else []
+        kind = "chunked_local_attention" if is_chunk else "sliding_window"
         self.events.append(
             self.kinds["BlockStored"](
                 block_hashes=[external_hash(content) for content in contents],
@@ -105,7 +93,7 @@ class _Rank:
                 lora_name=None,
                 extra_keys=[None] * len(contents),
                 group_idx=group,
-                kv_cache_spec_kind=_kind(span, is_chunk),
+                kv_cache_spec_kind=kind if span is not None else "full_attention",
                 kv_cache_spec_sliding_window=span,
             )
         )
@@ -132,12 +120,6 @@ class _Rank:
         self.events = []
 
 
-def _kind(span: int | None, is_chunk: bool) -> str:
-    if span is None:
-        return "full_attention"
-    return "chunked_local_attention" if is_chunk else "sliding_window"
-
-
 class KvEvents(Observer):
     """The publisher of all engines of `emulator`; an `Observer`. It speaks from `start` to `close`.
 
@@ -161,21 +143,23 @@ class KvEvents(Observer):
         buffer_steps: int = 10_000,
         hwm: int = 100_000,
     ) -> None:
-        self._emulator = emulator
-        self._binds = endpoint[:1] == "@" or (endpoint[:1] != ">" and _is_bound(endpoint))
-        endpoint = endpoint.lstrip("@>")
-        self._hwm = hwm
+        self._emulator, self._hwm = emulator, hwm
+        address = endpoint.lstrip("@>")
+        is_open = "*" in address or "::" in address or not address.startswith("tcp:")
+        self._binds = endpoint[:1] == "@" or (endpoint[:1] != ">" and is_open)
         self._tokens: OrderedDict[Hashable, Sequence[int]] = OrderedDict()
-        self._ranks: dict[int, _Rank] = {}
-        kinds = _events(are_arrays)
-        replicas: list[Replica] = [replica for pool in emulator.cluster.pools for replica in pool.replicas]
-        for position, replica in enumerate(replicas):
-            for number, engine in enumerate(replica.ranks):
-                named = topic.replace("{replica}", str(position))
-                rank = _Rank(engine, number, named, buffer_steps, self._tokens.get)
-                rank.kinds = kinds
-                self._ranks[engine.index] = rank
-        self._wanted = {index: _at(endpoint, index) for index in self._ranks}
+        kinds = {
+            name: msgspec.defstruct(name, fields, tag=name, array_like=are_arrays, omit_defaults=True, gc=False)
+            for name, fields in _FIELDS.items()
+        }
+        self._ranks = {
+            engine.index: _Rank(
+                engine, number, topic.replace("{replica}", str(position)), buffer_steps, kinds, self._tokens
+            )
+            for position, replica in enumerate(emulator.replicas)
+            for number, engine in enumerate(replica.ranks)
+        }
+        self._wanted = {index: _at(address, index) for index in self._ranks}
         replayed = (replay_endpoint or "").lstrip("@")
         self._replayed = {index: _at(replayed, index) for index in self._ranks} if replayed else {}
         self._most_tokens = 65_536 + sum(rank.blocks.num_blocks for rank in self._ranks.values())
@@ -199,7 +183,12 @@ class KvEvents(Observer):
         """Open the sockets, and follow the engines from now on."""
         routers: dict[zmq.Socket[bytes], _Rank] = {}
         try:
-            self._open(routers)
+            for index, rank in self._ranks.items():
+                rank.socket = self._opened(zmq.PUB, self._wanted[index], self._binds, self.endpoints)
+                if index in self._replayed:
+                    router = self._opened(zmq.ROUTER, self._replayed[index], True, self.replay_endpoints)
+                    routers[router] = rank
+                rank.blocks.listener = rank
         except SpecError:
             self.close()
             for router in routers:
@@ -210,15 +199,21 @@ class KvEvents(Observer):
             self._thread = Thread(target=self._replay, args=(routers,), name="kv-events-replay", daemon=True)
             self._thread.start()
 
-    def _open(self, routers: "dict[zmq.Socket[bytes], _Rank]") -> None:
-        for index, rank in self._ranks.items():
-            rank.socket = _opened(zmq.PUB, self._wanted[index], self._binds, self._hwm)
-            self.endpoints.append(_name(rank.socket))
-            if index in self._replayed:
-                router = _opened(zmq.ROUTER, self._replayed[index], True, self._hwm)
-                self.replay_endpoints.append(_name(router))
-                routers[router] = rank
-            rank.blocks.listener = rank
+    def _opened(self, kind: int, endpoint: str, binds: bool, names: list[str]) -> "zmq.Socket[bytes]":
+        """A socket at `endpoint`; its name there is added to `names`."""
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        socket.set_hwm(self._hwm)
+        try:
+            if binds:
+                socket.bind(endpoint)
+            else:
+                socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise SpecError(f"{endpoint} cannot be opened for KV events: {error}; name another") from error
+        name: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
+        names.append(name.rstrip(b"\0").decode())
+        return socket
 
     def close(self) -> None:
         """Say no more."""
@@ -250,8 +245,6 @@ class KvEvents(Observer):
         for router in routers:
             router.close(linger=0)
 
-    # ---------------------------------------------------------------- what the emulator says
-
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
         """See `Observer`: a step's events go out together."""
         self._ranks[engine.index].flush()
@@ -262,22 +255,3 @@ class KvEvents(Observer):
         if tokens is not None:
             for number, block_hash in enumerate(request.block_hashes):
                 self.remember(block_hash, tokens[number * size : (number + 1) * size].tolist())
-
-
-def _opened(kind: int, endpoint: str, binds: bool, hwm: int) -> "zmq.Socket[bytes]":
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    socket.set_hwm(hwm)
-    try:
-        if binds:
-            socket.bind(endpoint)
-        else:
-            socket.connect(endpoint)
-    except zmq.ZMQError as error:
-        socket.close(linger=0)
-        raise SpecError(f"{endpoint} cannot be opened for KV events: {error}; name another") from error
-    return socket
-
-
-def _name(socket: "zmq.Socket[bytes]") -> str:
-    name: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
-    return name.rstrip(b"\0").decode()

@@ -111,7 +111,12 @@ class PacedClock:
 
     def _turn(self) -> None:
         """The timer went off. What is due for longer than a moment's work waits until sockets were looked at."""
-        self._nap()
+        if self._due is not None and self._loop is not None:
+            left = self._time_of(self._due) - self._loop.time()  # of what the timer was set for
+            late = min(max(self._early_s - left, 0.0), _MOST_EARLY_S)
+            self._early_s += (late - self._early_s) / 16
+            if left > 0:
+                time.sleep(left)
         self._timer = self._due = None
         try:
             self._run_due()
@@ -129,17 +134,6 @@ class PacedClock:
     def _time_of(self, tick: int) -> float:
         return self._origin + tick / self._ticks_per_s
 
-    def _nap(self) -> None:
-        """The timer went off about when it was set to: learn how late that is, and wait for what it was set for."""
-        assert self._loop is not None
-        if self._due is None:
-            return
-        left = self._time_of(self._due) - self._loop.time()
-        late = min(max(self._early_s - left, 0.0), _MOST_EARLY_S)
-        self._early_s += (late - self._early_s) / 16
-        if left > 0:
-            time.sleep(left)
-
     def _run_due(self, at: float | None = None) -> bool:
         """Let events happen that are due, or were at `at`, for a moment; whether some may be left."""
         loop, env = self._loop, self.env
@@ -155,15 +149,12 @@ class PacedClock:
                 return True
             self._on_late(late)
             if late > self._most_late_s:
-                self._slow_down(late)
+                self._origin += late
+                self.slowed_s += late
+                self._on_slowed(late)
             self._is_in_event = True
             try:
                 env.run_next()
             finally:
                 self._is_in_event = False
         return False
-
-    def _slow_down(self, late: float) -> None:
-        self._origin += late
-        self.slowed_s += late
-        self._on_slowed(late)

@@ -1,6 +1,7 @@
 """`ServerSettings`: where the emulator listens, to whom it answers, and what it bounds; faults that it injects."""
 
 from dataclasses import dataclass, field
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Literal
 
@@ -40,19 +41,19 @@ class InjectedFaults:
     @classmethod
     def parsed(cls, text: str) -> "InjectedFaults":
         """What `rate=0.01` or `rate=0.01,kinds=429+500` asks for. Raises SpecError for anything else."""
-        found: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for part in text.split(","):
-            name, _, value = part.partition("=")
-            if name.strip() not in ("rate", "kinds") or not value.strip():
+            name, value = map(str.strip, part.partition("=")[::2])
+            if name not in ("rate", "kinds") or not value:
                 raise SpecError(f"fail: found {part.strip()!r}; write rate=0.01, and perhaps kinds=429+500+broken")
-            found[name.strip()] = value.strip()
+            fields[name] = value
         try:
-            rate = float(found.get("rate", "nan"))
+            rate = float(fields.get("rate", "nan"))
         except ValueError:
-            rate = float("nan")
-        if rate != rate:
+            rate = nan
+        if isnan(rate):
             raise SpecError(f"fail: found {text!r} without a number as its rate; write rate=0.01, a share of requests")
-        kinds = found.get("kinds")
+        kinds = fields.get("kinds")
         return cls(rate) if kinds is None else cls(rate, tuple(kinds.split("+")))  # type: ignore[arg-type]  # checked
 
 
@@ -107,12 +108,11 @@ class ServerSettings:
             raise SpecError("api_key: found an empty one, or one that no header can carry; allowed: printable ASCII")
         if self.answer_length not in ("requested", "drawn"):
             raise SpecError(f"answer_length: found {self.answer_length!r}, allowed: requested, drawn")
-        for name in ("cold_start_s", "drain_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SpecError(f"{name}: found {getattr(self, name)}, allowed 0 or more seconds")
-        for name in ("arrival_s", "stalled_s", "max_body_bytes", "max_header_bytes", "max_connections", "max_answers"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise SpecError(f"{name}: found {getattr(self, name)}, allowed more than 0")
+        positive = ("arrival_s", "stalled_s", "max_body_bytes", "max_header_bytes", "max_connections", "max_answers")
+        for name in ("cold_start_s", "drain_s", *positive):
+            value, may_be_0 = getattr(self, name), name not in positive
+            if not 0 <= value < inf or (value == 0 and not may_be_0):
+                raise SpecError(f"{name}: found {value}, allowed {'0 or more seconds' if may_be_0 else 'more than 0'}")
         names = (*self.served_names, *self.lora_names)
         for name in names:
             if not name or names.count(name) > 1:

@@ -9,7 +9,7 @@ Ids are below 2^32, which readers of KV events take: the bytes of a piece, least
 so ids whose highest byte is tell of something else: 0xF9 to 0xFB of a piece of one to three bytes, 0xFF of marks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -57,11 +57,9 @@ class Vocabulary(Protocol):
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`."""
-        ...
 
     def decode(self, ids: TokenIds) -> str:
         """The text of `ids`; those that mark messages have none."""
-        ...
 
 
 class ByteTokens:
@@ -106,8 +104,43 @@ class FileTokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self._tokenizer = _loaded(path)
-        self.words, self.size = _words(self._tokenizer, path), self._tokenizer.get_vocab_size()
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            text = "a tokenizer file needs `tokenizers`: pip install '.[serve]' in the checkout"
+            raise MissingExtraError(text) from None
+        if not path.is_file():
+            raise SpecError(f"{path}: no such file; give the tokenizer.json of a model")
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(path))
+        except Exception as error:  # what the library raises has no class of its own
+            raise SpecError(f"{path}: no tokenizer.json that `tokenizers` reads ({error})") from None
+        self.words, self.size = self._chosen_words(path), self._tokenizer.get_vocab_size()
+
+    def _chosen_words(self, path: Path) -> Words:
+        """Words that are one token at the beginning of a text, and one after a space, and stay so beside each other.
+
+        Where a vocabulary has too few of them, as one of single bytes, its letters, with nothing between them.
+        """
+        names = {name.lstrip(_SPACES) for name in self._tokenizer.get_vocab()}
+        plain = [name for name in names if name.isascii() and name.isalpha() and name.islower()]
+        plain.sort(key=lambda name: (abs(len(name) - _USUAL_LETTERS), name))
+        for space in (" ", ""):
+            one_token = (row for name in plain[:_MOST_LOOKED_AT] if (row := self._one_token(name, space)) is not None)
+            chosen = list(islice(one_token, _MOST_WORDS))
+            if len(chosen) >= _FEWEST_WORDS:
+                texts, firsts, others = zip(*chosen, strict=True)
+                return Words([f"{space}{text}" for text in texts], np.array(others), list(texts), np.array(firsts))
+        raise SpecError(
+            f"{path}: found {len(chosen)} words that are a token each, allowed at least {_FEWEST_WORDS}, for answers; "
+            f"give the tokenizer of a language model"
+        )
+
+    def _one_token(self, name: str, space: str) -> tuple[str, int, int] | None:
+        """(word, its token at the beginning, its token after `space`)"""
+        first = self._tokenizer.encode(name, add_special_tokens=False).ids
+        twice = self._tokenizer.encode(f"{name}{space}{name}", add_special_tokens=False).ids
+        return (name, first[0], twice[1]) if len(first) == 1 and len(twice) == 2 else None
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`, without any that a tokenizer would put before and after it."""
@@ -121,55 +154,6 @@ class FileTokens:
         return text
 
 
-def _loaded(path: Path) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise MissingExtraError("a tokenizer file needs `tokenizers`: pip install '.[serve]' in the checkout") from None
-    if not path.is_file():
-        raise SpecError(f"{path}: no such file; give the tokenizer.json of a model")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # what the library raises has no class of its own
-        raise SpecError(f"{path}: no tokenizer.json that `tokenizers` reads ({error})") from None
-
-
-def _words(tokenizer: Any, path: Path) -> Words:
-    """Words that are one token at the beginning of a text, and one after a space, and stay so beside each other.
-
-    Where a vocabulary has too few of them, as one of single bytes, its letters, with nothing between them.
-    """
-    names = {name.lstrip(_SPACES) for name in tokenizer.get_vocab()}
-    plain = sorted((name for name in names if name.isascii() and name.isalpha() and name.islower()), key=_oddness)
-    for space in (" ", ""):
-        chosen = _chosen(tokenizer, plain[:_MOST_LOOKED_AT], space)
-        if len(chosen) >= _FEWEST_WORDS:
-            texts, firsts, others = zip(*chosen, strict=True)
-            return Words([f"{space}{text}" for text in texts], np.array(others), list(texts), np.array(firsts))
-    raise SpecError(
-        f"{path}: found {len(chosen)} words that are a token each, allowed at least {_FEWEST_WORDS}, for answers; "
-        f"give the tokenizer of a language model"
-    )
-
-
-def _chosen(tokenizer: Any, names: list[str], space: str) -> list[tuple[str, int, int]]:
-    """(word, its token at the beginning, its token after `space`)"""
-    found: list[tuple[str, int, int]] = []
-    for name in names:
-        first = tokenizer.encode(name, add_special_tokens=False).ids
-        twice = tokenizer.encode(f"{name}{space}{name}", add_special_tokens=False).ids
-        if len(first) == 1 and len(twice) == 2:
-            found.append((name, first[0], twice[1]))
-            if len(found) == _MOST_WORDS:
-                break
-    return found
-
-
-def _oddness(name: str) -> tuple[int, str]:
-    """Words of usual length come first."""
-    return abs(len(name) - _USUAL_LETTERS), name
-
-
 _LONGEST_TOKEN = 128  # characters; the longest runs of spaces that vocabularies have as one token
 
 
@@ -177,18 +161,14 @@ class BoundedTokens:
     """`vocabulary`, for a context of `max_model_len` tokens: a text that cannot fit costs no time."""
 
     def __init__(self, vocabulary: Vocabulary, max_model_len: int) -> None:
-        self.words, self.size = vocabulary.words, vocabulary.size
-        self._vocabulary, self._max_model_len = vocabulary, max_model_len
+        self.words, self.size, self.decode = vocabulary.words, vocabulary.size, vocabulary.decode
+        self._encode, self._max_model_len = vocabulary.encode, max_model_len
 
     def encode(self, text: str) -> TokenIds:
         """Ids of the tokens of `text`. Raises WorkloadError for a text that must have too many."""
         if len(text) > self._max_model_len * _LONGEST_TOKEN:
             raise beyond_context(self._max_model_len, f"a text of {len(text)} characters has more", "shorten it")
-        return self._vocabulary.encode(text)
-
-    def decode(self, ids: TokenIds) -> str:
-        """The text of `ids`."""
-        return self._vocabulary.decode(ids)
+        return self._encode(text)
 
 
 _HASH_BYTES = 8  # of what an engine sees: as many as KV events of vLLM have
@@ -215,7 +195,6 @@ def block_hashes(
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _BEGIN, _MARK, _BREAK, _END = range(FIRST_SPECIAL, FIRST_SPECIAL + 4)
 _FIRST_ROLE = FIRST_SPECIAL + 16
-_ENDED = np.array([_END], dtype=np.int64)
 
 
 class ChatMessage(NamedTuple):
@@ -229,7 +208,7 @@ def chat_prompt(vocabulary: Vocabulary, messages: Iterable[ChatMessage], has_ans
     """Token ids of `messages`; `has_answer`: and of the beginning of an answer."""
     parts: list[TokenIds] = []
     for message in messages:
-        parts += (_header(message.role), vocabulary.encode(message.text), _ENDED)
+        parts += (_header(message.role), vocabulary.encode(message.text), np.array([_END]))
     if has_answer:
         parts.append(_header("assistant"))
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -285,6 +264,11 @@ class WrittenAnswer(NamedTuple):
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = None
 
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return "".join(self.pieces)
+
 
 class AnswerWriter:
     """Answers in the words of `vocabulary`, as long as requests want them or as the outputs of `traffic`.
@@ -308,20 +292,21 @@ class AnswerWriter:
 
         Raises WorkloadError where no token of it would fit in the context.
         """
-        number = self._number(wanted, prompt, choice)
+        self._num_written += 1
+        # All draws of an answer follow from a number: with a seed, of the request; else, which request it is.
+        number = hashed(self._stream, self._num_written)
+        if wanted.seed is not None:
+            number = hashed(hashed(self._seed, wanted.seed), (choice << 32) + crc32(prompt.tobytes()))
         num_tokens, is_cut = self._num_tokens(wanted, len(prompt), number)
         if wanted.guide is not None:
             answer = self._guided(wanted.guide, number, num_tokens)
-            ended = _first_end(wanted, answer.ids, answer.pieces)
-            return answer if ended is None else _ended(wanted, answer.ids, answer.pieces, *ended)
-        picked = hashes(number, num_tokens) % np.uint64(len(self._words.texts))
-        ids, pieces = self._words.ids[picked], [self._words.texts[i] for i in picked.tolist()]
-        if not wanted.is_continued:
-            ids[0], pieces[0] = self._words.first_ids[picked[0]], self._words.first_texts[int(picked[0])]
-        ended = _first_end(wanted, ids, pieces)
-        if ended is not None:
-            return _ended(wanted, ids, pieces, *ended)
-        return WrittenAnswer(ids, pieces, "length" if is_cut else "stop")
+        else:
+            picked = hashes(number, num_tokens) % np.uint64(len(self._words.texts))
+            ids, pieces = self._words.ids[picked], [self._words.texts[i] for i in picked.tolist()]
+            if not wanted.is_continued:
+                ids[0], pieces[0] = self._words.first_ids[picked[0]], self._words.first_texts[int(picked[0])]
+            answer = WrittenAnswer(ids, pieces, "length" if is_cut else "stop")
+        return _stopped(wanted, answer)
 
     def _guided(self, guide: Guide, number: int, num_tokens: int) -> WrittenAnswer:
         """A text of the shape `guide`, whose strings fill about `num_tokens`; cut off where it is longer."""
@@ -333,53 +318,44 @@ class AnswerWriter:
             ids = self._vocabulary.encode(guide.text(number, texts[0].strip()))
         if not len(ids):  # an empty answer still generates its end token
             return WrittenAnswer(self._words.ids[:1], [""], "stop")
-        pieces = [self._piece(ids, end) for end in range(1, min(len(ids), num_tokens) + 1)]
+        pieces = []
+        for end in range(1, min(len(ids), num_tokens) + 1):  # what token `end` - 1 adds to the text of those before it
+            start = max(end - _SEEN_BEFORE, 0)
+            before = self._vocabulary.decode(ids[start : end - 1])
+            pieces.append(self._vocabulary.decode(ids[start:end])[len(before) :])
         return WrittenAnswer(ids[:num_tokens], pieces, "length" if len(ids) > num_tokens else "stop")
-
-    def _piece(self, ids: TokenIds, end: int) -> str:
-        """What token `end` - 1 adds to the text of those before it."""
-        start = max(end - _SEEN_BEFORE, 0)
-        before = self._vocabulary.decode(ids[start : end - 1])
-        return self._vocabulary.decode(ids[start:end])[len(before) :]
-
-    def _number(self, wanted: Wanted, prompt: TokenIds, choice: int) -> int:
-        """What all draws of this answer follow from: with a seed, the request; else, which request it is."""
-        self._num_written += 1
-        if wanted.seed is None:
-            return hashed(self._stream, self._num_written)
-        return hashed(hashed(self._seed, wanted.seed), (choice << 32) + crc32(prompt.tobytes()))
 
     def _num_tokens(self, wanted: Wanted, num_prompt_tokens: int, number: int) -> tuple[int, bool]:
         """Tokens to generate, and whether the answer would go on."""
-        room = self._max_model_len - num_prompt_tokens
+        longest, least = self._max_model_len, wanted.min_tokens
+        room = longest - num_prompt_tokens
         if room < 1:
-            found = f"the prompt has {num_prompt_tokens}, which leaves no room for an answer"
-            raise beyond_context(self._max_model_len, found, "shorten the prompt")
+            excess = f"the prompt has {num_prompt_tokens}, which leaves no room for an answer"
+            raise beyond_context(longest, excess, "shorten the prompt")
         unasked = room if wanted.most_unless_asked is None else min(wanted.most_unless_asked, room)
         limit = unasked if wanted.max_tokens is None else wanted.max_tokens
-        if limit > self._max_model_len:
-            raise LimitError(f"max_tokens: got {limit}; expected at most {self._max_model_len}, the model's context")
+        if limit > longest:
+            raise LimitError(f"max_tokens: got {limit}; expected at most {longest}, the model's context")
         if limit > room:
-            found = f"{limit} were requested for a prompt of {num_prompt_tokens}"
-            raise beyond_context(self._max_model_len, found, f"shorten the prompt, or ask for at most {room}")
-        if wanted.min_tokens > limit:
-            raise WorkloadError(
-                f"min_tokens: found {wanted.min_tokens}, allowed at most {limit}; lower it, or raise max_tokens."
-            )
+            excess = f"{limit} were requested for a prompt of {num_prompt_tokens}"
+            raise beyond_context(longest, excess, f"shorten the prompt, or ask for at most {room}")
+        if least > limit:
+            raise WorkloadError(f"min_tokens: found {least}, allowed at most {limit}; lower it, or raise max_tokens.")
         if wanted.ignore_eos or (wanted.max_tokens is not None and self._length == "requested"):
             return limit, True
-        drawn = max(int(self._lengths[number % len(self._lengths)]), wanted.min_tokens)
+        drawn = max(int(self._lengths[number % len(self._lengths)]), least)
         return min(drawn, limit), drawn > limit
 
 
-def _first_end(wanted: Wanted, ids: TokenIds, pieces: Sequence[str]) -> tuple[int, int, str | int] | None:
-    """(tokens, characters, reason) up to the first stop after `min_tokens`, if any.
+def _stopped(wanted: Wanted, answer: WrittenAnswer) -> WrittenAnswer:
+    """The answer up to the first stop after `min_tokens`, if any.
 
     As in vLLM: the token that completes a stop string is generated, and its text is not.
     """
-    stops: list[tuple[int, int, str | int]] = []
+    ids, pieces = answer.ids, answer.pieces
+    stops: list[tuple[int, int, str | int]] = []  # tokens, characters, reason
     if wanted.stop:
-        text, ends = "".join(pieces), np.cumsum([len(piece) for piece in pieces])
+        text, ends = answer.text, np.cumsum([len(piece) for piece in pieces])
         first = int(ends[min(wanted.min_tokens, len(pieces)) - 1]) + 1 if wanted.min_tokens else 0
         for stop in wanted.stop:
             begin = text.find(stop, max(first - len(stop), 0))
@@ -391,14 +367,10 @@ def _first_end(wanted: Wanted, ids: TokenIds, pieces: Sequence[str]) -> tuple[in
         for place in places[places >= wanted.min_tokens][:1].tolist():
             num_characters = sum(map(len, pieces[: place + wanted.keeps_stop]))
             stops.append((place + 1, num_characters, int(ids[place])))
-    return min(stops, key=lambda stop: stop[:2], default=None)
-
-
-def _ended(
-    wanted: Wanted, ids: TokenIds, pieces: list[str], num_tokens: int, num_characters: int, reason: str | int
-) -> WrittenAnswer:
-    """The answer up to a stop."""
-    shown, left = [], num_characters
+    if not stops:
+        return answer
+    num_tokens, left, reason = min(stops, key=lambda stop: stop[:2])
+    shown = []
     for piece in pieces[:num_tokens]:
         shown.append(piece[:left])
         left = max(left - len(piece), 0)
@@ -410,14 +382,12 @@ def _drawn_lengths(traffic: Traffic, max_model_len: int, seed: int) -> Sequence[
     if traffic.output_tokens is not None:
         drawn = draw_lengths(traffic.output_tokens, np.random.default_rng(seed), max_model_len)
         return list(islice(drawn, _NUM_LENGTHS))
-    return list(islice(_recorded_lengths(traffic), _MOST_READ)) or [1]
-
-
-def _recorded_lengths(traffic: Traffic) -> Iterator[int]:
     trace = traffic.trace
     assert trace is not None  # traffic has one or the other
-    if not trace.has_conversations:
-        yield from (row.num_output_tokens for row in read_trace(trace.path, trace.format))
-        return
-    for conversation in read_conversations(trace.path, trace.format):
-        yield from (turn.num_output_tokens for turn in conversation.turns if turn.num_output_tokens)
+    lengths: Iterable[int]
+    if trace.has_conversations:
+        conversations = read_conversations(trace.path, trace.format)
+        lengths = filter(None, (turn.num_output_tokens for one in conversations for turn in one.turns))
+    else:
+        lengths = (row.num_output_tokens for row in read_trace(trace.path, trace.format))
+    return list(islice(lengths, _MOST_READ)) or [1]

@@ -23,11 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perfmodel.errors import PerfmodelError
 from perfmodel.listening import Listening, serve_apps
 from perfmodel.serve.emulator import Emulator, ReplicaDownError
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, ScoringBody, TokenizeBody
 from perfmodel.serve.http.generation import Call, Generation, Models
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, ResponsesBody, no_response
 from perfmodel.serve.http.reading import Guard, HttpError, content_length, error_body, read_json, send_error
-from perfmodel.serve.http.shapes import ScoringBody
 from perfmodel.serve.metrics import HttpCounts, content_type, wants_openmetrics
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
 from perfmodel.serve.settings import ServerSettings
@@ -49,21 +48,12 @@ _ERRORS = {
     "503": "weights are loading, or the deployment has refused or lost the request",
     "504": "no answer before the deployment's deadline",
 }
+_TEXT = {"type": "string"}
+_ERROR_FIELDS = {"message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}, "code": {"type": "integer"}}
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "integer"},
-            },
-        }
-    },
+    "properties": {"error": {"type": "object", "required": ["message", "type"], "properties": _ERROR_FIELDS}},
 }
 
 
@@ -104,20 +94,16 @@ def _operation(row: PathRow, method: str) -> dict[str, Any]:
     answered: dict[str, Any] = {"description": row.summary}
     if row.media is not None:
         answered["content"] = {row.media: {}, **({"text/event-stream": {}} if row.is_streamed else {})}
-    errors = {status: _error(meaning) for status, meaning in _ERRORS.items()}
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    errors = {status: {"description": meaning, "content": error} for status, meaning in _ERRORS.items()}
     operation = {"summary": row.summary, "responses": {"200": answered, **errors}, "security": [{}, {"key": []}]}
     if "{" in row.path:
         named = row.path.partition("{")[2].partition("}")[0]
-        operation["parameters"] = [{"name": named, "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["parameters"] = [{"name": named, "in": "path", "required": True, "schema": _TEXT}]
     if row.body is not None and method == "POST":
         schema = {"$ref": _REFERENCE.format(model=row.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
-
-
-def _error(meaning: str) -> dict[str, Any]:
-    schema = {"$ref": _REFERENCE.format(model="Error")}
-    return {"description": meaning, "content": {"application/json": {"schema": schema}}}
 
 
 _MOST_STRINGS = 1 << 16  # of tokens, each decoded by itself
@@ -132,7 +118,6 @@ class Rendered(Protocol):
 
     def render(self, openmetrics: bool = False) -> bytes:
         """The metrics as they are now, in Prometheus's text or OpenMetrics'."""
-        ...
 
 
 class _Endpoint:
@@ -175,12 +160,8 @@ class _Plain:
         return JSONResponse({"server_load": self._generation.num_open})
 
     async def models(self, request: HttpRequest) -> Response:
-        root, length, owner = (
-            self._models.names[0],
-            self._emulator.max_model_len,
-            self._emulator.scenario.engine.profile,
-        )
-        cards = [_card(name, root, None, length, owner) for name in self._models.names]
+        root, owner = self._models.names[0], self._emulator.scenario.engine.profile
+        cards = [_card(name, root, None, self._emulator.max_model_len, owner) for name in self._models.names]
         cards += [_card(name, name, root, None, owner) for name in self._models.adapters]
         return JSONResponse({"object": "list", "data": cards})
 
@@ -233,10 +214,9 @@ class _Plain:
 
 
 def _card(name: str, root: str, parent: str | None, max_model_len: int | None, owner: str) -> dict[str, Any]:
+    never = ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking")
     permission = {"id": f"modelperm-{name}", "object": "model_permission", "created": _CREATED, "organization": "*"}
-    permission |= dict.fromkeys(
-        ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False
-    )
+    permission |= dict.fromkeys(never, False)
     permission |= {"allow_sampling": True, "allow_logprobs": True, "allow_view": True, "group": None}
     card = {"id": name, "object": "model", "created": _CREATED, "owned_by": owner, "root": root}
     return {**card, "parent": parent, "max_model_len": max_model_len, "permission": [permission]}
@@ -283,21 +263,19 @@ def routes(
     replica:    as of `Emulator.submit`
     """
     generation = Generation(emulator, settings, vocabulary, replica)
-    plain = _Plain(emulator, settings, vocabulary, generation, metrics, replica)
-    return [_route(row, generation, plain) for row in PATHS]
-
-
-def _route(row: PathRow, generation: Generation, plain: _Plain) -> Route:
-    answer = getattr(generation, row.answer, None)
-    # An endpoint of its own for each route, by which `path_of` knows it.
-    endpoint = partial(getattr(plain, row.answer)) if answer is None else _Endpoint(answer)
-    endpoint.path = row.path  # type: ignore[union-attr]
-    route = Route(row.path, endpoint, methods=row.methods)
-    if row.path == "/metrics":
-        route.methods = None  # whatever the method, as a mounted application answers
-    elif route.methods is not None and row.path != "/openapi.json":
-        route.methods.discard("HEAD")  # which Starlette adds to GET, and FastAPI does not
-    return route
+    plain, made = _Plain(emulator, settings, vocabulary, generation, metrics, replica), []
+    for row in PATHS:
+        answer = getattr(generation, row.answer, None)
+        # An endpoint of its own for each route, by which `path_of` knows it.
+        endpoint = partial(getattr(plain, row.answer)) if answer is None else _Endpoint(answer)
+        endpoint.path = row.path  # type: ignore[union-attr]
+        route = Route(row.path, endpoint, methods=row.methods)
+        if row.path == "/metrics":
+            route.methods = None  # whatever the method, as a mounted application answers
+        elif route.methods is not None and row.path != "/openapi.json":
+            route.methods.discard("HEAD")  # which Starlette adds to GET, and FastAPI does not
+        made.append(route)
+    return made
 
 
 def path_of(scope: Scope) -> str | None:
@@ -344,12 +322,10 @@ class _Application:
                 await self._answer(scope, receive, noting)
             finally:
                 if self._http is not None and noting.status:
-                    self._count(self._http, scope, noting, time.perf_counter() - began)
-
-    def _count(self, http: HttpCounts, scope: Scope, noted: "_NotingSend", seconds: float) -> None:
-        handler = path_of(scope) if noted.status != HTTPStatus.METHOD_NOT_ALLOWED else None
-        sizes = content_length(scope["headers"]), content_length(noted.headers)
-        http.add(handler or "none", scope["method"], noted.status, sizes, seconds)
+                    handler = path_of(scope) if noting.status != HTTPStatus.METHOD_NOT_ALLOWED else None
+                    sizes = content_length(scope["headers"]), content_length(noting.headers)
+                    seconds = time.perf_counter() - began
+                    self._http.add(handler or "none", scope["method"], noting.status, sizes, seconds)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -383,14 +359,9 @@ class _Application:
             await send_error(send, answer)
 
 
-def _speed_headers(clock: PacedClock) -> list[tuple[bytes, bytes]]:
-    """The requested speed in simulated seconds per second, and the seconds that the clock has lost so far, if any."""
-    headers = [(b"x-perfmodel-speed", b"%g" % clock.speed)]
-    return [*headers, (b"x-perfmodel-slowed-s", b"%.3f" % clock.slowed_s)] if clock.slowed_s else headers
-
-
 class _NotingSend:
-    """Wraps `send`: records the status and headers of the response, and adds the speed headers of `clock`.
+    """Wraps `send`: records the status and headers of the response, and adds what `clock` has to say: the requested
+    speed in simulated seconds per second, and the seconds that it has lost so far, if any.
 
     after_start: the unwrapped `send`, for messages after the response has started
     """
@@ -404,7 +375,9 @@ class _NotingSend:
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], message.get("headers", [])
-            message = {**message, "headers": [*self.headers, *_speed_headers(self._clock)]}
+            speed, slowed_s = [(b"x-perfmodel-speed", b"%g" % self._clock.speed)], self._clock.slowed_s
+            slowed = [(b"x-perfmodel-slowed-s", b"%.3f" % slowed_s)] if slowed_s else []
+            message = {**message, "headers": [*self.headers, *speed, *slowed]}
         return self._send(message)
 
 
@@ -421,8 +394,8 @@ async def serve(
 
     Raises SpecError for an address that cannot be had.
     """
-    await serve_apps(apps, settings.host, settings.bounds, settings.drain_s, _refusal, on_ready, on_stalled)
 
+    def refusal(status: int, message: str) -> tuple[str, bytes]:
+        return "application/json", error_body(HttpError(status, message))
 
-def _refusal(status: int, message: str) -> tuple[str, bytes]:
-    return "application/json", error_body(HttpError(status, message))
+    await serve_apps(apps, settings.host, settings.bounds, settings.drain_s, refusal, on_ready, on_stalled)

@@ -30,6 +30,13 @@ TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
 TextList = Annotated[list[str], Field(fail_fast=True)]
 
 
+def _refuse(*checks: tuple[Any, str, str | None]) -> None:
+    """Raises FieldError for the first of the (what is wrong, message, param) that holds."""
+    for is_wrong, message, param in checks:
+        if is_wrong:
+            raise FieldError(message, param)
+
+
 class _Body(BaseModel):
     """Fields that are not named here are ignored."""
 
@@ -102,22 +109,23 @@ class GenerationBody(_Body):
 
     @model_validator(mode="after")
     def _can_be_answered(self) -> "GenerationBody":
-        if self.n > 1 and self.temperature == 0 and not self.use_beam_search:
-            raise FieldError(f"n: got {self.n} with temperature 0, whose answers are all the same; expected 1")
-        if self.use_beam_search:
-            raise FieldError("use_beam_search: beams are not modelled; leave it out")
-        if self.stream and self.prompt_logprobs is not None:
-            raise FieldError("prompt_logprobs: not in a stream; leave it or stream out", "prompt_logprobs")
-        if self.stream_options is not None and not self.stream:
-            raise FieldError("stream_options: allowed only with stream: true", "stream_options")
-        if len(self.stops) > _MOST_STOPS or not all(self.stops):
-            raise FieldError(f"stop: expected at most {_MOST_STOPS} texts, none of them empty")
-        if self.most_tokens is not None and self.min_tokens > self.most_tokens:
-            raise FieldError(f"min_tokens: got {self.min_tokens}; expected at most max_tokens ({self.most_tokens})")
-        self._check_guide()
-        return self
-
-    def _check_guide(self) -> None:
+        is_greedy, most, least = self.temperature == 0 and not self.use_beam_search, self.most_tokens, self.min_tokens
+        same = f"n: got {self.n} with temperature 0, whose answers are all the same; expected 1"
+        with_stream = "prompt_logprobs: not in a stream; leave it or stream out"
+        options = "stream_options: allowed only with stream: true"
+        stops = f"stop: expected at most {_MOST_STOPS} texts, none of them empty"
+        _refuse(
+            (self.n > 1 and is_greedy, same, None),
+            (self.use_beam_search, "use_beam_search: beams are not modelled; leave it out", None),
+            (self.stream and self.prompt_logprobs is not None, with_stream, "prompt_logprobs"),
+            (self.stream_options is not None and not self.stream, options, "stream_options"),
+            (len(self.stops) > _MOST_STOPS or not all(self.stops), stops, None),
+            (
+                least > (least if most is None else most),
+                f"min_tokens: got {least}; expected at most max_tokens ({most})",
+                None,
+            ),
+        )
         try:
             if (guide := self.guide) is not None:
                 guide.text(0)
@@ -125,28 +133,26 @@ class GenerationBody(_Body):
             raise
         except (ValueError, RecursionError) as error:
             raise FieldError(f"structured_outputs: {error}") from None
+        return self
 
     @property
     def guide(self) -> Guide | None:
         """The shape that the answer is to have. Raises FieldError for one that cannot be filled."""
-        older = {
-            name: value
-            for name in ("json", "choice", "regex", "grammar")
-            if (value := getattr(self, f"guided_{name}")) is not None
-        }
-        if (
-            structured := older if self.structured_outputs is None else self.structured_outputs
-        ) or structured is not older:
-            return _structured(structured)
-        kind = None if self.response_format is None else self.response_format.type
-        if kind == "json_schema":
-            schema = (self.response_format.json_schema or {}).get("schema") if self.response_format else None
-            if schema is None:
-                raise FieldError("response_format: json_schema has no schema; give one", "response_format")
-            return Guide("json", _parsed(schema))
-        if kind == "structural_tag":
-            raise FieldError("response_format: structural tags are not modelled; use json_schema", "response_format")
-        return Guide("json", {}) if kind == "json_object" else None
+        if self.structured_outputs is not None:
+            return _structured(self.structured_outputs)
+        older = {name: getattr(self, f"guided_{name}") for name in ("json", "choice", "regex", "grammar")}
+        if any(value is not None for value in older.values()):
+            return _structured({name: value for name, value in older.items() if value is not None})
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        tags = "response_format: structural tags are not modelled; use json_schema"
+        schema = (form.json_schema or {}).get("schema") if form.type == "json_schema" else {}
+        _refuse(
+            (form.type == "structural_tag", tags, "response_format"),
+            (schema is None, "response_format: json_schema has no schema; give one", "response_format"),
+        )
+        return Guide("json", _parsed(schema))
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -190,22 +196,17 @@ class GenerationBody(_Body):
 
 def _structured(given: dict[str, Any]) -> Guide:
     """The shape that `structured_outputs` asks for."""
-    kinds = [
-        name
-        for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-        if given.get(name) not in (None, False)
-    ]
+    names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+    kinds = [name for name in names if given.get(name) not in (None, False)]
     if len(kinds) != 1:
         raise FieldError(
             f"structured_outputs: got {', '.join(kinds) or 'none'}; expected one of json, regex, choice, json_object"
         )
     (kind,) = kinds
-    if kind == "json":
-        return Guide("json", _parsed(given["json"]))
+    if kind in ("json", "json_object"):
+        return Guide("json", _parsed(given["json"]) if kind == "json" else {})
     if kind == "choice" and isinstance(given["choice"], list):
         return Guide("choice", given["choice"])
-    if kind == "json_object":
-        return Guide("json", {})
     if kind == "regex":
         return Guide("regex", given["regex"])
     raise FieldError(f"structured_outputs: answers by a {kind} are not made here; use json, regex or choice")
@@ -225,25 +226,25 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _is_plain(self) -> "CompletionBody":
-        if self.prompt_embeds is not None:
-            raise FieldError("prompt_embeds: not modelled here; give a prompt", "prompt_embeds")
-        if self.suffix:
-            raise FieldError("suffix: not modelled here, as in vLLM; leave it out")
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= _MOST_LOGPROBS:
-            raise FieldError(f"logprobs: got {self.logprobs}; expected 0 to {_MOST_LOGPROBS}", "logprobs")
-        if not self.prompts or not all(len(prompt) for prompt in self.prompts):
-            raise FieldError(
-                "prompt: got none, or an empty one; give at least a token", None if self.prompt == [] else "prompt"
-            )
+        count, prompts = self.logprobs, self.prompts
+        place = None if self.prompt == [] else "prompt"
+        _refuse(
+            (self.prompt_embeds is not None, "prompt_embeds: not modelled here; give a prompt", "prompt_embeds"),
+            (self.suffix, "suffix: not modelled here, as in vLLM; leave it out", None),
+            (
+                count is not None and not 0 <= count <= _MOST_LOGPROBS,
+                f"logprobs: got {count}; expected 0 to {_MOST_LOGPROBS}",
+                "logprobs",
+            ),
+            (not prompts or not all(prompts), "prompt: got none, or an empty one; give at least a token", place),
+        )
         return self
 
     @property
     def num_logprobs(self) -> int | None:
-        """As of `GenerationBody`."""
         return self.logprobs
 
     def wanted(self) -> Wanted:
-        """What it says of its answers, which go on with the prompt."""
         return super().wanted()._replace(most_unless_asked=_MOST_COMPLETED, is_continued=True)
 
     @property
@@ -333,33 +334,27 @@ class _ConversationBody(GenerationBody, _TurnBody):
 
     @model_validator(mode="after")
     def _is_plain(self) -> "_ConversationBody":
-        if self.top_logprobs is not None and (self.top_logprobs < 0 or not self.logprobs):
-            raise FieldError("top_logprobs: expected 0 or more, and logprobs: true", "top_logprobs")
-        if (self.top_logprobs or 0) > _MOST_LOGPROBS:
-            raise FieldError(f"top_logprobs: got {self.top_logprobs}; expected at most {_MOST_LOGPROBS}", "logprobs")
-        if self.chat_template is not None:
-            raise FieldError("chat_template: a request's own is not trusted, as in vLLM by default; leave it out")
-        if self.tools == []:
-            raise FieldError("tools: got an empty list; leave it out", "tools")
-        self._check_choice()
-        return self
-
-    def _check_choice(self) -> None:
-        choice = self.tool_choice
+        count, choice = self.top_logprobs, self.tool_choice
         names = [tool.function.name for tool in self.tools or ()]
         is_right = choice in (None, "none") or (names and (choice in ("auto", "required") or _named(choice) in names))
-        if not is_right:
-            expected = "none, auto, required, or one of the tools" if names else "no tool_choice, as there are no tools"
-            raise FieldError(f"tool_choice: got {str(choice)[:80]!r}; expected {expected}", "tool_choice")
+        expected = "none, auto, required, or one of the tools" if names else "no tool_choice, as there are no tools"
+        range_, most = "expected 0 or more, and logprobs: true", f"got {count}; expected at most {_MOST_LOGPROBS}"
+        template = "chat_template: a request's own is not trusted, as in vLLM by default; leave it out"
+        _refuse(
+            (count is not None and (count < 0 or not self.logprobs), f"top_logprobs: {range_}", "top_logprobs"),
+            ((count or 0) > _MOST_LOGPROBS, f"top_logprobs: {most}", "logprobs"),
+            (self.chat_template is not None, template, None),
+            (self.tools == [], "tools: got an empty list; leave it out", "tools"),
+            (not is_right, f"tool_choice: got {str(choice)[:80]!r}; expected {expected}", "tool_choice"),
+        )
+        return self
 
     @property
     def num_logprobs(self) -> int | None:
-        """As of `GenerationBody`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens of an answer; the newer name goes first."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -368,13 +363,13 @@ class _ConversationBody(GenerationBody, _TurnBody):
         if self.tool_choice in (None, "none", "auto") or not self.tools:
             return None
         is_forced = isinstance(self.tool_choice, dict)
-        name = (_named(self.tool_choice) or "") if is_forced else self.tools[0].function.name
-        schemas = (tool.function.parameters or {} for tool in self.tools if tool.function.name == name)
-        return next((CalledTool(name, schema, is_forced) for schema in schemas), None)
+        name = _named(self.tool_choice) if is_forced else self.tools[0].function.name
+        functions = (tool.function for tool in self.tools if tool.function.name == name)
+        return next((CalledTool(one.name, one.parameters or {}, is_forced) for one in functions), None)
 
     @property
     def guide(self) -> Guide | None:
-        """As of `GenerationBody`; a tool's arguments go first."""
+        # A tool's arguments go first.
         return super().guide if self.called is None else Guide("json", self.called.schema)
 
 
@@ -402,7 +397,6 @@ class ChatBody(_ConversationBody):
 
     @property
     def conversation(self) -> list[ChatMessage]:
-        """The messages; tools are the first."""
         return _conversation_of(self.messages or (), self.tools)
 
 
@@ -433,7 +427,6 @@ class TokenizeBody(_TurnBody):
 
     @property
     def conversation(self) -> list[ChatMessage]:
-        """The messages; tools are the first."""
         return _conversation_of(self.messages or (), self.tools)
 
     @model_validator(mode="after")
@@ -447,3 +440,29 @@ class DetokenizeBody(_Body):
     """/detokenize: token ids."""
 
     tokens: TokenIdList
+
+
+class ScoringBody(GenerationBody):
+    """A query, and the items that it is put together with, as texts or as token ids."""
+
+    query: str | TokenIdList | None = None
+    items: list[str] | list[TokenIdList] | None = None
+    label_token_ids: TokenIdList | None = None
+    item_first: bool = False
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "ScoringBody":
+        for name in ("query", "items", "label_token_ids"):
+            if not getattr(self, name):
+                raise FieldError(f"{name}: got none; give at least one")
+        return self
+
+    @property
+    def parts(self) -> list[list[str | list[int]]]:
+        """The texts or token ids of each prompt, one behind the other."""
+        query = self.query or ""
+        return [[item, query] if self.item_first else [query, item] for item in self.items or ()]
+
+    def wanted(self) -> Wanted:
+        """As of a `GenerationBody`: one token of each."""
+        return Wanted(max_tokens=1, ignore_eos=True)

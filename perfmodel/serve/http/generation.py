@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -14,16 +15,15 @@ from starlette.types import Receive, Scope, Send
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
 from perfmodel.serve.emulator import Emulator, Order, RequestParams, beyond_context
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody, ScoringBody
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
-from perfmodel.serve.http.reading import HttpError, checked, in_style, not_a_model, read_any, read_json
+from perfmodel.serve.http.reading import Body, HttpError, checked, in_style, not_a_model, read_any, read_json
 from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
 from perfmodel.serve.http.shapes import (
     AnswerHead,
     AskedAnswer,
     ChatShape,
     CompletionShape,
-    ScoringBody,
     ScoringShape,
     StreamShape,
     WholeShape,
@@ -98,7 +98,7 @@ class Generation:
 
     async def complete(self, call: Call) -> None:
         """/v1/completions"""
-        body = await read_json(call.scope, call.receive, self._settings, CompletionBody)
+        body = await self._read(call, CompletionBody)
         await self._complete(body, self._models.check(body.model), call)
 
     async def _complete(self, body: CompletionBody, model: str, call: Call) -> None:
@@ -107,7 +107,7 @@ class Generation:
 
     async def chat(self, call: Call) -> None:
         """/v1/chat/completions"""
-        body = await read_json(call.scope, call.receive, self._settings, ChatBody)
+        body = await self._read(call, ChatBody)
         await self._chat(body, self._models.check(body.model), call)
 
     async def _chat(self, body: ChatBody, model: str, call: Call) -> None:
@@ -116,28 +116,27 @@ class Generation:
 
     async def batch(self, call: Call) -> None:
         """/v1/chat/completions/batch, which has no stream"""
-        body = await read_json(call.scope, call.receive, self._settings, BatchBody)
+        body = (await self._read(call, BatchBody)).model_copy(update={"stream": False})
         model, prompts = self._models.check(body.model), [self._prompt(messages) for messages in body.conversations]
-        body = body.model_copy(update={"stream": False})
         await self._answer(body, prompts, model, partial(ChatShape, body, self._vocabulary), call)
 
     async def respond(self, call: Call) -> None:
         """/v1/responses"""
-        body = await read_json(call.scope, call.receive, self._settings, ResponsesBody)
+        body = await self._read(call, ResponsesBody)
         model, chat = self._models.check(body.model), checked(body.chat)
         shape = partial(ResponsesShape, body, chat, self._vocabulary)
         await self._answer(chat, [self._prompt(chat.conversation)], model, shape, call)
 
     async def message(self, call: Call) -> None:
         """/v1/messages"""
-        body = await read_json(call.scope, call.receive, self._settings, MessagesBody)
+        body = await self._read(call, MessagesBody)
         with in_style("anthropic"):
             model, chat = self._models.check(body.model), checked(body.chat)
             await self._answer(chat, [self._prompt(chat.conversation)], model, partial(MessagesShape, chat), call)
 
     async def count_tokens(self, call: Call) -> None:
         """/v1/messages/count_tokens"""
-        body = await read_json(call.scope, call.receive, self._settings, CountBody)
+        body = await self._read(call, CountBody)
         with in_style("anthropic"):
             self._models.check(body.model)
             count = len(self._prompt(checked(body.chat).conversation))
@@ -146,23 +145,26 @@ class Generation:
 
     async def invoke(self, call: Call) -> None:
         """/invocations, of SageMaker: a chat or a completion, of whatever model"""
-        data = await read_any(call.scope, call.receive, self._settings)
+        data, model = await read_any(call.scope, call.receive, self._settings), self._models.names[0]
         if not isinstance(data, dict):
             raise HttpError(400, "body: expected an object, of a chat or a completion", "BadRequestError")
         if "messages" in data:
-            await self._chat(checked(lambda: ChatBody.model_validate(data)), self._models.names[0], call)
+            await self._chat(checked(lambda: ChatBody.model_validate(data)), model, call)
         else:
-            await self._complete(checked(lambda: CompletionBody.model_validate(data)), self._models.names[0], call)
+            await self._complete(checked(lambda: CompletionBody.model_validate(data)), model, call)
 
     async def score(self, call: Call) -> None:
         """/generative_scoring: each item with the query is a prompt, for one token"""
-        body = await read_json(call.scope, call.receive, self._settings, ScoringBody)
+        body = await self._read(call, ScoringBody)
         body = body.model_copy(update={"stream": False})  # scores are not streamed; vLLM's request has no such field
         model = self._models.check(body.model)
         if max(body.label_token_ids or ()) >= self._vocabulary.size:
             raise HttpError(400, "label_token_ids: got one that is not in the vocabulary", "BadRequestError")
         prompts = [np.concatenate([self._ids(part) for part in parts]) for parts in body.parts]
         await self._answer(body, prompts, model, ScoringShape, call)
+
+    async def _read(self, call: Call, kind: type[Body]) -> Body:
+        return await read_json(call.scope, call.receive, self._settings, kind)
 
     def _ids(self, prompt: str | list[int]) -> TokenIds:
         """Token ids of a text, or those that are given. Raises HttpError for one that the vocabulary does not have."""
@@ -185,28 +187,20 @@ class Generation:
         param = "max_tokens" if isinstance(error, LimitError) else "input_tokens"
         return HttpError(400, str(error), "BadRequestError", param)
 
-    def _truncated(self, body: GenerationBody, prompt: TokenIds) -> TokenIds:
-        """The end of `prompt` that the request asks for."""
-        most = body.truncate_prompt_tokens
-        if most is None:
-            return prompt
-        if most > self._emulator.max_model_len:
-            text = f"truncate_prompt_tokens: got {most}; expected at most {self._emulator.max_model_len}"
-            raise HttpError(400, text, "BadRequestError", "truncate_prompt_tokens")
-        most = self._emulator.max_model_len - 1 if most < 0 else most
-        return prompt[max(len(prompt) - most, 0) :]
-
     async def _answer(
         self, body: GenerationBody, prompts: list[TokenIds], model: str, shape_of: Callable[..., WholeShape], call: Call
     ) -> None:
         """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
-        self._check_number(len(prompts) * body.n)
+        limit, num_answers = self._settings.max_answers, len(prompts) * body.n
+        if num_answers > limit:
+            text = f"n: found {num_answers} answers (prompts times n), allowed {limit}"
+            raise HttpError(400, text, "BadRequestError", "n")
         if any(not name.isdecimal() or int(name) >= self._vocabulary.size for name in body.logit_bias or ()):
             raise HttpError(400, "logit_bias: got a token that the vocabulary lacks", "BadRequestError", "logit_bias")
         headers, options = Headers(scope=call.scope), body.stream_options
         self._num_taken += 1
         breaks_at = self._faults.check(self._num_taken)
-        asked = self._asked(body, [self._truncated(body, prompt) for prompt in prompts], model, headers)
+        asked = self._asked(body, prompts, self._models.adapter(model), headers.get("x-session-id"))
         outlet = Outlet(call.send)
         if breaks_at is not None:
             outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
@@ -224,46 +218,37 @@ class Generation:
             if not reply.is_over:
                 reply.abort()
 
-    def _check_number(self, num_answers: int) -> None:
-        limit = self._settings.max_answers
-        if num_answers > limit:
-            said = f"n: found {num_answers} answers (prompts times n), allowed {limit}"
-            raise HttpError(400, said, "BadRequestError", "n")
-
-    def _asked(self, body: GenerationBody, prompts: list[TokenIds], model: str, headers: Headers) -> list[AskedAnswer]:
+    def _asked(
+        self, body: GenerationBody, prompts: list[TokenIds], adapter: str | None, session: str | None
+    ) -> list[AskedAnswer]:
         """All answers that are asked for. Raises HttpError for prompts that are too long, or too many tokens in all."""
-        session = headers.get("x-session-id") or body.user or None
-        wanted, salt = body.wanted(), body.cache_salt
+        wanted, salt, longest = body.wanted(), body.cache_salt, self._emulator.max_model_len
         if body.has_prompt_logprobs:
             # Cached tokens have no logprobs, so vLLM does not read such prompts from the prefix cache
             # (SamplingParams.skip_reading_prefix_cache). Here later requests do not reuse their blocks, either.
             salt = f"{salt}/prompt logprobs of {self._num_taken}"
+        if (most := body.truncate_prompt_tokens) is not None:
+            if most > longest:
+                text = f"truncate_prompt_tokens: got {most}; expected at most {longest}"
+                raise HttpError(400, text, "BadRequestError", "truncate_prompt_tokens")
+            most = longest - 1 if most < 0 else most
+            prompts = [prompt[max(len(prompt) - most, 0) :] for prompt in prompts]
         asked: list[AskedAnswer] = []
         num_tokens = 0
-        for number, prompt in enumerate(prompts):
-            for choice in range(body.n):
-                try:
-                    answer = self._writer.write(wanted, prompt, choice)
-                except WorkloadError as error:
-                    raise self._too_long(error) from None
-                ids = np.concatenate([prompt, answer.ids])
-                num_tokens += len(ids)
-                if num_tokens > _MOST_TOKENS and len(asked):
-                    raise HttpError(
-                        400,
-                        f"the answers asked for have more than {_MOST_TOKENS} tokens with their prompts; ask for fewer",
-                        "BadRequestError",
-                    )
-                known = block_hashes(ids, self._emulator.block_size, salt, self._models.adapter(model))
-                params = RequestParams(
-                    answer.finish_reason,
-                    wanted.max_tokens,
-                    None if choice else body.n,
-                    self._models.adapter(model),
-                    ids,
-                )
-                order = Order(len(prompt), len(answer.ids), known, body.priority, session, params)
-                asked.append(AskedAnswer(order, answer, number, choice))
+        for (number, prompt), choice in product(enumerate(prompts), range(body.n)):
+            try:
+                answer = self._writer.write(wanted, prompt, choice)
+            except WorkloadError as error:
+                raise self._too_long(error) from None
+            ids = np.concatenate([prompt, answer.ids])
+            num_tokens += len(ids)
+            if num_tokens > _MOST_TOKENS and asked:
+                text = f"the answers asked for have more than {_MOST_TOKENS} tokens with their prompts; ask for fewer"
+                raise HttpError(400, text, "BadRequestError")
+            blocks, n = block_hashes(ids, self._emulator.block_size, salt, adapter), None if choice else body.n
+            params = RequestParams(answer.finish_reason, wanted.max_tokens, n, adapter, ids)
+            order = Order(len(prompt), len(answer.ids), blocks, body.priority, session or body.user or None, params)
+            asked.append(AskedAnswer(order, answer, number, choice))
         return asked
 
 
@@ -272,8 +257,8 @@ async def _until_gone(receive: Receive, outlet: Outlet) -> None:
     if isinstance(outlet, BreakingOutlet):
         waiting = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(outlet.broken.wait())]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()
     else:
         await _gone(receive)
     await outlet.drained()

@@ -2,16 +2,20 @@
 stored, as in vLLM by default."""
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from perfmodel.serve.http.bodies import ChatBody
 from perfmodel.serve.http.reading import ErrorStyle, FieldError, HttpError
-from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, chat_logprobs, compact, text_of
+from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, chat_logprobs, compact
 from perfmodel.serve.tokens import Vocabulary
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+def _event(kind: str, **fields: Any) -> bytes:
+    """A server-sent event with a name."""
+    return f"event: {kind}\ndata: ".encode() + compact({"type": kind, **fields}) + b"\n\n"
 
 
 class _Message(BaseModel):
@@ -19,6 +23,18 @@ class _Message(BaseModel):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
+
+    def as_chat(self) -> dict[str, Any]:
+        """As a chat has it: calls of tools and their results are texts there."""
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        parts = []
+        for part in self.content:
+            if part.get("type") not in ("text", "image"):
+                content = part.get("thinking", part.get("content", part.get("input", "")))
+                part = {"type": "text", "text": content if isinstance(content, str) else json.dumps(content)}
+            parts.append(part)
+        return {"role": self.role, "content": parts}
 
 
 class CountBody(BaseModel):
@@ -35,13 +51,14 @@ class CountBody(BaseModel):
     def chat(self, **more: Any) -> ChatBody:
         """The same as a chat, with `more` of its fields. Raises ValidationError as of that."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        tools = [{"type": "function", "function": _function(tool)} for tool in self.tools or ()]
-        kind = (self.tool_choice or {}).get("type")
-        choice: Any = _CHOICES.get(str(kind))
-        if kind == "tool":
-            choice = {"type": "function", "function": {"name": (self.tool_choice or {}).get("name")}}
-        messages = [{"role": message.role, "content": _content(message.content)} for message in self.messages]
-        fields = {"model": self.model, "messages": system + messages if messages else [], "tools": tools or None}
+        names = {"name": "name", "description": "description", "parameters": "input_schema"}
+        tools = [{"function": {ours: tool.get(theirs) for ours, theirs in names.items()}} for tool in self.tools or ()]
+        given = self.tool_choice or {}
+        choice: Any = {"auto": "auto", "any": "required", "none": "none"}.get(str(given.get("type")))
+        if given.get("type") == "tool":
+            choice = {"type": "function", "function": {"name": given.get("name")}}
+        messages = system + [message.as_chat() for message in self.messages] if self.messages else []
+        fields = {"model": self.model, "messages": messages, "tools": tools or None}
         return ChatBody.model_validate({**fields, "tool_choice": choice if tools else None, **more})
 
 
@@ -63,30 +80,8 @@ class MessagesBody(CountBody):
     metadata: dict[str, Any] | None = None
 
     def chat(self, **more: Any) -> ChatBody:
-        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
-        user = (self.metadata or {}).get("user_id")
-        return super().chat(
-            **{name: getattr(self, name) for name in names}, stop=self.stop_sequences, user=user, **more
-        )
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
-
-
-def _content(content: str | list[dict[str, Any]]) -> Any:
-    """Contents as a chat has them: calls of tools and their results are texts there."""
-    if isinstance(content, str):
-        return content
-    return [
-        part if part.get("type") in ("text", "image") else {"type": "text", "text": _part_as_text(part)}
-        for part in content
-    ]
-
-
-def _part_as_text(part: dict[str, Any]) -> str:
-    content = part.get("thinking", part.get("content", part.get("input", "")))
-    return content if isinstance(content, str) else json.dumps(content)
+        same = {name: getattr(self, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
+        return super().chat(**same, stop=self.stop_sequences, user=(self.metadata or {}).get("user_id"), **more)
 
 
 class MessagesShape:
@@ -96,73 +91,59 @@ class MessagesShape:
     preamble, has_done = b"", False
 
     def __init__(self, chat: ChatBody, head: AnswerHead, asked: list[AskedAnswer]) -> None:
-        self._answer, self._called, self._asked = asked[0].answer, chat.called, asked[0]
+        self._answer, self._called, self._order = asked[0].answer, chat.called, asked[0].order
         self._head = {"id": f"chatcmpl-{head.request_id}", "type": "message", "role": "assistant", "model": head.model}
-        self._call_id = f"toolu_{head.request_id}"
+        self._call_id, reason = f"toolu_{head.request_id}", self._answer.stop_reason
+        self._stop = {"stop_reason": "end_turn", "stop_sequence": reason if isinstance(reason, str) else None}
+        if self._answer.finish_reason == "length":
+            self._stop["stop_reason"] = "max_tokens"
+        elif isinstance(reason, str):
+            self._stop["stop_reason"] = "stop_sequence"
+        elif self._called is not None and not self._called.is_forced:
+            self._stop["stop_reason"] = "tool_use"
 
     def opening(self, index: int) -> bytes:
-        usage = {"input_tokens": self._asked.order.num_prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self._order.num_prompt_tokens, "output_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        block = {"type": "text", "text": ""} if self._called is None else self._use({})
         start = _event("message_start", message={**self._head, **empty})
-        return start + _event("content_block_start", index=0, content_block=block)
+        return start + _event("content_block_start", index=0, content_block=self._block("", {}))
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
-        piece = self._answer.pieces[place]
         kind, name = ("text_delta", "text") if self._called is None else ("input_json_delta", "partial_json")
-        return _event("content_block_delta", index=0, delta={"type": kind, name: piece})
+        return _event("content_block_delta", index=0, delta={"type": kind, name: self._answer.pieces[place]})
 
     def closing(self, usage: TokenCounts) -> bytes:
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        end = _event("content_block_stop", index=0) + _event("message_delta", delta=delta, usage=_counts(usage))
-        return end + _event("message_stop")
+        end = _event("message_delta", delta=self._stop, usage=self._counts(usage))
+        return _event("content_block_stop", index=0) + end + _event("message_stop")
 
     def whole(self, usage: TokenCounts) -> bytes:
-        text = text_of(self._answer)
-        block = {"type": "text", "text": text} if self._called is None else self._use(_parsed(text))
-        value = {**self._head, "content": [block], "stop_reason": self._stop_reason, "usage": _counts(usage)}
-        return compact(value if self._stop_sequence is None else {**value, "stop_sequence": self._stop_sequence})
+        text, arguments = self._answer.text, {}
+        with suppress(json.JSONDecodeError):  # of arguments that were cut off, and of texts, which have none
+            arguments = json.loads(text)
+        sequence = {name: value for name, value in self._stop.items() if name == "stop_sequence" and value is not None}
+        value = {**self._head, "content": [self._block(text, arguments)], "stop_reason": self._stop["stop_reason"]}
+        return compact({**value, "usage": self._counts(usage), **sequence})
 
-    def _use(self, given: Any) -> dict[str, Any]:
-        name = "" if self._called is None else self._called.name
-        return {"type": "tool_use", "id": self._call_id, "name": name, "input": given}
+    def _block(self, text: str, arguments: Any) -> dict[str, Any]:
+        if self._called is None:
+            return {"type": "text", "text": text}
+        return {"type": "tool_use", "id": self._call_id, "name": self._called.name, "input": arguments}
 
-    @property
-    def _stop_reason(self) -> str:
-        if self._answer.finish_reason == "length":
-            return "max_tokens"
-        if self._stop_sequence is not None:
-            return "stop_sequence"
-        return "tool_use" if self._called is not None and not self._called.is_forced else "end_turn"
-
-    @property
-    def _stop_sequence(self) -> str | None:
-        reason = self._answer.stop_reason
-        return reason if isinstance(reason, str) else None
-
-
-def _parsed(text: str) -> Any:
-    """What the arguments say; nothing where they were cut off."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return {}
+    def _counts(self, usage: TokenCounts) -> dict[str, int]:
+        cached, created = usage.num_cached_tokens, usage.num_created_tokens
+        return {
+            "input_tokens": usage.num_prompt_tokens - cached - created,
+            "output_tokens": usage.num_output_tokens,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": cached,
+        }
 
 
-def _counts(usage: TokenCounts) -> dict[str, int]:
-    cached, created = usage.num_cached_tokens, usage.num_created_tokens
-    counts = {"input_tokens": usage.num_prompt_tokens - cached - created, "output_tokens": usage.num_output_tokens}
-    return {**counts, "cache_creation_input_tokens": created, "cache_read_input_tokens": cached}
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: ".encode() + compact({"type": kind, **fields}) + b"\n\n"
-
-
-_KEPT = ("instructions", "metadata", "parallel_tool_calls", "background", "max_output_tokens", "service_tier", "user")
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+_REPEATED = ("instructions", "metadata", "parallel_tool_calls", "background", "max_output_tokens", "service_tier")
 _NEVER = ("max_tool_calls", "previous_response_id", "prompt", "kv_transfer_params", "ec_transfer_params")
 _UNSET_TOOL = ("strict", "allowed_callers", "async", "defer_loading", "description", "output_schema")
 
@@ -212,22 +193,27 @@ class ResponsesBody(BaseModel):
         form = (self.text or {}).get("format") or {"type": "text"}
         return ChatBody.model_validate(
             {
-                "model": self.model,
-                "messages": [] if not items else system + [_message(item) for item in items],
+                **{name: getattr(self, name) for name in ("model", "stream", "user", *_SAMPLING)},
+                "messages": system + [self._message(item) for item in items] if items else [],
                 "max_tokens": self.max_output_tokens,
-                "stream": self.stream,
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "presence_penalty": self.presence_penalty,
-                "frequency_penalty": self.frequency_penalty,
                 "tools": tools or None,
                 "tool_choice": choice if tools else None,
                 "logprobs": has_logprobs,
                 "top_logprobs": self.top_logprobs if has_logprobs else None,
                 "response_format": {**form, "json_schema": form} if form["type"] == "json_schema" else form,
-                "user": self.user,
             }
         )
+
+    def _message(self, item: dict[str, Any]) -> dict[str, Any]:
+        kind = item.get("type", "message")
+        if kind == "function_call":
+            call = {"name": item.get("name"), "arguments": item.get("arguments")}
+            return {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+        if kind == "function_call_output":
+            return {"role": "tool", "content": item.get("output")}
+        if kind != "message":
+            raise FieldError(f"input: got an item of type {str(kind)[:40]!r}; expected messages and function calls")
+        return item
 
     @property
     def description(self) -> dict[str, Any]:
@@ -237,7 +223,7 @@ class ResponsesBody(BaseModel):
         if text is not None and text.get("format", {}).get("type") == "json_schema":
             text = {"verbosity": None, **text, "format": {"description": None, "strict": None, **text["format"]}}
         return {
-            **{name: getattr(self, name) for name in _KEPT},
+            **{name: getattr(self, name) for name in (*_REPEATED, "user")},
             **dict.fromkeys(_NEVER),
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": 1.0 if self.top_p is None else self.top_p,
@@ -259,18 +245,6 @@ def no_response(name: str) -> HttpError:
     return HttpError(404, f"Response `{name[:80]}` is not stored here.", "invalid_request_error", "response_id")
 
 
-def _message(item: dict[str, Any]) -> dict[str, Any]:
-    kind = item.get("type", "message")
-    if kind == "function_call":
-        call = {"name": item.get("name"), "arguments": item.get("arguments")}
-        return {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
-    if kind == "function_call_output":
-        return {"role": "tool", "content": item.get("output")}
-    if kind != "message":
-        raise FieldError(f"input: got an item of type {str(kind)[:40]!r}; expected messages and function calls")
-    return item
-
-
 class ResponsesShape:
     """A response, of which there is one answer: a message, or the call of a tool.
 
@@ -286,16 +260,15 @@ class ResponsesShape:
         self._body, self._chat, self._answer, self._vocabulary = body, chat, asked[0].answer, vocabulary
         self._head = {"id": f"resp_{head.request_id}", "created_at": head.created, "model": head.model}
         self._item_id, self._called = f"{'msg' if chat.called is None else 'fc'}_{head.request_id}", chat.called
-        self._num_events = 0
-        begun = self._response("in_progress", [], None)
-        kinds = ("response.created", "response.in_progress")
-        self.preamble = b"".join(self._event(kind, response=begun) for kind in kinds)
+        self._num_events, begun = 0, self._response("in_progress", [], None)
+        self.preamble = self._event("response.created", response=begun)
+        self.preamble += self._event("response.in_progress", response=begun)
 
     def opening(self, index: int) -> bytes:
         added = self._event("response.output_item.added", item=self._item("in_progress"), output_index=0)
         if self._called is not None:
             return added
-        return added + self._of_item("response.content_part.added", content_index=0, part=self._part("", []))
+        return added + self._item_event("response.content_part.added", content_index=0, part=self._part("", []))
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         """As of a `StreamShape`: each event has a number."""
@@ -304,18 +277,17 @@ class ResponsesShape:
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         piece = self._answer.pieces[place]
         if self._called is not None:
-            return self._of_item("response.function_call_arguments.delta", delta=piece)
-        return self._of_item("response.output_text.delta", content_index=0, delta=piece, logprobs=[])
+            return self._item_event("response.function_call_arguments.delta", delta=piece)
+        return self._item_event("response.output_text.delta", content_index=0, delta=piece, logprobs=[])
 
     def closing(self, usage: TokenCounts) -> bytes:
-        text = text_of(self._answer)
+        text, item = self._answer.text, self._item("completed")
         if self._called is not None:
-            events = self._of_item("response.function_call_arguments.done", arguments=text, name=self._called.name)
-            item = self._item("completed")
+            events = self._item_event("response.function_call_arguments.done", arguments=text, name=self._called.name)
         else:
-            events = self._of_item("response.output_text.done", content_index=0, logprobs=[], text=text)
-            events += self._of_item("response.content_part.done", content_index=0, part=self._part(text, None))
-            item = {**self._item("completed"), "summary": []}
+            events = self._item_event("response.output_text.done", content_index=0, logprobs=[], text=text)
+            events += self._item_event("response.content_part.done", content_index=0, part=self._part(text, None))
+            item["summary"] = []
         events += self._event("response.output_item.done", item=item, output_index=0)
         return events + self._event("response.completed", response=self._ended(usage))
 
@@ -323,46 +295,32 @@ class ResponsesShape:
         return compact(self._ended(usage))
 
     def _ended(self, usage: TokenCounts) -> dict[str, Any]:
-        status = "incomplete" if self._answer.finish_reason == "length" else "completed"
+        per_turn: dict[str, list[int]] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+        tool = {"tool_output_tokens": 0, "output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
         counts = {
             "input_tokens": usage.num_prompt_tokens,
-            "input_tokens_details": {
-                "cached_tokens": usage.num_cached_tokens,
-                "input_tokens_per_turn": [],
-                "cached_tokens_per_turn": [],
-            },
+            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, **per_turn},
             "output_tokens": usage.num_output_tokens,
-            "output_tokens_details": {
-                "reasoning_tokens": 0,
-                "tool_output_tokens": 0,
-                "output_tokens_per_turn": [],
-                "tool_output_tokens_per_turn": [],
-            },
-            "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0, **tool},
+            "total_tokens": usage.num_tokens,
         }
+        status = "incomplete" if self._answer.finish_reason == "length" else "completed"
         return self._response(status, [self._item("completed")], counts)
 
     def _response(self, status: str, output: list[Any], usage: Any) -> dict[str, Any]:
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        fields = {
-            "object": "response",
-            "status": status,
-            "incomplete_details": reason,
-            "output": output,
-            "usage": usage,
-        }
-        return {**self._head, **self._body.description, **fields}
+        state = {"object": "response", "status": status, "incomplete_details": reason}
+        return {**self._head, **self._body.description, **state, "output": output, "usage": usage}
 
     def _item(self, status: str) -> dict[str, Any]:
         """The message or the call, of which nothing is there yet while in progress."""
-        is_done, text, logprobs = status == "completed", text_of(self._answer), None
+        is_done, text, logprobs = status == "completed", self._answer.text, None
         if self._called is not None:
             call = {"arguments": text if is_done else "", "call_id": f"call_{self._item_id}", "name": self._called.name}
             unset = dict.fromkeys(("async", "caller", "namespace"))
             return {"id": self._item_id, "type": "function_call", "status": status, **call, **unset}
-        if self._chat.num_logprobs is not None:
-            ids = [int(one) for one in self._answer.ids]
-            logprobs = chat_logprobs(self._vocabulary, ids, self._answer.pieces, self._chat.num_logprobs)
+        if (count := self._chat.num_logprobs) is not None:
+            logprobs = chat_logprobs(self._vocabulary, self._answer.ids, self._answer.pieces, count)
         content = [self._part(text, logprobs)] if is_done else []
         fields = {"type": "message", "role": "assistant", "status": status, "content": content, "phase": None}
         return {"id": self._item_id, **fields}
@@ -370,10 +328,9 @@ class ResponsesShape:
     def _part(self, text: str, logprobs: list[Any] | None) -> dict[str, Any]:
         return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
 
-    def _of_item(self, kind: str, **fields: Any) -> bytes:
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._item_id, output_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        value = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return f"event: {kind}\ndata: ".encode() + compact(value) + b"\n\n"
+        return _event(kind, sequence_number=self._num_events - 1, **fields)

@@ -112,47 +112,41 @@ def not_a_model(name: str) -> HttpError:
     return HttpError(404, f"The model `{name[:_LONGEST_VALUE]}` does not exist.", "NotFoundError", "model")
 
 
-def unreadable(error: ValidationError, data: bytes = b"") -> HttpError:
+def _unreadable(error: ValidationError, data: bytes) -> HttpError:
     """A body with wrong fields: which, and what was expected there. data: the body, to say where its JSON ends"""
     errors = error.errors(include_url=False)
-    messages = []
-    for one in errors[:_MOST_SAID]:
-        names = ".".join(str(part) for part in one["loc"])
-        if isinstance(one.get("ctx", {}).get("error"), FieldError):
-            messages.append(str(one["ctx"]["error"]))
-        else:
-            start = f"{names}: got {repr(one['input'])[:_LONGEST_VALUE]}; " if names else "body: "
-            messages.append(f"{start}{one['msg']}")
-    more = f" (and {len(errors) - _MOST_SAID} more)" if len(errors) > _MOST_SAID else ""
-    name = str(errors[0]["loc"][0]) if len(errors[0]["loc"]) == 1 else ""
-    if name in _CHECKED_LATE and errors[0]["type"] in _BOUNDS:
-        return HttpError(400, "; ".join(messages) + more, "BadRequestError", _CHECKED_LATE[name])
-    cause = errors[0].get("ctx", {}).get("error")
+    message = "; ".join(map(_mistake, errors[:_MOST_SAID]))
+    message += f" (and {len(errors) - _MOST_SAID} more)" if len(errors) > _MOST_SAID else ""
+    first, place, cause = errors[0], errors[0]["loc"], errors[0].get("ctx", {}).get("error")
+    if len(place) == 1 and place[0] in _CHECKED_LATE and first["type"] in _BOUNDS:
+        return HttpError(400, message, "BadRequestError", _CHECKED_LATE[str(place[0])])
     if isinstance(cause, FieldError):
         kind = None if (cause.param or "").startswith("body.") else "BadRequestError"
-        return HttpError(400, "; ".join(messages) + more, kind, cause.param)
+        return HttpError(400, message, kind, cause.param)
     # Of a field that may be one of several kinds, the kind that is right for longest.
-    places = [_field_path(one["loc"]) for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    place = [_json_end(data)] if errors[0]["type"] == "json_invalid" else max(places, key=len)
-    return HttpError(400, "; ".join(messages) + more, param=".".join(["body", *filter(None, place)]))
+    path = max((_field_path(one["loc"]) for one in errors if one["loc"][:1] == place[:1]), key=len)
+    if first["type"] == "json_invalid":
+        path = []
+        try:
+            json.loads(data)
+        except json.JSONDecodeError as ending:  # the character at which it stops being JSON
+            path = [str(ending.pos)] if data else []
+        except (ValueError, RecursionError):  # no UTF-8, too deep, or a number of thousands of digits
+            pass
+    return HttpError(400, message, param=".".join(["body", *path]))
 
 
-def _json_end(data: bytes) -> str:
-    """The character at which `data` stops being JSON; none of an empty body."""
-    try:
-        json.loads(data)
-    except json.JSONDecodeError as error:
-        return str(error.pos) if data else ""
-    except (ValueError, RecursionError):  # no UTF-8, too deep, or a number of thousands of digits
-        pass
-    return ""
+def _mistake(error: Any) -> str:
+    if isinstance(cause := error.get("ctx", {}).get("error"), FieldError):
+        return str(cause)
+    names = ".".join(map(str, error["loc"]))
+    return f"{names}: got {repr(error['input'])[:_LONGEST_VALUE]}; {error['msg']}" if names else f"body: {error['msg']}"
 
 
 def _field_path(place: tuple[int | str, ...]) -> list[str]:
     """The names of fields and numbers of items on the way to a field, without the kinds that pydantic tries there."""
-    return [
-        str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part not in ("str", "int"))
-    ]
+    kinds = ("str", "int")
+    return [str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part not in kinds)]
 
 
 # vLLM's server asks for its key below /v1 alone; its /invocations and /generative_scoring generate for anybody, and its
@@ -181,25 +175,17 @@ class Guard:
         if (why := self._hosts.refusal(headers.get("host"))) is not None:
             raise HttpError(400, why)
         if self._key is not None and path.startswith(_KEYED) and scope["method"] != "OPTIONS":
-            self._check_key(headers.get("authorization", ""))
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            is_right = hmac.compare_digest(sha256(key.encode("utf-8", "surrogateescape")).digest(), self._key)
+            if scheme.lower() != "bearer" or not is_right:
+                raise HttpError(401, "Unauthorized", headers={"www-authenticate": "Bearer"})
         if path in _CHANGES and is_cross_site(headers):
             raise HttpError(403, "a form, or a page of another site, asks for it; send it from a program")
         if self._settings.cold_start_s and path not in _ANYTIME:
-            self._check_ready()
-
-    def _check_key(self, given: str) -> None:
-        scheme, _, key = given.partition(" ")
-        digest = sha256(key.encode("utf-8", "surrogateescape")).digest()
-        assert self._key is not None
-        is_right = hmac.compare_digest(digest, self._key)
-        if scheme.lower() != "bearer" or not is_right:
-            raise HttpError(401, "Unauthorized", headers={"www-authenticate": "Bearer"})
-
-    def _check_ready(self) -> None:
-        left = (self._settings.cold_start_s - self._clock.elapsed_s) / self._clock.speed
-        if left > 0:
-            after = {"retry-after": str(int(left) + 1)}
-            raise HttpError(503, f"weights are loading for {left:.1f} s more", "ServiceUnavailableError", headers=after)
+            left = (self._settings.cold_start_s - self._clock.elapsed_s) / self._clock.speed
+            if left > 0:
+                after, text = {"retry-after": str(int(left) + 1)}, f"weights are loading for {left:.1f} s more"
+                raise HttpError(503, text, "ServiceUnavailableError", headers=after)
 
 
 _MOST_DIGITS = 18  # of a length; Python reads no number of thousands of them
@@ -229,7 +215,7 @@ def checked(read: Callable[[], Body], data: bytes = b"") -> Body:
     try:
         return read()
     except ValidationError as error:
-        raise unreadable(error, data) from None
+        raise _unreadable(error, data) from None
     except FieldError as error:
         raise HttpError(400, str(error), "BadRequestError", error.param) from None
     except RecursionError:
@@ -237,47 +223,33 @@ def checked(read: Callable[[], Body], data: bytes = b"") -> Body:
 
 
 async def _json_bytes(scope: Scope, receive: Receive, settings: ServerSettings) -> bytes:
-    media = Headers(scope=scope).get("content-type", "").split(";")[0].strip().lower()
+    """All bytes of a body. Raises HttpError for too many or too slow ones, and for what says to be no JSON."""
+    headers, parts, size = Headers(scope=scope), list[bytes](), 0
+    media = headers.get("content-type", "").split(";")[0].strip().lower()
     if media != "application/json":
         raise HttpError(400, f"content-type: got {media[:40]!r}; expected application/json")
-    return await read_body(scope, receive, settings)
-
-
-async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) -> bytes:
-    """All bytes of a request's body. Raises HttpError for too many or too slow ones."""
-    length = Headers(scope=scope).get("content-length", "0")
-    if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > settings.max_body_bytes):
-        raise _too_large(settings)
+    close, most = {"connection": "close"}, settings.max_body_bytes
+    too_large = HttpError(413, f"the body has more than {most} bytes; send less", headers=close)
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > most):
+        raise too_large
     try:
         async with asyncio.timeout(settings.arrival_s):
-            return await _all_of(receive, settings)
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise HttpError(400, "the client has gone before its request was complete")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > most:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return b"".join(parts)
     except TimeoutError:
-        raise HttpError(
-            408, f"the body took more than {settings.arrival_s:g} s to come", headers={"connection": "close"}
-        ) from None
-
-
-async def _all_of(receive: Receive, settings: ServerSettings) -> bytes:
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise HttpError(400, "the client has gone before its request was complete")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > settings.max_body_bytes:
-            raise _too_large(settings)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        raise HttpError(408, f"the body took more than {settings.arrival_s:g} s to come", headers=close) from None
 
 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """The Content-Length among `headers`; 0 without one that is a number."""
     length = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
     return int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else 0
-
-
-def _too_large(settings: ServerSettings) -> HttpError:
-    return HttpError(
-        413, f"the body has more than {settings.max_body_bytes} bytes; send less", headers={"connection": "close"}
-    )

@@ -88,14 +88,13 @@ class FaultDraws:
 
         Raises HttpError for one that is to fail at once.
         """
-        kind = self._shares.of(number) if self._is_on else len(self._kinds)
-        if kind == len(self._kinds):
+        place = self._shares.of(number) if self._is_on else len(self._kinds)
+        if place == len(self._kinds):
             return None
-        name = self._kinds[kind]
-        if name == "429":
+        if self._kinds[place] == "429":
             again = {"retry-after": "1"}
             raise HttpError(429, "too many requests, says --fail; try again", "RateLimitError", headers=again)
-        if name == "500":
+        if self._kinds[place] == "500":
             raise HttpError(500, "the engine has failed, says --fail", "InternalServerError")
         return float(uniform_draws(self._seed, number, 1)[0])
 
@@ -129,20 +128,13 @@ _LOST = {
 }
 
 
-def _over_rate(wait_s: float) -> HttpError:
-    """The gateway takes the next request in so many seconds."""
-    after = {"retry-after": str(max(ceil(wait_s), 1))}
-    return HttpError(429, "more requests than the gateway's rate_limit; try again", "RateLimitError", headers=after)
-
-
 class CachedCounts(Observer):
-    """Prompt tokens that prefix caches had, of the answers that are waited for here."""
+    """Prompt tokens that prefix caches had, of the answers that are waited for here, by their numbers (`choices`)."""
 
     def __init__(self) -> None:
         self.choices: dict[int, _Choice] = {}
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
-        """Note what was cached of `request`."""
         choice = self.choices.get(request.request_id)
         if choice is not None:
             choice.num_cached_tokens = request.num_cached_tokens
@@ -168,12 +160,11 @@ class HttpReply:
         stream: StreamShape | None = None,
         with_counts: bool = False,
     ) -> None:
-        self.shape, self.with_counts, self.outlet = shape, with_counts, outlet
+        self.emulator, self.counts, self.with_counts, self.outlet = emulator, counts, with_counts, outlet
         self.is_over = False  # nothing more is to be sent
-        self._emulator, self._counts = emulator, counts
-        self.stream, self._has_begun = stream, False
+        self._shape, self._stream, self._has_begun = shape, stream, False
         self._choices = [
-            _Choice(self, index, one) if stream is None else _Streamed(self, stream, index, one)
+            _Choice(self, one) if stream is None else _Streamed(self, one, stream, index)
             for index, one in enumerate(asked)
         ]
         self._num_open = len(asked)
@@ -183,11 +174,11 @@ class HttpReply:
         try:
             for choice in self._choices:
                 if not self.is_over:
-                    choice.submit(self._emulator, self._counts, replica, arrived)
+                    choice.submit(replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self.stream is not None:
-            self._emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
+        if self._stream is not None:
+            self.emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
             if not self.is_over:
                 self.begin()
 
@@ -196,14 +187,14 @@ class HttpReply:
         if not self._has_begun:
             self._has_begun = True
             self.outlet.start(200, _EVENTS)
-            if self.stream is not None and self.stream.preamble:
-                self.outlet.body(self.stream.preamble)
+            if self._stream is not None and self._stream.preamble:
+                self.outlet.body(self._stream.preamble)
 
     def abort(self) -> None:
         """Nobody waits any more."""
         self.is_over = True
         for choice in self._choices:
-            choice.abort(self._emulator, self._counts)
+            choice.abort()
 
     def finish_one(self) -> None:
         """One of the answers is complete."""
@@ -211,23 +202,28 @@ class HttpReply:
         if self._num_open or self.is_over:
             return
         self.is_over = True
-        if self.stream is not None:
-            done = _DONE if self.stream.has_done else b""
-            self.outlet.body(self.stream.closing(self._usage()) + done, is_last=True)
+        if self._stream is None:
+            self._send_whole(200, self._shape.whole(self._usage()), {})
         else:
-            self._send_whole(200, self.shape.whole(self._usage()), {})
+            done = _DONE if self._stream.has_done else b""
+            self.outlet.body(self._stream.closing(self._usage()) + done, is_last=True)
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
         if self.is_over:
             return
-        self._fail(_over_rate(self._emulator.rate_limited_for_s) if fate == "rate_limited" else _LOST[fate])
+        error = _LOST.get(fate)
+        if error is None:
+            after = {"retry-after": str(max(ceil(self.emulator.rate_limited_for_s), 1))}
+            text = "more requests than the gateway's rate_limit; try again"
+            error = HttpError(429, text, "RateLimitError", headers=after)
+        self._fail(error)
 
     def _fail(self, error: HttpError) -> None:
         self.abort()
-        body = error_body(error, self.shape.error_style)
+        body = error_body(error, self._shape.error_style)
         if self._has_begun:
-            has_done = self.stream is not None and self.stream.has_done
+            has_done = self._stream is not None and self._stream.has_done
             head, done = (b"data: ", _DONE) if has_done else (b"event: error\ndata: ", b"")
             self.outlet.body(head + body + b"\n\n" + done, is_last=True)
         else:
@@ -241,62 +237,59 @@ class HttpReply:
     def _usage(self) -> TokenCounts:
         firsts = [choice for choice in self._choices if choice.asked.choice == 0]
         cached = sum(choice.num_cached_tokens for choice in firsts)
-        block_size, prompts = self._emulator.block_size, [choice.asked.order.num_prompt_tokens for choice in firsts]
-        return TokenCounts(
-            sum(prompts),
-            sum(choice.asked.order.num_output_tokens for choice in self._choices),
-            cached,
-            max(sum(prompt // block_size * block_size for prompt in prompts) - cached, 0),
-        )
+        size, prompts = self.emulator.block_size, [choice.asked.order.num_prompt_tokens for choice in firsts]
+        num_output_tokens = sum(choice.asked.order.num_output_tokens for choice in self._choices)
+        created = max(sum(prompt // size * size for prompt in prompts) - cached, 0)
+        return TokenCounts(sum(prompts), num_output_tokens, cached, created)
 
 
 class _Choice:
     """A `Listener` that waits for its whole answer."""
 
-    def __init__(self, reply: HttpReply, index: int, asked: AskedAnswer) -> None:
-        self.reply, self.index, self.asked = reply, index, asked
-        self.num_cached_tokens = 0
+    def __init__(self, reply: HttpReply, asked: AskedAnswer) -> None:
+        self.reply, self.asked, self.num_cached_tokens = reply, asked, 0
         self._number: int | None = None
         self._is_over = False
 
-    def submit(self, emulator: Emulator, counts: CachedCounts, replica: int | None, arrived: float | None) -> None:
-        """Send it to `emulator`; the others as of its `submit`. counts: gets what its prompt finds in the cache"""
-        self._counts = counts
-        number = emulator.submit(self.asked.order, self, replica, arrived)
+    def submit(self, replica: int | None, arrived: float | None) -> None:
+        """Send it to the emulator; both as of its `submit`."""
+        number = self.reply.emulator.submit(self.asked.order, self, replica, arrived)
         if self._is_over:
-            emulator.abort(number)  # what was asked for beside it was lost meanwhile
+            self.reply.emulator.abort(number)  # what was asked for beside it was lost meanwhile
             return
         self._number = number
-        counts.choices[number] = self
+        self.reply.counts.choices[number] = self
 
-    def abort(self, emulator: Emulator, counts: CachedCounts) -> None:
+    def abort(self) -> None:
         """Its client has gone."""
-        self._is_over = True
-        if self._number is not None:
-            counts.choices.pop(self._number, None)
-            emulator.abort(self._number)
-            self._number = None
+        number = self._close()
+        if number is not None:
+            self.reply.emulator.abort(number)
 
     def on_tokens(self, num_tokens: int) -> None:
         """As of a `Listener`."""
 
     def on_end(self, fate: Fate) -> None:
-        self._is_over = True
-        if self._number is not None:
-            self._counts.choices.pop(self._number, None)
-            self._number = None
+        self._close()
         if fate == "finished":
             self.reply.finish_one()
         else:
             self.reply.lose(fate)
 
+    def _close(self) -> int | None:
+        """Nothing more comes; the number that it had, if it was under way."""
+        number, self._number, self._is_over = self._number, None, True
+        if number is not None:
+            self.reply.counts.choices.pop(number, None)
+        return number
+
 
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, reply: HttpReply, stream: StreamShape, index: int, asked: AskedAnswer) -> None:
-        super().__init__(reply, index, asked)
-        self._stream, self._frame = stream, None if reply.with_counts else stream.frame(index)
+    def __init__(self, reply: HttpReply, asked: AskedAnswer, stream: StreamShape, index: int) -> None:
+        super().__init__(reply, asked)
+        self._stream, self._index, self._frame = stream, index, None if reply.with_counts else stream.frame(index)
         self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
         self._num_sent = 0
 
@@ -310,10 +303,8 @@ class _Streamed(_Choice):
             return
         self.reply.begin()
         self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self._stream.opening(self.index)]
-        parts += [self._stream.token(self.index, place, self._counted(place)) for place in range(first, end)]
+        parts = [] if first else [self._stream.opening(self._index)]
+        for place in range(first, end):
+            usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
+            parts.append(self._stream.token(self._index, place, usage))
         self.reply.outlet.body(b"".join(parts))
-
-    def _counted(self, place: int) -> TokenCounts | None:
-        """The counts up to token number `place`, if each chunk has them."""
-        return TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None

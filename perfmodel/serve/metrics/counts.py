@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
+from prometheus_client import CONTENT_TYPE_LATEST, Metric
+from prometheus_client.core import Sample
 from prometheus_client.utils import floatToGoString
 
-from perfmodel.engine import Request, StepPlan, StepRecord
+from perfmodel.engine import KVBlockManager, Request, Scheduler, StepPlan, StepRecord
 from perfmodel.serve.emulator import RequestParams
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.pool import Pool
@@ -72,6 +72,9 @@ def one_two_five(most: int) -> tuple[int, ...]:
     return tuple(bounds)
 
 
+_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
 class LabelSet(dict[str, str]):
     """Names and values; `text` is how a line has them."""
 
@@ -79,7 +82,7 @@ class LabelSet(dict[str, str]):
 
     def __init__(self, **labels: str) -> None:
         super().__init__(labels)
-        written = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items()))
+        written = ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in sorted(labels.items()))
         self.text = f"{{{written}}}" if written else ""
         self._more: dict[tuple[str, str], LabelSet] = {}
 
@@ -89,10 +92,6 @@ class LabelSet(dict[str, str]):
         if more is None:
             more = self._more[name, value] = LabelSet(**self, **{name: value})
         return more
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def page_text(families: Iterable[Metric], openmetrics: bool) -> bytes:
@@ -183,7 +182,10 @@ class EngineCounts:
         if record.num_gaps:
             duration = (record.end - record.start) / TICKS_PER_S
             if self._splits_gaps and record.num_accepted_tokens:
-                self._split(duration, plan)
+                others = {*plan.resumed, *plan.singles}  # whose gaps are told one by one
+                paired = zip(plan.decodes, _right(plan), strict=True)
+                for right, times in Counter([right for request, right in paired if request not in others]).items():
+                    self._itl.add(duration / (1 + right), (1 + right) * times)
             else:
                 self._itl.add(duration, record.num_gaps)
         for ticks, times in gaps:
@@ -197,23 +199,13 @@ class EngineCounts:
             self.generation_tokens += tokens
             self._iteration.add(num_prompt + tokens)
         if record.num_decodes:
-            self._measure(record, tokens)
-
-    def _split(self, duration: float, plan: StepPlan) -> None:
-        others = {*plan.resumed, *plan.singles}  # whose gaps are told one by one
-        paired = zip(plan.decodes, _right(plan), strict=True)
-        for right, times in Counter([right for request, right in paired if request not in others]).items():
-            self._itl.add(duration / (1 + right), (1 + right) * times)
-
-    def _measure(self, record: StepRecord, tokens: int) -> None:
-        self.decode_context = record.decode_context
-        steps, total, began = self._window
-        steps, total = steps + 1, total + tokens
-        if steps < _THROUGHPUT_STEPS:
+            self.decode_context = record.decode_context
+            steps, total, began = self._window
+            steps, total = steps + 1, total + tokens
             self._window = steps, total, began
-        else:
-            self.throughput = total * TICKS_PER_S / max(record.end - began, 1)
-            self._window = 0, 0, record.end
+            if steps >= _THROUGHPUT_STEPS:
+                self.throughput = total * TICKS_PER_S / max(record.end - began, 1)
+                self._window = 0, 0, record.end
 
     def add_prompt(self, request: Request) -> None:
         """The first token of `request` has been sampled, so its prompt is computed."""
@@ -266,51 +258,50 @@ class EngineView(NamedTuple):
     counts: EngineCounts
 
     @property
-    def num_running(self) -> int:
-        return self.engine.loop.scheduler.num_running
+    def scheduler(self) -> Scheduler:
+        return self.engine.loop.scheduler
 
     @property
-    def num_waiting(self) -> int:
-        return self.engine.loop.scheduler.num_waiting
-
-    @property
-    def num_blocks(self) -> int:
-        return self.engine.loop.scheduler.blocks.num_blocks
-
-    @property
-    def num_used_blocks(self) -> int:
-        return self.engine.loop.scheduler.blocks.num_used
-
-    @property
-    def block_size(self) -> int:
-        return self.engine.loop.scheduler.blocks.block_size
+    def blocks(self) -> KVBlockManager:
+        return self.engine.loop.scheduler.blocks
 
     @property
     def kv_usage(self) -> float:
         """Fraction of the KV blocks that is in use."""
-        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
-
-    @property
-    def num_preemptions(self) -> int:
-        return self.engine.loop.scheduler.num_preemptions
+        return self.blocks.num_used / self.blocks.num_blocks if self.blocks.num_blocks else 0.0
 
     @property
     def num_restored(self) -> int:
         """Tokens whose KV has come back from a second tier."""
-        host = self.engine.loop.scheduler.blocks.host
-        return 0 if host is None else host.num_restored_tokens
+        return 0 if self.blocks.host is None else self.blocks.host.num_restored_tokens
 
     @property
     def num_asked(self) -> int:
         """Tokens looked up in the prefix cache, in all admissions."""
-        scheduler = self.engine.loop.scheduler
-        return scheduler.num_prefix_tokens_asked if scheduler.blocks.enable_prefix_caching else 0
+        return self.scheduler.num_prefix_tokens_asked if self.blocks.enable_prefix_caching else 0
 
     @property
     def num_hit(self) -> int:
         """Those that were on the device."""
-        scheduler = self.engine.loop.scheduler
-        return scheduler.num_prefix_tokens_hit - self.num_restored if scheduler.blocks.enable_prefix_caching else 0
+        return self.scheduler.num_prefix_tokens_hit - self.num_restored if self.blocks.enable_prefix_caching else 0
+
+
+def family(kind: str, name: str, text: str, samples: Iterable[tuple[LabelSet, Any]]) -> Metric:
+    """A counter, a gauge or a histogram with a value, or a `Histogram`, for each set of labels.
+
+    kind: its type; name: without a counter's `_total`
+    text: of its HELP line; samples: (labels, value), labels of the same names
+    """
+    made, suffix = Metric(name, text, kind), "_total" if kind == "counter" else ""
+    for labels, value in samples:
+        if isinstance(value, Histogram):
+            bucket = f"{name}_bucket"
+            made.samples += [Sample(bucket, labels.plus("le", bound), float(number)) for bound, number in value.buckets]
+            made.samples.append(Sample(f"{name}_count", labels, float(value.num_values)))
+            made.samples.append(Sample(f"{name}_sum", labels, value.total))
+        else:
+            made.samples.append(Sample(name + suffix, labels, float(value)))
+    return made
 
 
 class Row(NamedTuple):
@@ -319,21 +310,17 @@ class Row(NamedTuple):
     label: by whose values it is split; then `read` gives a value for each of them
     """
 
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    kind: str
     name: str
     text: str
     read: Callable[[EngineView], Any]
     label: str = ""
 
-    def family(self, labelled: "Sequence[tuple[LabelSet, EngineView]]") -> Metric:
+    def family(self, labelled: Sequence[tuple[LabelSet, EngineView]]) -> Metric:
         """The metric of these engines."""
-        if not self.label:
-            return family(self.kind, self.name, self.text, [(labels, self.read(view)) for labels, view in labelled])
-        samples = [
-            (labels.plus(self.label, name), number)
-            for labels, view in labelled
-            for name, number in self.read(view).items()
-        ]
+        samples = [(labels, self.read(view)) for labels, view in labelled]
+        if self.label:
+            samples = [(labels.plus(self.label, name), n) for labels, split in samples for name, n in split.items()]
         return family(self.kind, self.name, self.text, samples)
 
 
@@ -346,42 +333,6 @@ class SizeRow(NamedTuple):
     key: str
     bounds: tuple[float, ...] | None
 
-
-class Naming(Protocol):
-    """The names that an engine's own server gives its metrics."""
-
-    splits_gaps: bool
-
-    def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
-        """Buckets of `HISTOGRAMS`, where sequences have at most so many tokens."""
-        ...
-
-    def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
-        """All metrics of these engines."""
-        ...
-
-
-def family(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    text: str,
-    samples: Iterable[tuple[LabelSet, float]],
-) -> Metric:
-    """A counter or gauge with a value for each set of labels.
-
-    kind: the class; name: without a counter's `_total`
-    text: of its HELP line; samples: (labels, value), labels of the same names
-    """
-    made, its = kind(name, text), name + "_total" if kind is CounterMetricFamily else name
-    made.samples = [Sample(its, labels, float(value)) for labels, value in samples]
-    return made
-
-
-def histogram_family(name: str, text: str, samples: Iterable[tuple[LabelSet, Histogram]]) -> Metric:
-    """A histogram for each set of labels."""
-    made, its = HistogramMetricFamily(name, text), f"{name}_bucket"
-    for labels, values in samples:
-        made.samples += [Sample(its, labels.plus("le", bound), float(number)) for bound, number in values.buckets]
-        made.samples.append(Sample(f"{name}_count", labels, float(values.num_values)))
-        made.samples.append(Sample(f"{name}_sum", labels, values.total))
-    return made
+    def family(self, samples: Sequence[tuple[LabelSet, Histogram]]) -> Metric:
+        """The metric of these values."""
+        return family("histogram", self.name, self.text, samples)

@@ -13,25 +13,15 @@ The emulator's own are of its clock, how late it is, and what became of requests
 unless a name says otherwise.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
-from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import Metric
 
 from perfmodel.serve.emulator import Emulator
-from perfmodel.serve.metrics.counts import (
-    EngineCounts,
-    EngineView,
-    Histogram,
-    LabelSet,
-    Row,
-    SizeRow,
-    family,
-    histogram_family,
-    one_two_five,
-)
+from perfmodel.serve.metrics.counts import EngineView, Histogram, LabelSet, Row, SizeRow, family, one_two_five
 from perfmodel.version import __version__
 
 _LATENCY = (
@@ -48,88 +38,88 @@ _PER_TOKEN = (
 )
 _ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SECONDS = ", in simulated seconds."
-_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+_gauge, _counter = partial(Row, "gauge"), partial(Row, "counter")
+
+
+def _hit_rate(view: EngineView) -> float:
+    return view.num_hit / max(view.num_asked, 1)
+
+
+def _tier_usage(view: EngineView) -> float:
+    host = view.blocks.host
+    return 0.0 if host is None or not host.capacity else host.num_used / host.capacity
+
+
+def _tier_queries(view: EngineView) -> int:
+    return 0 if view.blocks.host is None else view.num_asked - view.num_hit
+
+
+def _accepted_by_position(view: EngineView) -> dict[str, int]:
+    speculation, accepted = view.scheduler.config.speculation, view.counts.accepted
+    depth = 0 if speculation is None else speculation.depth
+    return {str(at): sum(times for right, times in accepted.items() if right > at) for at in range(depth)}
+
+
+def _prompt_tokens_by_source(view: EngineView) -> dict[str, int]:
+    counts = view.counts
+    elsewhere = {"local_cache_hit": counts.num_cached, "external_kv_transfer": counts.num_transferred}
+    return {"local_compute": counts.prompt_tokens - sum(elsewhere.values()), **elsewhere}
+
+
+_WAITING = "Requests that wait: for capacity (slots, token budget, KV blocks), or deferred (never)."
+_PROMPTS = "Tokens of prompts whose first token has come, cached ones among them."
+_TIER = "Tokens looked up in the second tier, as they were not on the device."
+_NO_MFU = "0, as without vLLM's --enable-mfu-metrics."
+_QUERIES, _HITS = "Tokens looked up in the prefix cache.", "Tokens found in the prefix cache."
+_HIT_RATE, _USAGE = "Found of the tokens looked up in the prefix cache.", "KV cache in use; 1 is all of it."
+_RIGHT, _BY_POSITION = "Drafted tokens that were right.", "Drafted tokens that were right, by their position."
+_AWAKE, _SLEEP_STATES = (
+    "Whether the engine is awake; it never sleeps.",
+    {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+)
+_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _ROWS = (
-    Row(_GAUGE, "vllm:num_requests_running", "Requests in execution batches.", lambda v: v.num_running),
-    Row(_GAUGE, "vllm:num_requests_waiting", "Requests that wait for the engine.", lambda v: v.num_waiting),
-    Row(_GAUGE, "vllm:kv_cache_usage_perc", "KV cache in use; 1 is all of it.", lambda v: v.kv_usage),
-    Row(_COUNTER, "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda v: v.num_asked),
-    Row(_COUNTER, "vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda v: v.num_hit),
-    Row(_COUNTER, "vllm:num_preemptions", "Preemptions.", lambda v: v.num_preemptions),
-    Row(
-        _COUNTER,
-        "vllm:prompt_tokens",
-        "Tokens of prompts whose first token has come, cached ones among them.",
-        lambda v: v.counts.prompt_tokens,
-    ),
-    Row(
-        _COUNTER,
+    _gauge("vllm:num_requests_running", "Requests in execution batches.", lambda v: v.scheduler.num_running),
+    _gauge("vllm:num_requests_waiting", "Requests that wait for the engine.", lambda v: v.scheduler.num_waiting),
+    _gauge("vllm:kv_cache_usage_perc", _USAGE, lambda v: v.kv_usage),
+    _counter("vllm:prefix_cache_queries", _QUERIES, lambda v: v.num_asked),
+    _counter("vllm:prefix_cache_hits", _HITS, lambda v: v.num_hit),
+    _counter("vllm:num_preemptions", "Preemptions.", lambda v: v.scheduler.num_preemptions),
+    _counter("vllm:prompt_tokens", _PROMPTS, lambda v: v.counts.prompt_tokens),
+    _counter(
         "vllm:prompt_tokens_cached",
         "Prompt tokens that were not computed here.",
         lambda v: v.counts.num_cached + v.counts.num_transferred,
     ),
-    Row(
-        _COUNTER,
-        "vllm:external_prefix_cache_queries",
-        "Tokens looked up in the second tier, as they were not on the device.",
-        lambda v: 0 if v.engine.loop.scheduler.blocks.host is None else v.num_asked - v.num_hit,
-    ),
-    Row(_COUNTER, "vllm:external_prefix_cache_hits", "Tokens restored from there.", lambda v: v.num_restored),
-    Row(_COUNTER, "vllm:mm_cache_queries", "Images looked up in their cache; never any.", lambda _: 0),
-    Row(_COUNTER, "vllm:mm_cache_hits", "Images found there; never any.", lambda _: 0),
+    _counter("vllm:external_prefix_cache_queries", _TIER, _tier_queries),
+    _counter("vllm:external_prefix_cache_hits", "Tokens restored from there.", lambda v: v.num_restored),
+    _counter("vllm:mm_cache_queries", "Images looked up in their cache; never any.", lambda _: 0),
+    _counter("vllm:mm_cache_hits", "Images found there; never any.", lambda _: 0),
     # To add up what all steps have cost takes tens of milliseconds, for which tokens would have to wait.
-    Row(_COUNTER, "vllm:estimated_flops_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
-    Row(_COUNTER, "vllm:estimated_read_bytes_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
-    Row(_COUNTER, "vllm:estimated_write_bytes_per_gpu", "0, as without vLLM's --enable-mfu-metrics.", lambda _: 0),
-    Row(_COUNTER, "vllm:generation_tokens", "Generated tokens.", lambda v: v.counts.generation_tokens),
+    _counter("vllm:estimated_flops_per_gpu", _NO_MFU, lambda _: 0),
+    _counter("vllm:estimated_read_bytes_per_gpu", _NO_MFU, lambda _: 0),
+    _counter("vllm:estimated_write_bytes_per_gpu", _NO_MFU, lambda _: 0),
+    _counter("vllm:generation_tokens", "Generated tokens.", lambda v: v.counts.generation_tokens),
 )
 _DRAFT_ROWS = (
-    Row(_COUNTER, "vllm:spec_decode_num_drafts", "Drafts verified.", lambda v: v.counts.num_drafts),
-    Row(_COUNTER, "vllm:spec_decode_num_draft_tokens", "Drafted tokens.", lambda v: v.counts.num_draft_tokens),
-    Row(
-        _COUNTER,
-        "vllm:spec_decode_num_accepted_tokens",
-        "Drafted tokens that were right.",
-        lambda v: v.counts.num_accepted_tokens,
-    ),
-    Row(
-        _COUNTER,
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens that were right, by their position.",
-        lambda v: _accepted_by_position(v),
-        "position",
-    ),
+    _counter("vllm:spec_decode_num_drafts", "Drafts verified.", lambda v: v.counts.num_drafts),
+    _counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", lambda v: v.counts.num_draft_tokens),
+    _counter("vllm:spec_decode_num_accepted_tokens", _RIGHT, lambda v: v.counts.num_accepted_tokens),
+    _counter("vllm:spec_decode_num_accepted_tokens_per_pos", _BY_POSITION, _accepted_by_position, "position"),
 )
-_REASONS = ("stop", "length", "abort", "error", "repetition")
 _SPLIT_ROWS = (
-    Row(
-        _GAUGE,
+    _gauge(
         "vllm:num_requests_waiting_by_reason",
-        "Requests that wait: for capacity (slots, token budget, KV blocks), or deferred (never).",
-        lambda v: {"capacity": v.num_waiting, "deferred": 0},
+        _WAITING,
+        lambda v: {"capacity": v.scheduler.num_waiting, "deferred": 0},
         "reason",
     ),
-    Row(
-        _COUNTER,
-        "vllm:prompt_tokens_by_source",
-        "Prompt tokens by where their KV is from.",
-        lambda v: {
-            "local_compute": v.counts.prompt_tokens - v.counts.num_cached - v.counts.num_transferred,
-            "local_cache_hit": v.counts.num_cached,
-            "external_kv_transfer": v.counts.num_transferred,
-        },
-        "source",
+    _counter(
+        "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV is from.", _prompt_tokens_by_source, "source"
     ),
-    Row(
-        _GAUGE,
-        "vllm:engine_sleep_state",
-        "Whether the engine is awake; it never sleeps.",
-        lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-        "sleep_state",
-    ),
-    Row(
-        _COUNTER,
+    _gauge("vllm:engine_sleep_state", _AWAKE, lambda _: _SLEEP_STATES, "sleep_state"),
+    _counter(
         "vllm:request_success",
         "Requests by what ended them.",
         lambda v: {reason: v.counts.ended[reason] for reason in _REASONS},
@@ -137,28 +127,18 @@ _SPLIT_ROWS = (
     ),
 )
 _LEGACY_ROWS = (
-    Row(_GAUGE, "vllm:num_requests_swapped", "Requests whose KV was swapped out; never any.", lambda _: 0),
-    Row(_GAUGE, "vllm:gpu_cache_usage_perc", "KV cache in use; 1 is all of it.", lambda v: v.kv_usage),
-    Row(_GAUGE, "vllm:cpu_cache_usage_perc", "Second tier in use; 1 is all of it.", lambda v: _tier_usage(v)),
-    Row(
-        _GAUGE,
-        "vllm:gpu_prefix_cache_hit_rate",
-        "Found of the tokens looked up in the prefix cache.",
-        lambda v: v.num_hit / max(v.num_asked, 1),
-    ),
-    Row(_COUNTER, "vllm:gpu_prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda v: v.num_asked),
-    Row(_COUNTER, "vllm:gpu_prefix_cache_hits", "Tokens found in the prefix cache.", lambda v: v.num_hit),
+    _gauge("vllm:num_requests_swapped", "Requests whose KV was swapped out; never any.", lambda _: 0),
+    _gauge("vllm:gpu_cache_usage_perc", _USAGE, lambda v: v.kv_usage),
+    _gauge("vllm:cpu_cache_usage_perc", "Second tier in use; 1 is all of it.", _tier_usage),
+    _gauge("vllm:gpu_prefix_cache_hit_rate", _HIT_RATE, _hit_rate),
+    _counter("vllm:gpu_prefix_cache_queries", _QUERIES, lambda v: v.num_asked),
+    _counter("vllm:gpu_prefix_cache_hits", _HITS, lambda v: v.num_hit),
 )
-
+_TPOT_TEXT = "Of an answer per token but the first" + _SECONDS
 _SIZES = (
     SizeRow("vllm:time_to_first_token_seconds", "Until the first token" + _SECONDS, "ttft", _TTFT),
     SizeRow("vllm:inter_token_latency_seconds", "Between tokens" + _SECONDS, "itl", _PER_TOKEN),
-    SizeRow(
-        "vllm:request_time_per_output_token_seconds",
-        "Of an answer per token but the first" + _SECONDS,
-        "tpot",
-        _PER_TOKEN,
-    ),
+    SizeRow("vllm:request_time_per_output_token_seconds", _TPOT_TEXT, "tpot", _PER_TOKEN),
     SizeRow("vllm:e2e_request_latency_seconds", "From arrival to the last token" + _SECONDS, "e2e", _LATENCY),
     SizeRow("vllm:request_queue_time_seconds", "From arrival until scheduled" + _SECONDS, "queue", _LATENCY),
     SizeRow("vllm:request_inference_time_seconds", "From scheduled to the end" + _SECONDS, "inference", _LATENCY),
@@ -175,8 +155,6 @@ _SIZES = (
 )
 _LEGACY_SIZES = (SizeRow("vllm:time_per_output_token_seconds", "Between tokens" + _SECONDS, "itl", _PER_TOKEN),)
 
-_REQUEST_TYPES = ("chat_completions", "responses", "other")
-
 
 class VllmNames:
     """The names of today's vLLM, all with the labels `model_name` and `engine`.
@@ -185,97 +163,65 @@ class VllmNames:
     legacy:     with those that it had before and that autoscalers still read
     loras:      names of the adapters that are served
     adapters:   those that run now and those that wait, for `vllm:lora_requests_info`
-    now:        the Unix time in seconds
     """
 
-    splits_gaps = False
+    splits_gaps = False  # as of `EngineCounts`
 
     def __init__(
         self,
         model_name: str,
-        legacy: bool = False,
-        loras: Sequence[str] = (),
-        adapters: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ()),
-        now: Callable[[], float] = lambda: 0.0,
+        legacy: bool,
+        loras: Sequence[str],
+        adapters: Callable[[], tuple[Sequence[str], Sequence[str]]],
     ) -> None:
         self._server = LabelSet(model_name=model_name)
-        self._loras, self._adapters, self._now = tuple(loras), adapters, now
+        self._loras, self._adapters = tuple(loras), adapters
         self._rows = _ROWS + _LEGACY_ROWS if legacy else _ROWS
         self._sizes = _SIZES + _LEGACY_SIZES if legacy else _SIZES
 
     def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
-        """As of `Naming`."""
+        """Buckets of `HISTOGRAMS`, where sequences have at most so many tokens."""
         return {row.key: one_two_five(max_model_len) if row.bounds is None else row.bounds for row in self._sizes}
 
     def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
-        """As of `Naming`."""
-        labelled = [(self._labels(view), view) for view in views]
+        """All metrics of these engines."""
+        labelled = [(self._server.plus("engine", str(view.number)), view) for view in views]
         for row in (*self._rows, *(_DRAFT_ROWS if _has_drafts(views) else ()), *_SPLIT_ROWS):
             yield row.family(labelled)
-        yield self._tool_calls()
-        yield _cache_config(labelled)
-        if self._loras:
-            yield self._lora_info()
-        for size in self._sizes:
-            samples = [(labels, view.counts.of[size.key]) for labels, view in labelled]
-            yield histogram_family(size.name, size.text, samples)
-
-    def _labels(self, view: EngineView) -> LabelSet:
-        return self._server.plus("engine", str(view.number))
-
-    def _tool_calls(self) -> Metric:
-        """What vLLM's parser of tool calls counts: here no answer is parsed, as calls are known beforehand."""
-        kinds = product(("streaming", "non_streaming"), ("tool_call", "no_tool_call"), _REQUEST_TYPES)
-        samples = [
+        # What vLLM's parser of tool calls counts: here no answer is parsed, as calls are known beforehand.
+        modes, outcomes = ("streaming", "non_streaming"), ("tool_call", "no_tool_call")
+        calls = [
             (self._server.plus("mode", mode).plus("outcome", outcome).plus("request_type", kind), 0)
-            for mode, outcome, kind in kinds
+            for mode, outcome, kind in product(modes, outcomes, ("chat_completions", "responses", "other"))
         ]
-        return family(_COUNTER, "vllm:tool_call_parser_invocations", "Answers parsed for calls; never any.", samples)
-
-    def _lora_info(self) -> Metric:
-        running, waiting = self._adapters()
-        labels = LabelSet(
-            max_lora=str(len(self._loras)),
-            waiting_lora_adapters=",".join(waiting),
-            running_lora_adapters=",".join(running),
-        )
-        text = "Adapters of requests that run and wait; the value is the Unix time."
-        return family(_GAUGE, "vllm:lora_requests_info", text, [(labels, self._now())])
-
-
-_Labelled = Sequence[tuple[LabelSet, EngineView]]
-
-
-def _tier_usage(view: EngineView) -> float:
-    host = view.engine.loop.scheduler.blocks.host
-    return 0.0 if host is None or not host.capacity else host.num_used / host.capacity
-
-
-def _accepted_by_position(view: EngineView) -> dict[str, int]:
-    speculation, accepted = view.engine.loop.scheduler.config.speculation, view.counts.accepted
-    depth = 0 if speculation is None else speculation.depth
-    return {str(at): sum(times for right, times in accepted.items() if right > at) for at in range(depth)}
+        yield family("counter", "vllm:tool_call_parser_invocations", "Answers parsed for calls; never any.", calls)
+        configs = [(_cache_config(view), 1) for view in views]
+        yield family("gauge", "vllm:cache_config_info", "How the KV cache is configured.", configs)
+        if self._loras:
+            running, waiting = map(",".join, self._adapters())
+            names = {"waiting_lora_adapters": waiting, "running_lora_adapters": running}
+            text = "Adapters of requests that run and wait; the value is the Unix time."
+            labels = LabelSet(max_lora=str(len(self._loras)), **names)
+            yield family("gauge", "vllm:lora_requests_info", text, [(labels, time.time())])
+        for size in self._sizes:
+            yield size.family([(labels, view.counts.of[size.key]) for labels, view in labelled])
 
 
 def _has_drafts(views: Sequence[EngineView]) -> bool:
-    return any(view.engine.loop.scheduler.config.speculation is not None for view in views)
+    return any(view.scheduler.config.speculation is not None for view in views)
 
 
-def _cache_config(labelled: _Labelled) -> Metric:
-    samples = []
-    for labels, view in labelled:
-        blocks, engine = view.engine.loop.scheduler.blocks, view.pool.scenario.engine
-        info = LabelSet(
-            block_size=str(blocks.block_size),
-            cache_dtype=engine.kv_cache_dtype,
-            enable_prefix_caching=str(blocks.enable_prefix_caching),
-            engine=labels["engine"],
-            gpu_memory_utilization=str(engine.gpu_memory_utilization),
-            num_cpu_blocks="None" if blocks.host is None else str(blocks.host.capacity),
-            num_gpu_blocks=str(blocks.num_blocks),
-        )
-        samples.append((info, 1))
-    return family(_GAUGE, "vllm:cache_config_info", "How the KV cache is configured.", samples)
+def _cache_config(view: EngineView) -> LabelSet:
+    blocks, engine = view.blocks, view.pool.scenario.engine
+    return LabelSet(
+        block_size=str(blocks.block_size),
+        cache_dtype=engine.kv_cache_dtype,
+        enable_prefix_caching=str(blocks.enable_prefix_caching),
+        engine=str(view.number),
+        gpu_memory_utilization=str(engine.gpu_memory_utilization),
+        num_cpu_blocks="None" if blocks.host is None else str(blocks.host.capacity),
+        num_gpu_blocks=str(blocks.num_blocks),
+    )
 
 
 _SGLANG_TTFT = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
@@ -294,69 +240,55 @@ _TOKENS = (
 )
 _RETRACTIONS = (*range(11), 15, 20, 25, 30, 40, 50, 75, 100)
 
+_THROUGHPUT = "Tokens generated per simulated second, over the newest 40 steps that decoded."
+_ACCEPT_LENGTH = "Tokens per verified draft, the one that comes in any case among them."
+
 _SGLANG_ROWS = (
-    Row(_GAUGE, "sglang:num_running_reqs", "Requests that run.", lambda v: v.num_running),
-    Row(_GAUGE, "sglang:num_queue_reqs", "Requests that wait.", lambda v: v.num_waiting),
-    Row(
-        _GAUGE,
+    _gauge("sglang:num_running_reqs", "Requests that run.", lambda v: v.scheduler.num_running),
+    _gauge("sglang:num_queue_reqs", "Requests that wait.", lambda v: v.scheduler.num_waiting),
+    _gauge(
         "sglang:num_used_tokens",
         "Tokens that the KV blocks in use hold.",
-        lambda v: v.num_used_blocks * v.block_size,
+        lambda v: v.blocks.num_used * v.blocks.block_size,
     ),
-    Row(_GAUGE, "sglang:token_usage", "KV cache in use; 1 is all of it.", lambda v: v.kv_usage),
-    Row(
-        _GAUGE, "sglang:max_total_num_tokens", "Tokens that the KV cache holds.", lambda v: v.num_blocks * v.block_size
+    _gauge("sglang:token_usage", _USAGE, lambda v: v.kv_usage),
+    _gauge(
+        "sglang:max_total_num_tokens",
+        "Tokens that the KV cache holds.",
+        lambda v: v.blocks.num_blocks * v.blocks.block_size,
     ),
-    Row(
-        _GAUGE,
+    _gauge(
         "sglang:decode_sum_seq_lens",
         "Tokens in the KV of all sequences that decode.",
-        lambda v: v.counts.decode_context if v.num_running else 0,
+        lambda v: v.counts.decode_context if v.scheduler.num_running else 0,
     ),
-    Row(
-        _GAUGE,
-        "sglang:gen_throughput",
-        "Tokens generated per simulated second, over the newest 40 steps that decoded.",
-        lambda v: v.counts.throughput if v.num_running else 0,
-    ),
-    Row(
-        _GAUGE,
-        "sglang:cache_hit_rate",
-        "Found of the tokens looked up in the prefix cache.",
-        lambda v: v.num_hit / max(v.num_asked, 1),
-    ),
-    Row(_COUNTER, "sglang:num_retracted_requests", "Requests that were preempted.", lambda v: v.num_preemptions),
+    _gauge("sglang:gen_throughput", _THROUGHPUT, lambda v: v.counts.throughput if v.scheduler.num_running else 0),
+    _gauge("sglang:cache_hit_rate", _HIT_RATE, _hit_rate),
+    _counter("sglang:num_retracted_requests", "Requests that were preempted.", lambda v: v.scheduler.num_preemptions),
 )
 _SGLANG_DRAFT_ROWS = (
-    Row(
-        _GAUGE,
+    _gauge(
         "sglang:spec_accept_length",
-        "Tokens per verified draft, the one that comes in any case among them.",
+        _ACCEPT_LENGTH,
         lambda v: 1 + v.counts.num_accepted_tokens / max(v.counts.num_drafts, 1),
     ),
-    Row(
-        _GAUGE,
+    _gauge(
         "sglang:spec_accept_rate",
-        "Drafted tokens that were right.",
+        _RIGHT,
         lambda v: v.counts.num_accepted_tokens / max(v.counts.num_draft_tokens, 1),
     ),
 )
-
-
-class _Sum(NamedTuple):
-    """A counter of the tokenizer manager: the sum of `read` over all engines."""
-
-    name: str
-    text: str
-    read: Callable[[EngineCounts], int]
-
-
+# Of the tokenizer manager: sums over all engines.
 _SUMS = (
-    _Sum("sglang:prompt_tokens", "Prompt tokens of requests that are done.", lambda c: c.done_prompt_tokens),
-    _Sum("sglang:generation_tokens", "Tokens of answers that are done.", lambda c: c.done_generation_tokens),
-    _Sum("sglang:cached_tokens", "Cached prompt tokens of requests that are done.", lambda c: c.done_cached_tokens),
-    _Sum("sglang:num_requests", "Requests that are done.", lambda c: c.ended["stop"] + c.ended["length"]),
-    _Sum("sglang:num_aborted_requests", "Requests whose client has gone.", lambda c: c.ended["abort"]),
+    _counter("sglang:prompt_tokens", "Prompt tokens of requests that are done.", lambda v: v.counts.done_prompt_tokens),
+    _counter("sglang:generation_tokens", "Tokens of answers that are done.", lambda v: v.counts.done_generation_tokens),
+    _counter(
+        "sglang:cached_tokens", "Cached prompt tokens of requests that are done.", lambda v: v.counts.done_cached_tokens
+    ),
+    _counter(
+        "sglang:num_requests", "Requests that are done.", lambda v: v.counts.ended["stop"] + v.counts.ended["length"]
+    ),
+    _counter("sglang:num_aborted_requests", "Requests whose client has gone.", lambda v: v.counts.ended["abort"]),
 )
 _SCHEDULER_SIZES = (SizeRow("sglang:queue_time_seconds", "From arrival until scheduled" + _SECONDS, "queue", _QUEUE),)
 _SGLANG_SIZES = (
@@ -378,23 +310,21 @@ class SglangNames:
         self._server = LabelSet(model_name=model_name)
 
     def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
-        """As of `Naming`; whatever is the longest sequence."""
+        """Buckets of `HISTOGRAMS`, whatever is the longest sequence."""
         return {row.key: row.bounds or () for row in (*_SCHEDULER_SIZES, *_SGLANG_SIZES)}
 
     def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
-        """As of `Naming`."""
+        """All metrics of these engines."""
         labelled = [(self._labels(view, len(views) > 1), view) for view in views]
         for row in (*_SGLANG_ROWS, *(_SGLANG_DRAFT_ROWS if _has_drafts(views) else ())):
             yield row.family(labelled)
         for size in _SCHEDULER_SIZES:
-            samples = [(labels, view.counts.of[size.key]) for labels, view in labelled]
-            yield histogram_family(size.name, size.text, samples)
+            yield size.family([(labels, view.counts.of[size.key]) for labels, view in labelled])
         for total in _SUMS:
-            number = sum(total.read(view.counts) for view in views)
-            yield family(_COUNTER, total.name, total.text, [(self._server, number)])
+            yield family("counter", total.name, total.text, [(self._server, sum(map(total.read, views)))])
         for size in _SGLANG_SIZES:
             both = reduce(Histogram.plus, [view.counts.of[size.key] for view in views])
-            yield histogram_family(size.name, size.text, [(self._server, both)])
+            yield size.family([(self._server, both)])
 
     def _labels(self, view: EngineView, has_others: bool) -> LabelSet:
         labels = self._server.plus("engine_type", view.pool.spec.role)
@@ -405,35 +335,29 @@ class SglangNames:
 
 _NONE = LabelSet()
 LATE_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
+_SLOWED = "Seconds by which the clock was slowed, as the machine could not keep up."
+_STALLED = "Connections that were cut off, as their clients read nothing of an answer for long."
 
 
 def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float, num_stalled: int) -> Iterator[Metric]:
-    """All of them.
+    """The emulator's own.
 
-    emulator: whose they are
-    lateness: of events of the clock, in seconds; slowed_s: seconds by which it was slowed
+    lateness: of events of the clock of `emulator`, in seconds; slowed_s: seconds by which it was slowed
     num_stalled: clients that were cut off as they did not read
     """
-    gauge, counter = GaugeMetricFamily, CounterMetricFamily
-    yield family(gauge, "perfmodel_build_info", "The version of perfmodel.", [(_NONE.plus("version", __version__), 1)])
-    text = "Simulated seconds per second that were asked for (--speed)."
-    yield family(gauge, "perfmodel_speed_ratio", text, [(_NONE, emulator.clock.speed)])
-    text = "Simulated seconds since the start."
-    yield family(counter, "perfmodel_simulated_seconds", text, [(_NONE, emulator.clock.elapsed_s)])
-    text = "Seconds by which the clock was slowed, as the machine could not keep up."
-    yield family(counter, "perfmodel_clock_slowed_seconds", text, [(_NONE, slowed_s)])
-    text = "Seconds by which ends of steps and other events came late."
-    yield histogram_family("perfmodel_step_lateness_seconds", text, [(_NONE, lateness)])
-    yield family(counter, "perfmodel_requests_sent", "Requests that clients sent.", [(_NONE, emulator.num_sent)])
-    ended = {
-        "finished": emulator.num_finished,
-        "failed": emulator.num_failed,
-        "timed_out": emulator.num_timed_out,
-        "aborted": emulator.num_aborted,
-    }
-    samples = [(_NONE.plus("fate", fate), number) for fate, number in ended.items()]
-    yield family(counter, "perfmodel_requests_ended", "Requests by what became of them.", samples)
-    text = "Requests that clients wait for."
-    yield family(gauge, "perfmodel_requests_under_way", text, [(_NONE, emulator.num_under_way)])
-    text = "Connections that were cut off, as their clients read nothing of an answer for long."
-    yield family(counter, "perfmodel_connections_stalled", text, [(_NONE, num_stalled)])
+    fates = ("finished", "failed", "timed_out", "aborted")
+    ended = [(_NONE.plus("fate", fate), getattr(emulator, f"num_{fate}")) for fate in fates]
+    version = [(_NONE.plus("version", __version__), 1)]
+    clock = emulator.clock
+    for kind, name, text, values in (
+        ("gauge", "build_info", "The version of perfmodel.", version),
+        ("gauge", "speed_ratio", "Simulated seconds per second that were asked for (--speed).", clock.speed),
+        ("counter", "simulated_seconds", "Simulated seconds since the start.", clock.elapsed_s),
+        ("counter", "clock_slowed_seconds", _SLOWED, slowed_s),
+        ("histogram", "step_lateness_seconds", "Seconds by which ends of steps and other events came late.", lateness),
+        ("counter", "requests_sent", "Requests that clients sent.", emulator.num_sent),
+        ("counter", "requests_ended", "Requests by what became of them.", ended),
+        ("gauge", "requests_under_way", "Requests that clients wait for.", emulator.num_under_way),
+        ("counter", "connections_stalled", _STALLED, num_stalled),
+    ):
+        yield family(kind, f"perfmodel_{name}", text, values if isinstance(values, list) else [(_NONE, values)])

@@ -5,13 +5,13 @@ HTTP: names, labels and buckets of prometheus_fastapi_instrumentator 8, as vLLM'
 those of the wall. Those of the process are prometheus_client's own collectors.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
-from prometheus_client.core import CounterMetricFamily, Metric, Sample, SummaryMetricFamily
+from prometheus_client.core import Metric, Sample, SummaryMetricFamily
 
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate, Observer, RequestParams
@@ -20,9 +20,7 @@ from perfmodel.serve.metrics.counts import (
     EngineView,
     Histogram,
     LabelSet,
-    Naming,
     family,
-    histogram_family,
     page_text,
 )
 from perfmodel.serve.metrics.names import LATE_BOUNDS, SglangNames, VllmNames, own_families
@@ -65,7 +63,7 @@ class HttpCounts:
         for (path, method, status), number in self._requests.items():
             requests.append((LabelSet(handler=path, method=method, status=status), number))
             numbers[path] += number
-        yield family(CounterMetricFamily, "http_requests", "Requests by path, method and status.", requests)
+        yield family("counter", "http_requests", "Requests by path, method and status.", requests)
         for name, total in zip(("request", "response"), self._sizes, strict=True):
             made = SummaryMetricFamily(f"http_{name}_size_bytes", f"Content-Length of {name}s, 0 where there is none.")
             for path, number in numbers.items():
@@ -73,31 +71,20 @@ class HttpCounts:
                 made.samples.append(Sample(f"{made.name}_sum", LabelSet(handler=path), float(total[path])))
             yield made
         name, text = "http_request_duration", "From a request to the end of its answer, in seconds of the wall"
-        yield histogram_family(f"{name}_highr_seconds", text + ".", [(LabelSet(), self._seconds)])
-        samples = [
-            (LabelSet(handler=path, method=method), seconds) for (path, method), seconds in self._by_path.items()
-        ]
-        yield histogram_family(f"{name}_seconds", text + ", by path.", samples)
+        yield family("histogram", f"{name}_highr_seconds", text + ".", [(LabelSet(), self._seconds)])
+        by_path = self._by_path.items()
+        samples = [(LabelSet(handler=path, method=method), seconds) for (path, method), seconds in by_path]
+        yield family("histogram", f"{name}_seconds", text + ", by path.", samples)
 
 
-def process_families() -> Iterator[Metric]:
-    """The process and its interpreter, by prometheus_client's collectors."""
-    for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
-        for made in collector.collect():
-            made.samples = [
-                sample._replace(labels=LabelSet(**sample.labels), value=float(sample.value)) for sample in made.samples
-            ]
-            yield made
-
-
+@dataclass(slots=True)
 class _Known:
     """A request that a client waits for: when it arrived, which engine has it, as far as one has, its `params`."""
 
-    __slots__ = ("arrival", "engine", "has_token", "params")
-
-    def __init__(self, arrival: int, engine: int | None, params: RequestParams) -> None:
-        self.arrival, self.engine, self.params = arrival, engine, params
-        self.has_token = False
+    arrival: int
+    engine: int | None
+    params: RequestParams
+    has_token: bool = False
 
 
 class MetricsPage:
@@ -112,7 +99,11 @@ class MetricsPage:
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""
         if self.http is not None:
-            yield from process_families()
+            for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):  # the process, its interpreter
+                for made in collector.collect():
+                    labelled = [(sample, LabelSet(**sample.labels)) for sample in made.samples]
+                    made.samples = [s._replace(labels=labels, value=float(s.value)) for s, labels in labelled]
+                    yield made
             yield from self.http.families()
         yield from self._engines()
 
@@ -129,7 +120,7 @@ class Metrics(Observer):
     legacy:     with names that vLLM has given up, too
     loras:      names of the adapters that are served
 
-    page: of all engines
+    page: of all engines, `engine` being their number in the cluster; http, render: of that
     """
 
     def __init__(
@@ -141,7 +132,9 @@ class Metrics(Observer):
         loras: Sequence[str] = (),
     ) -> None:
         self._emulator = emulator
-        self._naming = self._named(names, model_name, legacy, loras)
+        self._naming = (
+            SglangNames(model_name) if names == "sglang" else VllmNames(model_name, legacy, loras, self._adapters)
+        )
         self._known: dict[int, _Known] = {}
         self._pool_of = {engine.index: pool for pool in emulator.cluster.pools for engine in pool.engines}
         bounds = self._naming.bounds(emulator.max_model_len)
@@ -151,32 +144,16 @@ class Metrics(Observer):
         self._lateness = Histogram(LATE_BOUNDS)
         self._slowed_s, self._num_stalled = 0.0, 0
         self._has_http = names == "vllm"
-        self.page = MetricsPage(lambda: self._families(emulator.cluster.engines), self._http())
+        self.page = self._page_of(emulator.cluster.engines)
+        self.http, self.render = self.page.http, self.page.render
         emulator.observers.append(self)
 
-    def _named(self, names: str, model_name: str, legacy: bool, loras: Sequence[str]) -> Naming:
-        if names == "sglang":
-            return SglangNames(model_name)
-        return VllmNames(model_name, legacy, loras, self._adapters, time.time)
-
-    # ---------------------------------------------------------------- pages
-
-    def render(self, openmetrics: bool = False) -> bytes:
-        """All engines of the cluster, `engine` being their number in it."""
-        return self.page.render(openmetrics)
+    def _page_of(self, engines: Sequence[EngineRank]) -> MetricsPage:
+        return MetricsPage(lambda: self._families(engines), HttpCounts() if self._has_http else None)
 
     def of_replica(self, replica: int) -> MetricsPage:
         """A page for the replica of this number alone, `engine` being the data-parallel rank."""
-        replicas = [each for pool in self._emulator.cluster.pools for each in pool.replicas]
-        return MetricsPage(lambda: self._families(replicas[replica].ranks), self._http())
-
-    @property
-    def http(self) -> HttpCounts | None:
-        """Requests that the page of all engines tells of."""
-        return self.page.http
-
-    def _http(self) -> HttpCounts | None:
-        return HttpCounts() if self._has_http else None
+        return self._page_of(self._emulator.replicas[replica].ranks)
 
     def _families(self, engines: Sequence[EngineRank]) -> Iterator[Metric]:
         views = [
@@ -187,11 +164,9 @@ class Metrics(Observer):
         yield from own_families(self._emulator, self._lateness, self._slowed_s, self._num_stalled)
 
     def _adapters(self) -> tuple[Sequence[str], Sequence[str]]:
-        named = [(each.params.adapter, each.has_token) for each in self._known.values() if each.params.adapter]
+        named = [(one.params.adapter, one.has_token) for one in self._known.values() if one.params.adapter]
         running, waiting = ({name for name, has_token in named if has_token is wanted} for wanted in (True, False))
         return sorted(running), sorted(waiting)
-
-    # ---------------------------------------------------------------- what the server says
 
     def add_late(self, seconds: float) -> None:
         """An event of the clock came so late."""
@@ -205,8 +180,6 @@ class Metrics(Observer):
         """A client was cut off that did not read its answer."""
         self._num_stalled += 1
 
-    # ---------------------------------------------------------------- what the emulator says
-
     def on_arrived(self, request: Request) -> None:
         number = request.request_id
         server = self._emulator.server_of(number)
@@ -215,30 +188,26 @@ class Metrics(Observer):
 
     def on_step(self, engine: EngineRank, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]]) -> None:
         """See `Observer`."""
-        counts, num_prompt = self._counts[engine.index], 0
+        index, num_prompt = engine.index, 0
+        counts = self._counts[index]
         if plan.chunks or plan.singles or plan.resumed:
             for grant in plan.chunks:
                 known = self._known.get(grant.request.request_id)
-                if known is not None and engine.index not in self._shadows:
-                    known.engine = engine.index
+                if known is not None and index not in self._shadows:
+                    known.engine = index
             for request in (*plan.samples, *plan.singles, *plan.resumed):
-                if request.first_token_at == record.end:
-                    num_prompt += request.num_prompt_tokens
-                    counts.add_prompt(request)
-                    self._begin_answer(engine, request, plan.num_samples)
+                if request.first_token_at != record.end:
+                    continue
+                num_prompt += request.num_prompt_tokens
+                counts.add_prompt(request)
+                known = self._known.get(request.request_id)
+                if known is None or known.has_token or index in self._silent:
+                    continue
+                if request.status is not RequestStatus.ABORTED:  # else a try that was lost with its replica
+                    known.has_token, known.engine = True, index
+                    came = record.end + self._emulator.cluster.delay_out(engine, plan.num_samples)
+                    counts.of["ttft"].add((came - known.arrival) / TICKS_PER_S)
         counts.add_step(record, plan, gaps, num_prompt)
-
-    def _begin_answer(self, engine: EngineRank, request: Request, batch: int) -> None:
-        """The first token of `request` was sampled, in a step for `batch` sequences."""
-        known = self._known.get(request.request_id)
-        if known is None or known.has_token or engine.index in self._silent:
-            return
-        if request.status is RequestStatus.ABORTED:
-            return  # a try that was lost with its replica
-        assert request.first_token_at is not None
-        known.has_token, known.engine = True, engine.index
-        came = request.first_token_at + self._emulator.cluster.delay_out(engine, batch)
-        self._counts[engine.index].of["ttft"].add((came - known.arrival) / TICKS_PER_S)
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         known = self._known.pop(request.request_id, None)

@@ -7,7 +7,6 @@ import subprocess
 import pytest
 from metrics_ledger import Client, Page, served
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics import exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from virtual_time import run
@@ -262,7 +261,7 @@ def test_pages_are_what_prometheus_client_writes(names, legacy):
 
 def test_figures_are_written_as_prometheus_client_writes_them():
     registry, values = CollectorRegistry(auto_describe=False), (0, 0.25, 999_999, 1e6, 123_456_789, 1e-7, -1.5)
-    page = MetricsPage(lambda: iter([family(GaugeMetricFamily, "a", "b", [(LabelSet(), v) for v in values])]))
+    page = MetricsPage(lambda: iter([family("gauge", "a", "b", [(LabelSet(), v) for v in values])]))
     registry.register(page)
     assert page.render() == generate_latest(registry)
 
