@@ -18,6 +18,7 @@ def figures_of(tab):
     return [(path, value, text) for _, figures in Page(html).cards for path, _, value, text in figures]
 
 
+@pytest.mark.release
 def test_two_hundred_moves_end_at_the_answer_of_the_last(tab):
     tab.open("/step?model=llama-3.1-8b&hardware=h100")
     draw = random.Random(7)
@@ -33,6 +34,7 @@ def test_two_hundred_moves_end_at_the_answer_of_the_last(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_two_tabs_have_a_state_each(tab, browser):
     other = Tab(tab.page.context, tab.server)
     tab.open("/memory?model=llama-3.1-8b")
@@ -48,6 +50,7 @@ def test_two_tabs_have_a_state_each(tab, browser):
     assert "max_num_seqs" not in other.address
 
 
+@pytest.mark.release
 def test_back_and_forward_are_steps_of_what_was_shown(tab):
     tab.open("/memory?model=llama-3.1-8b")
     first = tab.figures()
@@ -77,6 +80,7 @@ def test_back_and_forward_are_steps_of_what_was_shown(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_a_drag_is_one_step_of_the_history(tab):
     tab.open("/step?model=llama-3.1-8b&hardware=h100&batch=8&context=512")
     first = tab.figures()
@@ -93,6 +97,7 @@ def test_a_drag_is_one_step_of_the_history(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_four_columns_come_by_clicks_and_stay_while_one_drags(tab):
     tab.open("/compare?model=llama-3.1-8b&hardware=h100-sxm-80gb&traffic.num_requests=20")
     for number, device in enumerate(("a100-sxm-80gb", "h200-sxm", "l40s"), 1):
@@ -115,6 +120,7 @@ def test_four_columns_come_by_clicks_and_stay_while_one_drags(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_another_view_shows_nothing_of_the_one_before(tab):
     """Parts of two views are called `curve`."""
     tab.open("/traffic?model=llama-3.1-8b&hardware=h100&rate=4&traffic.num_requests=30")
@@ -128,6 +134,7 @@ def test_another_view_shows_nothing_of_the_one_before(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_tables_come_when_they_are_opened_and_again_after_they_could_not(tab):
     tab.open("/step?model=llama-3.1-8b&hardware=h100&batch=4&context=512")
     tab.page.route("**/rest/**", lambda route: route.abort())
@@ -141,6 +148,7 @@ def test_tables_come_when_they_are_opened_and_again_after_they_could_not(tab):
     assert not tab.crashes
 
 
+@pytest.mark.release
 def test_keys_alone_lead_to_the_answer_and_change_it(tab):
     tab.open("/step?model=llama-3.1-8b&hardware=h100")
     tab.page.keyboard.press("Tab")
@@ -163,6 +171,7 @@ def test_keys_alone_lead_to_the_answer_and_change_it(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_what_cannot_be_is_answered_in_its_field(tab):
     tab.open("/memory?model=llama-3.1-8b&hardware=h100&engine.max_num_seqs=8")
     field = '[name="engine.max_num_seqs"]'
@@ -180,6 +189,7 @@ def test_what_cannot_be_is_answered_in_its_field(tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_a_line_is_pasted(tab):
     tab.open("/memory?hardware=a100-sxm-80gb")
     tab.page.click("summary >> text=From a command line")

@@ -24,6 +24,7 @@ def address(**fields):
     return f"/plan?{urlencode({**SMALL, **fields})}"
 
 
+@pytest.mark.release
 def test_from_start_to_export(tab, tmp_path):
     tab.open(address(**LIMITS))
     tab.page.locator("label", has_text="h100-sxm-80gb").first.click()
@@ -65,6 +66,7 @@ def _exports_are_of(files, shown, folder: Path):
 LONG = {"plan.seeds": "8", "plan.num_requests": "3000", "plan.finalists": "8", "rate": "40"}
 
 
+@pytest.mark.release
 def test_a_plan_survives_a_reload_but_not_a_closed_tab(tab):
     path = address(**LIMITS, **LONG, hardware="h200-sxm")
     tab.open(path)
@@ -86,6 +88,7 @@ def test_a_plan_survives_a_reload_but_not_a_closed_tab(tab):
     other.check()
 
 
+@pytest.mark.release
 def test_what_is_begun_can_be_stopped(tab):
     tab.open(address(**LIMITS, **LONG, hardware="h100-sxm-80gb"))
     tab.page.click("text=Find the deployment")

@@ -35,6 +35,7 @@ def said(tab):
     return tab.page.inner_text("#status")
 
 
+@pytest.mark.release
 def test_files_that_strangers_drop(tab, tmp_path):
     tab.open("/memory?model=qwen3-0.6b&hardware=h100")
     first = tab.figures()
@@ -94,6 +95,7 @@ def elsewhere(server):
     other.server_close()
 
 
+@pytest.mark.release
 def test_a_page_of_another_site_changes_nothing_and_reads_nothing(tab, elsewhere):
     answers = []
     tab.page.on("response", lambda response: answers.append((response.request.method, response.status)))
@@ -110,12 +112,14 @@ def test_a_page_of_another_site_changes_nothing_and_reads_nothing(tab, elsewhere
     assert read == "no"  # the token stays with the page's own
 
 
+@pytest.mark.release
 def test_a_name_that_was_bound_to_this_machine_is_not_the_page_s(tab):
     response = tab.page.goto(f"http://evil.example:{tab.server.port}/deployment")
     assert response.status == 400
     assert "perfmodel-token" not in tab.page.content()
 
 
+@pytest.mark.release
 def test_a_server_that_ends_and_starts_again(tab, browser):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -14,6 +14,7 @@ CHECKED = """async () => (await axe.run(document, { resultTypes: ["violations"] 
 FITS = "() => document.scrollingElement.scrollWidth <= innerWidth"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_a_view_is_whole(view, tab, axe):
     """One load for all that can be seen of a view, since loads are what takes time."""
@@ -48,6 +49,7 @@ def _plots_are_drawn(tab):
     )
 
 
+@pytest.mark.release
 def test_an_address_that_is_refused_is_answered_on_a_page(tab):
     response = tab.page.goto(f"{tab.server.address}/step?rate=1&rate=2")
     assert response.status == 422
@@ -57,6 +59,7 @@ def test_an_address_that_is_refused_is_answered_on_a_page(tab):
     assert tab.figures()
 
 
+@pytest.mark.release
 def test_an_unknown_key_of_an_address_is_named_and_the_rest_is_shown(tab):
     response = tab.page.goto(f"{tab.server.address}/step?model=llama-3.1-70b&nothing=1")
     assert response.status == 200

@@ -21,6 +21,7 @@ IS_VISIBLE = """() => { const tab = document.querySelector("nav.views [aria-curr
   return tab.left >= tabs.left - 1 && tab.right <= tabs.right + 1; }"""
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_no_layout_shifts_on_a_phone_and_the_tab_is_visible(view, tab):
     tab.page.set_viewport_size(PHONE)
@@ -37,6 +38,7 @@ def test_no_layout_shifts_on_a_phone_and_the_tab_is_visible(view, tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_the_tab_of_an_opened_view_scrolls_into_sight(tab):
     tab.page.set_viewport_size(PHONE)
     tab.open(f"/deployment{QUERY}")
@@ -62,6 +64,7 @@ def text_reds(pdf):
     return reds
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_printed_page_is_dark_text_on_white_paper(scheme, tab):
     """Printers omit backgrounds, so light text of the dark theme would be invisible."""
@@ -82,6 +85,7 @@ def test_a_printed_page_is_dark_text_on_white_paper(scheme, tab):
     tab.check()
 
 
+@pytest.mark.release
 def test_techniques_are_collapsed_to_one_sentence_per_family(tab):
     """Ninety expanded techniques took 14,500 pixels."""
     tab.open(f"/techniques{QUERY}")

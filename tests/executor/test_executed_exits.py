@@ -78,6 +78,7 @@ def test_logits_are_those_of_a_dense_model_whose_tokens_keep_their_state(all_dep
             torch.testing.assert_close(logits[-1], plain, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.release
 @given(executed_cases(), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_where_nobody_leaves_the_tokens_are_the_plain_models(case: Case, asks: bool) -> None:

@@ -93,6 +93,7 @@ def executed_cases(draw):
     return replace(case, rows=rows, rolling_span=None, num_blocks=num_blocks)
 
 
+@pytest.mark.release
 @given(executed_cases(), st.sampled_from(sorted(METHODS)), st.sampled_from(sorted(DECODERS)), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_the_tokens_are_those_of_the_request_alone_without_drafts(
@@ -112,6 +113,7 @@ def test_the_tokens_are_those_of_the_request_alone_without_drafts(
 AHEAD = [False, True]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("is_ahead", AHEAD)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_preempted_requests_draft_on_to_the_same_tokens(method, is_ahead):

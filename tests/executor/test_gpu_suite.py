@@ -110,6 +110,7 @@ def test_a_part_that_is_not_open_waits_but_nothing_waits_for_nothing(tmp_path):
     assert clock.order == ["kernels", "steps"]
 
 
+@pytest.mark.release
 def test_a_task_that_ends_its_process_is_noted_and_the_next_one_gets_another(tmp_path):
     """Killed, gone on too long, and failing with an exception that nobody foresaw: each is a sentence."""
     worker = Worker(suite_tasks.deadly)
@@ -166,6 +167,7 @@ def bare_python(tmp_path):
     return {**os.environ, "PYTHONPATH": path, "PERFMODEL_COMMIT": "0123abc"}
 
 
+@pytest.mark.release
 def test_the_command_is_ended_goes_on_and_measures_this_machine(tmp_path, bare_python):
     """As it is called: processes are begun anew from the command's own module, and do without what is not there."""
     out = tmp_path / "out"
@@ -216,6 +218,7 @@ def test_the_smoke_finds_what_is_wrong(monkeypatch):
         check_problem(problem, CPU)
 
 
+@pytest.mark.release
 def test_captured_decodes_give_the_tokens_of_plain_ones():
     for model, overrides in SERVED[:3]:
         assert SmokeCheck(**check_tokens(model, overrides, CPU)).is_right

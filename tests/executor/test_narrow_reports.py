@@ -13,6 +13,7 @@ from perfmodel.report import terminal
 FEW = ("--set", "traffic.num_requests=4")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "arguments",
     [

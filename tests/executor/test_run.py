@@ -72,6 +72,7 @@ def test_a_closed_loop_and_progress():
     assert max(result.steps.num_running) <= 3
 
 
+@pytest.mark.release
 def test_a_quantised_mixture_of_experts_is_executed():
     scenario = load_scenario("tiny-moe-cpu", ["engine.quantization=w8a16", "traffic.num_requests=2"])
     assert load_executor().execute_scenario(scenario).summary["completed"] == 2
@@ -103,6 +104,7 @@ def test_more_than_the_machine_has_is_refused_before_it_is_tried():
         check_memory("KV blocks", 1e18)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.xdist_group("timing")  # one at a time: what is timed shares the caches
 def test_calibrate_writes_a_file_that_the_simulator_finds(tmp_path):

@@ -37,6 +37,7 @@ class Asked:
         return Task(part, key, run, group=group)
 
 
+@pytest.mark.release
 def test_an_unusable_device_gets_a_fresh_process_and_a_full_one_does_not(tmp_path):
     worker = Worker(suite_tasks.poisoning)
     try:
@@ -50,6 +51,7 @@ def test_an_unusable_device_gets_a_fresh_process_and_a_full_one_does_not(tmp_pat
     assert outcome.failures["c"].startswith("did not fit the device's memory")
 
 
+@pytest.mark.release
 def test_what_tuning_breaks_is_measured_with_the_first_tiles(tmp_path):
     """Twice a candidate ends the process; the third task of the operator is not tuned in the first place."""
     worker = Worker(suite_tasks.broken_by_tuning)
@@ -64,6 +66,7 @@ def test_what_tuning_breaks_is_measured_with_the_first_tiles(tmp_path):
     assert worker.num_begun == 1 + 2 + 1  # the first, one each for the two that were lost, one for the norm's retry
 
 
+@pytest.mark.release
 def test_a_process_that_cannot_start_is_tried_three_times(tmp_path):
     worker, asked = Worker(suite_tasks.unstartable), Asked()
     tasks = [asked.task(f"k{i}") for i in range(50)]

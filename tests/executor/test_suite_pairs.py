@@ -45,6 +45,7 @@ def test_both_sides_of_a_pair_come_together_and_every_scenario_has_a_small_one()
     assert [task.key for task in serving_tasks(CPU)] == list(SCENARIOS)
 
 
+@pytest.mark.release
 def test_a_pair_is_judged_without_the_device(tmp_path):
     """What was executed is its quotient of two runs; what is simulated comes from the steps alone."""
     for name in ("suite.json", "steps.json"):
@@ -63,6 +64,7 @@ def test_a_pair_is_judged_without_the_device(tmp_path):
     assert "speedup" in report.metrics
 
 
+@pytest.mark.release
 def test_drafts_are_part_of_the_steps_and_their_worth_of_the_overrides():
     overrides = next(task for task in serving_tasks(CPU) if task.key == "speculation").run.args[1]
     record = ServingRecord(**serve("executor/speculation", [*overrides, "traffic.num_requests=2"], CPU))

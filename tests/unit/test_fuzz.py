@@ -28,18 +28,21 @@ def check(case: FuzzCase) -> None:
     assert not outcome.wrong, (outcome, case)
 
 
+@pytest.mark.release
 @max_examples(200)
 @given(fuzz_cases("inputs"))
 def test_files_of_a_scenario(case: FuzzCase) -> None:
     check(case)
 
 
+@pytest.mark.release
 @max_examples(35)
 @given(fuzz_cases("questions"))
 def test_questions_about_many_scenarios_or_measurements(case: FuzzCase) -> None:
     check(case)
 
 
+@pytest.mark.release
 @max_examples(80)
 @given(fuzz_cases("ways-in"))
 def test_results_of_load_tests_command_lines_conversations_and_checkpoints(case: FuzzCase) -> None:
@@ -60,6 +63,7 @@ def test_past_failures(line: str) -> None:
     check(FuzzCase(row["kind"], tuple(row["args"]), files))
 
 
+@pytest.mark.release
 @max_examples(12)
 @given(fuzz_cases("inputs") | fuzz_cases("questions") | fuzz_cases("ways-in"))
 def test_cases_in_a_separate_process(tmp_path_factory: pytest.TempPathFactory, case: FuzzCase) -> None:

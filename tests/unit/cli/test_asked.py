@@ -29,6 +29,7 @@ def as_file(run, tmp_path):
     return write
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("command", "flags", "more"),
     [

@@ -52,6 +52,7 @@ def test_a_full_disk_under_the_answer_is_one_sentence(tmp_path, line):
     assert found.stderr == "error: the answer cannot be read or written: No space left on device.\n"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252"])
 @pytest.mark.parametrize("command", ["hardware show a100-sxm-80gb", f"explain {SCENARIO}", "-h"])
 def test_a_console_without_a_letter_shows_another(tmp_path, monkeypatch, encoding, command):
@@ -62,6 +63,7 @@ def test_a_console_without_a_letter_shows_another(tmp_path, monkeypatch, encodin
     assert found.stdout
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("flag", ["", "--json"])
 def test_a_reader_that_leaves_is_no_error(tmp_path, flag):
     found = _shell(f"perfmodel hardware list {flag} | head -1", tmp_path)
@@ -165,6 +167,7 @@ def test_a_file_is_no_run_with_a_log_of_requests(run, tmp_path):
     _refused(run("validate", "per-request", "a.md"), "a.md: found a file, allowed the folder of a run")
 
 
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform == "win32", reason="closes file descriptors in a shell")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_stream_ends_no_run(closed, tmp_path):

@@ -55,6 +55,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_every_table_is_whole_on_eighty_columns(arguments, monkeypatch, tmp_path):
     shown = []

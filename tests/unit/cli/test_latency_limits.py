@@ -38,6 +38,7 @@ def run():
     return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("flag", "is_met", "words"),
     [
@@ -60,6 +61,7 @@ def test_every_command_evaluates_and_names_the_same_statistic(between, tmp_path,
     assert f"SLO: {words.format('requests')}" in str(varied.make_brief())
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("flag", "metric"), [("ttft-mean", "mean_ttft_ms"), ("itl-p99", "p99_itl_ms")])
 @pytest.mark.parametrize("factor", [0.8, 1.25])
 def test_limits_on_means_and_itl_are_evaluated(flag, metric, factor, tmp_path):

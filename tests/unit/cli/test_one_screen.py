@@ -56,6 +56,7 @@ def screen(monkeypatch):
     return lines
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_the_default_answer_fits_a_screen(arguments, screen):
     found = screen(arguments)
@@ -77,6 +78,7 @@ WIDE = {
 }
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("arguments", [*COMMANDS.values(), *WIDE.values()], ids=[*COMMANDS, *WIDE])
 def test_tables_fit_the_width_in_a_pipe_too(arguments):
     """Sentences in a pipe are not wrapped; tables keep the width of a screen."""
@@ -114,6 +116,7 @@ def test_the_result_comes_first_then_reasons_trust_and_next_steps(command, order
     assert places == sorted(places)
 
 
+@pytest.mark.release
 def test_every_command_prints_the_same_badge(screen):
     """The errors of predictions of comparable setups in per cent, from `trust_of`."""
     badge = trust_of(load_scenario("llama-3.1-8b-a100")).badge

@@ -17,6 +17,7 @@ def _without(text, keys):
     return {key: value for key, value in json.loads(text).items() if key not in keys}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("command", "short", "long"),
     [

@@ -20,6 +20,7 @@ def step(model: str, shape: BatchShape, timer: OperatorTimer = TIMERS["calibrate
     return estimate_step(graph, timer, shape._replace(decode_windowed=spans))
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("timer", TIMERS.values(), ids=TIMERS)
 @pytest.mark.parametrize("model", list_models())
 def test_plain_modules_are_never_faster_than_fused_kernels(model, timer):

@@ -29,6 +29,7 @@ def test_rows_that_have_nothing_of_their_shape_share_nothing() -> None:
     assert common_share(np.repeat(rng.normal(0, 0.1, 300), 8), shapes) == pytest.approx(1)
 
 
+@pytest.mark.release
 def test_the_committed_tables_give_the_committed_shares_again(tmp_path: Path) -> None:
     """All but those of experts, where sums over drawn loads take half a minute."""
     for table in MEASURED.glob("*/*.csv.gz"):

@@ -215,6 +215,7 @@ def test_a_calibration_picks_the_kernel_of_a_work():
     assert calibration.fit("moe", "fp8", alone, "fp8_block") is families["moe/fp8_block/triton"]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("op", "module", "engine", "key", "median", "p90"),
     [

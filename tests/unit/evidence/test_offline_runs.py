@@ -55,6 +55,7 @@ def test_a_folder_without_tables_is_refused(tmp_path):
         validate_throughput(tmp_path)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("lengths", ["128,64", "2048,32"])
 def test_one_round_says_what_a_long_job_does(tmp_path, lengths):
     """Of a job of many rounds, filling and draining hardly count."""

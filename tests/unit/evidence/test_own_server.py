@@ -77,6 +77,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, OwnSe
     return hidden, fit_own_server("mine", runs, given, "vllm"), fit_own_server("mine", runs[2:3], given, "vllm")
 
 
+@pytest.mark.release
 def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
     hidden, fit, _ = fits
     for rate in OTHERS:
@@ -110,6 +111,7 @@ def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, OwnServerFi
     assert shipped < alone < many.moved["server.in_s"][1]
 
 
+@pytest.mark.release
 def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
     _, many, _ = fits
     for found in many.errors.values():

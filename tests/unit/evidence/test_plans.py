@@ -20,18 +20,30 @@ SMALL = {
 }
 
 
+# Replayed by `make test`; the larger recordings at release.
+QUICK = {"vllm_0.32.0", "vllm_0.25.1", "vllm_0.30.0_async-speculation", "llama.cpp_11549"}
+
+
 @cache
 def report_of(recording: Path) -> PlansReport:
     return validate_plans(str(recording))
 
 
 @pytest.mark.xdist_group("recorded plans")
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda file: file.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize(
+    "recording",
+    [
+        pytest.param(file, id=name, marks=() if name in QUICK else pytest.mark.release)
+        for file in RECORDINGS
+        for name in [file.name.removesuffix(".json.gz")]
+    ],
+)
 def test_all_plans_of_all_recorded_workloads_are_equal(recording: Path) -> None:
     report = report_of(recording)
     assert report.rows == report.covered == report.equal > 100, report.worst[:1]
 
 
+@pytest.mark.release
 @pytest.mark.xdist_group("recorded plans")
 def test_the_recording_of_the_newest_engine_exercises_all_rules() -> None:
     by = report_of(next(file for file in RECORDINGS if file.name == "vllm_0.30.0.json.gz")).by
@@ -42,12 +54,14 @@ def test_the_recording_of_the_newest_engine_exercises_all_rules() -> None:
     assert by["KV groups"]["rows"] >= 300
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not CITED.exists(), reason="the cited recording is not beside this checkout")
 def test_the_cited_recording_is_equal_too() -> None:
     report = validate_plans(str(CITED))
     assert report.equal == report.rows == 400
 
 
+@pytest.mark.release
 @pytest.mark.xdist_group("recorded plans")
 def test_the_recording_of_sglang_exercises_its_rules() -> None:
     by = report_of(next(file for file in RECORDINGS if "sglang" in file.name)).by

@@ -134,6 +134,7 @@ def report():
     return published_report()
 
 
+@pytest.mark.release
 def test_every_published_figure_loads_and_is_predicted(report):
     assert report.covered == report.rows >= 60
     assert all(row["source"] and row["predicted"] > 0 for row in report.figures)

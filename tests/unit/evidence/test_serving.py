@@ -117,6 +117,7 @@ def test_a_file_that_holds_no_runs_is_one_sentence(tmp_path: Path, text: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.release
 def test_a_profile_is_found_again_from_the_runs_it_produced(tmp_path: Path) -> None:
     entries = [
         run_entry("llama", "meta-llama/Llama-3.1-8B-Instruct", (2.0, 14.0), stage_s=60),

@@ -41,6 +41,7 @@ def told(pairs: list[Prediction]) -> list[Observation]:
     return [replace(pair.row, metrics=pair.metrics) for pair in pairs]
 
 
+@pytest.mark.release
 def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
     true = with_facts(
         EngineProfile(
@@ -73,6 +74,7 @@ def test_a_profile_is_found_again_from_the_steady_states_it_produced(tmp_path: P
     assert found.ttft_residuals.p90 - found.ttft_residuals.p10 > np.ptp(np.quantile(errors[1::2], [0.1, 0.9]))
 
 
+@pytest.mark.release
 def test_what_no_row_at_face_value_determines_is_found_in_the_time_to_first_token_of_others(tmp_path: Path) -> None:
     """Latent attention in rows alone whose decodes may be speculated: a measured time per output token says nothing."""
     true = with_facts(EngineProfile(engine="trtllm", host=HostFit(hidden_prompt_latent_layer_s=3e-3)))

@@ -443,6 +443,7 @@ WRONG_RULES = {
 PLANTED = [(recording, rule) for recording, (_, rules) in WRONG_RULES.items() for rule in rules]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("recording", "plant"), PLANTED)
 def test_a_wrong_rule_is_noticed(recording: str, plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

@@ -148,6 +148,7 @@ def test_no_text_of_a_scenario_is_looked_for_on_the_disk():
     assert not wrong
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_answers_refuse_paths_as_names(hostile):
     marker = hostile.replace("\\", "/").rpartition("/")[2]
@@ -235,6 +236,7 @@ def test_limits_end_where_they_began(tmp_path):
     assert may_touch(Path("/etc/passwd"))
 
 
+@pytest.mark.release
 def test_worker_processes_have_the_limits_of_who_started_them(tmp_path):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("8\n")

@@ -229,6 +229,7 @@ def test_more_connections_than_allowed_are_refused():
             sock.close()
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("num_signals", [1, 2])
 @pytest.mark.parametrize("flags", [(), ("--ports", "--set", "cluster.replicas=2")])
 def test_sigterm_lets_answers_end_and_a_second_one_does_not(num_signals, flags):

@@ -37,6 +37,7 @@ for _row in table_rows():
     _FILES.setdefault(f"table {_row.file.stem}", []).append(_row.name)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("file", _FILES)
 def test_each_file_loads_and_is_plausible(file: str) -> None:
     for name in _FILES[file]:

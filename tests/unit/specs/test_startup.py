@@ -99,6 +99,7 @@ def test_scenarios_of_the_repository_start():
             load_scenario(file)
 
 
+@pytest.mark.release
 def test_what_was_recorded_on_engines_is_not_refused(shared):
     """A recorded run shows that the engine takes the format: where one is refused, the description is wrong."""
     truth = shared / "truth"

@@ -45,6 +45,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> QueryResult:
         return run_query(PLANNED)
 
 
+@pytest.mark.release
 def test_files_of_a_plan_are_those_that_the_command_writes(plan: QueryResult, tmp_path: Path) -> None:
     arguments = [*PLANNED.arguments, "--store", str(tmp_path / "store"), "--export", str(tmp_path / "out")]
     ran = CliRunner().invoke(command_line, arguments)

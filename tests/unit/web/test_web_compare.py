@@ -91,6 +91,7 @@ def test_a_column_that_is_refused_says_why_and_the_others_stand(pages):
     assert "data-duplicate" in alone
 
 
+@pytest.mark.release
 def test_headings_are_those_of_the_answers():
     desk = QueryService()
     split = PageState((*OTHER.fields, ("engine.tensor_parallel_size", "4"), ("engine.pipeline_parallel_size", "2")))

@@ -105,6 +105,7 @@ def compare(page, answered):
     return number
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_every_figure_of_closed_forms_is_the_command_s(view, pages, states, answered):
     closed = [part for part in view.parts if part.lane is None]
@@ -120,6 +121,7 @@ def _number(part, state, pages, answered):
     return compare(page, answered)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_figures_of_simulations_are_the_command_s(view, pages, answered):
     state = read_state(SIMULATED)
@@ -138,6 +140,7 @@ ONE_RUN = (
 )
 
 
+@pytest.mark.release
 def test_all_views_show_the_same_figures_of_a_deployment(pages, answered):
     """All latencies, throughputs and costs come from the run of `perfmodel simulate`; shorter runs give ratios and the
     maximum rate, on a card marked as a preview."""

@@ -86,6 +86,7 @@ def test_ratios_are_simulated_over_screened_figures() -> None:
     assert ratios_of([], SLO(ttft_ms=100.0), "p90") == Ratios((1.0, 1.0), (1.0, 1.0))
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("rejected_rate", [None, 9.0])
 def test_a_candidate_that_the_screen_underestimates_is_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejected_rate: float | None

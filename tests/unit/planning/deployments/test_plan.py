@@ -170,6 +170,7 @@ def test_the_choice_serves_the_rate_and_nothing_that_does_is_cheaper(result: Pla
     assert len(set(kinds)) == len(kinds)
 
 
+@pytest.mark.release
 def test_a_plan_gets_no_cheaper_by_asking_for_more_confidence(store: Path, result: PlanResult) -> None:
     """And with none it is the cheapest that serves if predictions are exact."""
     costs, found_sure = [], []
@@ -187,6 +188,7 @@ def test_a_plan_gets_no_cheaper_by_asking_for_more_confidence(store: Path, resul
     assert all(one.value >= 0 for each in found_sure for one in each.measurements)
 
 
+@pytest.mark.release
 def test_a_result_prints_itself(result: PlanResult) -> None:
     assert result.winner is not None
     text = str(result)
@@ -326,6 +328,7 @@ def assert_same_engine(serve: str, planned: Scenario) -> None:
     assert own <= {*found.data["engine"]}
 
 
+@pytest.mark.release
 def test_disaggregated_choices_name_the_connector(store: Path) -> None:
     from perfmodel.planning.export import serve_commands
 
@@ -364,6 +367,7 @@ DRAFTING = SPACE.replace(
 )
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("overrides", "space"),
     [(("hardware.hbm.bandwidth=1.2x", "hardware.price=3"), ONE_DEVICE), ((), UNEQUAL), ((), DRAFTING)],

@@ -155,6 +155,7 @@ def _count(file: Path) -> int:
     return len(Store(file)) if file.exists() else 0
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are a matter of POSIX")
 def test_a_killed_plan_goes_on_where_it_was(tmp_path: Path) -> None:
     """Killed in the middle and started again: no point twice, none lost, and the answer of one that was not killed."""

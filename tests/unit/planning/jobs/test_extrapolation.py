@@ -47,6 +47,7 @@ def test_a_failed_short_run_is_the_result() -> None:
     assert extrapolate(linear_job(1000), failed, (1000, 2000), 10_000).problem == "does not fit"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("engine", "bound"),
     [

@@ -47,6 +47,7 @@ def test_what_is_left_of_answers_under_way() -> None:
     assert np.interp(at, *_rests(some)) == pytest.approx(np.interp(at, *_whole(some)), rel=0.03)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "job",
     [
@@ -77,6 +78,7 @@ def test_the_closed_form_is_near_the_simulator(job: tuple[str, ...]) -> None:
     assert np.abs(found - 1).max() < (0.35 if scenario.traffic.num_requests == 100 else 0.25)
 
 
+@pytest.mark.release
 def test_a_nearer_deadline_costs_more_devices_and_more_money(tmp_path: Path) -> None:
     """Tails and rounding up make a job dearer the faster it is to be done."""
     plans = [plan(tmp_path, "plan.objective=cheapest_job", *more) for more in ((), ("plan.deadline_s=8",))]

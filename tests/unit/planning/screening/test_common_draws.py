@@ -73,6 +73,7 @@ def latencies_s(found: Screened, rate: float, scores: tuple[float, ...] | None, 
     return requests.ttft_s, (requests.e2el_s - requests.ttft_s) / later
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("score", [(0.0, 1.0, 0.0, 0.0), (0.9, 0.9, 0.9, 0.9), (-0.9, -0.9, -0.9, -0.9)])
 def test_the_simulator_agrees_about_what_a_draw_does_to_the_rate(
     score: tuple[float, ...], monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def test_a_plan_without_limits_is_refused() -> None:
         screened(Base(BASE.path, ("slo={}",)))
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "space",
     [

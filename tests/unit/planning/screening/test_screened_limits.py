@@ -21,6 +21,7 @@ ONE = (
 )
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("slo", "binds", "within"),
     [
@@ -50,6 +51,7 @@ def test_the_highest_rate_is_near_the_simulated_one(slo: str, binds: str, within
     assert 1 / within < screened.rate / simulated < within
 
 
+@pytest.mark.release
 def test_a_plan_for_readers(tmp_path: Path) -> None:
     """Who reads 240 words a minute needs 5.3 tokens a second: fewer devices than for a TPOT of 20 ms."""
     few = ("plan.finalists=1", "plan.seeds=2", "plan.num_requests=300", "plan.rate=20", *ONE)

@@ -129,6 +129,7 @@ def test_intervals_are_those_of_a_run_and_leave_the_values_as_they_are():
         assert low < point["values"]["mean_ttft_ms"] < high
 
 
+@pytest.mark.release
 def test_the_command_writes_one_document_and_a_report(tmp_path):
     arguments = ["whatif", NAME, "--set", FEW[0], "--vary", "hardware.hbm.bandwidth=0.5x..2x:3"]
     arguments += ["--vary", "engine.quantization=fp8,awq", "--metric", "mean_tpot_ms", "--json"]

@@ -39,6 +39,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", list_names("studies"))
 def test_every_study_answers_in_its_reduced_form(name: str) -> None:
     """Every variant gives another answer than the baseline somewhere: a switch that does nothing is no variant."""

@@ -38,6 +38,7 @@ def test_points_are_evaluated_once(tmp_path: Path) -> None:
     assert (len(Store(file)), Store(file).most_evaluations()) == (4, 1)
 
 
+@pytest.mark.release
 def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are, one by one: the next plan asks for the lost one alone, and has it."""
     file = tmp_path / "points.sqlite"

@@ -61,6 +61,7 @@ def test_prompts_that_take_all_of_the_time_fill_the_engine():
     assert batch_of(11.0, 1000, 10, "engine.max_num_seqs=64") == 64
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["llama-3.1-8b-a100", "mixtral-8x7b-a100-tp2", "qwen3-30b-a3b-h100"])
 def test_the_mean_batch_is_equal_in_every_command(name):
     """The time average of decoding sequences while any decodes, recounted from the steps of a run.

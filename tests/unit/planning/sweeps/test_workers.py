@@ -97,6 +97,7 @@ def test_nothing_to_do_is_no_error():
     assert spread(squared, [], said, workers=2) == []
 
 
+@pytest.mark.release
 def test_a_killed_worker_costs_only_its_own_item():
     answers = spread(killed_each_time, range(8), said, workers=2)
     assert answers[:3] + answers[4:] == [item * item for item in range(8) if item != 3]
@@ -116,6 +117,7 @@ def test_steps_of_a_chain_follow_each_other_and_what_they_add_up_to_stays_here()
     assert progress == [1, 2, 3, 4]
 
 
+@pytest.mark.release
 def test_a_chain_goes_on_where_it_lost_a_worker_and_ends_where_it_lost_two(tmp_path):
     twice = Stepwise(lambda item: doubling(item, tmp_path / str(item)), doubled)
     for item in (5, 7):

@@ -117,6 +117,7 @@ def test_what_steps_do_not_decide_is_not_in_doubt() -> None:
     assert low == pytest.approx(expected[0], rel=0.05)
 
 
+@pytest.mark.release
 def test_two_lives_are_as_wide_as_eight() -> None:
     """With kernels and steps in doubt, behind an autoscaler that follows a load which rises and falls."""
     stages = (
@@ -145,6 +146,7 @@ def whole_lives(result: RunResult, steps: float, kernels: float) -> Ensemble:
     return found
 
 
+@pytest.mark.release
 def test_the_interval_covers_four_in_five_of_lives_whose_truth_is_drawn() -> None:
     """'Measured' runs of devices that differ from the fits by as much as the residuals say: their own kernels and
     steps, and so their own starts and stops of replicas. Of 30, 24 are expected; 18 to 29 is 2.5 deviations."""
