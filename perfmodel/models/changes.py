@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 from types import MappingProxyType
-from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import (
@@ -119,10 +118,13 @@ def with_window(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     Keys that left the window are overwritten: a rolling buffer of window + sinks tokens (Mistral 7B, 2023).
     """
     _plain_attention(model, "window")
-    window: dict[str, Any] = {"window": changes.window, "chunk": None, "num_sink_tokens": changes.sinks, "is_rolling": True}
-    return _with_attention(
-        model, lambda mixer, place: mixer if place % changes.window_every else replace(mixer, **window)
-    )
+
+    def change(mixer: Attention, place: int) -> Attention:
+        if place % changes.window_every:
+            return mixer
+        return replace(mixer, window=changes.window, chunk=None, num_sink_tokens=changes.sinks, is_rolling=True)
+
+    return _with_attention(model, change)
 
 
 def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
