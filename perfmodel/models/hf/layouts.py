@@ -4,6 +4,7 @@ Written patterns come first (`block_configs`, `hybrid_override_pattern`, `layer_
 offsets, then the rule of the family.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -130,9 +131,10 @@ def _uses_rope(fields: Fields, index: int, num_layers: int) -> bool:
 
 
 def _mixer(fields: Fields, family: Family, kind: str, use_rope: bool) -> Mixer:
-    without_attention = {"latent": latent_attention, "linear": gated_delta_net, "mamba": mamba}
-    if kind in without_attention:
-        return without_attention[kind](fields)
+    others: dict[str, Callable[[Fields], Mixer]]
+    others = {"latent": latent_attention, "linear": gated_delta_net, "mamba": mamba}
+    if kind in others:
+        return others[kind](fields)
     window = _span(fields, "sliding_window") if kind == "sliding" else None
     chunk = _span(fields, "attention_chunk_size") if kind == "chunked" else None
     return attention(fields, family, window=window, chunk=chunk, use_rope=use_rope)
