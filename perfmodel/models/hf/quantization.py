@@ -100,7 +100,7 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
 
 def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
     method = _method(settings)
-    ignored = next((settings[key] for key in _IGNORE_KEYS if isinstance(settings.get(key), list)), [])
+    ignored: list[Any] = next((settings[key] for key in _IGNORE_KEYS if isinstance(settings.get(key), list)), [])
     kept = _KEPT | _kept(map(str, ignored), layers)
     if method == "mxfp4" and any("experts" in _components(layer) for layer in layers):
         kept |= _BESIDE_EXPERTS
