@@ -14,9 +14,9 @@ from perfmodel.models.architecture import (
     LinearAttention,
     Mamba,
     QuantizationSpec,
+    Rope,
 )
 from perfmodel.models.model_changes import ModelChanges
-from perfmodel.models.rope import Rope
 
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.models.architecture import Rope, RopeScaling
 from perfmodel.models.hf.fields import Fields
-from perfmodel.models.rope import Rope, RopeScaling
 
 _THETA = 10_000.0  # of transformers' LlamaConfig
 _PLAIN = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.models.rope import Rope
+from perfmodel.models.architecture import Rope
 
 _E8M0_BIAS = 127
 
