@@ -285,7 +285,7 @@ def with_eviction(model: ModelSpec, num_tokens: int, num_recent: int = 0) -> Mod
         mixer = layer.mixer
         if isinstance(mixer, Attention) and mixer.span is None and mixer.sparsity is None:
             mixer = replace(mixer, evicts_to=num_tokens, num_recent_tokens=num_recent, is_rolling=True)
-            has_evicting = True
+        has_evicting |= isinstance(mixer, Attention) and mixer.evicts_to is not None  # also of a model asked twice
         layers.append((replace(layer, mixer=mixer), count))
     if not has_evicting:
         raise SpecError(
