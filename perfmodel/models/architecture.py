@@ -1,18 +1,58 @@
-"""What a decoder-only model is made of: mixers, feed-forward blocks, layers.
+"""What a decoder-only language model is made of: mixers, feed-forward blocks, layers, rotary positions.
 
-The one structural description that everything reads: parameter counts, the step graph of the cost
-model, the memory plan and the torch decoder. A Hugging Face `config.json` is normalised into it by
-`hf_config.py`; nothing below that file knows a model family by name.
-
-A layer is a *mixer* (attention of some kind, a state-space scan, or none) followed by a *feed-forward*
-block (dense, mixture of experts, or none), each behind its own pre-norm with a residual connection.
-Hybrids such as Nemotron-H, where one layer holds only one of the two, use None for the other.
-All sizes are in elements and before any sharding.
+A layer is a *mixer* (attention of some kind, a state-space scan, or none) followed by a *feed-forward* block (dense,
+mixture of experts, or none), each behind its own pre-norm with a residual connection. Hybrids such as Nemotron-H, where
+one layer holds only one of the two, use None for the other. All sizes are in elements and before any sharding.
 """
 
 from dataclasses import dataclass
 
-from perfmodel.models.rope import DEFAULT_ROPE, Rope
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How frequencies are stretched for contexts beyond the trained one. Names of kinds and fields are those of
+    transformers' `rope_parameters` (modeling_rope_utils.py).
+
+    kind:               linear | dynamic | llama3 | yarn | longrope; others are not executed
+    factor:             by which the context grows; None where the file does not say
+    original_positions: tokens of the trained context
+    low_freq_factor, high_freq_factor: llama3: wavelengths beyond original / low are divided by `factor`, those below
+                        original / high stay, and those in between are blended
+    beta_fast, beta_slow, truncates: yarn: rotations within the trained context that bound the blend, in whole elements
+    amplitude:          cos and sin are multiplied by it
+    short_factors, long_factors: longrope: a divisor for each frequency, for contexts up to the trained one and beyond
+    """
+
+    kind: str
+    factor: float | None = None
+    original_positions: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncates: bool = True
+    amplitude: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions of a layer.
+
+    theta: base of the frequencies; transformers' LlamaConfig has 10,000 where a file leaves it open
+    dim:   the first elements of a head that rotate; None: all
+    scaling: None where frequencies are as trained
+    is_interleaved: the file pairs elements 2i and 2i + 1 instead of i and i + dim / 2 (DeepSeek, GLM-4)
+    """
+
+    theta: float = 10_000.0
+    dim: int | None = None
+    scaling: RopeScaling | None = None
+    is_interleaved: bool = False
+
+
+DEFAULT_ROPE = Rope()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
 
     Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
     """
-    path = expanded(name_or_path)
+    path, name = expanded(name_or_path), str(name_or_path)
     if may_touch(path) and path.is_dir():
         _refuse_adapter(path)
         if (path / "config.json").is_file():
@@ -81,13 +81,13 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     file = looked_up("models", name_or_path)
     if file is not None:
         return _load_card_file(file, file.stat().st_mtime_ns)
-    other = _by_format(str(name_or_path)) or _copied(str(name_or_path))
-    if other is not None:
-        return other
-    refuse_unless_generative(str(name_or_path))
-    if ask_hub and is_hub_name(str(name_or_path)):
-        return load_from_hub(str(name_or_path))
-    raise unknown_name("models", str(name_or_path))
+    related = _related(name)
+    if related is not None:
+        return related
+    refuse_unless_generative(name)
+    if ask_hub and is_hub_name(name):
+        return load_from_hub(name)
+    raise unknown_name("models", name)
 
 
 def _refuse_adapter(folder: Path) -> None:
@@ -104,31 +104,25 @@ def _refuse_adapter(folder: Path) -> None:
     )
 
 
-def _by_format(asked: str) -> ModelSpec | None:
-    """The model whose name `asked` is but for a number format at its end, in that format; None where there is none.
+def _related(name: str) -> ModelSpec | None:
+    """The model whose name `name` is but for a number format at its end, in that format, or that a repository has a
+    copy of (`unsloth/Qwen3-8B`); None where there is none.
 
     Checkpoints in another format are published so: `nvidia/Llama-3.3-70B-Instruct-FP8`. A card of their own goes first.
     """
-    parts = format_of_name(asked)
-    if parts is None:
-        return None
-    plain, method = parts
-    wanted = normal_name(plain.rpartition("/")[2])  # whoever has quantized it
-    file = looked_up("models", plain) or looked_up("models", wanted)
+    owner, _, last = name.partition("/")
+    plain, method = format_of_name(name) or (None, None)
+    file = None
+    if plain is not None:  # whoever has quantized it
+        file = looked_up("models", plain) or looked_up("models", normal_name(plain.rpartition("/")[2]))
+    if file is None and normal_name(owner) in _COPIES:
+        method, file = None, aliases_of("models").get(normal_name(last))
     if file is None:
         return None
     model = _load_card_file(file, file.stat().st_mtime_ns)
-    served = model if method is None or model.quantization.weights is not None else with_quantization(model, method)
-    return replace(served, name=asked, hf_id=asked if "/" in asked else model.hf_id)
-
-
-def _copied(asked: str) -> ModelSpec | None:
-    """The model that a repository has a copy of: `unsloth/Qwen3-8B`; None where its owner makes none, or of no card."""
-    owner, _, name = asked.partition("/")
-    if normal_name(owner) not in _COPIES:
-        return None
-    file = aliases_of("models").get(normal_name(name))
-    return None if file is None else replace(_load_card_file(file, file.stat().st_mtime_ns), name=asked, hf_id=asked)
+    if model.quantization.weights is None:
+        model = with_quantization(model, method)
+    return replace(model, name=name, hf_id=name if "/" in name else model.hf_id)
 
 
 def as_asked(model: ModelSpec, asked: str) -> ModelSpec:

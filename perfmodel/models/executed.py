@@ -19,7 +19,6 @@ from perfmodel.models.architecture import (
     Mixer,
     MoEFFN,
 )
-from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 
 # Model types of config.json files. `unknown` is a file without one, read as a Llama-like decoder.
@@ -59,41 +58,28 @@ ROPE_SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 def why_not_executed(model: ModelSpec) -> str | None:
     """What of `model` is simulated alone, as the subject of "... is not executed yet"; None where all is executed."""
-    found = _around(model)
-    for layer, _ in model.layers:
-        found = found or _of_mixer(layer.mixer) or _of_ffn(layer.ffn) or _of_both(model, layer)
-    if found is None and model.model_type not in FAMILIES:
-        return f"the computation of {model.model_type} models"
-    return found
-
-
-def _around(model: ModelSpec) -> str | None:
     unsupported = {
         "LayerNorm": model.norm_bias,
         "mixer and feed-forward in parallel": model.parallel_blocks,
         "a learned position table": model.num_learned_positions > 0,
         "a bias in the LM head": model.lm_head_bias,
     }
-    return next((name for name, is_used in unsupported.items() if is_used), None)
+    reason = next((name for name, is_used in unsupported.items() if is_used), None)
+    for layer, _ in model.layers:
+        reason = reason or _of_mixer(layer.mixer) or _of_ffn(layer.ffn) or _of_changes(model, layer)
+    if reason is None and model.model_type not in FAMILIES:
+        return f"the computation of {model.model_type} models"
+    return reason
 
 
 def _of_mixer(mixer: Mixer | None) -> str | None:
-    if mixer is None:
-        return None
-    if isinstance(mixer, Attention):
-        if mixer.qk_norm and mixer.qk_norm_width == "none":
-            return "a norm of queries and keys without weights"
-        return _of_rope(mixer.rope)
-    if isinstance(mixer, LatentAttention):
-        return "the indexer of sparse attention" if mixer.indexer is not None else _of_rope(mixer.rope)
+    if isinstance(mixer, Attention) and mixer.qk_norm and mixer.qk_norm_width == "none":
+        return "a norm of queries and keys without weights"
+    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+        return "the indexer of sparse attention"
     if isinstance(mixer, Mamba) and (mixer.dt_rank is not None or not mixer.inner_norm):
         return "a scan other than Mamba-2"
-    if isinstance(mixer, LinearAttention):
-        return _of_rope(mixer.rope)
-    return None
-
-
-def _of_rope(rope: Rope | None) -> str | None:
+    rope = mixer.rope if isinstance(mixer, Attention | LatentAttention | LinearAttention) else None
     scaling = None if rope is None else rope.scaling
     if scaling is None:
         return None
@@ -106,49 +92,36 @@ def _of_rope(rope: Rope | None) -> str | None:
 
 
 def _of_ffn(ffn: FeedForward | None) -> str | None:
-    if ffn is None:
-        return None
-    if ffn.activation not in ACTIVATIONS:
+    if ffn is not None and ffn.activation not in ACTIVATIONS:
         return f"the activation {ffn.activation}"
+    if isinstance(ffn, DenseFFN) and ffn.activation == "swiglu_oai":
+        return "a clamped gate outside of experts"
     if isinstance(ffn, MoEFFN) and ffn.latent_size is not None:
         return "a mixture of experts in a latent space"
     return None
 
 
-def _of_both(model: ModelSpec, layer: Layer) -> str | None:
+def _of_changes(model: ModelSpec, layer: Layer) -> str | None:
     """Early exits and drafts by a model's own layers take plain attention behind norms."""
     is_plain = isinstance(layer.mixer, Attention) and model.pre_norms
     if model.exits is not None and not is_plain:
         return "early exit (model_changes.early_exit) from layers other than attention behind a norm"
     if model.weight_sparsity is not None and isinstance(layer.ffn, MoEFFN):
         return "sparsity of experts (model_changes.prune)"
-    if isinstance(layer.ffn, DenseFFN) and layer.ffn.activation == "swiglu_oai":
-        return "a clamped gate outside of experts"
     return None
 
 
 # What a checkpoint's name ends with, and which quantization that is: weights as the tools of that name write them.
 _QUANTIZATION_OF: dict[str, str | None] = {
-    "fp8": "fp8",
-    "fp8-dynamic": "fp8",
+    **dict.fromkeys(("fp8", "fp8-dynamic", "fp8-kv"), "fp8"),
     "fp8-block": "fp8_block",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "fp8-kv": "fp8",
+    **dict.fromkeys(("nvfp4", "fp4"), "nvfp4"),
     "mxfp4": "mxfp4",
-    "awq": "awq",
-    "awq-int4": "awq",
-    "awq-4bit": "awq",
-    "gptq": "gptq",
-    "gptq-int4": "gptq",
-    "gptq-4bit": "gptq",
-    "gptq-int8": "w8a16",
-    "int4": "w4a16",
-    "w4a16": "w4a16",
-    "w4a16-g128": "w4a16",
-    "int8": "w8a8",
-    "w8a8": "w8a8",
-    "w8a16": "w8a16",
+    **dict.fromkeys(("awq", "awq-int4", "awq-4bit"), "awq"),
+    **dict.fromkeys(("gptq", "gptq-int4", "gptq-4bit"), "gptq"),
+    **dict.fromkeys(("int4", "w4a16", "w4a16-g128"), "w4a16"),
+    **dict.fromkeys(("int8", "w8a8"), "w8a8"),
+    **dict.fromkeys(("gptq-int8", "w8a16"), "w8a16"),
     "bnb-4bit": "bitsandbytes",
     "bf16": None,
 }

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,21 +52,17 @@ def load_from_hub(name: str) -> ModelSpec:
     the Hub's client is not installed.
     """
     with touchable(_cache()):
-        return _loaded(name)
-
-
-def _loaded(name: str) -> ModelSpec:
-    """See `load_from_hub`."""
-    config = _cached(name)
-    origin = f"config.json of {name} (local cache of the Hub)"
-    if config is None:
-        config = _fetched(name)
-        origin = f"config.json of {name} ({_host()})"
-    try:
-        model = load_config(config, name, stored=_stored(name, config))
-    except SpecError as error:
-        raise SpecError(f"{name} as the Hub has it: {error} Delete {config.parent} to have it asked again.") from None
-    return replace(model, hf_id=name, source=origin, sampling=_sampling(config.with_name(_BESIDE[1])))
+        config, origin = _cached(name), "local cache of the Hub"
+        if config is None:
+            config, origin = _fetched(name), _host()
+        try:
+            model = load_config(config, name, stored=_stored(name, config))
+        except SpecError as error:
+            raise SpecError(
+                f"{name} as the Hub has it: {error} Delete {config.parent} to have it asked again."
+            ) from None
+        sampling = _sampling(config.with_name(_BESIDE[1]))
+        return replace(model, hf_id=name, source=f"config.json of {name} ({origin})", sampling=sampling)
 
 
 def _stored(name: str, config: Path) -> dict[str, Any]:
@@ -74,27 +70,22 @@ def _stored(name: str, config: Path) -> dict[str, Any]:
     of the Hub's first."""
     from perfmodel.models.weights.headers import stored_beside
 
-    said, here = said_fields(config), stored_beside(config)
-    if here or not said or is_format_said(config) or said & {"dtype", "torch_dtype"}:
-        return here
-    kept = _kept(name)
+    fields, stored = said_fields(config), stored_beside(config)
+    if stored or not fields or is_format_said(config) or fields & {"dtype", "torch_dtype"}:
+        return stored
+    own_file = _folder(name) / "perfmodel-stored.json"  # beside the client's cache, which has no place for it
     try:
-        answer = read_json(kept)
+        answer = read_json(own_file)
     except (OSError, ValueError):
-        answer = _asked_for_header(name)
+        answer = _stored_on_hub(name)
         if answer is not None:
             with suppress(OSError):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(json.dumps(answer), encoding="utf-8", newline="\n")
+                own_file.parent.mkdir(parents=True, exist_ok=True)
+                own_file.write_text(json.dumps(answer), encoding="utf-8", newline="\n")
     return answer if isinstance(answer, dict) else {}
 
 
-def _kept(name: str) -> Path:
-    """Our own file beside the client's cache, for what it has no place for."""
-    return _cache() / f"models--{name.replace('/', '--')}" / "perfmodel-stored.json"
-
-
-def _asked_for_header(name: str) -> dict[str, Any] | None:
+def _stored_on_hub(name: str) -> dict[str, Any] | None:
     """By ranges of the only file, or of the first that the index names; {} where the repository has neither, None where
     nobody answers: then the configuration's defaults hold, until somebody does."""
     if _is_offline():
@@ -103,20 +94,18 @@ def _asked_for_header(name: str) -> dict[str, Any] | None:
 
     from perfmodel.models.weights.stored import stored_settings
 
-    endpoint = os.environ.get("HF_ENDPOINT") or None
-    api = HfApi(endpoint=endpoint)
-
-    def header(file: str) -> str:
+    def header(file: str) -> dict[str, Any]:
+        api = HfApi(endpoint=_endpoint())
         tensors = api.parse_safetensors_file_metadata(name, file, timeout=_CONNECT_S).tensors
-        return json.dumps({key: {"dtype": each.dtype, "shape": list(each.shape)} for key, each in tensors.items()})
+        return {key: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for key, tensor in tensors.items()}
 
-    def first_of_several() -> str:
-        found = hf_hub_download(name, _INDEX, cache_dir=_cache(), etag_timeout=_CONNECT_S, endpoint=endpoint)
-        return header(str(min(read_json(Path(found))["weight_map"].values())))
+    def first_of_several() -> dict[str, Any]:
+        index = read_json(Path(_download(hf_hub_download, name, _INDEX)))
+        return header(str(min(index["weight_map"].values())))
 
-    for read in (lambda: header("model.safetensors"), first_of_several):
+    for read in (partial(header, "model.safetensors"), first_of_several):
         try:
-            return stored_settings(json.loads(_within(_ANSWER_S, read)), name)
+            return stored_settings(_within(_ANSWER_S, read), name)
         except errors.LocalEntryNotFoundError:
             return None
         except errors.EntryNotFoundError:
@@ -138,33 +127,39 @@ def _cache() -> Path:
     return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"))
 
 
+def _folder(name: str) -> Path:
+    return _cache() / f"models--{name.replace('/', '--')}"
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None
+
+
 def _host() -> str:
-    return (os.environ.get("HF_ENDPOINT") or _HUB).partition("://")[2].strip("/")
+    return (_endpoint() or _HUB).partition("://")[2].strip("/")
 
 
 def _cached(name: str) -> Path | None:
     """`config.json` of the snapshot that `main` refers to, or of any; None where there is none."""
-    folder = _cache() / f"models--{name.replace('/', '--')}"
-    named = folder / "refs" / "main"
+    ref = _folder(name) / "refs" / "main"
     try:
-        main = named.read_text(encoding="utf-8").strip() if named.is_file() else ""
-        snapshots = sorted((folder / "snapshots").glob(f"*/{_CONFIG}"))
+        main = ref.read_text(encoding="utf-8").strip() if ref.is_file() else ""
+        snapshots = sorted((_folder(name) / "snapshots").glob(f"*/{_CONFIG}"))
     except (OSError, UnicodeError):
         return None
-    return next((each for each in snapshots if each.parent.name == main), snapshots[-1] if snapshots else None)
+    return next((file for file in snapshots if file.parent.name == main), snapshots[-1] if snapshots else None)
 
 
 def _fetched(name: str) -> Path:
     """`config.json` in the cache, and beside it what else there is."""
+    unknown = f"unknown model {name!r}: no card lists it"
     if is_only_names():
         raise SpecError(
-            f"unknown model {name!r}: no card lists it, the local cache of the Hub does not have it, and nothing is "
-            f"fetched here: drop its config.json on the page, or run `perfmodel models show {name}` once."
+            f"{unknown}, the local cache of the Hub does not have it, and nothing is fetched here: drop its "
+            f"config.json on the page, or run `perfmodel models show {name}` once."
         )
     if _is_offline():
-        raise SpecError(
-            f"unknown model {name!r}: no card lists it, it is not in {_cache()}, and HF_HUB_OFFLINE is set."
-        )
+        raise SpecError(f"{unknown}, it is not in {_cache()}, and HF_HUB_OFFLINE is set.")
     # Else the client asks for more than the repository, and draws bars for files of a few kilobytes.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -172,80 +167,70 @@ def _fetched(name: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        raise MissingExtraError(
-            f"unknown model {name!r}: no card lists it; to ask the Hub, pip install '.[hub]' in the checkout."
-        ) from None
-    _refuse_unreachable(name)
+        raise MissingExtraError(f"{unknown}; to ask the Hub, pip install '.[hub]' in the checkout.") from None
+    _refuse_unreachable(unknown)
     print(f"asking {_host()} for {_CONFIG} of {name}", file=sys.stderr)
-    file = Path(_asked(hf_hub_download, name, _CONFIG))
+    try:
+        config = _within(_ANSWER_S, partial(_download, hf_hub_download, name, _CONFIG))
+    except Exception as error:
+        raise SpecError(f"{unknown}, and of {_host()}: {_reason(error)}.") from None
     for other in _BESIDE:
-        try:
-            _asked(hf_hub_download, name, other)
-        except SpecError:
-            continue  # most repositories have one of them, some none
-    return file
+        with suppress(Exception):  # most repositories have one of them, some none
+            _within(_ANSWER_S, partial(_download, hf_hub_download, name, other))
+    return Path(config)
 
 
-def _asked(download: Any, name: str, file: str) -> str:
+def _download(download: Callable[..., Any], name: str, file: str) -> str:
+    return str(download(name, file, cache_dir=_cache(), etag_timeout=_CONNECT_S, endpoint=_endpoint()))
+
+
+def _reason(error: Exception) -> str:
+    """Why the Hub did not give a configuration; the client's transport has a family of errors of its own."""
     from huggingface_hub import errors
 
-    endpoint = os.environ.get("HF_ENDPOINT") or None
-    try:
-        return _within(
-            _ANSWER_S,
-            lambda: str(download(name, file, cache_dir=_cache(), etag_timeout=_CONNECT_S, endpoint=endpoint)),
-        )
-    except errors.GatedRepoError:
-        reason = "it is gated; set HF_TOKEN to a token of an account that was given access"
-    except errors.RepositoryNotFoundError:
-        reason = "there is no such repository, or HF_TOKEN may not see it"
-    except errors.EntryNotFoundError as error:
-        offline = isinstance(error, errors.LocalEntryNotFoundError)
-        reason = _unreachable() if offline else f"the repository has no {file}; give a config.json or a .gguf file"
-    except errors.HfHubHTTPError as error:
-        reason = f"it answered {error.response.status_code}" if error.response is not None else _unreachable()
-    except Exception as error:  # the client's transport has a family of errors of its own
-        reason = f"{_unreachable()} ({type(error).__name__})"
-    raise SpecError(f"unknown model {name!r}: no card lists it, and of {_host()}: {reason}.")
+    unreachable = f"it could not be reached, or did not answer within {_ANSWER_S:g} s"
+    if isinstance(error, errors.GatedRepoError):
+        return "it is gated; set HF_TOKEN to a token of an account that was given access"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is no such repository, or HF_TOKEN may not see it"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return unreachable
+    if isinstance(error, errors.EntryNotFoundError):
+        return f"the repository has no {_CONFIG}; give a config.json or a .gguf file"
+    if isinstance(error, errors.HfHubHTTPError):
+        return unreachable if error.response is None else f"it answered {error.response.status_code}"
+    return f"{unreachable} ({type(error).__name__})"
 
 
-def _refuse_unreachable(name: str) -> None:
+def _refuse_unreachable(unknown: str) -> None:
     """Raises SpecError where nobody listens: the client would try again for minutes. A proxy is left to the client."""
     if any(os.environ.get(variable) for variable in _PROXIES + tuple(map(str.lower, _PROXIES))):
         return
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    address = urlsplit(_endpoint() or _HUB)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
         socket.create_connection((address.hostname or "", port), timeout=_CONNECT_S).close()
     except OSError as error:
         raise SpecError(
-            f"unknown model {name!r}: no card lists it, and {_host()} could not be reached within {_CONNECT_S:g} s "
+            f"{unknown}, and {_host()} could not be reached within {_CONNECT_S:g} s "
             f"({error}); check HF_ENDPOINT and the network."
         ) from None
 
 
-def _within(seconds: float, ask: Callable[[], str]) -> str:
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
     """What `ask` returns or raises. Raises TimeoutError where that takes longer; it is then left behind."""
-    answers: SimpleQueue[str | Exception] = SimpleQueue()
+    from concurrent.futures import Future
+
+    answer: Future[Any] = Future()
 
     def run() -> None:
         try:
-            answers.put(ask())
+            answer.set_result(ask())
         except Exception as error:
-            answers.put(error)
+            answer.set_exception(error)
 
     Thread(target=run, daemon=True).start()
-    try:
-        answer = answers.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _unreachable() -> str:
-    return f"it could not be reached, or did not answer within {_ANSWER_S:g} s"
+    return answer.result(timeout=seconds)
 
 
 def _sampling(file: Path) -> SamplingMethod:
@@ -258,6 +243,4 @@ def _sampling(file: Path) -> SamplingMethod:
         return "greedy"
     if isinstance(given.get("top_p"), int | float) and given["top_p"] < 1:
         return "top_p"
-    if isinstance(given.get("top_k"), int) and given["top_k"] > 0:
-        return "top_k"
-    return "random"
+    return "top_k" if isinstance(given.get("top_k"), int) and given["top_k"] > 0 else "random"

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -12,10 +11,10 @@ from perfmodel.files.base import Spec
 from perfmodel.models.architecture import QuantizationSpec
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import layer_parameters, stored_bytes
-from perfmodel.models.spec import ModelSpec
+from perfmodel.models.spec import ModelSpec, layer_runs
 
 Block = Literal["attention", "linear_attention", "dense_ffn", "experts", "shared_experts"]
-BLOCKS: tuple[Block, ...] = ("attention", "linear_attention", "dense_ffn", "experts", "shared_experts")
+BLOCKS: tuple[Block, ...] = get_args(Block)
 
 
 class LayerQuantization(Spec):
@@ -47,17 +46,20 @@ def with_layer_formats(model: ModelSpec, rules: Sequence[LayerQuantization]) -> 
         )
     formats: list[dict[str, QuantizationSpec]] = [{} for _ in range(model.num_layers)]
     for rule in rules:
-        wanted = _format_of(model, rule)
+        try:
+            plain = replace(model, quantization=QuantizationSpec())
+            wanted = with_quantization(plain, rule.quantization, rule.group_size).quantization
+        except SpecError as error:
+            raise SpecError(f"engine.quantization_by_layer: {error}") from None
         chosen = rule.components or [block for block in BLOCKS if block not in wanted.kept]
         for index in _places(model, rule):
             formats[index] |= dict.fromkeys(chosen, replace(wanted, kept=frozenset()))
     layers = []
     for layer, own in zip(model.iter_layers(), formats, strict=True):
         held = layer_parameters(model, layer)
-        layers.append(
-            replace(layer, formats=tuple((name, own[name]) for name in BLOCKS if name in held and name in own))
-        )
-    return replace(model, layers=tuple((layer, len(list(group))) for layer, group in groupby(layers)))
+        own_formats = tuple((name, own[name]) for name in BLOCKS if name in held and name in own)
+        layers.append(replace(layer, formats=own_formats))
+    return replace(model, layers=layer_runs(layers))
 
 
 def bits_per_weight(model: ModelSpec) -> float:
@@ -69,15 +71,6 @@ def bits_per_weight(model: ModelSpec) -> float:
                 bits += 8 * count * params * stored_bytes(model, name, layer)
                 total += count * params
     return bits / total
-
-
-def _format_of(model: ModelSpec, rule: LayerQuantization) -> QuantizationSpec:
-    try:
-        return with_quantization(
-            replace(model, quantization=QuantizationSpec()), rule.quantization, rule.group_size
-        ).quantization
-    except SpecError as error:
-        raise SpecError(f"engine.quantization_by_layer: {error}") from None
 
 
 def _places(model: ModelSpec, rule: LayerQuantization) -> list[int]:

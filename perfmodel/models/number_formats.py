@@ -1,7 +1,6 @@
 """Number formats: how many bytes a weight takes, and what an engine's `quantization` or `dtype` argument means.
 
 Knows formats and methods by name; nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
-
 What a cached token takes: number formats by its age, and how many tokens eviction leaves of a sequence.
 """
 
@@ -10,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.models.architecture import Attention, Layer, MoEFFN, QuantizationSpec
+from perfmodel.models.architecture import Attention, MoEFFN, QuantizationSpec
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import GGML_BLOCKS, GGUF_MIXES, component_bits
 
@@ -51,26 +50,16 @@ _MATMUL_RATE = MappingProxyType({"mxfp4": "fp4", "nvfp4": "fp4", "mxfp8": "fp8",
 
 _DTYPES = MappingProxyType(
     {
-        "bfloat16": "bf16",
-        "bf16": "bf16",
-        "float16": "fp16",
-        "fp16": "fp16",
-        "half": "fp16",
-        "float32": "fp32",
-        "fp32": "fp32",
-        "float": "fp32",
-        "float8_e4m3fn": "fp8",
-        "float8_e5m2": "fp8",
-        "fp8": "fp8",
+        **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+        **dict.fromkeys(("float16", "fp16", "half"), "fp16"),
+        **dict.fromkeys(("float32", "fp32", "float"), "fp32"),
+        **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "fp8"), "fp8"),
     }
 )
 
 _KV_DTYPES = MappingProxyType(
     {
-        "fp8_e4m3": "fp8",
-        "fp8_e5m2": "fp8",
-        "fp8_inc": "fp8",
-        "fp8_ds_mla": "fp8",
+        **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"), "fp8"),
         "float16": "fp16",
         "bfloat16": "bf16",
         "float32": "fp32",
@@ -80,20 +69,24 @@ _KV_DTYPES = MappingProxyType(
 # Dettmers et al. 2022: more than 99.9 % of the values are multiplied in INT8 at the threshold of 6.
 _OUTLIER_SHARE = 0.001
 
+_FP8 = QuantizationSpec(method="fp8", weights="fp8", activations="fp8")
+_INT8 = QuantizationSpec(method="int8", weights="int8", activations="int8")
 _W4A16 = QuantizationSpec(method="awq", weights="int4", group_size=128)
+_GPTQ3 = replace(_W4A16, method="gptq", weights="int3")
+_NVFP4 = QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16)
 
 # What an engine's `quantization` argument makes of an unquantized checkpoint: vLLM's names and the short ones.
 METHODS = MappingProxyType(
     {
         "none": QuantizationSpec(),
-        "fp8": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
-        "w8a8_fp8": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
-        "fp8_block": QuantizationSpec(method="fp8", weights="fp8", activations="fp8", group_size=128, group_rows=128),
+        "fp8": _FP8,
+        "w8a8_fp8": _FP8,
+        "fp8_block": replace(_FP8, group_size=128, group_rows=128),
         "fp8_w8a16": QuantizationSpec(method="fp8_w8a16", weights="fp8"),
         "mxfp8": QuantizationSpec(method="mxfp8", weights="mxfp8", activations="mxfp8", group_size=32),
-        "int8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
-        "w8a8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
-        "w8a8_int8": QuantizationSpec(method="int8", weights="int8", activations="int8"),
+        "int8": _INT8,
+        "w8a8": _INT8,
+        "w8a8_int8": _INT8,
         "w8a16": QuantizationSpec(method="w8a16", weights="int8"),
         "awq": _W4A16,
         "awq_marlin": _W4A16,
@@ -103,24 +96,26 @@ METHODS = MappingProxyType(
         "w4a16": replace(_W4A16, method="w4a16"),
         "w4a8": replace(_W4A16, method="w4a8", activations="fp8"),
         "mxfp4": QuantizationSpec(method="mxfp4", weights="mxfp4", group_size=32),
-        "nvfp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
-        "fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
-        "modelopt": QuantizationSpec(method="fp8", weights="fp8", activations="fp8"),
-        "modelopt_fp4": QuantizationSpec(method="nvfp4", weights="nvfp4", activations="nvfp4", group_size=16),
-        "int3": replace(_W4A16, method="gptq", weights="int3"),
-        "w3a16": replace(_W4A16, method="gptq", weights="int3"),
+        "nvfp4": _NVFP4,
+        "fp4": _NVFP4,
+        "modelopt": _FP8,
+        "modelopt_fp4": _NVFP4,
+        "int3": _GPTQ3,
+        "w3a16": _GPTQ3,
         "w4a8_int8": replace(_W4A16, method="w4a8", activations="int8"),
-        "smoothquant": QuantizationSpec(
-            method="smoothquant", weights="int8", activations="int8", inputs_come_quantized=True
-        ),
+        "smoothquant": replace(_INT8, method="smoothquant", inputs_come_quantized=True),
         "ternary": QuantizationSpec(method="bitnet", weights="ternary", activations="int8"),
         "binary": QuantizationSpec(method="bitnet", weights="binary", activations="int8"),
-        "llm_int8": QuantizationSpec(
-            method="llm_int8", weights="int8", activations="int8", outlier_share=_OUTLIER_SHARE
-        ),
+        "llm_int8": replace(_INT8, method="llm_int8", outlier_share=_OUTLIER_SHARE),
         "bitsandbytes": QuantizationSpec(method="bitsandbytes", weights="nf4", group_size=64),
     }
 )
+
+# Vector instructions that make a 16-bit number of a cached integer: conversion and multiply-add for a byte; shift and
+# mask before that below. An assumption: kernels that unpack in pairs or by permutation need up to half as many.
+_UNPACK = {"int8": 2.0, "int4": 4.0, "int3": 4.0, "int2": 4.0}
+# Without an instruction for it: sign and magnitude apart, shifted to bf16's places, joined, times a power of two.
+_WITHOUT_INSTRUCTION = {"fp8": 4.0}
 
 
 def kv_format(name: str) -> str:
@@ -149,6 +144,18 @@ def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> f
     return (bits + scale) / 8
 
 
+def component_bytes(quantization: QuantizationSpec, component: str) -> float:
+    """Bytes of one stored weight of a quantized component: a mean over its tensors where these are in several formats.
+
+    The quantization has a format for weights.
+    """
+    assert quantization.weights is not None
+    bits = dict(quantization.bits).get(component)
+    if bits is not None:
+        return bits / 8
+    return bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
+
+
 def kv_element_bytes(format: str, group_size: int = 0) -> float:
     """Bytes of one cached key or value element, its share of the group's scale and zero point (16 bits each) included.
 
@@ -166,10 +173,10 @@ def matmul_rate(format: str) -> str:
 
 def format_of_dtype(dtype: str) -> str:
     """ "bfloat16" or "torch.bfloat16" -> "bf16"; our own names pass through."""
-    found = _DTYPES.get(dtype.removeprefix("torch.").lower())
-    if found is None:
+    form = _DTYPES.get(dtype.removeprefix("torch.").lower())
+    if form is None:
         raise SpecError(f"dtype: found {dtype!r}, allowed: bfloat16, float16, float32.{did_you_mean(dtype, _DTYPES)}")
-    return found
+    return form
 
 
 def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
@@ -192,76 +199,35 @@ def with_quantization(model: ModelSpec, method: str | None, group_size: int | No
     """
     if method is None or method.lower() == "auto":
         return model
-    key = method.lower().replace("-", "_")
-    if group_size is not None and (key in GGUF_MIXES or key in METHODS):
-        _refuse_groups(key, group_size)
-    if key in GGUF_MIXES:
-        return replace(model, quantization=_as_gguf(model, key))
-    wanted = METHODS.get(key)
-    if wanted is None:
+    key, have = method.lower().replace("-", "_"), model.quantization
+    if key not in METHODS and key not in GGUF_MIXES:
         known = (*METHODS, *GGUF_MIXES)
         raise SpecError(
             f"engine.quantization: found {method!r}, allowed: {', '.join(known)}.{did_you_mean(key, known)}"
         )
+    if key in GGUF_MIXES:  # as llama.cpp's quantizer writes the model: embedding and LM head, too
+        kept = frozenset({"router", "norms"})
+        bits = component_bits(model, key, BITS_PER_WEIGHT)
+        wanted = QuantizationSpec("gguf", GGUF_MIXES[key].main, kept=kept, bits=bits, mix=key)
+    else:
+        wanted = METHODS[key]
     if group_size is not None:
+        if wanted.weights not in GROUPED_FORMATS:
+            names = ", ".join(name for name, spec in METHODS.items() if spec.weights in GROUPED_FORMATS)
+            raise SpecError(
+                f"engine.quantization_group_size: found {group_size} with quantization={key}, whose scales are as its "
+                f"definition has them; allowed with {names}."
+            )
         wanted = replace(wanted, group_size=max(group_size, 0))
-    have = model.quantization
-    is_same = (have.weights, have.activations) == (wanted.weights, wanted.activations)
-    is_same = is_same and have.outlier_share == wanted.outlier_share
+    is_same = all(getattr(have, name) == getattr(wanted, name) for name in ("weights", "activations", "outlier_share"))
     is_same = is_same and (group_size is None or have.group_size == wanted.group_size)
-    if wanted.weights is not None and is_same and have.inputs_come_quantized >= wanted.inputs_come_quantized:
+    is_same = is_same and have.inputs_come_quantized >= wanted.inputs_come_quantized
+    if key in METHODS and wanted.weights is not None and is_same:
         return model
     if wanted.weights in ("mxfp4", "nvfp4") and any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
         wanted = replace(wanted, kept=wanted.kept | {"attention", "linear_attention"})
-    kept = replace(wanted, kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
-    return replace(model, quantization=kept)
-
-
-def _refuse_groups(key: str, group_size: int) -> None:
-    weights = None if key in GGUF_MIXES else METHODS[key].weights
-    if weights not in GROUPED_FORMATS:
-        names = ", ".join(name for name, spec in METHODS.items() if spec.weights in GROUPED_FORMATS)
-        raise SpecError(
-            f"engine.quantization_group_size: found {group_size} with quantization={key}, whose scales are as its "
-            f"definition has them; allowed with {names}."
-        )
-
-
-def component_bytes(quantization: QuantizationSpec, component: str) -> float:
-    """Bytes of one stored weight of a quantized component: a mean over its tensors where these are in several formats.
-
-    The quantization has a format for weights.
-    """
-    assert quantization.weights is not None
-    bits = dict(quantization.bits).get(component)
-    if bits is not None:
-        return bits / 8
-    return bytes_per_weight(quantization.weights, quantization.group_size, quantization.group_rows)
-
-
-def _as_gguf(model: ModelSpec, name: str) -> QuantizationSpec:
-    """As llama.cpp's quantizer writes the model: embedding and LM head, too."""
-    bits = component_bits(model, name, BITS_PER_WEIGHT)
-    kept = frozenset({"router", "norms"})
-    main = GGUF_MIXES[name].main
-    have = model.quantization
-    return QuantizationSpec(
-        "gguf",
-        main,
-        kept=kept,
-        bits=bits,
-        mix=name,
-        kv_cache=have.kv_cache,
-        kv_group_size=have.kv_group_size,
-        kv_recent=have.kv_recent,
-    )
-
-
-# Vector instructions that make a 16-bit number of a cached integer: conversion and multiply-add for a byte; shift and
-# mask before that below. An assumption: kernels that unpack in pairs or by permutation need up to half as many.
-_UNPACK = {"int8": 2.0, "int4": 4.0, "int3": 4.0, "int2": 4.0}
-# Without an instruction for it: sign and magnitude apart, shifted to bf16's places, joined, times a power of two.
-_WITHOUT_INSTRUCTION = {"fp8": 4.0}
+    quantization = replace(wanted, kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
+    return replace(model, quantization=quantization)
 
 
 class Surplus(NamedTuple):
@@ -286,30 +252,26 @@ def kv_surplus(model: ModelSpec) -> tuple[Surplus, ...]:
 
     n e + sum over tiers of min(n, tokens) num_bytes     with e of the oldest
     """
-    quantization = model.quantization
-    oldest = quantization.kv_cache or model.dtype
-    forms = [form for _, form in quantization.kv_recent] + [oldest]
+    recent, group = model.quantization.kv_recent, model.quantization.kv_group_size
+    forms = [form for _, form in recent] + [model.quantization.kv_cache or model.dtype]
     tiers, total = [], 0
-    for (tokens, newer), older in zip(quantization.kv_recent, forms[1:], strict=True):
+    for (tokens, newer), older in zip(recent, forms[1:], strict=True):
         total += tokens
-        more = kv_element_bytes(newer, quantization.kv_group_size) - kv_element_bytes(older, quantization.kv_group_size)
-        if more < 0:
+        num_bytes = kv_element_bytes(newer, group) - kv_element_bytes(older, group)
+        if num_bytes < 0:
             raise SpecError(
                 f"engine.kv_tiers: found {older} behind {newer}, which takes less room; older tokens cannot be more "
                 f"precise than they were, order the tiers from wide to narrow."
             )
-        tiers.append(Surplus(total, more, _operations(model, newer) - _operations(model, older)))
+        tiers.append(Surplus(total, num_bytes, _operations(model, newer) - _operations(model, older)))
     return tuple(tiers)
 
 
 def surplus_tokens(model: ModelSpec) -> float:
     """The room that the newest tokens of a long sequence take beyond older ones, in tokens of the oldest format."""
-    surplus = kv_surplus(model)
-    if not surplus:
-        return 0.0
     quantization = model.quantization
-    each = kv_element_bytes(quantization.kv_cache or model.dtype, quantization.kv_group_size)
-    return sum(tier.tokens * tier.num_bytes for tier in surplus) / each
+    oldest = kv_element_bytes(quantization.kv_cache or model.dtype, quantization.kv_group_size)
+    return sum(tier.tokens * tier.num_bytes for tier in kv_surplus(model)) / oldest
 
 
 def with_eviction(model: ModelSpec, num_tokens: int, num_recent: int = 0) -> ModelSpec:
@@ -318,17 +280,16 @@ def with_eviction(model: ModelSpec, num_tokens: int, num_recent: int = 0) -> Mod
 
     Raises SpecError where there is no such layer.
     """
-    layers = tuple((_evicting(layer, num_tokens, num_recent), count) for layer, count in model.layers)
-    if not any(isinstance(layer.mixer, Attention) and layer.mixer.evicts_to for layer, _ in layers):
+    layers, has_evicting = [], False
+    for layer, count in model.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, Attention) and mixer.span is None and mixer.sparsity is None:
+            mixer = replace(mixer, evicts_to=num_tokens, num_recent_tokens=num_recent, is_rolling=True)
+        has_evicting |= isinstance(mixer, Attention) and mixer.evicts_to is not None  # also of a model asked twice
+        layers.append((replace(layer, mixer=mixer), count))
+    if not has_evicting:
         raise SpecError(
             f"engine.kv_eviction: {model.name} has no layer of plain attention that keeps all keys (latents are scored "
             f"through what they are expanded to, windows evict by age); leave kv_eviction out."
         )
-    return replace(model, layers=layers)
-
-
-def _evicting(layer: Layer, num_tokens: int, num_recent: int) -> Layer:
-    mixer = layer.mixer
-    if not isinstance(mixer, Attention) or mixer.span is not None or mixer.sparsity is not None:
-        return layer
-    return replace(layer, mixer=replace(mixer, evicts_to=num_tokens, num_recent_tokens=num_recent, is_rolling=True))
+    return replace(model, layers=tuple(layers))

@@ -5,8 +5,9 @@ heads, h head size, f intermediate size, E experts, k experts per token, V vocab
 matrix they belong to, all norm weights under "norms".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from perfmodel.models.architecture import (
     Attention,
@@ -74,8 +75,9 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
             stored[name] += params
     for layer, count in model.layers:
         for name, params in layer_parameters(model, layer).items():
-            used = _active_experts(layer, params) if name == "experts" else params
-            active[name] += used * count
+            if name == "experts" and isinstance(layer.ffn, MoEFFN):
+                params = params * min(layer.ffn.top_k, layer.ffn.num_experts) // layer.ffn.num_experts
+            active[name] += params * count
     head_bias = vocab if model.lm_head_bias else 0
     stored["embedding"] += (vocab + model.num_learned_positions) * d
     stored["lm_head"] += (0 if model.tie_word_embeddings else vocab * d) + head_bias
@@ -91,21 +93,22 @@ def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
     Norms: one of d per block (two with norms before and after it, one in all where the blocks share it), LayerNorms
     with a bias twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan).
     """
-    d = model.hidden_size
+    d, mixer, ffn = model.hidden_size, layer.mixer, layer.ffn
     counts: dict[str, int] = {}
-    num_blocks = (layer.mixer is not None) + (layer.ffn is not None)
+    num_blocks = (mixer is not None) + (ffn is not None)
     num_norms = num_blocks * (model.pre_norms + model.post_norms)
     if model.shared_block_norm:
         num_norms = min(num_norms, 1)
-    if layer.mixer is not None:
-        is_softmax = isinstance(layer.mixer, Attention | LatentAttention)
-        counts["attention" if is_softmax else "linear_attention"] = _mixer(layer.mixer, d)
-    if isinstance(layer.ffn, DenseFFN):
-        counts["dense_ffn"] = _dense_ffn(layer.ffn, d)
-    elif isinstance(layer.ffn, MoEFFN):
-        counts |= _moe(layer.ffn, d)
-    counts["norms"] = num_norms * _norm_width(model) + _mixer_norms(layer.mixer)
-    return counts
+    norms = num_norms * _norm_width(model)
+    if mixer is not None:
+        name = "attention" if isinstance(mixer, Attention | LatentAttention) else "linear_attention"
+        counts[name], own_norms = _MIXERS[type(mixer)](mixer, d)
+        norms += own_norms
+    if isinstance(ffn, DenseFFN):
+        counts["dense_ffn"] = _ffn(d, ffn.intermediate_size, ffn.gated, ffn.bias, ffn.up_rank, ffn.down_rank)
+    elif isinstance(ffn, MoEFFN):
+        counts |= _moe(ffn, d)
+    return counts | {"norms": norms}
 
 
 def weight_bytes(model: ModelSpec) -> dict[str, float]:
@@ -148,33 +151,26 @@ def _norm_width(model: ModelSpec) -> int:
     return model.hidden_size * (2 if model.norm_bias else 1)
 
 
-def _active_experts(layer: Layer, params: int) -> int:
-    assert isinstance(layer.ffn, MoEFFN)  # only such a layer has experts
-    return params * min(layer.ffn.top_k, layer.ffn.num_experts) // layer.ffn.num_experts
+def _matrix(num_in: int, num_out: int, rank: int | None) -> int:
+    """in*out, or r*(in + out) where it is a product of two."""
+    return num_in * num_out if rank is None else rank * (num_in + num_out)
 
 
-def _mixer(mixer: Mixer, d: int) -> int:
-    if isinstance(mixer, Attention):
-        return _attention(mixer, d)
-    if isinstance(mixer, LatentAttention):
-        return _latent_attention(mixer, d)
-    if isinstance(mixer, LinearAttention):
-        return _linear_attention(mixer, d)
-    if isinstance(mixer, GatedDeltaNet):
-        return _gated_delta_net(mixer, d)
-    return _mamba(mixer, d)
+# Each gives the parameters of a mixer, and those of the norms in it.
 
 
-def _attention(m: Attention, d: int) -> int:
+def _attention(m: Attention, d: int) -> tuple[int, int]:
     """q d*H*h (plus a gate d*H*h_v), k d*K*h, v d*K*h_v, o H*h_v*d; biases as wide as their outputs; H sinks."""
     q = m.num_heads * m.head_dim + (m.num_heads * m.v_head_dim if m.output_gate else 0)
     qkv = q + m.num_kv_heads * (m.head_dim + m.v_head_dim)
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
-    return _matrix(d, qkv, m.qkv_rank) + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
+    heads = {"head": 2, "all_heads": m.num_heads + m.num_kv_heads, "none": 0}[m.qk_norm_width]
+    params = _matrix(d, qkv, m.qkv_rank) + _matrix(out, d, m.out_rank) + biases + (m.num_heads if m.sinks else 0)
+    return params, heads * m.head_dim if m.qk_norm else 0
 
 
-def _linear_attention(m: LinearAttention, d: int) -> int:
+def _linear_attention(m: LinearAttention, d: int) -> tuple[int, int]:
     """As `_attention`, and the projections per KV head: Performer's features, m*h; Linformer's positions, r*r.
 
     Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r.
@@ -183,87 +179,73 @@ def _linear_attention(m: LinearAttention, d: int) -> int:
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
     projection = m.num_kv_heads * m.size * (m.head_dim if m.kind == "performer" else m.size)
-    return d * qkv + out * d + biases + projection
+    return d * qkv + out * d + biases + projection, 0
 
 
-def _matrix(num_in: int, num_out: int, rank: int | None) -> int:
-    """in*out, or r*(in + out) where it is a product of two."""
-    return num_in * num_out if rank is None else rank * (num_in + num_out)
-
-
-def _latent_attention(m: LatentAttention, d: int) -> int:
+def _latent_attention(m: LatentAttention, d: int) -> tuple[int, int]:
     """MLA: q_a d*r_q and q_b r_q*H*(n+r) (or q d*H*(n+r)), kv_a d*(r_kv+r), kv_b r_kv*H*(n+v), o H*v*d.
 
     n, r, v: no-position, rotary and value head sizes; r_q, r_kv: ranks. The indexer adds q r_q*H_i*h_i, k d*h_i, and
-    one weight per head d*H_i.
+    one weight per head d*H_i; its norm is a LayerNorm with a bias.
     """
     q_dim = m.num_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
     query_input = m.q_lora_rank or d
     q = query_input * q_dim + (d * m.q_lora_rank if m.q_lora_rank else 0)
     kv_a = d * (m.kv_lora_rank + m.qk_rope_head_dim)
     kv_b = m.kv_lora_rank * m.num_heads * (m.qk_nope_head_dim + m.v_head_dim)
-    out = m.num_heads * m.v_head_dim * d
-    indexer = 0
+    params = q + kv_a + kv_b + m.num_heads * m.v_head_dim * d
+    norms = (m.q_lora_rank or 0) + m.kv_lora_rank
     if m.indexer is not None:
         i = m.indexer
-        indexer = query_input * i.num_heads * i.head_dim + d * i.head_dim + d * i.num_heads
-    return q + kv_a + kv_b + out + indexer
+        params += query_input * i.num_heads * i.head_dim + d * i.head_dim + d * i.num_heads
+        norms += 2 * i.head_dim
+    return params, norms
 
 
-def _gated_delta_net(m: GatedDeltaNet, d: int) -> int:
+def _gated_delta_net(m: GatedDeltaNet, d: int) -> tuple[int, int]:
     """q, k, v and gate z d*(2*D_k + 2*D_v); a and b 2*d*H_v; convolution over q, k, v; A and dt 2*H_v; out D_v*d."""
     key_dim = m.num_key_heads * m.key_head_dim
     value_dim = m.num_value_heads * m.value_head_dim
     projections = d * (2 * key_dim + 2 * value_dim) + d * 2 * m.num_value_heads
     convolution = (2 * key_dim + value_dim) * m.conv_kernel
-    return projections + convolution + 2 * m.num_value_heads + value_dim * d
+    return projections + convolution + 2 * m.num_value_heads + value_dim * d, m.value_head_dim
 
 
-def _mamba(m: Mamba, d: int) -> int:
-    """Mamba-2: in d*(2 D + 2 G N + H), convolution over D + 2 G N, A, D and dt per head, out D*d.
+def _mamba(m: Mamba, d: int) -> tuple[int, int]:
+    """Mamba-2: in d*(2 D + 2 G N + H), convolution over D + 2 G N, A, D and dt per head, out D*d; a norm of D.
 
-    Mamba-1 (dt_rank R): in d*2D, convolution over D, x D*(R+2N), dt R*D + D, A D*N, skip D, out D*d.
+    Mamba-1 (dt_rank R): in d*2D, convolution over D, x D*(R+2N), dt R*D + D, A D*N, skip D, out D*d; with norms (Jamba)
+    they are on dt, B and C.
     """
     inner = m.num_heads * m.head_dim
     if m.dt_rank is not None:
-        conv = inner * (m.conv_kernel + (1 if m.conv_bias else 0))
+        conv_dim, in_dim, norms = inner, 2 * inner, m.dt_rank + 2 * m.state_size
         scan = inner * (m.dt_rank + 2 * m.state_size) + (m.dt_rank + 1) * inner + inner * m.state_size + inner
-        biases = 2 * inner + d if m.proj_bias else 0
-        return d * 2 * inner + conv + scan + inner * d + biases
-    conv_dim = inner + 2 * m.num_groups * m.state_size
-    in_dim = inner + conv_dim + m.num_heads
+    else:
+        conv_dim = inner + 2 * m.num_groups * m.state_size
+        in_dim, norms = inner + conv_dim + m.num_heads, inner
+        scan = 3 * m.num_heads
     conv = conv_dim * (m.conv_kernel + (1 if m.conv_bias else 0))
     biases = in_dim + d if m.proj_bias else 0
-    return d * in_dim + conv + 3 * m.num_heads + inner * d + biases
+    return d * in_dim + conv + scan + inner * d + biases, norms if m.inner_norm else 0
 
 
-def _mixer_norms(mixer: Mixer | None) -> int:
-    """Norm weights inside a mixer."""
-    if isinstance(mixer, Attention) and mixer.qk_norm:
-        heads = {"head": 2, "all_heads": mixer.num_heads + mixer.num_kv_heads, "none": 0}[mixer.qk_norm_width]
-        return heads * mixer.head_dim
-    if isinstance(mixer, LatentAttention):
-        indexer = 2 * mixer.indexer.head_dim if mixer.indexer else 0  # a LayerNorm: weight and bias
-        return (mixer.q_lora_rank or 0) + mixer.kv_lora_rank + indexer
-    if isinstance(mixer, GatedDeltaNet):
-        return mixer.value_head_dim
-    if isinstance(mixer, Mamba) and mixer.inner_norm:
-        # Mamba-2 gates and normalises its output; Mamba-1 with norms (Jamba) has them on dt, B and C.
-        return mixer.num_heads * mixer.head_dim if mixer.dt_rank is None else mixer.dt_rank + 2 * mixer.state_size
-    return 0
+_MIXERS: Mapping[type[Mixer], Callable[[Any, int], tuple[int, int]]] = {
+    Attention: _attention,
+    LatentAttention: _latent_attention,
+    LinearAttention: _linear_attention,
+    GatedDeltaNet: _gated_delta_net,
+    Mamba: _mamba,
+}
 
 
-def _ffn(d: int, intermediate: int, gated: bool, bias: bool) -> int:
-    """3*d*f gated (gate, up, down), 2*d*f plain (up, down); biases f per input matrix and d."""
-    inputs = 2 if gated else 1
-    return (inputs + 1) * d * intermediate + (inputs * intermediate + d if bias else 0)
-
-
-def _dense_ffn(m: DenseFFN, d: int) -> int:
-    """`_ffn`, or of gate and up together and of down the products of two."""
-    ups = m.intermediate_size * (2 if m.gated else 1)
-    biases = ups + d if m.bias else 0
-    return _matrix(d, ups, m.up_rank) + _matrix(m.intermediate_size, d, m.down_rank) + biases
+def _ffn(
+    d: int, intermediate: int, gated: bool, bias: bool, up_rank: int | None = None, down_rank: int | None = None
+) -> int:
+    """3*d*f gated (gate, up, down), 2*d*f plain (up, down), or of gate and up together and of down the products of two;
+    biases f per input matrix and d."""
+    ups = intermediate * (2 if gated else 1)
+    return _matrix(d, ups, up_rank) + _matrix(intermediate, d, down_rank) + (ups + d if bias else 0)
 
 
 def _moe(m: MoEFFN, d: int) -> dict[str, int]:
@@ -273,11 +255,9 @@ def _moe(m: MoEFFN, d: int) -> dict[str, int]:
     passes, count with the shared experts.
     """
     width = m.latent_size or d
-    shared = _ffn(d, m.shared_intermediate_size, m.gated, False) if m.shared_intermediate_size else 0
+    shared = _ffn(d, m.shared_intermediate_size, m.gated, False) + 2 * d * (m.latent_size or 0)
     if m.shared_gate and m.shared_intermediate_size:
         shared += d
-    if m.latent_size:
-        shared += 2 * d * m.latent_size
     counts = {
         "router": d * m.num_experts + (m.num_experts if m.router_bias else 0),
         "experts": m.num_experts * _ffn(width, m.intermediate_size, m.gated, m.bias),

@@ -1,8 +1,9 @@
 """`ModelSpec`: one model as everything else sees it, structure and number formats, no time and no hardware."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Literal
 
 from perfmodel.models.architecture import (
@@ -13,9 +14,9 @@ from perfmodel.models.architecture import (
     LinearAttention,
     Mamba,
     QuantizationSpec,
+    Rope,
 )
 from perfmodel.models.model_changes import ModelChanges
-from perfmodel.models.rope import Rope
 
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
 # part of it, which sorts it.
@@ -67,6 +68,11 @@ COMPONENTS = (
 
 
 _NOT_QUANTIZED = QuantizationSpec()
+
+
+def layer_runs(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
+    """Equal consecutive layers together: ((layer, how many), ...)."""
+    return tuple((layer, sum(1 for _ in run)) for layer, run in groupby(layers))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ __all__ = ["MODELS", "attention", "tiny"]
 
 from dataclasses import replace
 
-from perfmodel.models.architecture import Attention, DenseFFN, FeedForward, Layer, MoEFFN
-from perfmodel.models.rope import Rope
+from perfmodel.models.architecture import Attention, DenseFFN, FeedForward, Layer, MoEFFN, Rope
 from perfmodel.models.spec import ModelSpec
 
 

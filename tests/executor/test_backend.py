@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop  # noqa: E402
-from perfmodel.models.changes.mixers import with_window  # noqa: E402
+from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.driver import serve  # noqa: E402

@@ -16,7 +16,7 @@ from test_decoder import BLOCK, dense_attention, dense_block, rms  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.evidence.fit.whole_steps import features  # noqa: E402
 from perfmodel.models.architecture import DenseFFN  # noqa: E402
-from perfmodel.models.changes.mixers import with_window  # noqa: E402
+from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.models.spec import ExitSpec, QuantizationSpec  # noqa: E402
 from perfmodel.ops.graphs.step import build_graph  # noqa: E402

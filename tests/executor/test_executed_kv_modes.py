@@ -12,7 +12,7 @@ from executor_models import MODELS  # noqa: E402
 from test_backend import alone  # noqa: E402
 
 from perfmodel.engine import KVBlockManager, Scheduler, ServeLoop  # noqa: E402
-from perfmodel.models.changes.mixers import with_sparse_attention, with_window  # noqa: E402
+from perfmodel.models.changes import with_sparse_attention, with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402

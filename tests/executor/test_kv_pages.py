@@ -9,7 +9,7 @@ from dataclasses import replace  # noqa: E402
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
-from perfmodel.models.changes.mixers import with_window  # noqa: E402
+from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.models.number_formats import kv_element_bytes  # noqa: E402
 from perfmodel.ops.formats import served_model  # noqa: E402

@@ -8,9 +8,12 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import tiny  # noqa: E402
 
-from perfmodel.models.architecture import DenseFFN, LinearAttention  # noqa: E402
+from perfmodel.models.architecture import (  # noqa: E402
+    DenseFFN,
+    LinearAttention,
+    Rope,
+)
 from perfmodel.models.params import count_parameters  # noqa: E402
-from perfmodel.models.rope import Rope  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.models.mixers.linear import _KINDS, _features  # noqa: E402

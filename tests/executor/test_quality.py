@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS  # noqa: E402
 
 from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
-from perfmodel.models.changes.mixers import with_window  # noqa: E402
+from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.layer_formats import bits_per_weight  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.ops.formats import served_model  # noqa: E402

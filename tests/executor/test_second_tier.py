@@ -20,7 +20,7 @@ from perfmodel.engine import (  # noqa: E402
 )
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.files.catalog import data_dir  # noqa: E402
-from perfmodel.models.changes.mixers import with_window  # noqa: E402
+from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402

@@ -15,8 +15,7 @@ from torch.nn.utils.prune import L1Unstructured
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, Layer
-from perfmodel.models.changes import CHANGES
-from perfmodel.models.changes.weights import kept_layers
+from perfmodel.models.changes import CHANGES, kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24

@@ -10,9 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN
+from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN, Rope
 from perfmodel.models.params import weight_bytes
-from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.routing import capacity_rows

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.models.rope import Rope, RopeScaling
+from perfmodel.models.architecture import Rope, RopeScaling
 
 Tables = Mapping[tuple[Rope, int], Tensor]
 

@@ -35,10 +35,10 @@ from perfmodel.models.architecture import (
     Mixer,
     MoEFFN,
     QuantizationSpec,
+    Rope,
 )
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
 from perfmodel.models.params import layer_parameters
-from perfmodel.models.rope import Rope
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.attention.linear import linear_heads
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES

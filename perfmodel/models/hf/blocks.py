@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import (
@@ -12,7 +13,6 @@ from perfmodel.models.architecture import (
     LatentAttention,
     Mamba,
     MoEFFN,
-    Routing,
 )
 from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
@@ -20,6 +20,7 @@ from perfmodel.models.hf.rope import latent_softmax_scale, rope_of
 from perfmodel.models.number_formats import format_of_dtype
 
 _PLAIN_ACTIVATIONS = ("relu", "relu2")  # no published decoder gates these
+_FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
 
 
 def attention(
@@ -40,7 +41,14 @@ def attention(
     """
     prefix = "swa_" if window is not None and fields.has("swa_num_attention_heads") else ""
     num_heads = fields.integer(f"{prefix}num_attention_heads")
-    head_dim = _head_dim(fields, family, num_heads, prefix)
+    head_dim = fields.optional(f"{prefix}head_dim") or fields.optional("head_dim") or family.head_dim
+    if head_dim is None:
+        head_dim, rest = divmod(d := fields.integer("hidden_size"), num_heads)
+        if rest:
+            raise SpecError(
+                f"{fields.source}: head_dim is missing and hidden_size {d} "
+                f"is not a multiple of num_attention_heads {num_heads}."
+            )
     if num_kv_heads is None:
         num_kv_heads = _num_kv_heads(fields, num_heads, prefix)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
@@ -48,9 +56,13 @@ def attention(
             f"{fields.source}: num_key_value_heads: found {num_kv_heads}, which does not divide "
             f"num_attention_heads {num_heads}."
         )
-    stated = fields.flag("attention_bias", fields.flag("bias"))
-    qkv_bias = family.qkv_bias if family.qkv_bias is not None else stated
-    qk_norm, width = _qk_norm(fields, family)
+    bias = fields.flag("attention_bias", fields.flag("bias"))
+    has_qk_norm = fields.flag("use_qk_norm", fields.flag("qk_layernorm", family.qk_norm))
+    norm_widths = {"per_layer": "all_heads", "per_head": "head"}
+    sinks = "add_full_attention_sink_bias" if window is None else "add_swa_attention_sink_bias"
+    softmax_scale = fields.optional_number("attention_multiplier")  # Granite
+    if fields.has("query_pre_attn_scalar"):  # Gemma
+        softmax_scale = 1 / math.sqrt(fields.number("query_pre_attn_scalar", 1.0))
     return Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -58,35 +70,47 @@ def attention(
         v_head_dim=fields.integer(f"{prefix}v_head_dim", head_dim),
         window=window,
         chunk=chunk,
-        qkv_bias=qkv_bias,
-        out_bias=family.out_bias if family.out_bias is not None else stated,
-        qk_norm=qk_norm,
-        qk_norm_width=width,
-        output_gate=_output_gate(fields),
-        sinks=_sinks(fields, family, window),
+        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=bias if family.out_bias is None else family.out_bias,
+        qk_norm=has_qk_norm or family.qk_norm,
+        qk_norm_width=norm_widths.get(str(fields.get("qk_norm_type")), family.qk_norm_width),
+        # Qwen3-Next and Qwen3.5 always gate, whether they say so or not.
+        output_gate=fields.flag("attn_output_gate", fields.model_type.startswith(("qwen3_next", "qwen3_5"))),
+        sinks=fields.flag(sinks, family.sinks),
         rope=rope_of(fields, head_dim, window is not None) if use_rope and family.position_offset is None else None,
-        softmax_scale=_softmax_scale(fields),
+        softmax_scale=softmax_scale,
         logit_cap=fields.optional_number("attn_logit_softcapping"),
     )
 
 
+def _num_kv_heads(fields: Fields, num_heads: int, prefix: str) -> int:
+    """Key/value heads; Falcon and StarCoder say `multi_query` instead, unless Falcon's newer layout counts them."""
+    is_multi_query = fields.flag("multi_query", fields.model_type in ("falcon", "gpt_bigcode"))
+    if is_multi_query and not fields.flag("new_decoder_architecture"):
+        return fields.integer("multi_query_group_num", 1)
+    nested = _nested(fields, "attn_config").get("kv_n_heads")  # MPT, DBRX
+    return int(nested) if nested else fields.integer(f"{prefix}num_key_value_heads", num_heads)
+
+
+def _nested(fields: Fields, name: str) -> dict[str, Any]:
+    block = fields.get(name)
+    return block if isinstance(block, dict) else {}
+
+
 def latent_attention(fields: Fields) -> LatentAttention:
     """MLA, by its ranks; a file's `head_dim` is the rotary part and is not read."""
-    indexer, rotary = None, fields.integer("qk_rope_head_dim")
-    if fields.has("index_topk"):
-        indexer = Indexer(
-            fields.integer("index_n_heads"), fields.integer("index_head_dim"), fields.integer("index_topk")
-        )
+    plain, rotary = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    names = ("index_n_heads", "index_head_dim", "index_topk")
     return LatentAttention(
         num_heads=fields.integer("num_attention_heads"),
         q_lora_rank=fields.optional("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
-        qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
+        qk_nope_head_dim=plain,
         qk_rope_head_dim=rotary,
         v_head_dim=fields.integer("v_head_dim"),
-        indexer=indexer,
+        indexer=Indexer(*map(fields.integer, names)) if fields.has("index_topk") else None,
         rope=rope_of(fields, rotary),
-        softmax_scale=latent_softmax_scale(fields, fields.integer("qk_nope_head_dim") + rotary),
+        softmax_scale=latent_softmax_scale(fields, plain + rotary),
     )
 
 
@@ -106,182 +130,63 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
 def mamba(fields: Fields) -> Mamba:
     """Mamba-2 where the file has scan heads, else Mamba-1 (mamba, jamba, falcon_mamba)."""
     d = fields.integer("hidden_size")
-    state = fields.integer("mamba_state_size")
-    kernel = fields.integer("mamba_conv_kernel", 4)
-    limits = [*fields.items("time_step_limit"), 0.0, None][:2]
-    conv_bias, proj_bias = fields.flag("mamba_conv_bias", True), fields.flag("mamba_proj_bias")
+    expanded = int(fields.number("mamba_expand", 2) * d)
+    common: dict[str, Any] = {
+        "state_size": fields.integer("mamba_state_size"),
+        "conv_kernel": fields.integer("mamba_conv_kernel", 4),
+        "conv_bias": fields.flag("mamba_conv_bias", True),
+        "proj_bias": fields.flag("mamba_proj_bias"),
+    }
+    limits = [  # files write infinity in several ways
+        float(limit) if isinstance(limit, int | float) and limit < math.inf else None
+        for limit in [*fields.items("time_step_limit"), 0.0, None][:2]
+    ]
     is_pure = fields.model_type == "mamba2"
     if not (fields.has("mamba_num_heads") or is_pure):
-        inner = int(fields.number("mamba_expand", 2) * d)
         is_auto = fields.get("mamba_dt_rank", "auto") == "auto"
         return Mamba(
-            num_heads=inner,
+            num_heads=expanded,
             head_dim=1,
-            state_size=state,
             num_groups=1,
-            conv_kernel=kernel,
             dt_rank=math.ceil(d / 16) if is_auto else fields.integer("mamba_dt_rank"),
             inner_norm=fields.model_type == "jamba",
-            conv_bias=conv_bias,
-            proj_bias=proj_bias,
+            **common,
         )
     num_heads = fields.integer("num_heads" if is_pure else "mamba_num_heads")
     head_name = "head_dim" if is_pure else "mamba_head_dim"
     is_auto = fields.get(head_name, "auto") == "auto"
-    inner = fields.optional("mamba_d_ssm") or int(fields.number("mamba_expand", 2) * d)
+    inner = fields.optional("mamba_d_ssm") or expanded
     return Mamba(
         num_heads=num_heads,
         head_dim=max(inner // num_heads, 1) if is_auto else fields.integer(head_name),
-        state_size=state,
         num_groups=fields.integer("mamba_num_groups", 1),
-        conv_kernel=kernel,
         chunk_size=fields.integer("mamba_chunk_size", 256),
         inner_norm=fields.flag("mamba_rms_norm", True),
-        dt_min=_bound(limits[0]) or 0.0,
-        dt_max=_bound(limits[1]),
-        conv_bias=conv_bias,
-        proj_bias=proj_bias,
+        dt_min=limits[0] or 0.0,
+        dt_max=limits[1],
+        **common,
     )
-
-
-def _softmax_scale(fields: Fields) -> float | None:
-    """Gemma names what a score is divided by the root of, Granite what it is multiplied by."""
-    if fields.has("query_pre_attn_scalar"):
-        return 1 / math.sqrt(fields.number("query_pre_attn_scalar", 1.0))
-    return fields.optional_number("attention_multiplier")
-
-
-def _bound(limit: object) -> float | None:
-    """A limit of the time step; files write infinity in several ways."""
-    return float(limit) if isinstance(limit, int | float) and limit < math.inf else None
-
-
-def _head_dim(fields: Fields, family: Family, num_heads: int, prefix: str) -> int:
-    stated = fields.optional(f"{prefix}head_dim") or fields.optional("head_dim") or family.head_dim
-    if stated is not None:
-        return stated
-    d = fields.integer("hidden_size")
-    if d % num_heads:
-        raise SpecError(
-            f"{fields.source}: head_dim is missing and hidden_size {d} "
-            f"is not a multiple of num_attention_heads {num_heads}."
-        )
-    return d // num_heads
-
-
-def _num_kv_heads(fields: Fields, num_heads: int, prefix: str) -> int:
-    """Key/value heads; Falcon and StarCoder say `multi_query` instead, unless Falcon's newer layout counts them."""
-    is_multi_query = fields.flag("multi_query", fields.model_type in ("falcon", "gpt_bigcode"))
-    if is_multi_query and not fields.flag("new_decoder_architecture"):
-        return fields.integer("multi_query_group_num", 1)
-    nested = fields.get("attn_config")  # MPT, DBRX
-    if isinstance(nested, dict) and nested.get("kv_n_heads"):
-        return int(nested["kv_n_heads"])
-    return fields.integer(f"{prefix}num_key_value_heads", num_heads)
-
-
-def _qk_norm(fields: Fields, family: Family) -> tuple[bool, str]:
-    """Whether queries and keys are normalised, and how wide the weights are."""
-    has_norm = fields.flag("use_qk_norm", fields.flag("qk_layernorm", family.qk_norm))
-    width = {"per_layer": "all_heads", "per_head": "head"}.get(str(fields.get("qk_norm_type")), family.qk_norm_width)
-    return has_norm or family.qk_norm, width
-
-
-def _output_gate(fields: Fields) -> bool:
-    """Qwen3-Next and Qwen3.5 always gate, whether they say so or not."""
-    return fields.flag("attn_output_gate", fields.model_type.startswith(("qwen3_next", "qwen3_5")))
-
-
-def _sinks(fields: Fields, family: Family, window: int | None) -> bool:
-    name = "add_full_attention_sink_bias" if window is None else "add_swa_attention_sink_bias"
-    return fields.flag(name, family.sinks)
 
 
 def num_experts(fields: Fields) -> int:
     """Routed experts per MoE layer; 0 for dense models (a single expert is a dense block)."""
-    nested = fields.get("ffn_config")
-    stated = nested.get("moe_num_experts", 0) if isinstance(nested, dict) else 0
-    count = fields.integer("num_experts", stated, minimum=0)
+    count = fields.integer("num_experts", _nested(fields, "ffn_config").get("moe_num_experts", 0), minimum=0)
     return count if count > 1 else 0
+
+
+def _ffn_choices(fields: Fields, family: Family) -> dict[str, Any]:
+    """What dense blocks and experts have in common."""
+    activation = fields.text("hidden_act", "silu")
+    return {
+        "activation": activation,
+        "gated": activation not in _PLAIN_ACTIVATIONS if family.gated_ffn is None else family.gated_ffn,
+        "bias": fields.flag("mlp_bias", family.ffn_bias or fields.flag("bias")),  # Falcon's covers all linear layers
+    }
 
 
 def dense_ffn(fields: Fields, family: Family, intermediate_size: int | None = None) -> DenseFFN:
     """A dense block; Llama 4 writes the width of its dense layers as `intermediate_size_mlp`."""
-    return DenseFFN(
-        intermediate_size=intermediate_size or _dense_width(fields),
-        gated=_is_gated(fields, family),
-        activation=_activation(fields),
-        bias=_has_bias(fields, family),
-    )
-
-
-def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
-    """A mixture of experts with its shared part."""
-    experts = num_experts(fields)
-    nested = fields.get("ffn_config")
-    nested = nested if isinstance(nested, dict) else {}
-    top_k = fields.integer("num_experts_per_tok", nested.get("moe_top_k"))
-    if top_k > experts:
-        raise SpecError(f"{fields.source}: num_experts_per_tok: found {top_k}, but there are {experts} experts.")
-    width = fields.optional("moe_intermediate_size") or fields.integer(
-        "intermediate_size", nested.get("ffn_hidden_size")
-    )
-    shared = _shared_width(fields, width)
-    return MoEFFN(
-        num_experts=experts,
-        top_k=top_k,
-        intermediate_size=width,
-        shared_intermediate_size=shared,
-        # The sigmoid gate comes with Qwen's way of writing the shared width.
-        shared_gate=shared > 0 and fields.has("shared_expert_intermediate_size"),
-        gated=_is_gated(fields, family),
-        activation=family.activation or _activation(fields),
-        bias=_has_bias(fields, family),
-        router_bias=_has_router_bias(fields),
-        num_groups=fields.integer("n_group", 1),
-        top_k_groups=fields.integer("topk_group", 1),
-        latent_size=fields.optional("moe_latent_size"),
-        routing=_routing(fields, family),
-    )
-
-
-def _routing(fields: Fields, family: Family) -> Routing:
-    """The family's, with what the file says of it: DeepSeek the scoring, Qwen whether weights are renormalised."""
-    routing = family.routing
-    return replace(
-        routing,
-        scoring=fields.text("scoring_func", routing.scoring),
-        renormalizes=fields.flag("norm_topk_prob", routing.renormalizes),
-        scale=fields.number("routed_scaling_factor", routing.scale),
-    )
-
-
-def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
-    """Whether layer `index` (from 0) of a model with experts has them."""
-    kinds = fields.per_layer("mlp_layer_types", num_layers)
-    if kinds is not None:
-        return bool(kinds[index] != "dense")
-    listed = fields.get("moe_layers")
-    if isinstance(listed, list) and listed:
-        return index in listed
-    if fields.has("interleave_moe_layer_step"):  # Llama 4: every step-th layer, counted from 1
-        return (index + 1) % fields.integer("interleave_moe_layer_step") == 0
-    if fields.has("expert_layer_period"):  # Jamba
-        return (index - fields.integer("expert_layer_offset", 0, minimum=0)) % fields.integer(
-            "expert_layer_period"
-        ) == 0
-    if fields.has("moe_layer_start_index"):  # Ernie 4.5
-        start = fields.integer("moe_layer_start_index", minimum=0)
-        return index >= start and (index + 1) % fields.integer("moe_layer_interval", 1) == 0
-    if index < fields.integer("first_k_dense_replace", 0, minimum=0) or index in fields.items("mlp_only_layers"):
-        return False
-    frequency = fields.get("moe_layer_freq", 1)
-    if isinstance(frequency, list):
-        flags = fields.per_layer("moe_layer_freq", num_layers)
-        return flags is None or bool(flags[index])
-    if index % fields.integer("moe_layer_freq", 1):
-        return False
-    return (index + 1) % fields.integer("decoder_sparse_step", 1) == 0
+    return DenseFFN(intermediate_size or _dense_width(fields), **_ffn_choices(fields, family))
 
 
 def _dense_width(fields: Fields) -> int:
@@ -297,7 +202,38 @@ def _dense_width(fields: Fields) -> int:
     return fields.integer("intermediate_size")
 
 
-_FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
+def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
+    """A mixture of experts with its shared part."""
+    experts, nested = num_experts(fields), _nested(fields, "ffn_config")
+    top_k = fields.integer("num_experts_per_tok", nested.get("moe_top_k"))
+    if top_k > experts:
+        raise SpecError(f"{fields.source}: num_experts_per_tok: found {top_k}, but there are {experts} experts.")
+    width = fields.optional("moe_intermediate_size") or fields.integer(
+        "intermediate_size", nested.get("ffn_hidden_size")
+    )
+    shared, routing = _shared_width(fields, width), family.routing
+    choices = _ffn_choices(fields, family)
+    # One value per expert: a true bias (gpt-oss) or the correction of DeepSeek's auxiliary-loss-free balancing.
+    is_corrected = fields.get("topk_method") == "noaux_tc" or fields.flag("use_routing_bias")
+    return MoEFFN(
+        num_experts=experts,
+        top_k=top_k,
+        intermediate_size=width,
+        shared_intermediate_size=shared,
+        # The sigmoid gate comes with Qwen's way of writing the shared width.
+        shared_gate=shared > 0 and fields.has("shared_expert_intermediate_size"),
+        router_bias=is_corrected or fields.model_type in ("gpt_oss", "nemotron_h", "glm4_moe"),
+        num_groups=fields.integer("n_group", 1),
+        top_k_groups=fields.integer("topk_group", 1),
+        latent_size=fields.optional("moe_latent_size"),
+        routing=replace(
+            routing,
+            scoring=fields.text("scoring_func", routing.scoring),
+            renormalizes=fields.flag("norm_topk_prob", routing.renormalizes),
+            scale=fields.number("routed_scaling_factor", routing.scale),
+        ),
+        **choices | {"activation": family.activation or choices["activation"]},
+    )
 
 
 def _shared_width(fields: Fields, expert_width: int) -> int:
@@ -307,24 +243,31 @@ def _shared_width(fields: Fields, expert_width: int) -> int:
             return fields.integer(name, minimum=0)
     if fields.has("interleave_moe_layer_step"):
         return expert_width  # Llama 4: always one, as wide as a routed expert
-    each = fields.optional("moe_shared_expert_intermediate_size") or expert_width
-    return each * fields.integer("n_shared_experts", 0, minimum=0)
+    width = fields.optional("moe_shared_expert_intermediate_size") or expert_width
+    return width * fields.integer("n_shared_experts", 0, minimum=0)
 
 
-def _activation(fields: Fields) -> str:
-    return fields.text("hidden_act", "silu")
-
-
-def _is_gated(fields: Fields, family: Family) -> bool:
-    return family.gated_ffn if family.gated_ffn is not None else _activation(fields) not in _PLAIN_ACTIVATIONS
-
-
-def _has_bias(fields: Fields, family: Family) -> bool:
-    """Falcon's `bias` covers all its linear layers."""
-    return fields.flag("mlp_bias", family.ffn_bias or fields.flag("bias"))
-
-
-def _has_router_bias(fields: Fields) -> bool:
-    """One value per expert: a true bias (gpt-oss) or the correction of DeepSeek's auxiliary-loss-free balancing."""
-    corrected = fields.get("topk_method") == "noaux_tc" or fields.flag("use_routing_bias")
-    return corrected or fields.model_type in ("gpt_oss", "nemotron_h", "glm4_moe")
+def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
+    """Whether layer `index` (from 0) of a model with experts has them."""
+    kinds = fields.per_layer("mlp_layer_types", num_layers)
+    if kinds is not None:
+        return bool(kinds[index] != "dense")
+    listed = fields.get("moe_layers")
+    if isinstance(listed, list) and listed:
+        return index in listed
+    if fields.has("interleave_moe_layer_step"):  # Llama 4: every step-th layer, counted from 1
+        return (index + 1) % fields.integer("interleave_moe_layer_step") == 0
+    if fields.has("expert_layer_period"):  # Jamba
+        offset = fields.integer("expert_layer_offset", 0, minimum=0)
+        return (index - offset) % fields.integer("expert_layer_period") == 0
+    if fields.has("moe_layer_start_index"):  # Ernie 4.5
+        start = fields.integer("moe_layer_start_index", minimum=0)
+        return index >= start and (index + 1) % fields.integer("moe_layer_interval", 1) == 0
+    if index < fields.integer("first_k_dense_replace", 0, minimum=0) or index in fields.items("mlp_only_layers"):
+        return False
+    if isinstance(fields.get("moe_layer_freq"), list):
+        flags = fields.per_layer("moe_layer_freq", num_layers)
+        return flags is None or bool(flags[index])
+    if index % fields.integer("moe_layer_freq", 1):
+        return False
+    return (index + 1) % fields.integer("decoder_sparse_step", 1) == 0

@@ -7,20 +7,19 @@ recognised fields loads as a Llama-like decoder. Fields that do not concern the 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.reach import read_json
-from perfmodel.models.architecture import Attention, LatentAttention, Layer
+from perfmodel.models.architecture import Attention, LatentAttention
 from perfmodel.models.executed import format_of_name
-from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
+from perfmodel.models.hf.families import CLASS_DEFAULTS, family_of, refuse_unless_decoder
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.layouts import decoder_layers
 from perfmodel.models.hf.quantization import quantization_from_config
 from perfmodel.models.number_formats import format_of_dtype, with_quantization
-from perfmodel.models.spec import ModelSpec
+from perfmodel.models.spec import ModelSpec, layer_runs
 from perfmodel.models.weights.stored import HF_QUANT_CONFIG
 
 _FORMATS = {"quantization_config", "compression_config", "quantization"}
@@ -42,13 +41,24 @@ def model_from_config(
     family = family_of(fields)
     layers = decoder_layers(fields, family)
     is_parallel = fields.flag("parallel_attn", fields.flag("use_parallel_residual", family.parallel))
+    # Falcon's newer layout has a norm for each of the parallel blocks unless it says one.
+    num_block_norms = fields.integer("num_ln_in_parallel_attn", 2 if fields.flag("new_decoder_architecture") else 1)
+    is_scan = not any(isinstance(layer.mixer, Attention | LatentAttention) for layer in layers)
+    max_positions = _UNLIMITED_POSITIONS if is_scan else family.max_positions
+    num_learned_positions = 0
+    if family.position_offset is not None:
+        num_learned_positions = fields.integer("max_position_embeddings") + family.position_offset
+    embedding_scale = fields.number("embedding_multiplier", 1.0)  # Granite
+    if family.scales_embedding:  # Gemma, whatever the file
+        embedding_scale = math.sqrt(fields.integer("hidden_size"))
+    rope = fields.get("rope_parameters")
     return ModelSpec(
         name=name,
         model_type=fields.model_type,
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
-        max_position_embeddings=fields.integer("max_position_embeddings", _default_positions(family, layers)),
-        layers=_runs(layers),
+        max_position_embeddings=fields.integer("max_position_embeddings", max_positions),
+        layers=layer_runs(layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
         dtype=format_of_dtype(fields.text("dtype", "bfloat16")),
         quantization=quantization_from_config(fields, layers),
@@ -56,16 +66,16 @@ def model_from_config(
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         norm_offset=family.norm_offset,
-        embedding_scale=_embedding_scale(fields, family),
+        embedding_scale=embedding_scale,
         residual_scale=fields.number("residual_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         parallel_blocks=is_parallel,
-        shared_block_norm=is_parallel and family.shared_norm and not _has_two_norms(fields),
-        num_learned_positions=_num_learned_positions(fields, family),
+        shared_block_norm=is_parallel and family.shared_norm and num_block_norms != 2,
+        num_learned_positions=num_learned_positions,
         lm_head_bias=fields.flag("lm_head_bias", family.lm_head_bias),
         norm_eps=fields.number("norm_eps", ModelSpec.norm_eps),
-        has_position_axes=_has_position_axes(fields),
+        has_position_axes=isinstance(rope, Mapping) and rope.get("mrope_section") is not None,
         other_inputs=tuple(name for name, key in _ENCODERS.items() if fields.has(key)),
         num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
         source=origin,
@@ -87,21 +97,13 @@ def load_config(path: str | Path, name: str | None = None, stored: Json | None =
     quant_path = path.with_name(HF_QUANT_CONFIG)
     if isinstance(config, dict) and "quantization_config" not in config and quant_path.is_file():
         config = {**config, "quantization_config": _read_json(quant_path)}
-    model = model_from_config(config, name or _name_of(path), source=str(path))
-    is_said = bool(stored) or bool(_FORMATS & set(config))
-    return model if is_said else _in_the_format_of_its_name(model, name or path.stem)
-
-
-def _in_the_format_of_its_name(model: ModelSpec, name: str) -> ModelSpec:
-    found = format_of_name(model.name) or format_of_name(name)
-    if found is None or found[1] is None or model.quantization.weights is not None:
+    # The folder's name for `.../Llama-3.1-8B/config.json`, else the file's.
+    stem = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    model = model_from_config(config, name or stem.rsplit("--", 1)[-1].lower(), source=str(path))
+    if stored or _FORMATS & set(config) or model.quantization.weights is not None:
         return model
-    return replace(with_quantization(model, found[1]), has_format_by_name=True)
-
-
-def _runs(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:
-    """Equal consecutive layers together: ((layer, how many), ...)."""
-    return tuple((layer, sum(1 for _ in group)) for layer, group in groupby(layers))
+    _, method = format_of_name(model.name) or format_of_name(name or path.stem) or (model.name, None)
+    return replace(with_quantization(model, method), has_format_by_name=True) if method else model
 
 
 def _read_json(path: Path) -> Any:
@@ -111,38 +113,3 @@ def _read_json(path: Path) -> Any:
         raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:
         raise SpecError(f"{path}: is not valid JSON ({error}).") from None
-
-
-def _name_of(path: Path) -> str:
-    """The folder's name for `.../Llama-3.1-8B/config.json`, else the file's."""
-    stem = path.parent.name if path.stem == "config" and path.parent.name else path.stem
-    return stem.rsplit("--", 1)[-1].lower()
-
-
-def _embedding_scale(fields: Fields, family: Family) -> float:
-    """Granite's multiplier; Gemma's sqrt(hidden_size), whatever the file."""
-    if family.scales_embedding:
-        return math.sqrt(fields.integer("hidden_size"))
-    return fields.number("embedding_multiplier", 1.0)
-
-
-def _has_position_axes(fields: Fields) -> bool:
-    block = fields.get("rope_parameters")
-    return isinstance(block, Mapping) and block.get("mrope_section") is not None
-
-
-def _default_positions(family: Family, layers: list[Layer]) -> int | None:
-    """The context limit of a file that states none: the family's, or none at all for pure scans."""
-    is_scan = not any(isinstance(layer.mixer, Attention | LatentAttention) for layer in layers)
-    return _UNLIMITED_POSITIONS if is_scan else family.max_positions
-
-
-def _has_two_norms(fields: Fields) -> bool:
-    """Falcon's newer layout has a norm for each of the parallel blocks unless it says one."""
-    return fields.integer("num_ln_in_parallel_attn", 2 if fields.flag("new_decoder_architecture") else 1) == 2
-
-
-def _num_learned_positions(fields: Fields, family: Family) -> int:
-    if family.position_offset is None:
-        return 0
-    return fields.integer("max_position_embeddings") + family.position_offset

@@ -42,26 +42,19 @@ class Family:
     max_positions: int | None = None  # where the file need not say
 
 
-_GPT2 = Family(
-    qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True, position_offset=0
-)
-_PHI = Family(
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
-    gated_ffn=False,
-    norm_bias=True,
-    parallel=True,
-    shared_norm=True,
-    lm_head_bias=True,
-)
-_QWEN2 = Family(qkv_bias=True, out_bias=False)
-_QWEN3 = Family(qk_norm=True)
+_BIASED = Family(qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, norm_bias=True)
+_GPT2 = replace(_BIASED, tied=True, position_offset=0)
+_PHI = replace(_BIASED, parallel=True, shared_norm=True, lm_head_bias=True)
+_COHERE = Family(tied=True, parallel=True, shared_norm=True)
 _QKV_ONLY = Family(out_bias=False)
+_QWEN2 = replace(_QKV_ONLY, qkv_bias=True)
+_QWEN3 = Family(qk_norm=True)
+_QWEN3_NEXT = replace(_QWEN3, norm_offset=1.0)
 _GEMMA = Family(tied=True, gated_ffn=True, norm_offset=1.0, scales_embedding=True, head_dim=256)
 _GEMMA2 = replace(_GEMMA, post_norms=True, sliding_window_pattern=2)
 _GEMMA3 = replace(_GEMMA2, qk_norm=True, sliding_window_pattern=6)
-_OLMO2 = Family(qk_norm=True, qk_norm_width="all_heads", pre_norms=False, post_norms=True)
+_WIDE_NORM = Family(qk_norm=True, qk_norm_width="all_heads")
+_OLMO2 = replace(_WIDE_NORM, pre_norms=False, post_norms=True)
 # Balanced by a bias instead of a loss (Wang et al. 2024); the defaults are those of transformers' DeepseekV3Config.
 _BALANCED = Routing(scoring="sigmoid", bias_chooses=True, groups_by="top2")
 _DEEPSEEK3 = Family(routing=replace(_BALANCED, scale=2.5))
@@ -69,76 +62,36 @@ _QWEN_MOE = Routing(renormalizes=False)
 
 _FAMILIES = MappingProxyType(
     {
-        "gpt2": _GPT2,
-        "gpt_bigcode": _GPT2,
-        "gpt_neo": Family(
-            qkv_bias=False,
-            out_bias=True,
-            ffn_bias=True,
-            gated_ffn=False,
-            tied=True,
-            norm_bias=True,
-            position_offset=0,
-        ),
-        "gptj": Family(
-            qkv_bias=False,
-            out_bias=False,
-            ffn_bias=True,
-            gated_ffn=False,
-            norm_bias=True,
-            parallel=True,
-            shared_norm=True,
-            lm_head_bias=True,
-        ),
-        "gpt_neox": Family(qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, norm_bias=True, parallel=True),
-        "opt": Family(
-            qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True, position_offset=2
-        ),
-        "bloom": Family(
-            qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True, max_positions=2048
-        ),
-        "falcon": Family(
-            gated_ffn=False, tied=True, norm_bias=True, parallel=True, shared_norm=True, max_positions=2048
-        ),
+        **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+        "gpt_neo": replace(_GPT2, qkv_bias=False),
+        "gptj": replace(_PHI, qkv_bias=False, out_bias=False),
+        "gpt_neox": replace(_BIASED, parallel=True),
+        "opt": replace(_GPT2, position_offset=2),
+        "bloom": replace(_BIASED, tied=True, max_positions=2048),
+        "falcon": replace(_COHERE, gated_ffn=False, norm_bias=True, max_positions=2048),
         "mpt": Family(gated_ffn=False, tied=True),
         "phi": _PHI,
-        "starcoder2": Family(qkv_bias=True, out_bias=True, ffn_bias=True, gated_ffn=False, tied=True, norm_bias=True),
-        "stablelm": Family(out_bias=False, norm_bias=True),
+        "starcoder2": replace(_BIASED, tied=True),
+        "stablelm": replace(_QKV_ONLY, norm_bias=True),
         "nemotron": Family(gated_ffn=False, norm_bias=True),
-        "cohere": Family(tied=True, parallel=True, shared_norm=True),
-        "cohere2": Family(tied=True, parallel=True, shared_norm=True, sliding_window_pattern=4),
+        "cohere": _COHERE,
+        "cohere2": replace(_COHERE, sliding_window_pattern=4),
         "gemma": _GEMMA,
         "gemma2": _GEMMA2,
-        "gemma3": _GEMMA3,
-        "gemma3_text": _GEMMA3,
-        "qwen": _QWEN2,
-        "qwen2": _QWEN2,
+        **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
+        **dict.fromkeys(
+            ("qwen", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "mimo"), _QWEN2
+        ),
         "qwen2_moe": replace(_QWEN2, routing=_QWEN_MOE),
-        "qwen2_vl": _QWEN2,
-        "qwen2_5_vl": _QWEN2,
-        "qwen2_vl_text": _QWEN2,
-        "qwen2_5_vl_text": _QWEN2,
-        "mimo": _QWEN2,
-        "qwen3": _QWEN3,
+        **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3),
+        **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _QWEN3),
         "qwen3_moe": replace(_QWEN3, routing=_QWEN_MOE),
-        "qwen3_next": replace(_QWEN3, norm_offset=1.0),
-        "qwen3_vl": _QWEN3,
-        "qwen3_vl_text": _QWEN3,
-        "qwen3_vl_moe": _QWEN3,
-        "qwen3_vl_moe_text": _QWEN3,
-        "qwen3_5": replace(_QWEN3, norm_offset=1.0),
-        "qwen3_5_text": replace(_QWEN3, norm_offset=1.0),
-        "qwen3_5_moe": replace(_QWEN3, norm_offset=1.0),
-        "qwen3_5_moe_text": replace(_QWEN3, norm_offset=1.0),
-        "hunyuan_v1_dense": _QWEN3,
-        "hunyuan_v1_moe": _QWEN3,
-        "olmo2": _OLMO2,
-        "olmo3": _OLMO2,
-        "olmoe": Family(qk_norm=True, qk_norm_width="all_heads", routing=_QWEN_MOE),
-        "glm": _QKV_ONLY,
-        "glm4": Family(out_bias=False, post_norms=True),
+        **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_NEXT),
+        **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
+        "olmoe": replace(_WIDE_NORM, routing=_QWEN_MOE),
+        **dict.fromkeys(("glm", "chatglm"), _QKV_ONLY),
+        "glm4": replace(_QKV_ONLY, post_norms=True),
         "glm4_moe": replace(_QKV_ONLY, routing=_BALANCED),
-        "chatglm": _QKV_ONLY,
         "gpt_oss": Family(
             qkv_bias=True,
             out_bias=True,
@@ -149,18 +102,23 @@ _FAMILIES = MappingProxyType(
             sliding_window_pattern=2,
         ),
         "deepseek_v2": Family(routing=_QWEN_MOE),
-        "deepseek_v3": _DEEPSEEK3,
-        "deepseek_v32": _DEEPSEEK3,
-        "kimi_k2": _DEEPSEEK3,
-        "minimax_m2": Family(qk_norm=True, qk_norm_width="all_heads", routing=_BALANCED),
+        **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK3),
+        "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
         "nemotron_h": Family(routing=_BALANCED),
         "llama4_text": Family(qk_norm_width="none"),
         "mamba": Family(tied=True),
-        "mamba2": Family(tied=False),
     }
 )
 
 # What the classes of nested text parts fill in (the files of Gemma 3 and LLaVA leave most of it out).
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
 CLASS_DEFAULTS = MappingProxyType(
     {
         "gemma3_text": {
@@ -170,23 +128,8 @@ CLASS_DEFAULTS = MappingProxyType(
             "sliding_window": 4096,
             "max_position_embeddings": 131072,
         },
-        "llama": {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 2048,
-        },
-        "mistral": {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
+        "llama": _LLAMA,
+        "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
     }
 )
 

@@ -5,7 +5,6 @@ offsets, then the rule of the family.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -29,9 +28,19 @@ _NOT_MODELLED = {
     "lru_width": "recurrent (RG-LRU) layers",
     "cross_attention_layers": "cross-attention to images",
 }
-
-
 _SCANS = ("mamba", "mamba2", "falcon_mamba")
+# Words of `layer_types` -> kinds of mixers.
+_KINDS = {
+    "full_attention": "full",
+    "attention": "full",
+    "hybrid": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "linear",
+    "mamba": "mamba",
+}
+# Words of Nemotron-H's layers -> letters of its pattern.
+_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E", "linear_attention": "M", "full_attention": "*"}
 
 
 def decoder_layers(fields: Fields, family: Family) -> list[Layer]:
@@ -41,48 +50,44 @@ def decoder_layers(fields: Fields, family: Family) -> list[Layer]:
             raise SpecError(f"{fields.source}: {name}: {what} is not modelled.")
     if fields.has("block_configs"):
         return [_searched_block(fields, family, block) for block in fields.items("block_configs")]
-    pattern = _letters(fields)
+    pattern = fields.get("hybrid_override_pattern")
+    if pattern is None and fields.model_type == "nemotron_h":
+        pattern = "".join(_LETTERS.get(str(word), "?") for word in fields.items("layers_block_type")) or None
     if pattern is not None:
-        return [_lettered_layer(fields, family, letter) for letter in pattern]
+        return _lettered_layers(fields, family, pattern)
     num_layers = fields.integer("num_hidden_layers")
-    kinds = [_kind(fields, family, index, num_layers) for index in range(num_layers)]
-    mixers = {kind: _mixer(fields, family, kind) for kind in dict.fromkeys(kinds)}
-    ffns = _feed_forwards(fields, family, num_layers)
+    kinds = [
+        (_kind(fields, family, index, num_layers), _uses_rope(fields, index, num_layers)) for index in range(num_layers)
+    ]
+    mixers = {kind: _mixer(fields, family, *kind) for kind in dict.fromkeys(kinds)}
+    ffns: list[FeedForward | None] = [None] * num_layers
+    if fields.model_type not in _SCANS and not num_experts(fields):
+        ffns = [dense_ffn(fields, family)] * num_layers
+    elif fields.model_type not in _SCANS:
+        moe = moe_ffn(fields, family)
+        has_experts = [is_moe_layer(fields, index, num_layers) for index in range(num_layers)]
+        dense = None if all(has_experts) else dense_ffn(fields, family)
+        ffns = [moe if is_sparse else dense for is_sparse in has_experts]
     layers = [Layer(mixers[kind], ffn) for kind, ffn in zip(kinds, ffns, strict=True)]
     if fields.model_type == "falcon_h1":  # a scan and an attention side by side: written one after the other
         return [half for layer in layers for half in (Layer(mamba(fields), None), layer)]
     return layers
 
 
-def _feed_forwards(fields: Fields, family: Family, num_layers: int) -> list[FeedForward | None]:
-    if fields.model_type in _SCANS:
-        return [None] * num_layers
-    if not num_experts(fields):
-        return [dense_ffn(fields, family)] * num_layers
-    moe = moe_ffn(fields, family)
-    has_experts = [is_moe_layer(fields, index, num_layers) for index in range(num_layers)]
-    dense = None if all(has_experts) else dense_ffn(fields, family)
-    return [moe if sparse else dense for sparse in has_experts]
-
-
-# A layer's kind: (name, uses rotary positions).
-_Kind = tuple[str, bool]
-
-
-def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> _Kind:
-    name = _kind_name(fields, family, index, num_layers)
-    return name, _uses_rope(fields, index, num_layers)
-
-
-def _kind_name(fields: Fields, family: Family, index: int, num_layers: int) -> str:
+def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
     """full | sliding | chunked | latent | linear | mamba."""
     if fields.has("kv_lora_rank"):
         return "latent"
     if fields.model_type in _SCANS:  # some carry num_attention_heads all the same
         return "mamba"
-    kinds = fields.per_layer("layer_types", num_layers) or fields.per_layer("layers_block_type", num_layers)
-    if kinds is not None:
-        return _named_kind(fields, str(kinds[index]))
+    words = fields.per_layer("layer_types", num_layers) or fields.per_layer("layers_block_type", num_layers)
+    if words is not None:
+        word = str(words[index])
+        if word not in _KINDS:
+            raise SpecError(
+                f"{fields.source}: layer_types: found {word!r}, which is not modelled; known: {', '.join(_KINDS)}."
+            )
+        return _KINDS[word]
     hybrid = fields.per_layer("hybrid_layer_pattern", num_layers)  # MiMo-V2: 1 = sliding
     if hybrid is not None:
         return "sliding" if hybrid[index] else "full"
@@ -101,23 +106,6 @@ def _kind_name(fields: Fields, family: Family, index: int, num_layers: int) -> s
     if fields.has("attention_chunk_size"):
         return "chunked" if _uses_rope(fields, index, num_layers) else "full"
     return "sliding" if _is_sliding(fields, family, index) else "full"
-
-
-def _named_kind(fields: Fields, name: str) -> str:
-    known = {
-        "full_attention": "full",
-        "attention": "full",
-        "hybrid": "full",
-        "sliding_attention": "sliding",
-        "chunked_attention": "chunked",
-        "linear_attention": "linear",
-        "mamba": "mamba",
-    }
-    if name not in known:
-        raise SpecError(
-            f"{fields.source}: layer_types: found {name!r}, which is not modelled; known: {', '.join(known)}."
-        )
-    return known[name]
 
 
 def _is_sliding(fields: Fields, family: Family, index: int) -> bool:
@@ -142,19 +130,14 @@ def _uses_rope(fields: Fields, index: int, num_layers: int) -> bool:
     return True
 
 
-def _mixer(fields: Fields, family: Family, kind: _Kind) -> Mixer:
-    name, use_rope = kind
-    full = partial(attention, fields, family, use_rope=use_rope)
-    window = partial(_span, fields, "sliding_window")
-    builders: dict[str, Callable[[], Mixer]] = {
-        "full": full,
-        "sliding": lambda: full(window=window()),
-        "chunked": lambda: full(chunk=_span(fields, "attention_chunk_size")),
-        "latent": lambda: latent_attention(fields),
-        "linear": lambda: gated_delta_net(fields),
-        "mamba": lambda: mamba(fields),
-    }
-    return builders[name]()
+def _mixer(fields: Fields, family: Family, kind: str, use_rope: bool) -> Mixer:
+    others: dict[str, Callable[[Fields], Mixer]]
+    others = {"latent": latent_attention, "linear": gated_delta_net, "mamba": mamba}
+    if kind in others:
+        return others[kind](fields)
+    window = _span(fields, "sliding_window") if kind == "sliding" else None
+    chunk = _span(fields, "attention_chunk_size") if kind == "chunked" else None
+    return attention(fields, family, window=window, chunk=chunk, use_rope=use_rope)
 
 
 def _span(fields: Fields, name: str) -> int | None:
@@ -163,21 +146,8 @@ def _span(fields: Fields, name: str) -> int | None:
     return span if span < fields.integer("max_position_embeddings", span + 1) else None
 
 
-def _letters(fields: Fields) -> str | None:
+def _lettered_layers(fields: Fields, family: Family, pattern: Any) -> list[Layer]:
     """Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them."""
-    pattern = fields.get("hybrid_override_pattern")
-    if pattern is None and fields.model_type == "nemotron_h":
-        letters = {
-            "mamba": "M",
-            "attention": "*",
-            "mlp": "-",
-            "moe": "E",
-            "linear_attention": "M",
-            "full_attention": "*",
-        }
-        pattern = "".join(letters.get(str(word), "?") for word in fields.items("layers_block_type")) or None
-    if pattern is None:
-        return None
     if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
         raise SpecError(
             f"{fields.source}: hybrid_override_pattern: found {pattern!r}, allowed: the letters M, *, - and E."
@@ -188,37 +158,37 @@ def _letters(fields: Fields) -> str | None:
             f"{fields.source}: hybrid_override_pattern has {len(pattern)} letters, "
             f"but num_hidden_layers is {num_layers}."
         )
-    return pattern
-
-
-def _lettered_layer(fields: Fields, family: Family, letter: str) -> Layer:
-    if letter == "M":
-        return Layer(mamba(fields), None)
-    if letter == "*":
-        return Layer(attention(fields, family, use_rope=False), None)
-    return Layer(None, moe_ffn(fields, family) if letter == "E" else dense_ffn(fields, family))
+    builders = {
+        "M": lambda: Layer(mamba(fields), None),
+        "*": lambda: Layer(attention(fields, family, use_rope=False), None),
+        "-": lambda: Layer(None, dense_ffn(fields, family)),
+        "E": lambda: Layer(None, moe_ffn(fields, family)),
+    }
+    return [builders[letter]() for letter in pattern]
 
 
 def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:
-    """One block of a searched architecture (nemotron-nas): each half may be absent or have its own width."""
+    """One block of a searched architecture (nemotron-nas): each half may be absent or have its own width.
+
+    A width is int(2 * ffn_mult * d / 3), rounded up to a multiple of 256 (DeciLM's rule).
+    """
+    mixer = ffn = None
     try:
         mixer_part, ffn_part = block["attention"], block["ffn"]
-        no_mixer, no_ffn = bool(mixer_part.get("no_op")), bool(ffn_part.get("no_op"))
         if mixer_part.get("replace_with_linear") or ffn_part.get("replace_with_linear"):
             raise SpecError(f"{fields.source}: block_configs: replace_with_linear is not modelled.")
-        heads = None if no_mixer else fields.integer("num_attention_heads") // int(mixer_part["n_heads_in_group"])
-        width = None if no_ffn else _searched_width(float(ffn_part["ffn_mult"]), fields.integer("hidden_size"))
+        heads = width = None
+        if not mixer_part.get("no_op"):
+            heads = fields.integer("num_attention_heads") // int(mixer_part["n_heads_in_group"])
+        if not ffn_part.get("no_op"):
+            width = int(2 * float(ffn_part["ffn_mult"]) * fields.integer("hidden_size") / 3)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise SpecError(
             f"{fields.source}: block_configs: found {block!r}, "
             f"expected attention.n_heads_in_group and ffn.ffn_mult, or no_op."
         ) from None
-    window = None if no_mixer else mixer_part.get("window_length")
-    mixer = None if no_mixer else attention(fields, family, window=window, num_kv_heads=heads)
-    return Layer(mixer, None if no_ffn else dense_ffn(fields, family, width))
-
-
-def _searched_width(multiplier: float, d: int) -> int:
-    """int(2 * multiplier * d / 3), rounded up to a multiple of 256 (DeciLM's rule)."""
-    width = int(2 * multiplier * d / 3)
-    return -(-width // 256) * 256
+    if heads is not None:
+        mixer = attention(fields, family, window=mixer_part.get("window_length"), num_kv_heads=heads)
+    if width is not None:
+        ffn = dense_ffn(fields, family, -(-width // 256) * 256)
+    return Layer(mixer, ffn)

@@ -5,14 +5,14 @@ unquantized are matched against the module names that Hugging Face checkpoints u
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from math import comb, inf
 from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN, QuantizationSpec
+from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, QuantizationSpec
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import BITS_PER_WEIGHT
 
@@ -28,28 +28,29 @@ _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_m
 # (weights, activations, group_size, group_rows)
 _Formats = tuple[str, str | None, int, int]
 
-# Module names of each component as checkpoints write them; `0` stands for any number.
+# A module of each component as checkpoints write it; `0` stands for any number.
 _MODULES = MappingProxyType(
     {
-        "attention": (("self_attn", "q_proj", "q_b_proj", "o_proj"), ("mixer", "q_proj")),
+        "attention": (*(f"self_attn.{leaf}" for leaf in ("q_proj", "q_b_proj", "o_proj")), "mixer.q_proj"),
         "linear_attention": (
-            ("linear_attn", "in_proj_qkv", "in_proj_qkvz"),
-            ("mixer", "in_proj"),
-            ("mamba", "in_proj"),
+            "linear_attn.in_proj_qkv",
+            "linear_attn.in_proj_qkvz",
+            "mixer.in_proj",
+            "mamba.in_proj",
         ),
-        "dense_ffn": (("mlp", "down_proj"), ("mixer", "down_proj"), ("feed_forward", "down_proj")),
+        "dense_ffn": ("mlp.down_proj", "mixer.down_proj", "feed_forward.down_proj"),
         "experts": (
-            ("mlp.experts.0", "down_proj"),
-            ("mlp.experts", "down_proj"),
-            ("block_sparse_moe.experts.0", "w2"),
-            ("mixer.experts.0", "down_proj"),
-            ("feed_forward.experts", "down_proj"),
+            "mlp.experts.0.down_proj",
+            "mlp.experts.down_proj",
+            "block_sparse_moe.experts.0.w2",
+            "mixer.experts.0.down_proj",
+            "feed_forward.experts.down_proj",
         ),
         "shared_experts": (
-            ("mlp.shared_experts", "down_proj"),
-            ("mlp.shared_expert", "down_proj"),
-            ("mixer.shared_experts", "down_proj"),
-            ("feed_forward.shared_expert", "down_proj"),
+            "mlp.shared_experts.down_proj",
+            "mlp.shared_expert.down_proj",
+            "mixer.shared_experts.down_proj",
+            "feed_forward.shared_expert.down_proj",
         ),
     }
 )
@@ -76,7 +77,10 @@ _MODELOPT: tuple[tuple[str, str, str | None, int, int], ...] = (
 
 def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> QuantizationSpec:
     """The checkpoint's number formats; the default spec where nothing is quantized. `layers`: the model's, in order."""
-    settings = _settings(fields)
+    names = ("quantization_config", "compression_config", "quantization")
+    settings = next((value for value in map(fields.get, names) if isinstance(value, Mapping)), {})
+    if isinstance(settings.get("quantization"), Mapping):  # modelopt's own file nests them
+        settings = {**settings, **settings["quantization"]}
     if not settings:
         return QuantizationSpec()
     try:
@@ -96,31 +100,24 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
 
 def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence[Layer]) -> QuantizationSpec:
     method = _method(settings)
-    kept = _KEPT | _kept(_ignored(settings), layers)
+    ignored: list[Any] = next((settings[key] for key in _IGNORE_KEYS if isinstance(settings.get(key), list)), [])
+    kept = _KEPT | _kept(map(str, ignored), layers)
     if method == "mxfp4" and any("experts" in _components(layer) for layer in layers):
         kept |= _BESIDE_EXPERTS
-    kv_cache = _kv_cache(settings)
-    if isinstance(settings.get("config_groups"), Mapping) and settings["config_groups"]:
-        return _from_groups(fields, method, settings, kept, kv_cache)
-    if method not in _READERS:
+    bits: tuple[tuple[str, float], ...] = ()
+    groups = settings.get("config_groups")
+    if isinstance(groups, Mapping) and groups:  # compressed-tensors and modelopt
+        formats = _of_first_group(fields, next(iter(groups.values())))
+    elif method in _READERS:
+        formats = _READERS[method](settings)
+        bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
+        kept -= {component for component, _ in bits}
+    else:
         raise SpecError(
             f"{fields.source}: quantization_config.quant_method: found {method!r}, "
             f"allowed: {', '.join([*(r for r in _READERS if r != 'gguf'), 'compressed-tensors'])}."
         )
-    weights, activations, group_size, group_rows = _READERS[method](settings)
-    bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
-    kept -= {component for component, _ in bits}
-    return QuantizationSpec(method, weights, activations, group_size, group_rows, kv_cache, kept, bits=bits)
-
-
-def _settings(fields: Fields) -> dict[str, Any]:
-    """The settings wherever they stand; modelopt's own file nests them under `quantization`."""
-    for name in ("quantization_config", "compression_config", "quantization"):
-        found = fields.get(name)
-        if isinstance(found, Mapping):
-            nested = found.get("quantization")
-            return {**found, **nested} if isinstance(nested, Mapping) else dict(found)
-    return {}
+    return QuantizationSpec(method, *formats, _kv_cache(settings), kept, bits=bits)
 
 
 def _method(settings: Mapping[str, Any]) -> str:
@@ -134,9 +131,13 @@ def _method(settings: Mapping[str, Any]) -> str:
     return "compressed-tensors" if settings.get("config_groups") else "unknown"
 
 
+def _block_of(value: Any) -> tuple[int, int] | None:
+    """[rows, columns] of weights that share a scale."""
+    return (int(value[0]), int(value[1])) if isinstance(value, list) and len(value) == 2 else None
+
+
 def _fp8(settings: Mapping[str, Any]) -> _Formats:
-    block = settings.get("weight_block_size")
-    rows, columns = (int(block[0]), int(block[1])) if isinstance(block, list) and len(block) == 2 else (1, 0)
+    rows, columns = _block_of(settings.get("weight_block_size")) or (1, 0)
     return "fp8", "fp8", columns, rows
 
 
@@ -172,40 +173,27 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = MappingProxyTy
 )
 
 
-def _from_groups(
-    fields: Fields, method: str, settings: Mapping[str, Any], kept: frozenset[str], kv_cache: str | None
-) -> QuantizationSpec:
-    """compressed-tensors and modelopt: the first group's weights and input activations."""
-    group = next(iter(settings["config_groups"].values()))
+def _of_first_group(fields: Fields, group: Any) -> _Formats:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping) or "num_bits" not in weights:
         raise SpecError(
             f"{fields.source}: quantization_config.config_groups: found no weights.num_bits in the first group."
         )
-    size = int(weights.get("group_size") or 0)
-    rows = 1
-    block = weights.get("block_structure")
-    if weights.get("strategy") == "block" and isinstance(block, list) and len(block) == 2:
-        rows, size = int(block[0]), int(block[1])
+    rows, size = 1, int(weights.get("group_size") or 0)
+    if weights.get("strategy") == "block":
+        rows, size = _block_of(weights.get("block_structure")) or (rows, size)
     inputs = group.get("input_activations")
-    return QuantizationSpec(
-        method=method,
-        weights=_group_format(weights),
-        activations=_group_format(inputs) if isinstance(inputs, Mapping) else None,
-        group_size=max(size, 0),
-        group_rows=rows,
-        kv_cache=kv_cache,
-        kept=kept,
-    )
+    activations = _group_format(inputs) if isinstance(inputs, Mapping) else None
+    return _group_format(weights), activations, max(size, 0), rows
 
 
 def _group_format(part: Mapping[str, Any]) -> str:
     bits, size = int(part.get("num_bits", 8)), int(part.get("group_size") or 0)
-    if part.get("type", "int") == "float":
-        if bits == 4:
-            return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4")
-        return "mxfp8" if size == 32 else f"fp{bits}"
-    return f"int{bits}"
+    if part.get("type", "int") != "float":
+        return f"int{bits}"
+    if bits == 4:
+        return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4")
+    return "mxfp8" if size == 32 else f"fp{bits}"
 
 
 def _kv_cache(settings: Mapping[str, Any]) -> str | None:
@@ -218,14 +206,6 @@ def _kv_cache(settings: Mapping[str, Any]) -> str | None:
     return "fp8" if name.startswith("fp8") else name  # fp8_e4m3 and fp8_e5m2 cost the same
 
 
-def _ignored(settings: Mapping[str, Any]) -> list[str]:
-    for key in _IGNORE_KEYS:
-        value = settings.get(key)
-        if isinstance(value, list):
-            return [str(entry) for entry in value]
-    return []
-
-
 def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
     """Components whose modules are ignored in at least half of the layers that have them (five layers are looked at).
 
@@ -234,12 +214,12 @@ def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
     """
     names_ignored, patterns = _matchers(dict.fromkeys(ignored))
     kept = set()
-    for component, spellings in _MODULES.items():
+    for component, modules in _MODULES.items():
         having = [index for index, layer in enumerate(layers) if component in _components(layer)]
         sample = having[:: max(len(having) // 5, 1)]
         hits = 0
         for index in sample:
-            names = [f"model.layers.{index}.{parent}.{leaf}" for parent, *leaves in spellings for leaf in leaves]
+            names = [f"model.layers.{index}.{module}" for module in modules]
             hits += any(not names_ignored.isdisjoint(_parts(name)) for name in names) or any(
                 pattern.search(name) for pattern in patterns for name in names
             )
@@ -250,20 +230,18 @@ def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
 
 def _components(layer: Layer) -> set[str]:
     """The quantizable components of a layer."""
-    found = set()
+    components = set()
     if layer.mixer is not None:
-        found.add("attention" if isinstance(layer.mixer, Attention | LatentAttention) else "linear_attention")
-    if isinstance(layer.ffn, DenseFFN):
-        found.add("dense_ffn")
-    elif isinstance(layer.ffn, MoEFFN):
-        found |= {"experts", "shared_experts"}
-    return found
+        components.add("attention" if isinstance(layer.mixer, Attention | LatentAttention) else "linear_attention")
+    if layer.ffn is not None:
+        components |= {"dense_ffn"} if isinstance(layer.ffn, DenseFFN) else {"experts", "shared_experts"}
+    return components
 
 
-def _parts(name: str) -> Iterator[str]:
+def _parts(name: str) -> set[str]:
     """All runs of whole words of a module's name: `mlp`, `mlp.gate`, `layers.3.mlp` ..."""
     words = name.split(".")
-    return (".".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1))
+    return {".".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)}
 
 
 def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
@@ -297,7 +275,10 @@ def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
                 f"expected at most {_MAX_PATTERN_LENGTH} characters, three repetitions, none of a group, and few "
                 f"alternatives: name the modules, or write globs"
             )
-    return names, [*(re.compile(_unanchored(expression)) for expression in expressions), *map(_glob, globs)]
+    # A glob must begin and end where a word of a module's name does.
+    bodies = [translate(tail).removesuffix("\\Z").removesuffix("\\z") for tail in globs]
+    sources = [*map(_unanchored, expressions), *(rf"(?:^|\.){body}(?:\.|$)" for body in bodies)]
+    return names, [re.compile(source) for source in sources]
 
 
 def _search_steps(pattern: str) -> float:
@@ -306,9 +287,8 @@ def _search_steps(pattern: str) -> float:
     Python tries every way to share n characters out over r repetitions, C(n + r, r), every choice of alternatives, and
     every start. Infinity for repeated groups, where the number of ways is exponential in n.
     """
-    plain = re.sub(
-        r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern)
-    )  # without escapes and character classes
+    # without escapes and character classes
+    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern))
     repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)
     if len(pattern) > _MAX_PATTERN_LENGTH or _REPEATED_GROUP_OR_FLAG.search(plain):
         return inf
@@ -323,9 +303,3 @@ def _search_steps(pattern: str) -> float:
 def _unanchored(pattern: str) -> str:
     """The expression without `.*` at its ends: a search finds the rest wherever it is."""
     return re.sub(r"(?<!\\)\.\*$", "", re.sub(r"^\.\*(?![*+?{])", "", pattern))
-
-
-def _glob(tail: str) -> re.Pattern[str]:
-    """A glob must begin and end where a word of a module's name does."""
-    body = translate(tail).removesuffix("\\Z").removesuffix("\\z")
-    return re.compile(rf"(?:^|\.){body}(?:\.|$)")

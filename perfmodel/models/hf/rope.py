@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.errors import SpecError
+from perfmodel.models.architecture import Rope, RopeScaling
 from perfmodel.models.hf.fields import Fields
-from perfmodel.models.rope import Rope, RopeScaling
 
 _THETA = 10_000.0  # of transformers' LlamaConfig
 _PLAIN = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections
@@ -23,9 +23,11 @@ def rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> Rope:
         theta = fields.number("rope_local_base_freq" if is_local else "rope_theta", _THETA)
     if is_local:  # Gemma 3 stretches the layers that see everything
         block = {}
+    share = block.get("partial_rotary_factor") or fields.number("partial_rotary_factor", fields.number("rotary_pct", 1))
+    dim = fields.optional("rotary_dim") or int(head_dim * _number(fields, "partial_rotary_factor", share))
     return Rope(
         theta=_number(fields, "rope_theta", theta),
-        dim=_rotated(fields, block, head_dim),
+        dim=None if dim == head_dim else dim,
         scaling=_scaling(fields, block),
         is_interleaved=fields.flag("rope_interleave", fields.model_type in _INTERLEAVED),
     )
@@ -52,12 +54,6 @@ def _block(fields: Fields, is_sliding: bool) -> Mapping[str, Any]:
     return {} if any(isinstance(value, Mapping) for value in block.values()) else block
 
 
-def _rotated(fields: Fields, block: Mapping[str, Any], head_dim: int) -> int | None:
-    share = block.get("partial_rotary_factor") or fields.number("partial_rotary_factor", fields.number("rotary_pct", 1))
-    dim = fields.optional("rotary_dim") or int(head_dim * _number(fields, "partial_rotary_factor", share))
-    return None if dim == head_dim else dim
-
-
 def _kind(block: Mapping[str, Any]) -> str | None:
     kind = str(block.get("rope_type") or block.get("type") or "default")
     return None if kind in _PLAIN else _SYNONYMS.get(kind, kind)
@@ -76,14 +72,12 @@ def _scaling(fields: Fields, block: Mapping[str, Any]) -> RopeScaling | None:
         factor = trained / original
     if kind == "dynamic":  # its code counts from what the file states as the limit
         original = trained
+    lengths = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
     return RopeScaling(
         kind=kind,
         factor=None if factor is None else _number(fields, "factor", factor),
         original_positions=original,
-        low_freq_factor=_number(fields, "low_freq_factor", block.get("low_freq_factor") or 1.0),
-        high_freq_factor=_number(fields, "high_freq_factor", block.get("high_freq_factor") or 4.0),
-        beta_fast=_number(fields, "beta_fast", block.get("beta_fast") or 32.0),
-        beta_slow=_number(fields, "beta_slow", block.get("beta_slow") or 1.0),
+        **{name: _number(fields, name, block.get(name) or default) for name, default in lengths.items()},
         truncates=bool(block.get("truncate", True)),
         amplitude=_amplitude(fields, kind, factor, original, block),
         short_factors=_factors(fields, block, "short_factor"),

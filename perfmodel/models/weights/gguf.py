@@ -1,13 +1,10 @@
 """The header of a .gguf file as config.json fields: metadata keys, and what the tensor list says beside them.
 
 Reads versions 2 and 3, little-endian; standard library only. Knows the container and llama.cpp's key names.
-
-llama.cpp's file types: which tensor of a dense decoder is stored in which block format.
-
-A name such as Q4_K_M stands for a mix: most tensors in one format, the values' projection, the FFN's way down and the
-LM head in wider ones, some of them in some layers only. Experts, and mixers other than attention, are in the main
-format. Source: `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp, for Llama-like models without an importance
-matrix.
+llama.cpp's file types: a name such as Q4_K_M stands for a mix: most tensors of a dense decoder in one block format,
+the values' projection, the FFN's way down and the LM head in wider ones, some of them in some layers only. Experts, and
+mixers other than attention, are in the main format. Source: `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp,
+for Llama-like models without an importance matrix.
 """
 
 import re
@@ -128,6 +125,9 @@ _KEYS = MappingProxyType(
 )
 
 
+_Tensors = Mapping[str, tuple[tuple[int, ...], int]]
+
+
 @dataclass
 class GgufHeader:
     """Metadata (long lists by their length only) and the tensors' shapes, innermost dimension first, and types."""
@@ -148,50 +148,44 @@ def read_gguf(path: Path) -> GgufHeader:
         raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
-def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
-    """config.json fields from the metadata, and biases, norms and tied embeddings from the tensors' names."""
-    meta = header.metadata
-    arch = meta.get("general.architecture")
-    if not isinstance(arch, str):
-        raise SpecError(f"{path}: general.architecture is missing from the GGUF metadata.")
-    config: dict[str, Any] = {"model_type": _MODEL_TYPES.get(arch, arch)}
-    for name, key in _KEYS.items():
-        value = meta.get(f"{arch}.{key}")
-        if value:  # 0 stands for "has none" (the heads of a Mamba, the experts of a dense model)
-            config[name] = _one_value(value, f"{arch}.{key}", path)
-    if arch == "deepseek2" and not any("exp_probs_b" in name for name in header.tensors):
-        config["model_type"] = "deepseek_v2"  # V3 chooses experts with a bias
-    config.setdefault("vocab_size", meta.get("tokenizer.ggml.tokens"))
-    if "kv_lora_rank" in config:
-        _set_latent(config, meta, arch)
-    scaling = "llama3" if "rope_freqs.weight" in header.tensors else meta.get(f"{arch}.rope.scaling.type", "none")
-    if scaling != "none":
-        config["rope_parameters"] = {"rope_type": scaling}
-    _set_from_tensors(config, header.tensors)
-    return config
-
-
 def _read(stream: BinaryIO, path: Path) -> GgufHeader:
     if stream.read(4) != b"GGUF":
         raise SpecError(f"{path}: is not a GGUF file (it does not start with 'GGUF').")
-    (version,) = struct.unpack("<I", stream.read(4))
+    (version,) = _unpack(stream, "I")
     if version not in (2, 3):
         raise SpecError(f"{path}: GGUF version: found {version}, allowed: 2 and 3.")
-    num_tensors, num_keys = struct.unpack("<QQ", stream.read(16))
+    num_tensors, num_keys = _unpack(stream, "QQ")
     header = GgufHeader()
     for _ in range(_length(num_keys)):
         key = _string(stream)
-        (kind,) = struct.unpack("<I", stream.read(4))
-        header.metadata[key] = _value(stream, kind)
+        header.metadata[key] = _value(stream, *_unpack(stream, "I"))
     for _ in range(_length(num_tensors)):
         name = _string(stream)
-        (num_dims,) = struct.unpack("<I", stream.read(4))
-        shape = struct.unpack(f"<{min(num_dims, 8)}Q", stream.read(8 * min(num_dims, 8))) or (1,)  # a single number
+        (num_dims,) = _unpack(stream, "I")
+        shape = _unpack(stream, f"{min(num_dims, 8)}Q") or (1,)  # a single number
         if 0 in shape:
             raise SpecError(f"{path}: tensor {name[:80]!r}: got the shape {shape}; expected at least one element.")
-        kind, _offset = struct.unpack("<IQ", stream.read(12))
+        kind, _offset = _unpack(stream, "IQ")
         header.tensors[name] = (shape, kind)
     return header
+
+
+def _unpack(stream: BinaryIO, code: str) -> tuple[Any, ...]:
+    return struct.unpack("<" + code, stream.read(struct.calcsize("<" + code)))
+
+
+def _length(count: int) -> int:
+    if count > _LARGEST:
+        raise struct.error("impossible length")
+    return count
+
+
+def _string(stream: BinaryIO) -> str:
+    (size,) = _unpack(stream, "Q")
+    text = stream.read(_length(size))
+    if len(text) < size:
+        raise struct.error("cut off")
+    return text.decode("utf-8")
 
 
 def _value(stream: BinaryIO, kind: int) -> Any:
@@ -201,65 +195,56 @@ def _value(stream: BinaryIO, kind: int) -> Any:
     """
     if kind == 8:
         return _string(stream)
-    if kind != 9:
-        return _scalar(stream, kind)
-    (item_kind,) = struct.unpack("<I", stream.read(4))
-    (count,) = struct.unpack("<Q", stream.read(8))
-    if item_kind == 8:
+    is_list, count = kind == 9, 1
+    if is_list:
+        kind, count = _unpack(stream, "IQ")
+    if kind == 8:
         for _ in range(_length(count)):
-            (size,) = struct.unpack("<Q", stream.read(8))
+            (size,) = _unpack(stream, "Q")
             stream.seek(_length(size), 1)
         return count
-    if count > 1024 and item_kind in _SCALARS:
-        stream.seek(struct.calcsize(_SCALARS[item_kind]) * _length(count), 1)
-        return count
-    return [_scalar(stream, item_kind) for _ in range(_length(count))]
-
-
-def _scalar(stream: BinaryIO, kind: int) -> Any:
     if kind not in _SCALARS:
+        if is_list and count == 0:
+            return []
         raise struct.error(f"metadata type {kind}")
-    code = "<" + _SCALARS[kind]
-    return struct.unpack(code, stream.read(struct.calcsize(code)))[0]
+    code = _SCALARS[kind]
+    if is_list and count > 1024:
+        stream.seek(struct.calcsize("<" + code) * _length(count), 1)
+        return count
+    values = list(_unpack(stream, f"{count}{code}"))
+    return values if is_list else values[0]
 
 
-def _string(stream: BinaryIO) -> str:
-    (size,) = struct.unpack("<Q", stream.read(8))
-    text = stream.read(_length(size))
-    if len(text) < size:
-        raise struct.error("cut off")
-    return text.decode("utf-8")
-
-
-def _length(count: int) -> int:
-    if count > _LARGEST:
-        raise struct.error("impossible length")
-    return count
-
-
-def _one_value(value: Any, key: str, path: Path) -> Any:
-    """A list with one entry per layer as its one value."""
-    if not isinstance(value, list):
-        return value
-    distinct = set(value)
-    if len(distinct) != 1:
-        raise SpecError(f"{path}: {key} differs between layers; such models load from their config.json.")
-    return distinct.pop()
-
-
-def _set_latent(config: dict[str, Any], meta: dict[str, Any], arch: str) -> None:
-    """MLA's head sizes: key length = no-position part + rotary part; older files have them without the suffix."""
-    rope = meta.get(f"{arch}.rope.dimension_count", 64)
-    key_length = meta.get(f"{arch}.attention.key_length_mla") or config.get("head_dim")
-    config["qk_rope_head_dim"] = rope
-    config["qk_nope_head_dim"] = key_length - rope if key_length else None
-    config["v_head_dim"] = meta.get(f"{arch}.attention.value_length_mla") or config.get("v_head_dim")
-
-
-def _set_from_tensors(config: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int]]) -> None:
-    """Embedding rows, tying, biases, q/k norms and number formats."""
-    if not tensors:
-        return
+def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
+    """config.json fields from the metadata, and biases, norms and tied embeddings from the tensors' names."""
+    meta, tensors = header.metadata, header.tensors
+    arch = meta.get("general.architecture")
+    if not isinstance(arch, str):
+        raise SpecError(f"{path}: general.architecture is missing from the GGUF metadata.")
+    config: dict[str, Any] = {"model_type": _MODEL_TYPES.get(arch, arch)}
+    for name, key in _KEYS.items():
+        value = meta.get(f"{arch}.{key}")
+        if not value:  # 0 stands for "has none" (the heads of a Mamba, the experts of a dense model)
+            continue
+        if isinstance(value, list):  # one entry per layer
+            if len(set(value)) != 1:
+                raise SpecError(
+                    f"{path}: {arch}.{key} differs between layers; such models load from their config.json."
+                )
+            value = value[0]
+        config[name] = value
+    if arch == "deepseek2" and not any("exp_probs_b" in name for name in tensors):
+        config["model_type"] = "deepseek_v2"  # V3 chooses experts with a bias
+    config.setdefault("vocab_size", meta.get("tokenizer.ggml.tokens"))
+    if "kv_lora_rank" in config:  # MLA; older files have its head sizes without the suffix
+        rope = meta.get(f"{arch}.rope.dimension_count", 64)
+        key_length = meta.get(f"{arch}.attention.key_length_mla") or config.get("head_dim")
+        config["qk_rope_head_dim"] = rope
+        config["qk_nope_head_dim"] = key_length - rope if key_length else None
+        config["v_head_dim"] = meta.get(f"{arch}.attention.value_length_mla") or config.get("v_head_dim")
+    scaling = "llama3" if "rope_freqs.weight" in tensors else meta.get(f"{arch}.rope.scaling.type", "none")
+    if scaling != "none":
+        config["rope_parameters"] = {"rope_type": scaling}
     if "token_embd.weight" in tensors:
         config["vocab_size"] = tensors["token_embd.weight"][0][-1]
         config["tie_word_embeddings"] = "output.weight" not in tensors
@@ -267,25 +252,29 @@ def _set_from_tensors(config: dict[str, Any], tensors: dict[str, tuple[tuple[int
         config["use_qk_norm"] = True
     if any(name.endswith("attn_output.bias") for name in tensors):
         config["attention_bias"] = True
+    return config | _number_format(tensors)
+
+
+def _number_format(tensors: _Tensors) -> dict[str, Any]:
+    """`dtype`, or `quantization_config`, by the format of most elements."""
     elements: Counter[str] = Counter()
     for name, (shape, kind) in tensors.items():
         if name.startswith("blk.") and len(shape) > 1:
             elements[GGML_BLOCKS.get(kind, _UNKNOWN)[0]] += prod(shape)
     if not elements:
-        return
+        return {}
     main = elements.most_common(1)[0][0]
     if main in _PLAIN:
-        config["dtype"] = _PLAIN[main]
-    else:
-        config["quantization_config"] = {"quant_method": "gguf", "format": main, "bits": _component_bits(tensors)}
+        return {"dtype": _PLAIN[main]}
+    return {"quantization_config": {"quant_method": "gguf", "format": main, "bits": _stored_bits(tensors)}}
 
 
-def _component_bits(tensors: dict[str, tuple[tuple[int, ...], int]]) -> dict[str, float]:
+def _stored_bits(tensors: _Tensors) -> dict[str, float]:
     """Mean bits of a stored weight of each component that has some in blocks; of those it is all that is stored."""
     totals: dict[str, list[float]] = {}
     in_blocks = set()
     for name, (shape, kind) in tensors.items():
-        component = next((each for each, pattern in _COMPONENTS.items() if pattern.match(name)), None)
+        component = next((component for component, pattern in _COMPONENTS.items() if pattern.match(name)), None)
         if component is None:
             continue
         form, per_block, size = GGML_BLOCKS.get(kind, _UNKNOWN)
@@ -313,10 +302,6 @@ def _more_bits(i: int, n: int) -> bool:
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
-def _first(share: int) -> _Where:
-    return lambda i, n: i < n // share
-
-
 @dataclass(frozen=True)
 class GgufMix:
     """main: the format of all tensors but those named; `tensors`: name -> (format, where), the first that applies."""
@@ -327,42 +312,37 @@ class GgufMix:
     embedding: str | None = None
 
 
-def _plain(name: str) -> GgufMix:
-    return GgufMix(name)
+def _all(form: str) -> tuple[tuple[str, _Where], ...]:
+    return ((form, _everywhere),)
 
+
+_PLAIN_MIXES = ("q4_0", "q4_1", "q5_0", "q5_1", "q6_k", "iq4_nl", "iq4_xs", "iq3_s")
+_MORE_BITS = dict.fromkeys(("v", "down"), (("q6_k", _more_bits),))
 
 GGUF_MIXES: MappingProxyType[str, GgufMix] = MappingProxyType(
     {
-        **{name: _plain(name) for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q6_k", "iq4_nl", "iq4_xs", "iq3_s")},
+        **{name: GgufMix(name) for name in _PLAIN_MIXES},
         "q8_0": GgufMix("q8_0", head="q8_0"),
         # Of the smallest formats the base one; tables of words stay wider.
         "iq3_xxs": GgufMix("iq3_xxs", embedding="iq3_s"),
-        **{name: GgufMix(name, head="q5_k", embedding="iq3_s") for name in ("iq2_s",)},
+        "iq2_s": GgufMix("iq2_s", head="q5_k", embedding="iq3_s"),
         **{name: GgufMix(name, head="q5_k", embedding="q2_k") for name in ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m")},
         **{name: GgufMix(name, embedding="q4_k") for name in ("tq1_0", "tq2_0")},
-        "q2_k": GgufMix(
-            "q2_k",
-            {
-                "v": (("q3_k", _everywhere),),
-                "v_shared": (("q4_k", _everywhere),),
-                "down": (("q3_k", _everywhere),),
-                "out": (("q3_k", _everywhere),),
-            },
-        ),
-        "q3_k_s": _plain("q3_k"),
+        "q2_k": GgufMix("q2_k", dict.fromkeys(("v", "down", "out"), _all("q3_k")) | {"v_shared": _all("q4_k")}),
+        "q3_k_s": GgufMix("q3_k"),
         "q3_k_m": GgufMix(
             "q3_k",
             {
-                "v": (("q5_k", lambda i, n: i < 2), ("q4_k", _everywhere)),
-                "down": (("q5_k", _first(16)), ("q4_k", _everywhere)),
-                "out": (("q4_k", _everywhere),),
+                "v": (("q5_k", lambda i, n: i < 2), *_all("q4_k")),
+                "down": (("q5_k", lambda i, n: i < n // 16), *_all("q4_k")),
+                "out": _all("q4_k"),
             },
         ),
-        "q3_k_l": GgufMix("q3_k", dict.fromkeys(("v", "down", "out"), (("q5_k", _everywhere),))),
-        "q4_k_s": GgufMix("q4_k", {"v": (("q5_k", lambda i, n: i < 4),), "down": (("q5_k", _first(8)),)}),
-        "q4_k_m": GgufMix("q4_k", {"v": (("q6_k", _more_bits),), "down": (("q6_k", _more_bits),)}),
-        "q5_k_s": _plain("q5_k"),
-        "q5_k_m": GgufMix("q5_k", {"v": (("q6_k", _more_bits),), "down": (("q6_k", _more_bits),)}),
+        "q3_k_l": GgufMix("q3_k", dict.fromkeys(("v", "down", "out"), _all("q5_k"))),
+        "q4_k_s": GgufMix("q4_k", {"v": (("q5_k", lambda i, n: i < 4),), "down": (("q5_k", lambda i, n: i < n // 8),)}),
+        "q4_k_m": GgufMix("q4_k", _MORE_BITS),
+        "q5_k_s": GgufMix("q5_k"),
+        "q5_k_m": GgufMix("q5_k", _MORE_BITS),
     }
 )
 
@@ -397,9 +377,9 @@ def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tu
             total = totals.setdefault(component, [0.0, 0.0])
             total[0] += size
             total[1] += size * bits[_format_of(mix, tensor, i, len(layers))]
-    found = {component: total / size for component, (size, total) in totals.items()}
-    found |= {component: bits[form] for component, form in table_formats(model, name).items()}
-    return tuple(sorted(found.items()))
+    means = {component: total / size for component, (size, total) in totals.items()}
+    means |= {component: bits[form] for component, form in table_formats(model, name).items()}
+    return tuple(sorted(means.items()))
 
 
 def _format_of(mix: GgufMix, tensor: str, layer: int, num_layers: int) -> str:
@@ -409,17 +389,17 @@ def _format_of(mix: GgufMix, tensor: str, layer: int, num_layers: int) -> str:
 
 def _tensors(layer: Layer, hidden: int) -> list[tuple[str, str, int]]:
     """(component, tensor, weights) of what a mix distinguishes; `v_shared`: four query heads or more to a KV head."""
-    found: list[tuple[str, str, int]] = []
+    tensors: list[tuple[str, str, int]] = []
     mixer, ffn = layer.mixer, layer.ffn
     if isinstance(mixer, Attention):
         keys = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim
         values = "v_shared" if mixer.num_heads >= 4 * mixer.num_kv_heads else "v"
-        found = [
+        tensors = [
             ("attention", "qk", keys * hidden),
             ("attention", values, mixer.num_kv_heads * mixer.v_head_dim * hidden),
             ("attention", "out", mixer.num_heads * mixer.v_head_dim * hidden),
         ]
     if isinstance(ffn, DenseFFN):
         size = ffn.intermediate_size * hidden
-        found += [("dense_ffn", "up", (2 if ffn.gated else 1) * size), ("dense_ffn", "down", size)]
-    return found
+        tensors += [("dense_ffn", "up", (2 if ffn.gated else 1) * size), ("dense_ffn", "down", size)]
+    return tensors

@@ -43,21 +43,17 @@ def load_header(path: str | Path) -> ModelSpec:
             origin=f"GGUF header {path.name}",
             weights_path=str(path),
         )
-    name = _name_of(path)
-    beside = path.with_name("config.json")
-    if beside.is_file():
-        is_open = path.suffix == ".safetensors" and not is_format_said(beside)
+    stem = path.name.removesuffix(".index.json").removesuffix(".safetensors")
+    name = (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
+    config_file = path.with_name("config.json")
+    if config_file.is_file():
+        is_open = path.suffix == ".safetensors" and not is_format_said(config_file)
         stored = stored_settings(read_safetensors(path), name) if is_open else {}
-        return replace(load_config(beside, name, stored), weights_path=str(path))
-    tensors = _all_tensors(path)
+        return replace(load_config(config_file, name, stored), weights_path=str(path))
+    tensors = {tensor: entry for file in weight_files(path) for tensor, entry in read_safetensors(file).items()}
     origin = f"tensor shapes in {path.name}; context limit of {_ASSUMED_POSITIONS} assumed"
     config = _config_from_shapes(tensors, path)
     return model_from_config(config, name, source=str(path), origin=origin, weights_path=str(path))
-
-
-def _name_of(path: Path) -> str:
-    stem = path.name.removesuffix(".index.json").removesuffix(".safetensors")
-    return (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -74,14 +70,6 @@ def weight_files(path: Path) -> list[Path]:
         return [path.with_name(name) for name in names]
     shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
     return sorted(path.parent.glob(shards)) or [path]
-
-
-def _all_tensors(path: Path) -> dict[str, Any]:
-    """Every tensor's entry in all the files."""
-    tensors: dict[str, Any] = {}
-    for file in weight_files(path):
-        tensors |= read_safetensors(file)
-    return tensors
 
 
 def stored_beside(config: Path) -> dict[str, Any]:
@@ -126,27 +114,30 @@ def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any
     layers: dict[int, dict[str, tuple[int, ...]]] = {}
     others: dict[str, tuple[int, ...]] = {}
     for name, entry in tensors.items():
-        match = _LAYER.search(name)
-        shape = _shape(entry, name, path)
-        if match:
-            layers.setdefault(int(match[1]), {})[match[2]] = shape
+        shape = entry.get("shape") if isinstance(entry, dict) and isinstance(entry.get("dtype"), str) else None
+        if not isinstance(shape, list) or not shape or not all(map(_is_extent, shape)):
+            raise SpecError(f"{path}: tensor {name[:80]}: found no dtype and shape of positive whole numbers.")
+        if match := _LAYER.search(name):
+            layers.setdefault(int(match[1]), {})[match[2]] = tuple(shape)
         else:
-            others[name.rsplit("embed_tokens", 1)[-1] if "embed_tokens" in name else name] = shape
+            others[name.rsplit("embed_tokens", 1)[-1] if "embed_tokens" in name else name] = tuple(shape)
     first = {name: shape for name, shape in layers.get(0, {}).items() if len(shape) == 2 or "proj.weight" not in name}
-    embedding = others.get(".weight")
-    embedding = embedding if embedding is not None and len(embedding) == 2 else None
+    embedding = others.get(".weight", ())
     needed = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
-    missing = [name for name in needed if name not in first]
-    if embedding is None or missing:
-        what = "embed_tokens.weight" if embedding is None else f"layers.0.{missing[0]}"
+    missing = [f"layers.0.{name}" for name in needed if name not in first]
+    if len(embedding) != 2:
+        missing.insert(0, "embed_tokens.weight")
+    if missing:
         raise SpecError(
-            f"{path}: no tensor {what} of two dimensions; put the model's config.json beside it to say what it is."
+            f"{path}: no tensor {missing[0]} of two dimensions; put the model's config.json beside it to say what it "
+            f"is."
         )
     q, k = first["self_attn.q_proj.weight"][0], first["self_attn.k_proj.weight"][0]
     head_dim = first.get("self_attn.q_norm.weight", (0,))[0] or (128 if q % 128 == 0 and k % 128 == 0 else 64)
     dtype = tensors[next(name for name in tensors if name.endswith("layers.0.self_attn.q_proj.weight"))]["dtype"]
+    has_out_bias = "self_attn.o_proj.bias" in first
     config: dict[str, Any] = {
-        "model_type": "qwen2" if _has_qkv_bias_only(first) else "llama",
+        "model_type": "qwen2" if "self_attn.q_proj.bias" in first and not has_out_bias else "llama",
         "vocab_size": embedding[0],
         "hidden_size": embedding[1],
         "num_hidden_layers": max(layers) + 1,
@@ -156,7 +147,7 @@ def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any
         "intermediate_size": first["mlp.gate_proj.weight"][0],
         "max_position_embeddings": _ASSUMED_POSITIONS,
         "use_qk_norm": "self_attn.q_norm.weight" in first,
-        "attention_bias": "self_attn.o_proj.bias" in first,
+        "attention_bias": has_out_bias,
         "mlp_bias": "mlp.down_proj.bias" in first,
         "tie_word_embeddings": "lm_head.weight" not in others,
     }
@@ -167,16 +158,5 @@ def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any
     return config | {"dtype": _DTYPES[dtype]}
 
 
-def _shape(entry: Any, name: str, path: Path) -> tuple[int, ...]:
-    """What a tensor's entry says of its extents, as a matrix has them."""
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    is_shape = isinstance(shape, list) and all(
-        type(extent) is int and 0 < extent <= _LARGEST_EXTENT for extent in shape
-    )
-    if shape is None or not is_shape or not shape or not isinstance(entry.get("dtype"), str):
-        raise SpecError(f"{path}: tensor {name[:80]}: found no dtype and shape of positive whole numbers.")
-    return tuple(shape)
-
-
-def _has_qkv_bias_only(first: Mapping[str, Any]) -> bool:
-    return "self_attn.q_proj.bias" in first and "self_attn.o_proj.bias" not in first
+def _is_extent(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _LARGEST_EXTENT

@@ -18,10 +18,10 @@ _MATRIX = 2
 def said_fields(config: Path) -> set[str]:
     """The fields of the file that are not null, those of its text model too; none of one that cannot be read."""
     try:
-        found = read_json(config)
+        fields = read_json(config)
     except (OSError, ValueError):
         return set()
-    blocks = [found, found.get("text_config")] if isinstance(found, dict) else []
+    blocks = [fields, fields.get("text_config")] if isinstance(fields, dict) else []
     return {key for block in blocks if isinstance(block, dict) for key, value in block.items() if value is not None}
 
 
@@ -41,12 +41,12 @@ def stored_settings(tensors: Mapping[str, Any], name: str) -> dict[str, Any]:
     sizes: Counter[str] = Counter()
     for entry in tensors.values():
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
-        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(each, int) for each in shape):
+        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(extent, int) for extent in shape):
             sizes[str(entry.get("dtype"))] += prod(shape)
     if not sizes:
         return {}
     most = sizes.most_common(1)[0][0]
-    plain = next((_PLAIN[each] for each, _ in sizes.most_common() if each in _PLAIN), "bfloat16")
+    plain = next((_PLAIN[form] for form, _ in sizes.most_common() if form in _PLAIN), "bfloat16")
     return {"dtype": plain} if most in _PLAIN else {"dtype": plain, "quantization_config": _format(most, tensors, name)}
 
 

@@ -11,10 +11,9 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir, find_file, normal_name
 from perfmodel.models import Attention, ModelSpec, MoEFFN, list_models, load_config, load_model
-from perfmodel.models.architecture import LatentAttention, Layer, Routing
+from perfmodel.models.architecture import LatentAttention, Layer, Rope, Routing
 from perfmodel.models.cards import load_card
 from perfmodel.models.params import count_parameters
-from perfmodel.models.rope import Rope
 from perfmodel.specs import load_scenario
 
 CONFIGS = Path(__file__).resolve().parents[4] / "shared" / "model_configs"

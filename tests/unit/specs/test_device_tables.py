@@ -163,7 +163,7 @@ def test_the_product_name_of_an_apu_is_its_gpu(name):
 
 def test_no_two_devices_answer_to_one_name():
     """Neither as written nor without makers and what drivers print around a name."""
-    spellings = [*device_tables._spellings_of_files(), *device_tables._spellings_of_rows()]
+    spellings = [*device_tables._spellings()]
     claimed = {(row.name, each) for row, text in spellings for each in (normal_name(text), plain_name(text))}
     twice = {name for name, count in Counter(name for _, name in claimed).items() if count > 1}
     assert not sorted((name, device) for device, name in claimed if name in twice)

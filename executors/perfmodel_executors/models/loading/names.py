@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.models.rope import Rope
+from perfmodel.models.architecture import Rope
 
 
 def rotated_rows(rows: Tensor, num_heads: int, rope: Rope | None) -> Tensor:
