@@ -1,20 +1,17 @@
-"""`DisaggregatedServer`: prompts computed by prefill replicas, answers by decode replicas, KV fetched in between.
+"""`DisaggregatedServer`: prefill replicas compute prompts, decode replicas fetch the KV and generate.
 
-One request, in the order of vLLM's NIXL connector, Dynamo and TensorRT-LLM:
+Order of events, as in vLLM's NIXL connector, Dynamo and TensorRT-LLM:
 
-1. the front end hands it to a prefill replica, where it is a request for one token;
-2. that token sampled, its KV blocks stay where they are and a decode replica is chosen;
-3. there it waits like any other request until it is its turn and KV blocks for the prompt are free; with the step
-   planned then it fetches what its prefix cache does not have of the prompt's KV: the transfer waits for the links of
-   both engines, then takes its time; then the prefill replica's blocks go free;
-4. as soon as a sequence slot is free the decode replica goes on: from token 2 (TensorRT-LLM, SGLang), or it computes
-   the prompt's last token again and samples token 1 anew (vLLM, `BatchingRules.resamples_first`).
+1. The front end sends the request to a prefill replica with an output limit of one token.
+2. After that token the KV blocks stay allocated and a decode replica is chosen.
+3. The request queues there until it is scheduled and has free blocks for its prompt, then fetches the KV that the
+   prefix cache lacks. The transfer waits for both engines' links; afterwards the prefill replica frees its blocks.
+4. With a free sequence slot the decode replica continues at token 2 (TensorRT-LLM, SGLang), or recomputes the
+   prompt's last token and samples token 1 again (vLLM, `BatchingRules.resamples_first`).
 
-The client has the first token when that first decode step is over (with the second, where the decode replica goes on
-from that), so TTFT contains the wait for a decode slot and the transfer. An answer of one token ends at the prefill
-replica.
-
-A replica that fails takes with it what it has, and what is on its way to it or from it: `fail`.
+The client gets its first token after the first decode step (its second, where decode continues at token 2), so TTFT
+includes the wait for a decode slot and the transfer. One-token answers end at the prefill replica. A failed replica
+loses its own requests and those in transfer to or from it (`fail`).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +33,7 @@ CostOf = Callable[[int, int], TransferCost]
 
 
 class _Stage(Enum):
-    """The stage that a request is in."""
+    """Stage of a request."""
 
     ENTRANCE = "waits for a prefill replica to be there"
     PREFILL = "with its prefill replica"
@@ -47,7 +44,7 @@ class _Stage(Enum):
 
 
 class _Passage:
-    """The way of a client's `request`; `prefill` is what the prefill replica `source` has of it, `target` decodes."""
+    """Path of a client's `request`: `prefill` is the copy on replica `source`, `target` decodes."""
 
     __slots__ = ("prefill", "request", "source", "stage", "target", "transfer")
     source: EngineRank
@@ -58,7 +55,7 @@ class _Passage:
         self.request, self.prefill, self.stage = request, prefill, _Stage.ENTRANCE
 
     def touches(self, engines: set[int]) -> bool:
-        """Whether it is with one of these now, or on its way to one or from it."""
+        """Whether the request is on one of `engines`, or in transfer to or from one."""
         has_source = self.stage not in (_Stage.ENTRANCE, _Stage.DECODE)
         if has_source and self.source.index in engines:
             return True
@@ -66,13 +63,7 @@ class _Passage:
 
 
 class DisaggregatedServer:
-    """Takes requests like a replica does, and passes each from a prefill to a decode replica.
-
-    to_prefill, to_decode: the routers of the two roles
-    cost_of: the cost of a transfer between two replicas; transfers: those under way
-    front_end: the HTTP server in front, if there is one; resamples_first: decode replicas sample the first token again
-    on_finished: called with (replica that had it last, request) for each request that is done
-    """
+    """Accepts requests like a replica and passes each from a prefill to a decode replica."""
 
     def __init__(
         self,
@@ -284,7 +275,7 @@ def disaggregated_server(
 
 
 def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:
-    """What moves KV between all engines of the cluster: their links, and the fabric between if they share one."""
+    """Transfers between all engines of the cluster: links, and their shared fabric if any."""
     spec, fabric = scenario.cluster.kv_transfer, None
     if spec.shared:
         first = next(pool for pool in scenario.pools if pool.role == "prefill")
