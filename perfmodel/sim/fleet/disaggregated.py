@@ -132,7 +132,7 @@ class DisaggregatedServer:
         target.await_kv(request, self._begin_move)
 
     def _begin_move(self, request: Request) -> None:
-        """`request` has blocks for its KV, unless it has gone since the plan was made that gave it these."""
+        """Start the transfer into blocks just allocated, unless `request` was aborted since."""
         passage = self._passages.get(request.request_id)
         if passage is None or passage.request is not request:
             return
@@ -164,7 +164,7 @@ class DisaggregatedServer:
         target.finish_load(request)
 
     def _end_move(self, passage: _Passage) -> None:
-        """What either side keeps for a transfer that came to nothing is free again."""
+        """Free what both sides keep for a cancelled transfer."""
         del self._moving[passage]
         passage.source.release(passage.prefill)
         passage.target.drop(passage.request)
@@ -182,7 +182,7 @@ class DisaggregatedServer:
         self._on_finished(replica, request)
 
     def abort(self, request: Request) -> bool:
-        """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
+        """Abort `request` at any stage; its KV is freed once a running transfer is over."""
         passage = self._passages.pop(request.request_id, None)
         if passage is not None:
             self._withdraw(passage)
@@ -190,8 +190,9 @@ class DisaggregatedServer:
         return True
 
     def sever(self, ranks: Sequence[EngineRank]) -> None:
-        """The replica of these ranks has failed, undetected: no transfer from it or to it goes on. What others hold for
-        it they hold until it is detected: `fail`."""
+        """Cancel transfers of the failed replica `ranks`. Other replicas keep its requests' KV until detection
+        (`fail`).
+        """
         engines = {rank.index for rank in ranks}
         for passage in self._moving:
             if passage.touches(engines):
@@ -203,8 +204,9 @@ class DisaggregatedServer:
             passage.transfer = None
 
     def fail(self, ranks: Sequence[EngineRank]) -> list[Request]:
-        """The replica of these ranks has failed: the clients' requests that are lost with it, those that it has and
-        those whose KV it keeps or waits for. What other replicas keep for them is free again."""
+        """Requests lost with the failed replica `ranks`: on it, awaiting its KV or with KV kept for it. Other replicas
+        free their parts.
+        """
         engines = {rank.index for rank in ranks}
         lost = [passage for passage in self._passages.values() if passage.touches(engines)]
         for passage in lost:
@@ -217,7 +219,7 @@ class DisaggregatedServer:
         return [passage.request for passage in lost]
 
     def _withdraw(self, passage: _Passage) -> None:
-        """Nobody waits for it: it gives up what it has, unless that is being moved."""
+        """Free an aborted request's resources, except KV in transfer."""
         stage, request, prefill = passage.stage, passage.request, passage.prefill
         if stage is _Stage.ENTRANCE:
             self.prefill_entrance.abort(prefill)
@@ -233,7 +235,7 @@ class DisaggregatedServer:
             passage.target.abort(request)
 
     def check_idle(self, engines: Sequence[EngineRank]) -> None:
-        """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
+        """Raise AssertionError unless no request, KV block or transfer is left."""
         assert not self._passages
         assert not self._moving
         for engine in engines:
@@ -252,10 +254,9 @@ def disaggregated_server(
     front_end: FrontEnd | None,
     transfers: KvTransfers,
 ) -> DisaggregatedServer:
-    """The server between the prefill and the decode pools among `pools` of `scenario`.
+    """Server between the prefill and decode `pools` of `scenario`, on the clock `env`.
 
-    on_finished: called with (replica that had it last, request); front_end: the HTTP server in front, if any
-    transfers:   those under way on the links
+    on_finished: callback (last replica, request); front_end: HTTP server, if any; transfers: link scheduler
     """
     prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
     routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
