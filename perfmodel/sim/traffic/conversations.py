@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """arrival_s: of the first turn; None in a closed loop. num_system_tokens: of the system prompt, shared by `group`."""
+    """arrival_s: first turn; None in a closed loop. num_system_tokens: system prompt, which `group` shares."""
 
     arrival_s: float | None
     turns: tuple[Turn, ...]
