@@ -1,9 +1,7 @@
-"""`JobQueue`: requests that take longer than a page should wait, in worker processes: progress, stop, only so many.
+"""`JobQueue`: slow requests in a bounded pool of worker processes, with progress and cancellation.
 
-A worker is a process of this program that waits for requests, so it keeps what it knows of steps between them. It is
-stopped where it reports progress; one that does not within a few seconds is ended and another started.
-
-A page that begins work sends requests while it is open, and one when it closes. Work stops when none of its pages is
+Workers keep their step caches between requests. A job stops where it reports progress; a worker that does not within a
+few seconds is killed and replaced. Pages send heartbeats and a closing message; work stops when none of its pages is
 open.
 """
 
@@ -37,15 +35,13 @@ _log = logging.getLogger("perfmodel.web")
 
 
 class _StoppedError(Exception):
-    """The page asked for it."""
+    """Cancelled by the page."""
 
 
 @dataclass(eq=False)
 class BackgroundJob:
-    """One request under way.
-
-    state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
-    readers: parts of pages that wait for it, as `page/view/part`, if they name themselves
+    """One job. state: waiting, running, done, stopped, refused (`said`: the sentence), failed; readers: waiting parts,
+    as `page/view/part`, if named
     """
 
     number: int
@@ -67,16 +63,14 @@ class BackgroundJob:
         return self.state not in ("waiting", "running")
 
     def end(self, state: str, said: str = "") -> None:
-        """Say what became of it."""
         self.state, self.said = state, said
         self.ended.set()
 
 
 class JobQueue:
-    """Works on requests in the background, those of each lane one after another; what comes of them is kept in
-    `known`.
+    """Runs requests in the background, one at a time per lane; results are kept in `known`.
 
-    work: of a request with a progress, what the answer is; a function that can be pickled
+    work: picklable function (request, progress) -> answer
     """
 
     def __init__(self, known: ResultCache, work: Work) -> None:
@@ -105,14 +99,13 @@ class JobQueue:
             worker.end()
 
     def last(self, request: CommandRequest) -> BackgroundJob | None:
-        """What was done last about a request, if it was of late."""
+        """Most recent job of a request, if any."""
         latest_first = reversed(self._jobs.values())
         return next((job for job in latest_first if job.request == request and not job.is_left), None)
 
     def begin(self, request: CommandRequest, lane: Lane, reader: str = "") -> BackgroundJob:
-        """The job of a request: the one that is under way, or a new one. Raises SpecError where too many wait.
-
-        reader: that waits for it, as of a `BackgroundJob`; "": nobody is named
+        """Running or new job of `request` in `lane`, with `reader` waiting if named. Raises SpecError if the queue is
+        full.
         """
         job = self.last(request)
         if job is None or job.is_over or job.is_stopping:
@@ -129,27 +122,26 @@ class JobQueue:
         return job
 
     def join(self, job: BackgroundJob, reader: str) -> None:
-        """`reader` waits for this job, too: its page is open."""
+        """Add `reader`, whose page is open, to the job."""
         job.readers.add(reader)
         self.see(reader.partition("/")[0])
 
     def see(self, page: str) -> None:
-        """A page has sent a request: it is open."""
+        """Heartbeat of a page."""
         self._open_until[page] = time.monotonic() + _LEASE_S
 
     def depart(self, page: str) -> None:
-        """A page closes, or is loaded again."""
+        """A page closes or reloads."""
         self._open_until[page] = time.monotonic() + _GRACE_S
 
     def leave(self, reader: str, requests: Collection[CommandRequest]) -> None:
-        """`reader` asks these requests now, and waits for no others: what nobody else waits for is stopped, as when a
-        slider has moved on."""
+        """`reader` now waits for `requests` only: jobs without other readers stop, as when a slider has moved on."""
         for job in self._jobs.values():
             if job.request not in requests:
                 self._take_out(job, {reader} & job.readers)
 
     def _take_out(self, job: BackgroundJob, readers: set[str]) -> None:
-        """These of its readers wait no more; without any other it is stopped."""
+        """Remove `readers`; a job without readers stops."""
         if readers and not job.is_over:
             job.readers -= readers
             if not job.readers:
@@ -157,7 +149,7 @@ class JobQueue:
                 self.stop(job)
 
     async def _sweep(self) -> None:
-        """Readers whose pages have closed wait no more."""
+        """Remove readers of closed pages."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()
@@ -168,7 +160,6 @@ class JobQueue:
                 self._take_out(job, {reader for reader in job.readers if reader.partition("/")[0] in closed})
 
     def stop(self, job: BackgroundJob) -> None:
-        """Stop a job; it ends soon."""
         job.is_stopping = True
         if job.state == "waiting":
             job.end("stopped")
@@ -225,7 +216,7 @@ class JobQueue:
 
 
 class _Worker:
-    """A process that answers requests, one at a time."""
+    """A worker process, one request at a time."""
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("spawn")
@@ -243,7 +234,7 @@ class _Worker:
             self._ours.send(request)
 
     def receive(self, timeout_s: float) -> tuple[str, Any] | None:
-        """What the worker says next; None where it says nothing in time, or is gone."""
+        """Next message; None on timeout or death."""
         try:
             return self._ours.recv() if self._ours.poll(timeout_s) else None
         except (EOFError, OSError):
@@ -258,7 +249,7 @@ class _Worker:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """A worker's life: requests come, words on progress and answers go; None asks to stop."""
+    """Worker loop: requests in, progress and answers out; None stops a request."""
     import signal
     import traceback
 
