@@ -25,7 +25,6 @@ class Speculation:
 
     @property
     def depth(self) -> int:
-        """Maximum draft depth."""
         return len(self.nodes) - 1
 
     @property

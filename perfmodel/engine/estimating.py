@@ -62,7 +62,6 @@ class RetractingRequests(RunningRequests):
 
     @property
     def unfinished_prompt(self) -> Request | None:
-        """The one partly computed prompt, if any."""
         return self._prompts[0] if self._prompts else None
 
     def continue_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
@@ -193,7 +192,6 @@ class _Budget:
         return self._blocks.num_free * self._size - self.now
 
     def paged(self, num_tokens: int) -> int:
-        """Tokens rounded up to whole pages."""
         return -(-num_tokens // self._size) * self._size
 
     def charge(self, num_new_tokens: int, num_output_tokens: int) -> None:
@@ -454,7 +452,6 @@ class EstimatingScheduler(Scheduler):
         """No-op: finished requests give their blocks back in the order of their step."""
 
     def _release(self, request: Request) -> None:
-        """Free finished `request`; its computed KV stays in the tree."""
         if request in self._running.requests:
             self._running.leave(request)
         if request.keeps_blocks:

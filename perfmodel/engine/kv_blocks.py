@@ -107,7 +107,6 @@ class KVBlockManager:
 
     @property
     def num_aside(self) -> int:
-        """Blocks set aside and not handed out yet."""
         return len(self._aside) + self._num_to_pop
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
@@ -280,7 +279,6 @@ class KVBlockManager:
         self._enqueue(lot)
 
     def _enqueue(self, lot: _Lot) -> None:
-        """Add the blocks of `lot` to the free queue."""
         self.num_free += len(lot.blocks)
         self._num_entries += len(lot.blocks)
         self._queue.append(lot)

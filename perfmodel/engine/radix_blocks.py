@@ -152,7 +152,6 @@ class RadixKVBlocks(KVBlockManager):
         self._clock += 1
 
     def _split(self, child: RadixNode, length: int) -> RadixNode:
-        """Split off the first `length` blocks of `child`."""
         assert child.parent is not None
         parent = RadixNode(child.parent, child.contents[:length], child.blocks[:length], self._clock)
         self._clock += 2
@@ -185,7 +184,6 @@ class RadixKVBlocks(KVBlockManager):
             at = at.parent
 
     def _offer(self, node: RadixNode) -> None:
-        """Enter unheld leaf `node` for eviction."""
         self._leaves.add(node)
         self._num_entered += 1
         heapq.heappush(self._oldest, (node.last_access, self._num_entered, node))

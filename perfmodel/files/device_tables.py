@@ -111,7 +111,6 @@ def lines_of(file: Path, row: str) -> Iterator[str]:
 
 
 def _entries(file: Path) -> Iterator[tuple[str, str, str]]:
-    """(block, device, bracket content) per device line."""
     return ((block, match["name"], match["cells"]) for _, block, match in _matched_lines(file) if match is not None)
 
 

@@ -96,7 +96,6 @@ def show_value(value: Any) -> str:
 def _sentences(
     error: ValidationError, model_class: type[BaseModel], data: Any, positions: Positions
 ) -> Iterator[tuple[int, str]]:
-    """(line, sentence) of each mistake."""
     for item in error.errors(include_url=False):
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue  # pydantic counts only the items without mistakes, and these have their own sentences

@@ -35,7 +35,6 @@ class TickEnvironment(Environment):
 
     @property
     def ticks(self) -> int:
-        """The current tick."""
         return self._now  # type: ignore[return-value]  # every delay put on this calendar is an integer
 
     def pass_undisturbed(self, delay: int, priority: EventPriority) -> bool:

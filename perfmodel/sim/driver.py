@@ -163,7 +163,6 @@ class _RejectingServer:
         self._env, self._on_lost = env, on_lost
 
     def add(self, request: Request) -> None:
-        """Fail `request` within the same tick."""
         from perfmodel.sim.fleet.gateway import LostRequest
 
         Alarm(self._env, 0, lambda _: self._on_lost(LostRequest(request, "failed", self._env.ticks)), URGENT)

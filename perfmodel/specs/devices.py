@@ -124,7 +124,6 @@ def _by_name(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """`one` overlaid by `other`."""
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return other
     return {**one, **{key: _merged(one[key], value) if key in one else value for key, value in other.items()}}

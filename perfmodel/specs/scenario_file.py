@@ -186,7 +186,6 @@ class _Names:
         return as_asked(load_model(self.beside(name), ask_hub=True), name)
 
     def block(self, place: Path) -> dict[str, Any]:
-        """Mapping at `place`, or an empty one."""
         block: Any = self.data
         for key in place:
             if isinstance(key, int):
@@ -274,7 +273,6 @@ class _Names:
         self.resolve_files(("traffic",))
 
     def resolve_files(self, prefix: Path) -> None:
-        """Resolve paths in traffic."""
         for place in _FILES:
             self.resolve_file((*prefix, *place))
         if self.block(prefix).get("prompts") != "pydoc":

@@ -50,7 +50,6 @@ def served_fields(scenario: Any, positions: Positions) -> dict[str, Any]:
 def _as_served(
     model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
 ) -> ModelSpec:
-    """`model` in the formats that `engine` serves."""
     place: Path = (*prefix, "engine", "quantization")
     try:
         dtype = auto_dtype(engine.dtype, model, engine, hardware)
@@ -66,7 +65,6 @@ def _as_served(
 
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
-    """`model` with each named change, in field order."""
     if changes == ModelChanges():
         return model
     from perfmodel.models.changes import CHANGES

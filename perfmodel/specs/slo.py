@@ -133,7 +133,6 @@ class SLO(Spec):
 
     @property
     def is_of_requests(self) -> bool:
-        """Whether there is a per-request limit."""
         return bool(self.request_limits_in_words)
 
     @property
@@ -148,7 +147,6 @@ class SLO(Spec):
 
     @property
     def reading_speed(self) -> float | None:
-        """The reader's tokens per second; None without one."""
         if self.reading_words_per_minute is not None:
             return self.reading_words_per_minute / 60 / _WORDS_PER_TOKEN
         return self.reading_tokens_per_s

@@ -149,7 +149,6 @@ class JobQueue:
                 self.stop(job)
 
     async def _sweep(self) -> None:
-        """Remove readers of closed pages."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()

@@ -187,7 +187,6 @@ def _plotted(figure: Mapping[str, Any]) -> Markup:
 
 
 def _code(text: str) -> Markup:
-    """Text with backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped first
 
 

@@ -181,7 +181,6 @@ def _metric_along(name: str, points: Sequence[Any], metric: Metric, colour: str)
 
 
 def _number(text: str) -> float | None:
-    """Number in `traffic.arrivals.rate=0.5x`."""
     try:
         return float(text.partition("=")[2].removesuffix("x"))
     except ValueError:
@@ -374,7 +373,6 @@ def measured_dots(findings: Sequence[QueryState]) -> Figure | None:
 
 
 def _columns(traces: Sequence[Trace], x: Trace, count: int, **more: Any) -> Figure:
-    """One row per deployment."""
     y = axis("deployment", type="category", autorange="reversed")
     margin = {"l": 56, "r": 16, "t": 10, "b": 48}
     return figure(traces, 96 + _COLUMN * max(count, 1), x, y, showlegend=False, margin=margin, **more)

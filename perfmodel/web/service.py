@@ -51,7 +51,6 @@ def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tup
 
 
 def _text(value: Any) -> str:
-    """`value` for `--set`."""
     from perfmodel.files.yaml_loader import parse_value
 
     with suppress(SpecError):

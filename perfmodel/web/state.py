@@ -60,7 +60,6 @@ class PageState:
 
     @property
     def query(self) -> str:
-        """Address query."""
         pairs = [*self.fields, *((_OTHER, other.query) for other in self.others)]
         return urlencode(pairs)
 

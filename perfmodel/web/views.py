@@ -207,7 +207,6 @@ def _number(text: str) -> float | None:
 
 
 def _rounded(rate: float) -> float:
-    """Largest of 1, 2, 5, 10 ... not above `rate`."""
     scale = 10.0 ** floor(log10(rate) + 1e-9)
     return max(step for step in (1, 2, 5) if step * scale <= rate * (1 + 1e-9)) * scale
 

@@ -135,7 +135,6 @@ class Cluster:
         return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
     def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
-        """Build prefill pools first, then decode pools."""
         from perfmodel.sim.fleet.disaggregated import disaggregated_server
 
         assert self.transfers is not None

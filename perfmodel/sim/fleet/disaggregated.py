@@ -33,8 +33,6 @@ CostOf = Callable[[int, int], TransferCost]
 
 
 class _Stage(Enum):
-    """Stage of a request."""
-
     ENTRANCE = "waits for a prefill replica to be there"
     PREFILL = "with its prefill replica"
     BETWEEN = "waits for a decode replica to be there"

@@ -175,6 +175,5 @@ class Fleet:
 
 
 def _forget_kv(replica: Replica) -> None:
-    """Clear the replica's prefix cache."""
     for rank in replica.ranks:
         rank.loop.scheduler.blocks.forget_all()

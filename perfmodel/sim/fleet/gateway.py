@@ -44,8 +44,6 @@ class LostRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A request in flight: sent, not yet answered."""
-
     request: Request
     arrival: int
     deadline: int | None
@@ -63,14 +61,12 @@ class _TokenBucket:
         self._due = 0  # when the next request is due at the rate itself
 
     def take(self, now: int) -> bool:
-        """Take a token if available."""
         if self._due - now > self._slack:
             return False
         self._due = max(self._due, now) + self._gap
         return True
 
     def wait(self, now: int) -> int:
-        """Ticks until a token is available."""
         return max(self._due - self._slack - now, 0)
 
 
@@ -192,7 +188,6 @@ class Gateway:
         return [sent.request for sent in self._live.values() if id(sent.server) in wanted]
 
     def _withdraw(self, sent: _Sent) -> None:
-        """Abort the latest try at its replica."""
         if sent.server is not None:
             sent.server.abort(sent.request)
             sent.server = None

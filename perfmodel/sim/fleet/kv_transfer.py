@@ -70,7 +70,6 @@ class Fabric:
         self._share()
 
     def _pass(self) -> None:
-        """Advance all flows at the present rates."""
         seconds = (self._env.ticks - self._as_of) / TICKS_PER_S
         self._as_of = self._env.ticks
         for flow in self._flows:

@@ -153,7 +153,6 @@ class FleetRouter:
         return engine
 
     def __len__(self) -> int:
-        """Number of replicas that take requests."""
         return len(self._router.targets)
 
     def join(self, replica: Replica) -> None:

@@ -112,7 +112,6 @@ class _Table:
             self._file = None
 
     def _settle(self) -> None:
-        """Move rows to columns and to the file."""
         if not self._rows:
             return
         columns: list[Sequence[Any]] = []  # not of `float`: mypyc would take integers for floats

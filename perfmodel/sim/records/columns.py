@@ -41,7 +41,6 @@ class RequestColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the present columns."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     def some(self, rows: Ints) -> "RequestColumns":

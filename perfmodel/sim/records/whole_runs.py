@@ -75,7 +75,6 @@ def simulate_whole_runs(
 
 
 def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
-    """The scenario with constant pool sizes."""
     cluster = scenario.cluster
     pools = tuple(
         pool.model_copy(update={"replicas": sizes.get(number, pool.replicas), "autoscaling": None})

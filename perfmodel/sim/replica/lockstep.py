@@ -208,7 +208,6 @@ class Lockstep:
         return run.duration(num_steps)
 
     def _wait(self, now: int) -> None:
-        """Nothing can run: sleep until an arrival or the batch timeout."""
         wakeups = [tick for rank in self._ranks if (tick := rank.loop.next_wakeup(now)) is not None]
         self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
 

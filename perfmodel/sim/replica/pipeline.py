@@ -59,8 +59,6 @@ class StagedBackend(Protocol):
 
 
 class _Wave(NamedTuple):
-    """Plans of one step, one per rank with work."""
-
     active: list[tuple[Rank, StepPlan]]
     started: int
     end: int

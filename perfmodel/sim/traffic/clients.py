@@ -43,7 +43,6 @@ class OpenLoopClient:
         Alarm(env, 0, self._send, URGENT)
 
     def _send(self, _: Event) -> None:
-        """Send what is due and set the next alarm."""
         now, route = self._env.ticks, self._route
         request = self._next or next(self._requests, None)
         while request is not None and request.arrival <= now:
@@ -78,7 +77,6 @@ class ClosedLoopClient:
         Alarm(env, 0, lambda _: self._begin(concurrency), URGENT)
 
     def _begin(self, concurrency: int) -> None:
-        """Send each user's first request."""
         for _ in range(concurrency):
             if self.is_done:
                 break
@@ -133,7 +131,6 @@ class ConversationClient:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last turn is sent."""
         return not self._has_more and not self._num_later
 
     def on_finished(self, request: Request) -> None:
@@ -149,7 +146,6 @@ class ConversationClient:
             self._env.process(self._begin_after(delay + self._think_time(request.request_id)))
 
     def _begin_due(self, _: Event) -> None:
-        """Begin what is due and set the next alarm."""
         now = self._env.ticks
         turns = self._next or next(self._conversations, None)
         while turns is not None and turns[0][1].arrival <= now:

@@ -199,7 +199,6 @@ class Arguments:
 
 
 def _split(word: str, description: CommandDescription) -> tuple[str, str | None]:
-    """(flag, attached value)."""
     name, equals, value = word.partition("=")
     head, dot, tail = name.partition(".")
     attached = value if equals else None

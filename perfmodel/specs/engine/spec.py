@@ -243,7 +243,6 @@ class EngineSpec(VariantSpec):
 
     @property
     def num_devices(self) -> int:
-        """Devices of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
 
 
