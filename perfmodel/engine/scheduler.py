@@ -204,9 +204,7 @@ class Scheduler:
         exclusive = self.config.prefill_exclusive
         if self._spares_lone_prompts:
             self._running.caps_prompts = len(self._running) + self.num_waiting > 1
-        slotted = (
-            None if self._loads_without_slot else self._slotted
-        )  # requests with KV from elsewhere wait like others
+        slotted = None if self._loads_without_slot else self._slotted  # transferred requests wait like others
         if slotted is not None and admits and self._waiting:
             self._fill_slots(slotted, now)
         budget = self._running.grant(plan, budget, decodes=not exclusive)

@@ -93,7 +93,7 @@ def as_file_name(name: str) -> str:
     return name
 
 
-# What files are called after: never a path.
+# Names of files: never a path.
 FileName = Annotated[str, AfterValidator(as_file_name)]
 
 

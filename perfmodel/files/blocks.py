@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _B = TypeVar("_B")
 
 
-_HOMES: dict[str, tuple[str, str | None]] = {}  # where the class is, and what completes a file with such a block
+_HOMES: dict[str, tuple[str, str | None]] = {}  # class path, and completing function
 
 
 def register_block(name: str, spec: str, complete: str | None = None) -> None:

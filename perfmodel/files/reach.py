@@ -26,7 +26,7 @@ _ALLOWED: ContextVar[tuple[Path, ...] | None] = ContextVar("allowed", default=No
 # From the root, a user's folder or here, up a folder, a drive, a Windows path; or what only files are called.
 _PATH_LIKE = re.compile(r"[/~]|\.{1,2}([/\\]|$)|.*[/\\]\.\.([/\\]|$)|[A-Za-z]:|.*\\|.*\0", re.DOTALL)
 _SUFFIXES = (".yaml", ".yml", ".json", ".jsonl", ".gguf", ".safetensors", ".csv", ".txt", ".gz")
-_LONGEST = 80  # characters of a name that is refused
+_LONGEST = 80  # characters of a refused name
 
 
 @contextmanager

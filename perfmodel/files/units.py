@@ -36,7 +36,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
     "requests/s": _PER_SECOND,
 }
-# The units that an error message offers, and the smallest (of what is above 0) and the largest amount.
+# Units offered in errors, and the smallest (above 0) and largest amount.
 _USUAL = {
     "bytes": "B, KB, MB, GB, TB, KiB, MiB, GiB",
     "bytes/s": "MB/s, GB/s, TB/s, GiB/s",
@@ -50,7 +50,7 @@ _RANGES = {"bytes": (1e-3, 1e18), "bytes/s": (1e-3, 1e18), "FLOP/s": (1e-3, 1e21
 _RANGES |= {"s": (1e-12, 1e10), "ms": (1e-9, 1e13)}  # the clock's tick to three centuries
 _LARGEST_COUNT = 10**9
 _LARGEST = 1e15
-_SMALLEST = 1e-12  # of what is above 0
+_SMALLEST = 1e-12  # above 0
 
 
 def parse_quantity(value: Any, dimension: str) -> Any:

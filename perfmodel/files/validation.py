@@ -18,7 +18,7 @@ from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 _S = TypeVar("_S", bound=BaseModel)
 _MAX_SHOWN, _MAX_READ = 5, 100
 
-# pydantic's error type -> what is allowed instead, with the limits of the error's context.
+# pydantic's error type -> expectation, with limits from the error's context.
 _ALLOWED = {
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
@@ -58,7 +58,7 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
 def load_spec(model_class: type[_S], file: pathlib.Path) -> _S:
     """Spec of a YAML file, cached by modification. Raises SpecError as `load_yaml` and `parse` do."""
     refuse_path(file)
-    written_at = file.stat().st_mtime_ns if file.is_file() else 0  # of one that is missing, reading says so
+    written_at = file.stat().st_mtime_ns if file.is_file() else 0  # reading reports a missing one
     return cast(_S, _loaded(model_class, file, written_at))
 
 

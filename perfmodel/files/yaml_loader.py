@@ -22,9 +22,9 @@ Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
 # Of one file. A megabyte takes two to four seconds; the largest of ours has 26 kB, and lists of lengths have their own
 # files.
 _MAX_BYTES = 2_000_000
-_MAX_VALUES = 300_000  # an alias counts as often as what it stands for is there
+_MAX_VALUES = 300_000  # an alias counts as its content
 _MAX_DEPTH = 50
-_SURELY_DEEP = 1000  # from here on the parser, written in C, is not even asked: it recurses, and then there is no stack
+_SURELY_DEEP = 1000  # beyond, the recursive C parser would overflow the stack
 _LONGEST_NUMBER = 400  # digits: more than a double has before its point
 
 _TAG = "tag:yaml.org,2002:"
@@ -176,7 +176,7 @@ def parse_value(text: str, origin: str) -> Any:
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    # Deeper, by brackets or by the columns before a line's first word, than any parser's stack has room for.
+    # Deeper, by brackets or indentation, than any parser's stack allows.
     depths = accumulate(1 if bracket in "[{" else -1 for bracket in _BRACKETS.findall(text))
     is_flat = text.count("[") + text.count("{") <= _SURELY_DEEP or max(depths) <= _SURELY_DEEP
     if not is_flat or any(len(indent) > _SURELY_DEEP for indent in _BEFORE_WORDS.findall(text)):
@@ -249,7 +249,7 @@ class _Values:
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
-        if node.style or node.tag == "!":  # quoted, or a block of text
+        if node.style or node.tag == "!":  # quoted, or a block scalar
             return text
         if text in _WORDS:
             return _WORDS[text]

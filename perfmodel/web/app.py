@@ -77,7 +77,7 @@ class PageGuard:
 
 
 _log = logging.getLogger("perfmodel.web")
-_PATIENCE_S = 1.5  # with a worker, before the page is asked to wait
+_PATIENCE_S = 1.5  # wait for a worker before the page is asked to poll
 _MOST_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
@@ -175,7 +175,7 @@ class _Site:
     async def _part(self, request: Request) -> Response:
         view, part, state = _part_of(request)
         if part.lane is not None:
-            with suppress(PerfmodelError):  # which the part shows
+            with suppress(PerfmodelError):  # shown by the part
                 self._desk.join(part.ask(state), _reader_of(request, view, part))
         return await _drawn(self._pages.part, view, part, state)
 
@@ -329,7 +329,7 @@ def _packaged(path: str) -> tuple[bytes, str]:
     return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
-_DRAIN_S = 1.0  # a page asks again
+_DRAIN_S = 1.0  # pages ask again
 _BOUNDS = Bounds(max_connections=256)
 
 

@@ -129,7 +129,7 @@ class FieldGroup:
 
 
 def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
-    meaning = meanings_of(EngineSpec).get(name, "")  # of a Python without docstrings nothing
+    meaning = meanings_of(EngineSpec).get(name, "")  # empty in a Python without docstrings
     meaning = f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
     return Field(f"engine.{name}", name, kind, meaning, choices, resolved=f"engine.{name}", **more)
 

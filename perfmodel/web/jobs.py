@@ -25,12 +25,12 @@ from perfmodel.web.results import QueryResult, ResultCache
 Lane = Literal["quick", "long"]
 Work = Callable[[CommandRequest, Console], QueryResult]
 _LANES: tuple[Lane, ...] = ("quick", "long")
-_TELL_S = 0.1  # between two words on progress
-_PATIENCE_S = 3.0  # with a worker that was asked to stop
+_TELL_S = 0.1  # between progress messages
+_PATIENCE_S = 3.0  # with a worker asked to stop
 _MOST_WAITING, _MOST_KEPT = 20, 100
-_LEASE_S = 150.0  # without a request from a page until it counts as closed: browsers let hidden tabs send one a minute
-_GRACE_S = 8.0  # from a page's closing request until it counts as closed: one that is loaded again is back by then
-_SWEEP_S = 0.5  # between two looks for pages that have closed
+_LEASE_S = 150.0  # without a request until a page counts as closed: browsers throttle hidden tabs to one a minute
+_GRACE_S = 8.0  # from a closing request until the page counts as closed: a reloaded one is back by then
+_SWEEP_S = 0.5  # between sweeps for closed pages
 _log = logging.getLogger("perfmodel.web")
 
 
@@ -55,7 +55,7 @@ class BackgroundJob:
     readers: set[str] = field(default_factory=set)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopping: bool = False
-    is_left: bool = False  # nobody waits for it any more
+    is_left: bool = False  # no readers any more
 
     @property
     def is_over(self) -> bool:
@@ -80,7 +80,7 @@ class JobQueue:
         self._queues: dict[Lane, asyncio.Queue[BackgroundJob]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: dict[Lane, _Worker] = {}
-        self._open_until: dict[str, float] = {}  # page -> when it counts as closed, unless it sends another request
+        self._open_until: dict[str, float] = {}  # page -> when it counts as closed without another request
 
     async def start(self) -> None:
         """Start the workers."""
@@ -260,7 +260,7 @@ def _serve(connection: Connection, work: Work) -> None:
         except (EOFError, OSError):
             return
         if request is None:
-            continue  # of a request that ended meanwhile
+            continue  # stop message for a request that has ended
         try:
             connection.send(("done", work(request, Console(lambda what: _progress(connection, what)))))
         except _StoppedError:

@@ -23,7 +23,7 @@ from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
 from perfmodel.web.views import ALONG, ALTERNATIVES, SERVICE_LEVELS, VIEWS, WHATIF_METRICS, View, ViewPart, asked_rate
 
-_PAUSE_MS = 150  # without another move, until a hand rests
+_PAUSE_MS = 150  # without movement until the pointer rests
 _FUNCTIONS = (
     *(
         asked_rate,

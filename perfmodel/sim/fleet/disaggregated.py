@@ -61,7 +61,12 @@ class _Passage:
 
 
 class DisaggregatedServer:
-    """Accepts requests like a replica and passes each from a prefill to a decode replica."""
+    """Accepts requests like a replica and passes each from a prefill to a decode replica.
+
+    to_prefill, to_decode: routers; cost_of: transfer cost between two engines; transfers: link scheduler
+    front_end: HTTP server, if any; resamples_first: decode replicas sample token 1 again
+    on_finished: callback (last replica, request) for each finished request
+    """
 
     def __init__(
         self,
