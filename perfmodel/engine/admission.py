@@ -123,9 +123,7 @@ ORDERS = ("dfs-weight", "fcfs", "lof", "lpm", "priority")  # of `sort_waiting`
 
 
 def sort_waiting(waiting: list[Request], policy: str, blocks: RadixKVBlocks, rules: Estimates) -> bool:
-    """Sort `waiting` by `policy` under `rules` (stable, from arrival order); return whether the tree of `blocks` was
-    looked up for all.
-    """
+    """Sort `waiting` (stable) by `policy` and `rules`; return whether all were looked up in the tree of `blocks`."""
     match policy:
         case "priority":
             waiting.sort(key=lambda request: request.priority)

@@ -414,9 +414,7 @@ class EstimatingScheduler(Scheduler):
         self._begun[plan] = [request for request in granted if request is not self._decoding.unfinished_prompt]
 
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
-        """Apply the tokens sampled by `plan`, ended at `now`, with drafts as in `num_accepted`; return finished
-        requests.
-        """
+        """Apply tokens sampled by `plan`, ended at `now`, and `num_accepted` drafts; return finished requests."""
         kept = plan.decodes, plan.samples, plan.singles, plan.resumed
         dropped = self._decoding.dropped
         if dropped:
@@ -467,9 +465,7 @@ class EstimatingScheduler(Scheduler):
 
 
 class _FreedLater:
-    """For no cache and fixed answer lengths: whether blocks suffice at all later times, as requests end and free
-    theirs.
-    """
+    """Without cache, with fixed answer lengths: whether blocks suffice at all later times, as requests end."""
 
     def __init__(self, scheduler: EstimatingScheduler, budget: _Budget) -> None:
         self._scheduler, self._budget = scheduler, budget

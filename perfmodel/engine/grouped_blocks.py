@@ -70,9 +70,7 @@ class GroupedKVBlocks(KVBlockManager):
         return [group.first_row(num_computed, self.block_size) for group in self.groups]
 
     def cached_prefix(self, request: Request) -> list[int]:
-        """First group's blocks of the longest prompt prefix cached in all groups, short of the last token; `NO_BLOCK`
-        for rows not needed.
-        """
+        """First group's blocks of the prompt prefix that all groups cache, short of its last token; else `NO_BLOCK`."""
         if not self.enable_prefix_caching or not request.contents:
             return []
         contents = request.contents[: (request.num_tokens - 1) // self.block_size]
@@ -111,9 +109,7 @@ class GroupedKVBlocks(KVBlockManager):
             before = num_rows
 
     def _longest(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int, leaves_one: bool) -> int:
-        """Longest hit of at most `most` rows for the equal groups `numbers`; with `leaves_one`, one whose last row can
-        be left out.
-        """
+        """Longest hit of equal groups `numbers`, up to `most` rows; `leaves_one`: its last row can be left out."""
         group, size = self.groups[numbers[0]], self.block_size
 
         def is_there(row: int) -> bool:

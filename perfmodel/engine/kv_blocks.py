@@ -54,12 +54,10 @@ class _Lot:
 class KVBlockManager:
     """`num_blocks` blocks of `block_size` tokens, with or without a prefix cache (`enable_prefix_caching`).
 
-    span, num_buffers: limit of a request in tokens, blocks of it beyond that; host: second tier for reused cached
-                  blocks
-    listener: follows the cache
-    reuses_partial_first: blocks freed before they were full are reused first, the last one freed before the others
-                  (vLLM
-                          since 0.23, with a prefix cache); else in order of freeing
+    span, num_buffers: a request's limit in tokens, and blocks of it beyond that
+    host: second tier for reused cached blocks; listener: follows the cache
+    reuses_partial_first: partly filled freed blocks are reused first, the last freed before the others (vLLM since
+                          0.23, with a prefix cache); else in order of freeing
     """
 
     def __init__(
@@ -169,9 +167,7 @@ class KVBlockManager:
             self._take(missing, request.block_ids)
 
     def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
-        """Whether a new `request` can hold `num_tokens` tokens now and `num_whole` in time; `cached`: its cached
-        blocks.
-        """
+        """Whether a new `request`, with `cached` blocks, can hold `num_tokens` now and `num_whole` tokens in time."""
         return self.can_allocate(request, max(num_tokens, num_whole), cached)
 
     def release(self, request: Request, num_done: int) -> int | None:

@@ -159,9 +159,7 @@ class RunningRequests:
                 cohort.expect_release(request, num_done)
 
     def _release(self, request: Request, num_computed: int) -> int | None:
-        """Release blocks that neither `request` nor a running step reads; return at how many finished tokens it next
-        can.
-        """
+        """Release blocks unread by `request` and running steps; return at how many finished tokens it next can."""
         return self._blocks.release(request, num_computed - self._num_in_flight(request))
 
     def _num_in_flight(self, request: Request) -> int:
@@ -310,9 +308,7 @@ class RunningRequests:
                 (self._joining if is_decoding else self._prompts).append(request)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
-        """Preempt until `request` can hold `num_tokens`; return granted tokens taken back, or None if it was preempted
-        itself.
-        """
+        """Preempt until `request` fits `num_tokens`; return tokens taken back, or None if it was preempted itself."""
         given_back = 0
         while not self._blocks.can_allocate(request, num_tokens):
             is_fcfs = self._config.scheduling_policy == "fcfs"  # then the last admitted

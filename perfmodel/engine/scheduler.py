@@ -249,9 +249,7 @@ class Scheduler:
         return not discipline.waits_to_fill or is_full or now >= self._oldest_arrival() + self.config.batch_timeout
 
     def _admit(self, plan: StepPlan, budget: int, now: int) -> int:
-        """Admit waiting requests in policy order until one does not fit; return how many decode at once, with
-        transferred KV.
-        """
+        """Admit waiting requests in policy order until one does not fit; return how many decode at once (KV moved)."""
         blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
         skipped: list[Waiting] = []
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
@@ -372,9 +370,7 @@ class Scheduler:
                     return
 
     def _begin_load(self, entry: Waiting, cached: list[int], plan: StepPlan) -> bool:
-        """Allocate the blocks of a waiting request's KV beyond `cached`; False if not free beside running prompts'
-        needs.
-        """
+        """Allocate blocks for a waiting request's KV beyond `cached`; False if running prompts need them."""
         request = entry[1]
         blocks, total = self.blocks, min(request.num_transferred_tokens, request.num_tokens)
         reserved = self._reservations.num_tokens(request, total, is_load=True)
@@ -434,9 +430,7 @@ class Scheduler:
     # ---------------------------------------------------------------- what came of a plan
 
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
-        """Apply the tokens sampled by `plan`, ended at `now`, with drafts as in `num_accepted`; return finished
-        requests.
-        """
+        """Apply tokens sampled by `plan`, ended at `now`, and `num_accepted` drafts; return finished requests."""
         cohort, watch = self._running.cohort, self.watch
         if self._drafting is not None:
             num_accepted = self._drafting.leave_out_ended(plan, num_accepted)

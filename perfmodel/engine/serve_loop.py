@@ -57,9 +57,7 @@ class ServeLoop:
         return self.scheduler.next_wakeup(now)
 
     def start_step(self, now: int, admits: bool = True) -> StepPlan | None:
-        """Plan to execute from `now` on; None without work or room for another plan. Without `admits`, no request is
-        admitted.
-        """
+        """Plan to run from `now` on; None without work or room for a plan. Without `admits`, none is admitted."""
         if self._num_under_way == self._most_under_way:
             return None
         plan = self._ahead

@@ -125,9 +125,7 @@ def read_json(path: pathlib.Path, most_bytes: int = LARGEST_JSON_BYTES, is_stric
 
 
 def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
-    """Parse JSON; ValueError if invalid or nested too deeply. is_strict: refuse NaN and infinities, which Python
-    writes.
-    """
+    """Parse JSON; ValueError if invalid or nested too deeply. is_strict: refuse NaN and infinities."""
 
     def finite(text: str) -> float:
         number = float(text)

@@ -44,9 +44,7 @@ def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> st
 
 
 def given_source(source: str) -> str:
-    """`source`; for `-` the text on stdin, with lines for errors. Raises SpecError for missing or invalid YAML, or
-    where files are refused.
-    """
+    """`source`; for `-` the text on stdin. SpecError for missing or invalid YAML, or where files are refused."""
     if source != _STDIN:
         return source
     if is_only_names():

@@ -30,9 +30,7 @@ class Shorthand:
     slo: tuple[tuple[str, float | str], ...] = ()  # its fields as given: {"ttft_ms": "1s"}
 
     def to_data(self) -> dict[str, Any]:
-        """Scenario file mapping. Raises SpecError for unknown devices and traffic, and for a rate where traffic has
-        none.
-        """
+        """Scenario file mapping. SpecError for unknown devices or traffic, or a rate where traffic has none."""
         counts, names = zip(*map(counted_device, self.hardware), strict=True)
         devices = [name_of("hardware", name) for name in names]
         data: dict[str, Any] = {

@@ -104,9 +104,7 @@ class JobQueue:
         return next((job for job in latest_first if job.request == request and not job.is_left), None)
 
     def begin(self, request: CommandRequest, lane: Lane, reader: str = "") -> BackgroundJob:
-        """Running or new job of `request` in `lane`, with `reader` waiting if named. Raises SpecError if the queue is
-        full.
-        """
+        """Running or new job of `request` in `lane`; `reader` waits for it. Raises SpecError if the queue is full."""
         job = self.last(request)
         if job is None or job.is_over or job.is_stopping:
             if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MOST_WAITING:

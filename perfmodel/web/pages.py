@@ -96,9 +96,7 @@ class Pages:
         return self._draw("answers.html", view, state, _PAUSE_MS, scenario=self._resolved(state))
 
     def part(self, view: View, part: ViewPart, state: PageState, pause_ms: int = 0) -> Markup:
-        """Part `part` of `view` in `state`: answered, running, refused or not started; pause_ms: delay before the page
-        starts it.
-        """
+        """Part `part` of `view` in `state`, at any stage; pause_ms: delay before the page starts it."""
         try:
             requests = part.ask(state)
         except PerfmodelError as error:

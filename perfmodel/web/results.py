@@ -175,9 +175,7 @@ _MOST_BYTES = 50_000_000  # as pickled, which is some fifth of what they take
 
 
 class ResultCache:
-    """Recent answers and refusals, up to `most_bytes` (the last is always kept). Thread-safe; closed forms run one at a
-    time.
-    """
+    """Recent answers and refusals, up to `most_bytes`. Thread-safe; closed forms run one at a time."""
 
     def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
         self._work_out, self._most_bytes = work_out, most_bytes

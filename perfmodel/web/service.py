@@ -154,9 +154,7 @@ class QueryService:
         return QueryState(request, shown, job=None if job and job.state in ("done", "refused") else job)
 
     def begin(self, requests: Sequence[CommandRequest], lane: Lane, reader: str = "") -> list[BackgroundJob]:
-        """Queue unknown requests in `lane`; earlier work of `reader` stops unless shared. Raises SpecError if the queue
-        is full.
-        """
+        """Queue unknown requests in `lane`; unshared earlier work of `reader` stops. SpecError if the queue is full."""
         if reader:
             self.jobs.leave(reader, requests)
         looks = [self.look(request) for request in requests]

@@ -90,9 +90,7 @@ def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: A
 
 
 def read_state(query: str) -> PageState:
-    """State of an address query, without empty and unknown fields. Raises SpecError for duplicate keys and beyond the
-    limit.
-    """
+    """State of an address query, without empty and unknown fields. SpecError for duplicate keys, or too long."""
     if len(query) > _LONGEST_QUERY:
         raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
     try:

@@ -193,9 +193,7 @@ class DisaggregatedServer:
         return True
 
     def sever(self, ranks: Sequence[EngineRank]) -> None:
-        """Cancel transfers of the failed replica `ranks`. Other replicas keep its requests' KV until detection
-        (`fail`).
-        """
+        """Cancel transfers of failed `ranks`. Other replicas keep their requests' KV until detection (`fail`)."""
         engines = {rank.index for rank in ranks}
         for passage in self._moving:
             if passage.touches(engines):

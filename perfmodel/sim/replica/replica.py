@@ -152,9 +152,7 @@ class EngineRank:
         self._lockstep.slow_down(factor)
 
     def await_kv(self, request: Request, on_load: Callable[[Request], None]) -> None:
-        """Accept `request`, whose KV is elsewhere: once it has blocks, `on_load(request)` is called, and `finish_load`
-        must follow.
-        """
+        """Accept `request` with KV elsewhere: `on_load(request)` once it has blocks; `finish_load` must follow."""
         self.expect(request)
         if not self.is_dead:
             self.loop.on_load = on_load

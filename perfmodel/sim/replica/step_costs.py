@@ -48,9 +48,7 @@ _recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
 def shared_step_costs(
     scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> StepCosts:
-    """Costs of the scenario's steps; recent tables are reused if equal. calibration, profile: from `scenario_fits`;
-    both or neither.
-    """
+    """Step costs, reusing recent equal tables. calibration, profile: both from `scenario_fits`, or neither."""
     if calibration is None or profile is None:
         calibration, profile = scenario_fits(scenario)
     spread = _context_spread(scenario) if calibration.has_ragged_cost else None

@@ -148,9 +148,7 @@ class Workload:
         return islice(drafts, self.traffic.num_requests)
 
     def conversations(self) -> Iterator[list[tuple[int, Request]]]:
-        """Turns of each conversation in order of arrival, with ticks since the last answer; only the first has an
-        arrival time until sent.
-        """
+        """Turns by conversation in order of arrival, with ticks since the last answer; later turns arrive when sent."""
         number = 0
         for drafts in self._turns():
             turns = []

@@ -47,9 +47,7 @@ class Arguments:
     notes: list[str] = field(default_factory=list)
 
     def read(self, words: Sequence[str]) -> "Arguments":
-        """Add the flags in `words`. Raises SpecError for an unknown flag (with the nearest ones), a bad value or a
-        stray word.
-        """
+        """Add the flags in `words`. SpecError for an unknown flag (with the nearest), a bad value, a stray word."""
         left = deque(words)
         while left:
             word = left.popleft()

@@ -263,9 +263,7 @@ class SpeculativeConfig(VariantSpec):
 
     @property
     def ahead(self) -> int | None:
-        """Pipelined: tokens drafted per sequence during verification, the guess of the model's own token first; else
-        None.
-        """
+        """Pipelined: tokens drafted during verification, the guess of the model's own token first; else None."""
         return self.depth + 1 if self.pipelined else None
 
     @cached_property
