@@ -145,8 +145,7 @@ class RunningRequests:
 
     def _release_in_turn(self, chunks: list[tuple[Request, int]], decodes: bool) -> None:
         """Release invisible blocks of all who get grants, before any takes blocks: equivalent to in turn, since free
-                      blocks
-        suffice for all.
+        blocks suffice for all.
         """
         cohort = self.cohort
         releasing = [request for request, num_new_tokens in chunks if num_new_tokens]

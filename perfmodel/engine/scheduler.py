@@ -320,8 +320,7 @@ class Scheduler:
         """Assign free slots before the step grants tokens.
 
         Each freed slot calls the longest waiting request, ahead of those called before: of several slots freed by one
-                      step
-        the last call comes first, then new arrivals.
+        step the last call comes first, then new arrivals.
         """
         num_free = self._max_batch - len(slotted.requests)
         called = [heapq.heappop(self._waiting) for _ in range(min(num_free, len(self._waiting)))]
@@ -346,8 +345,7 @@ class Scheduler:
 
     def _put_loaded_first(self) -> bool:
         """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none. (vLLM
-                      waits for
-        ever.)
+        waits for ever.)
         """
         loaded = [entry for entry in self._waiting if entry[1].block_ids]
         if not loaded or self._waiting[0][1].block_ids:
@@ -496,8 +494,7 @@ class Scheduler:
         """Lower bound on plans equal to `plan`, the last one made, that follow without an arrival.
 
         Equal: the same requests, one token each. Zero if `plan` starts, resumes, preempts or omits a running request,
-               or if a
-        waiting request might be admitted after it.
+        or if a waiting request might be admitted after it.
         """
         cohort = self._running.cohort
         if not (plan.is_plain and plan.is_complete and cohort.covers(plan)):

@@ -1,8 +1,7 @@
 """Slots of llama-server (tools/server, build 11434), each with the KV of its last request.
 
 A request takes a free slot before a step is planned, regardless of the budget: the one that holds most of its prompt,
-              if
-more than `least_similarity` of it, else the one free for longest. It computes what the slot lacks. A step grants
+if more than `least_similarity` of it, else the one free for longest. It computes what the slot lacks. A step grants
 decodes first, then prompts in slot order. Slots are preallocated, so nothing is preempted.
 
 `saves_prompts` (--cache-ram): a host-memory cache of prompts from free slots. A prompt is saved when another is about

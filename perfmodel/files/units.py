@@ -1,8 +1,7 @@
 """Numbers in files: with units (`"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`) or plain, in the unit of the key.
 
 Each dimension has generous limits, so that sums of quotients stay finite: a billion times a billion fits 64 bits,
-              twenty
-factors of 1e15 a double. Anything beyond is a typo or a wrong unit.
+twenty factors of 1e15 a double. Anything beyond is a typo or a wrong unit.
 """
 
 import re

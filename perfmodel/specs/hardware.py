@@ -200,8 +200,7 @@ class HardwareSpec(Spec):
         """Allocatable bytes of the outermost memory.
 
         Vendors round: an "80 GB" A100 shows 81,920 MiB (85.9e9 bytes), an L40S of "48 GB" loses a sixteenth to ECC.
-                      Without a
-        figure: the device's share of declared capacity.
+        Without a figure: the device's share of declared capacity.
         """
         outermost = self.declared.memory[0]
         return outermost.visible_bytes or outermost.capacity_bytes * outermost.device_share

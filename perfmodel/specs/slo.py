@@ -43,8 +43,7 @@ class StatisticLimit(NamedTuple):
 
     def is_met(self, value_ms: float | None, lost_share: float = 0.0) -> bool:
         """Whether the statistic of completed requests is within the limit and few enough were lost: at most the share
-                      above the
-        percentile; none for a mean, since lost requests have no latency.
+        above the percentile; none for a mean, since lost requests have no latency.
         """
         allowed = 0.0 if self.share is None else 1 - self.share
         return value_ms is not None and value_ms <= self.limit_ms and lost_share <= allowed + 1e-9

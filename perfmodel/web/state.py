@@ -34,8 +34,7 @@ _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
 @dataclass(frozen=True, slots=True)
 class PageState:
     """fields: key -> value as typed, in address order; others: deployments to compare with; left_out: unknown keys,
-            with the
-    nearest known ones
+    with the nearest known ones
     """
 
     fields: tuple[tuple[str, str], ...] = ()

@@ -186,8 +186,7 @@ def _over_rates(state: PageState, rates: str, metrics: Sequence[str], intervals:
 
 def _range(state: PageState) -> str:
     """Rate range: from the address, else around the rate in steps of 1, 2, 5 (stable while dragging), else multiples of
-                the
-    traffic's rate.
+    the traffic's rate.
     """
     low, high, rate = state.get("low"), state.get("high"), asked_rate(state)
     if not (low or high or rate):

@@ -111,8 +111,7 @@ class GraphRules(Spec):
         """Tokens of the largest captured step with prompts; 0: none.
 
         most: of decode steps; max_num_batched_tokens: of any step; has_latents: the model caches latents; obstacles: of
-              the
-        deployment
+        the deployment
         """
         if not self.with_prompts or not most or not set(self.prompts_without).isdisjoint(obstacles):
             return 0

@@ -25,8 +25,7 @@ def with_defaults(
     """`engine` with defaults for `hardware` and `use` filled in; `model_fields_set` keeps the given ones.
 
     max_model_len: the model's limit in tokens, if `engine` has none. Raises ValueError where the given arguments leave
-                  no
-    valid defaults.
+    no valid defaults.
     """
     longest = engine.max_model_len or max_model_len
     defaults = _defaults(engine, hardware, use, longest or 0)

@@ -125,8 +125,7 @@ class Acceptance(VariantSpec):
         unreadable measured file.
 
         widths: candidates by depth, default one. Undistinguished candidates (`rate`, `per_position`, measured without
-                ranks)
-        share one probability.
+        ranks) share one probability.
         """
         widths = widths or (1,) * depth
         if self.rate is not None:

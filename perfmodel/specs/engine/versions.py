@@ -23,8 +23,7 @@ Age = Literal["described", "older", "newer"]
 
 class ChosenVersion(NamedTuple):
     """asked: as written, or None; described: version that stands for it ("" without versions); age: exact, or nearest
-           to one
-    older or newer than all; note: a sentence on a substitution.
+    to one older or newer than all; note: a sentence on a substitution.
     """
 
     asked: str | None
