@@ -86,7 +86,7 @@ class Scenario(Spec):
     _read_changed: ClassVar[Callable[["Scenario", Mapping[str, Any]], "Scenario"]]
 
     def with_(self, changes: Mapping[str, Any]) -> "Scenario":
-        """A validated copy with `changes`, read anew: `{"engine.max_num_seqs": 64}`; values as for `--set`, also `"2x"`.
+        """A validated copy with `changes`: `{"engine.max_num_seqs": 64}`; values as for `--set`, also `"2x"`.
 
         Raises SpecError for invalid values, and for a scenario made in Python that no file could state.
         """

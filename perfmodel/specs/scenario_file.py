@@ -236,8 +236,7 @@ class _Names:
     def resolve_pools(self, shared: Any, changes: Sequence[Override], of_hardware: Sequence[Override]) -> None:
         """Resolve each pool's hardware and complete its engine from the scenario's.
 
-        shared: hardware name that pools share; changes, of_hardware: all overrides, and those of the scenario's
-                hardware
+        shared: hardware name that pools share; changes, of_hardware: all overrides, those of the scenario's hardware
         """
         pools: Any = self.block(("cluster",)).get("pools")
         own: dict[int | None, list[Override]] = {}

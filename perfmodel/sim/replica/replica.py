@@ -42,8 +42,7 @@ class EngineRank:
     """An engine under simulated time.
 
     lockstep: its clock; index: its number in the cluster; loop: its serve loop; front_end: its HTTP server, if any
-    on_finished: callback (replica, request) per finished request, before the next step is planned; times as of the
-                 client
+    on_finished: callback (replica, request) per finished request, before the next step is planned; client times
     on_step: callback (replica, record) per step or leap
     """
 

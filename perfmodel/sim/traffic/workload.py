@@ -100,8 +100,7 @@ class Workload:
     concurrency:  requests in flight in a closed loop, else None
     num_requests: total, where known beforehand
     num_drawn, num_clipped, num_cut, num_refused: requests made so far; prompts clipped to the engine's limit; answers
-                  cut
-                  at the context's end; requests that the engine refuses
+                  cut at the context's end; requests that the engine refuses
     """
 
     def __init__(self, scenario: Scenario) -> None:
