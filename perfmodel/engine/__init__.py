@@ -1,6 +1,6 @@
-"""One serving engine: which tokens of which requests run in the next step, and who owns the KV blocks.
+"""One serving engine: its scheduler and KV blocks.
 
-Standard library only, no clock, no costs: `now` is an argument, and a driver (simulated or executed) turns the
+Standard library only; knows no clock and no costs. `now` is an argument; a simulated or executed driver runs the
 `ServeLoop`.
 """
 

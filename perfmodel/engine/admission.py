@@ -1,9 +1,7 @@
-"""Who may join the requests that run: in which order, when, and with how many KV blocks set apart.
+"""Admission: order, timing and KV reservation of waiting requests.
 
-Scheduling policies are one function each, from a request to its sort key; the smallest key is served first, and the
-largest preempted first. To add a policy, enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`).
-
-Batching disciplines say when waiting requests may join, and what they must reserve to do so:
+A scheduling policy is one function from a request to its sort key: smallest first, largest preempted first. To add
+one, enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`). Batching disciplines:
 
 | discipline | joins                                            | KV reserved on joining | prompt            |
 |------------|--------------------------------------------------|------------------------|-------------------|
@@ -13,8 +11,8 @@ Batching disciplines say when waiting requests may join, and what they must rese
 | iteration  | at any step (Orca)                               | longest possible       | whole             |
 | continuous | at any step, within the token budget (vLLM)      | what it holds          | whole or in chunks|
 
-A static or dynamic batch keeps its slots and its KV until its last request is done; rows that are done are not
-computed further. An engine with a radix tree has orders of its own (`sort_waiting`, SGLang's schedule policies).
+A static or dynamic batch keeps slots and KV until its last request is done; finished rows are not computed. Engines
+with a radix tree have SGLang's schedule policies (`sort_waiting`).
 """
 
 from collections.abc import Callable
@@ -32,7 +30,7 @@ Policy = Callable[[Request], tuple[int, ...]]
 POLICIES: dict[str, Policy] = {
     "fcfs": lambda request: (request.arrival, request.request_id),
     "priority": lambda request: (request.priority, request.arrival, request.request_id),
-    # The part of the service time that is known on arrival.
+    # Service time known on arrival.
     "shortest-first": lambda request: (request.num_prompt_tokens, request.arrival, request.request_id),
 }
 
@@ -41,12 +39,12 @@ POLICIES: dict[str, Policy] = {
 class Discipline:
     """One row of the table above.
 
-    joins_running:   new requests may join while others run
+    joins_running:   new requests may join a running batch
     waits_to_fill:   an idle engine waits for a full batch, or until the oldest has waited `batch_timeout`
-    reserves_all:    a request is given KV blocks for the longest sequence the engine allows when it joins
+    reserves_all:    KV for the longest allowed sequence is reserved on joining
     uses_budget:     `max_num_batched_tokens` limits a step (and chunked prefill applies)
     frees_together:  slots and blocks are released when the whole batch is done
-    max_batch:       an upper limit on the batch beside max_num_seqs
+    max_batch:       limit on the batch in addition to max_num_seqs
     """
 
     joins_running: bool
@@ -67,7 +65,7 @@ DISCIPLINES: dict[str, Discipline] = {
 
 
 class Reservations:
-    """What `config` and its batching `discipline` set apart for a request."""
+    """KV reservations under `config` and its batching `discipline`."""
 
     def __init__(self, config: SchedulerConfig, discipline: Discipline) -> None:
         self._config, self._discipline = config, discipline
@@ -76,7 +74,7 @@ class Reservations:
         self._num_lookahead = drafts.num_lookahead if drafts is not None else 0
 
     def num_tokens(self, request: Request, needed: int, is_load: bool = False) -> int:
-        """Tokens that a request is given blocks for when it joins; `needed` now, `is_load`: for KV from elsewhere."""
+        """Tokens to allocate on joining; `needed` now, `is_load`: for KV from elsewhere."""
         config = self._config
         is_known = config.reserves_output and (config.is_contiguous or not self._discipline.reserves_all)
         if is_known:
@@ -93,7 +91,7 @@ class Reservations:
     def check_can_ever_run(self, request: Request, blocks: KVBlockManager) -> None:
         """Raise WorkloadError for a request that an empty engine with these `blocks` could not serve."""
         config = self._config
-        longest = request.num_prompt_tokens + request.max_output_tokens - 1  # the last token sampled is never computed
+        longest = request.num_prompt_tokens + request.max_output_tokens - 1  # the last sampled token is never computed
         if longest > config.max_model_len:
             raise WorkloadError(
                 f"request {request.request_id} needs {longest} tokens ({request.num_prompt_tokens} of prompt), above "
@@ -101,7 +99,7 @@ class Reservations:
             )
         is_whole = self._discipline.uses_budget and not (config.enable_chunked_prefill and config.keeps_kv)
         is_kept = config.reserves_output and config.keeps_kv
-        at_once = request.num_prompt_tokens if is_kept else longest  # it may be recomputed in whole
+        at_once = request.num_prompt_tokens if is_kept else longest  # it may be recomputed whole
         if request.num_transferred_tokens and config.reserves_output:
             at_once = 1
         if is_whole and at_once > config.max_num_batched_tokens:
@@ -125,10 +123,7 @@ ORDERS = ("dfs-weight", "fcfs", "lof", "lpm", "priority")  # of `sort_waiting`
 
 
 def sort_waiting(waiting: list[Request], policy: str, blocks: RadixKVBlocks, rules: Estimates) -> bool:
-    """Bring `waiting` into the order of `policy`, under `rules`; whether the tree of `blocks` was asked for all.
-
-    The sort is stable: `waiting` begins in the order in which requests came, or came back.
-    """
+    """Sort `waiting` (stable) by `policy` and `rules`; return whether all were looked up in the tree of `blocks`."""
     match policy:
         case "priority":
             waiting.sort(key=lambda request: request.priority)
@@ -145,7 +140,7 @@ def sort_waiting(waiting: list[Request], policy: str, blocks: RadixKVBlocks, rul
 
 
 def _sort_by_subtree(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
-    """Depth first through the tree, the child with most of them behind it first."""
+    """Depth first through the tree, the child with most waiting requests first."""
     nodes: dict[RadixNode, list[Request]] = {}
     for request, (node, _) in _prefixes(waiting, blocks, rules).items():
         nodes.setdefault(node, []).append(request)
@@ -158,7 +153,7 @@ def _sort_by_subtree(waiting: list[Request], blocks: RadixKVBlocks, rules: Estim
 
 
 def _children_first(blocks: RadixKVBlocks, weights: dict[RadixNode, int] | None = None) -> list[RadixNode]:
-    """All nodes, each behind its children, and these by weight where there are any."""
+    """All nodes in postorder, heaviest children first if there are `weights`."""
     order: list[RadixNode] = []
     stack = [(blocks.root, False)]
     while stack:
@@ -177,8 +172,9 @@ def _children_first(blocks: RadixKVBlocks, weights: dict[RadixNode, int] | None 
 def _prefixes(
     waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates
 ) -> dict[Request, tuple[RadixNode, float]]:
-    """The node that each of `waiting` begins with, and its tokens there with the sign turned; those that begin as
-    another one does which also waits have no turn before it."""
+    """(prefix node, minus its tokens) per waiting request. One that shares an uncached prefix with another waiting
+    request comes after it.
+    """
     seen: set[object] = set()
     num_same = -(-rules.duplicate_tokens // blocks.block_size)
     prefixes: dict[Request, tuple[RadixNode, float]] = {}

@@ -1,4 +1,4 @@
-"""What the scheduler may do in one step. Sizes in tokens and sequences, times in ticks of the driving clock."""
+"""Scheduler settings. Sizes in tokens and sequences, times in ticks of the driving clock."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How far a request that decodes drafts in a step, in tokens and sequences (`DraftingRequests` says how)."""
+    """Draft depth per decode and step, in tokens and sequences; see `DraftingRequests`."""
 
     nodes: tuple[int, ...]  # tokens verified beside the newest when drafting 0, 1, 2 ... deep; nodes[0] is 0
     # How deep to draft, by the number of requests that decode in the step (from 1; the last repeats); a row for each of
@@ -25,17 +25,16 @@ class Speculation:
 
     @property
     def depth(self) -> int:
-        """The deepest that a request drafts."""
         return len(self.nodes) - 1
 
     @property
     def spare_slots(self) -> int:
-        """KV slots beyond a request's last token that a step may need: a tree has more nodes than it brings tokens."""
+        """KV slots beyond a request's last token that a step may need: trees have more nodes than accepted tokens."""
         spare = self.nodes[-1] if self.past_end else max(nodes - depth for depth, nodes in enumerate(self.nodes))
         return spare + self.nodes[-1] if self.is_ahead else spare
 
     def depth_at(self, num_decodes: int, acceptance: float) -> int:
-        """How deep requests draft in a step in which so many decode, with acceptance estimated as that."""
+        """Draft depth with `num_decodes` decodes and the estimated `acceptance`."""
         if self.disable_by_batch_size is not None and num_decodes > self.disable_by_batch_size:
             return 0
         if not self.depths:
@@ -52,7 +51,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """How an engine that admits by what running requests may still need guesses that (SGLang), in tokens and steps."""
+    """How an engine that admits by expected remaining tokens estimates them (SGLang), in tokens and steps."""
 
     most_output_tokens: int = 4096  # of an answer, no more are expected
     # The share of their longest answers that running requests are expected to give: where it begins, and whenever the
@@ -71,7 +70,7 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How requests are given slots, each with the KV of its last request (`SlottedRequests` says how)."""
+    """Slots that each keep the KV of their last request; see `SlottedRequests`."""
 
     least_similarity: float = 0.1  # a slot is chosen for what it holds where that is more than this share of a prompt
     reuses: bool = True  # a request computes only what its slot lacks of its prompt

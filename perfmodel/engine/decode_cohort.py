@@ -1,17 +1,14 @@
-"""`DecodeCohort`: the running requests that get one token each in every step, kept so that a step costs what changes.
+"""`DecodeCohort`: requests that get one token in every step, kept so that a step costs only what changes.
 
-A member does the same as every other in each step: one more token. So the cohort has one age, the tokens granted to
-each member so far, and calendars of ages at which something does change: who gets its last token, how many fill an
-attention span, whose blocks grow otherwise from then on (it has all that a rolling cache gives it, or a window holds).
-Sums over the members grow by their number. A member needs more KV blocks every `block_size` steps, so the calendar of
-blocks is a ring: how many are needed at ages of each remainder.
+The cohort has one age (tokens granted to each member) and calendars from age to events: last tokens, filled attention
+spans, changes of block growth (a rolling cache or window is full). Sums over members grow by their number. Members
+need a block every `block_size` steps, so the calendar of blocks is a ring over remainders of the age.
 
-Where groups of layers keep different parts of a sequence (`GroupedKVBlocks`) members also give up blocks, which others
-find in the prefix cache or take: a calendar has the ages at which they do, and every member has its blocks at once.
+With `GroupedKVBlocks` members also give up blocks, which others take or find in the prefix cache: a calendar has those
+ages, and members get their blocks at once.
 
-A member's own counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`,
-`last_step`) stand as on the day it joined, and are brought up to date when it leaves; the blocks that it has come to
-need since are set aside until then.
+A member's counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`, `last_step`)
+keep their values from joining until it leaves; its new blocks are set aside until then.
 """
 
 import heapq
@@ -30,30 +27,34 @@ class DecodeCohort:
     """Members hold blocks of `blocks`; `spans` are the attention spans under which contexts are summed."""
 
     def __init__(self, blocks: KVBlockManager, spans: tuple[int, ...]) -> None:
-        self.watch: TokenWatch | None = None  # gets the tokens' times, if there is one
+        self.watch: TokenWatch | None = None  # records token times, if any
         self._blocks, self._spans = blocks, spans
         self.joined: dict[Request, int] = {}  # member -> age when it joined
-        self.age = 0  # tokens granted to each member by all plans so far, members before it joined included
+        self.age = 0  # tokens granted to each member by all plans so far, including those before it joined
         self.context = 0  # sum over the members of the tokens in their KV
         self.windowed = [0] * len(spans)  # for each span, the sum of min(tokens, span)
-        self.growing = [0] * len(spans)  # the members that have not filled it
-        self.last_index = -1  # of the last plan that granted the members anything
-        self.last_token_at = 0  # when the last of those plans that has run was over
-        self.last_admission = -1  # the latest of anyone who ever was a member
-        self._applied = 0  # the age that the plans already executed amount to
-        self._dissolved = 0  # plans up to this age were made for members who have left together
-        self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of the ages it does at
+        self.growing = [0] * len(spans)  # members that have not filled the span
+        self.last_index = -1  # of the last plan with a grant for the members
+        self.last_token_at = 0  # end of the last executed of those plans
+        self.last_admission = -1  # latest admission of any past or present member
+        self._applied = 0  # age after the plans already executed
+        self._dissolved = 0  # plans up to this age were for members that have been dissolved
+        self._phase: dict[
+            Request, int
+        ] = {}  # member that will need more blocks -> remainder of the ages at which it does
         self._members: list[Request] | None = None
-        self._ending: dict[int, list[Request]] = {}  # age -> those to whom it brings their last token
-        self._due = [0] * blocks.block_size  # remainder -> how many blocks members need at such ages
-        self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> how many fill it then
-        self._changing: dict[int, list[Request]] = {}  # age -> those whose blocks grow otherwise from then on
+        self._ending: dict[int, list[Request]] = {}  # age -> members whose last token it brings
+        self._due = [0] * blocks.block_size  # remainder -> blocks that members need at such ages
+        self._fills: list[dict[int, int]] = [{} for _ in spans]  # per span: age -> members that fill it then
+        self._changing: dict[int, list[Request]] = {}  # age -> members whose block growth changes
         self._changes: list[int] = []  # heap of the ages in `_ending`, `_fills` and `_changing`
         self._gives_up_rows = blocks.gives_up_rows
         self._takers: list[dict[Request, None]] = [{} for _ in self._due] if self._gives_up_rows else []  # as `_due`
-        self._releases: dict[int, list[tuple[Request, int]]] = {}  # age -> who gives up blocks then, and when it joined
+        self._releases: dict[
+            int, list[tuple[Request, int]]
+        ] = {}  # age -> (member that gives up blocks, age when it joined)
         self._released_at = -1  # the last age at which members gave up blocks
-        self._num_in_flight = 0  # tokens of each member that steps under way compute as it is granted the next
+        self._num_in_flight = 0  # tokens of each member computed by running steps when the next is granted
 
     @property
     def members(self) -> list[Request]:
@@ -63,15 +64,15 @@ class DecodeCohort:
         return self._members
 
     def num_computed(self, request: Request) -> int:
-        """The tokens of `request`, member or not, whose KV the plans so far compute."""
+        """Tokens of `request`, member or not, whose KV the plans so far compute."""
         return request.num_computed_tokens + self.age - self.joined.get(request, self.age)
 
     def num_output(self, request: Request) -> int:
-        """The output tokens of `request`, member or not, that exist."""
+        """Existing output tokens of `request`, member or not."""
         return request.num_output_tokens + max(self._applied - self.joined.get(request, self._applied), 0)
 
     def join(self, request: Request) -> None:
-        """`request` lacks one token to compute and decodes from the next plan on."""
+        """Add `request`, which lacks one token to compute and decodes from the next plan on."""
         age, computed = self.age, request.num_computed_tokens
         last = age + request.max_output_tokens - request.num_promised_tokens
         self.joined[request] = age
@@ -80,11 +81,11 @@ class DecodeCohort:
         self.context += computed
         self._ending.setdefault(last, []).append(request)
         heapq.heappush(self._changes, last)
-        # When it needs more blocks; `due`: the age at which it has filled those that it holds.
+        # `due`: the age at which it has filled its blocks.
         blocks, num_held = self._blocks, len(request.block_ids)
         size, weight = blocks.block_size, blocks.weight(num_held)
         due = age - computed + 1 + num_held * size
-        if due <= last and weight:  # else what it holds suffices to the end
+        if due <= last and weight:  # else its blocks suffice to the end
             assert due <= age + size, f"{request} has blocks to spare, but not to its end"
             self._phase[request] = phase = due % size
             self._due[phase] += weight
@@ -105,7 +106,7 @@ class DecodeCohort:
                     heapq.heappush(self._changes, filled)
 
     def _foresee_change(self, request: Request, due: int, num_held: int, last: int) -> None:
-        """Enter when its blocks next grow otherwise; `due`: the age at which it needs more than its `num_held` rows."""
+        """Schedule the next change of block growth; `due`: the age at which it needs more than its `num_held` rows."""
         change = self._blocks.next_change(num_held)
         if change is not None:
             age = due + (change - num_held - 1) * self._blocks.block_size
@@ -114,7 +115,7 @@ class DecodeCohort:
                 heapq.heappush(self._changes, age)
 
     def _change(self, request: Request) -> None:
-        """Account for `request`, whose blocks grow otherwise from now on."""
+        """Update sums for `request`, whose block growth changes now."""
         blocks, before = self._blocks, len(request.block_ids)
         self._hand_out_blocks(request, self.num_computed(request))
         num_held, phase = len(request.block_ids), self._phase[request]
@@ -127,13 +128,13 @@ class DecodeCohort:
             del self._phase[request]
 
     def drop_ended(self) -> None:
-        """Those whose last token is in flight need no more."""
+        """Remove members whose last token is in flight."""
         for request in self._ending.get(self.age, ()):
             if request in self.joined:
                 self._leave(request)
 
     def leave_early(self, request: Request) -> None:
-        """The member gives up: its days to come are struck from the calendars."""
+        """Remove an aborted member and its calendar entries."""
         self._leave(request)
         for calendar in (self._ending, self._changing):
             for age, requests in list(calendar.items()):
@@ -147,7 +148,7 @@ class DecodeCohort:
                 fills[filled] -= 1
 
     def dissolve(self) -> list[Request]:
-        """Everyone leaves; returns them. Plans in flight then stand for each member by itself (see `covers`)."""
+        """Remove and return all members. Plans in flight then stand for each by itself (see `covers`)."""
         members = self.members
         for request in members:
             self._settle(request)
@@ -196,14 +197,14 @@ class DecodeCohort:
             self._blocks.hand_out(request, missing)
 
     def hand_out_blocks_of(self, request: Request) -> int:
-        """Give `request` the blocks set aside for it, if it is a member; the tokens in its KV (`num_computed`)."""
+        """Give a member the blocks set aside for it; return the tokens in its KV (`num_computed`)."""
         num_computed = self.num_computed(request)
         if request in self._phase:
             self._hand_out_blocks(request, num_computed)
         return num_computed
 
     def hand_out_blocks(self) -> None:
-        """Give each member the blocks set aside for it, for those who look at block ids before it leaves."""
+        """Give members the blocks set aside, for readers of block ids."""
         for request in self._phase:
             self.hand_out_blocks_of(request)
 
@@ -214,11 +215,11 @@ class DecodeCohort:
 
     @property
     def num_blocks_taken(self) -> int:
-        """Blocks that the last step took, of those who are members now."""
+        """Blocks that the last step took for present members."""
         return self._due[self.age % self._blocks.block_size]
 
     def advance(self, plan: StepPlan) -> None:
-        """`plan` grants each member a token. The blocks due must be free."""
+        """Grant each member a token in `plan`. The blocks due must be free."""
         if self.last_index != plan.index - 1:
             plan.num_stalled = sum(joined < self.age for joined in self.joined.values())
         self.last_index = plan.index
@@ -242,9 +243,9 @@ class DecodeCohort:
                 self.growing[i] -= fills.pop(age, 0)
 
     def due_to_release(self, num_in_flight: int) -> list[Request]:
-        """Members that give up blocks before the next step, in which steps under way compute so many tokens of each."""
+        """Members that give up blocks before the next step, with `num_in_flight` tokens each in running steps."""
         age = self.age + 1
-        if num_in_flight != self._num_in_flight:  # what they read is kept for longer, or no longer
+        if num_in_flight != self._num_in_flight:  # what they read is kept for a different time
             self._num_in_flight = num_in_flight
             self._releases = {age: list(self.joined.items())}
         if age in self._releases:
@@ -253,10 +254,9 @@ class DecodeCohort:
         return [request for request, since in self._releases.pop(age, ()) if joined.get(request) == since]
 
     def expect_release(self, request: Request, num_done: int | None) -> None:
-        """The member has given up what it could for the next step; it does so again with `num_done` tokens computed by
-        steps that are over, None: never."""
+        """Schedule the member's next release, at `num_done` tokens computed by finished steps; None: never."""
         joined = self.joined[request]
-        age = self.age + 2  # in the step after the next it is certain what steps under way compute of it
+        age = self.age + 2  # in the step after the next the tokens in running steps are certain
         if joined < self.age:
             if num_done is None:
                 return
@@ -265,7 +265,7 @@ class DecodeCohort:
 
     @property
     def num_steps_before_release(self) -> int:
-        """How many more steps pass before a member gives up blocks, or one has in the last; a lower bound."""
+        """Steps until a member gives up blocks, or has in the last one; a lower bound."""
         if self._released_at == self.age:
             return 0
         return min(self._releases, default=self._changes[0]) - self.age - 1
@@ -285,11 +285,11 @@ class DecodeCohort:
         return count + sum(due[: first + rest - size]) if first + rest > size else count
 
     def covers(self, plan: StepPlan) -> bool:
-        """Whether `plan` granted the members together, and they have not all been sent on their own since."""
+        """Whether `plan` granted the members together, and they have not been dissolved since."""
         return plan.cohort_age > self._dissolved
 
     def apply(self, plan: StepPlan, now: int) -> list[Request]:
-        """The tokens that `plan` (covered) granted the members exist; returns the requests that have their last."""
+        """Apply the members' tokens of `plan` (covered) at `now`; return requests that have their last."""
         if self.watch is not None:
             self.watch.pass_step(plan.cohort_age, self.last_token_at, now, self.joined)
         self._applied, self.last_token_at = plan.cohort_age, now
@@ -299,7 +299,7 @@ class DecodeCohort:
         for request in ended:
             if request in self.joined:
                 self._leave(request)
-            else:  # dropped when the next plan was made
+            else:  # removed when the next plan was made
                 request.num_output_tokens += 1
                 if self.watch is not None:
                     self.watch.take(request, now)
@@ -308,7 +308,7 @@ class DecodeCohort:
 
     @property
     def num_steps_unchanged(self) -> int:
-        """How many more steps the same members get, each sum growing as evenly as in the last."""
+        """Further steps with the same members and linear sums."""
         if self.age in self._ending:
             return 0
         while self._changes[0] <= self.age:
@@ -316,7 +316,7 @@ class DecodeCohort:
         return self._changes[0] - self.age
 
     def repeat(self, plan: StepPlan, times: int) -> None:
-        """As `times` more calls of `advance`, for plans of which `plan` becomes the last."""
+        """As `times` more calls of `advance`; `plan` becomes the last of those plans."""
         self.last_index += times
         if self._gives_up_rows:  # members give up and take blocks step by step
             start, size = self.age, self._blocks.block_size
@@ -341,7 +341,7 @@ class DecodeCohort:
         self.last_token_at = now
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the sums are those of the members, and each has its days in the calendars."""
+        """Raise AssertionError unless sums and calendars match the members."""
         computed = {request: self.num_computed(request) for request in self.joined}
         assert self.context == sum(computed.values())
         for i, span in enumerate(self._spans):

@@ -1,24 +1,18 @@
-"""`DraftingRequests`: who runs, where requests that decode draft tokens, too.
+"""`DraftingRequests`: running requests under speculative decoding.
 
-A step verifies, beside the newest token of each request, the tokens drafted after it. `StepPlan.draft_depths` says how
-deep each request drafts, `nodes` how many tokens those are: a chain has one at each depth, a tree several. What was
-right is in `Outcome.num_accepted`, for each request of `decodes`: between 0 and its depth. The request then has 1
-token more than that, and the rest was wasted: its counts never advanced, its blocks are kept for what comes.
+A step verifies each decode's newest token and the tokens drafted after it: `StepPlan.draft_depths` deep, `nodes`
+tokens in all (one per depth in a chain, several in a tree). `Outcome.num_accepted` has 0 to depth right tokens per
+decode; the request gains one more than that. Rejected drafts never advance its counts, and its blocks are kept. With n
+tokens to go a request drafts at most n - 1 deep (one token comes in any case), within the step's token budget.
 
-A request that lacks n tokens drafts at most n - 1 deep, since one token comes in any case, and no more than the token
-budget of the step leaves it.
+Pipelined, the drafter runs ahead during verification. `num_accepted` may be depth + 1: all drafts were right, and so
+was the drafter's guess of the model's own token. Only then is there a draft for the next step; else, and for decodes
+that just began or were left out, the drafter restarts and the next step brings one token.
 
-Pipelined, the drafter works on what follows while the model verifies. Then `num_accepted` may be depth + 1: all drafted
-tokens were right, and so was the drafter about the token that the model adds itself. Only then does the request have a
-draft to verify in the next step; with anything less, or when it has just begun to decode or was left out, the drafter
-starts anew behind what was right, and the next step brings one token while it does.
-
-What a request gets differs from request to request, so there is no cohort: each is looked at in every step. A plan
-advances counts by the one token that comes in any case; `take_accepted` adds what was right of the drafts.
-
-Ahead (`Speculation.is_ahead`), a plan is made while drafts of the one before are still being verified. It takes all of
-them for right: it wants blocks behind them, and no room for more than the longest sequence. Once it is known how many
-were, what it computes stands behind those; what it computes for a request that has ended meanwhile is wasted.
+Grants differ by request, so there is no cohort. Plans advance counts by the certain token; `take_accepted` adds right
+drafts. Ahead (`Speculation.is_ahead`), a plan is made before the last one's drafts are verified and takes all as right:
+it allocates blocks behind them, up to the longest sequence, and is moved once acceptance is known; work for requests
+that ended meanwhile is wasted.
 Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
 """
 
@@ -31,14 +25,14 @@ from perfmodel.engine.plan import StepPlan
 from perfmodel.engine.request import Request, RequestStatus
 from perfmodel.engine.running import OnPreempted, RunningRequests
 
-_TOO_MANY = 1 << 40  # tokens: more than any budget
+_TOO_MANY = 1 << 40  # above any token budget
 
 
 class AcceptanceEstimate:
-    """Recent acceptance rate: the share of judged tokens that were right, fading over some `_MEMORY` judged tokens.
+    """Recent acceptance: share of judged tokens that were right, with a memory of some `_MEMORY` judged tokens.
 
-    A token is judged when all before it were right. Where nothing is drafted for lack of promise, nothing would ever be
-    judged again: then the estimate goes back, slowly, to where it began.
+    A token is judged if all before it were right. While nothing is drafted the estimate drifts back to its start, since
+    no token would ever be judged again.
     """
 
     _MEMORY = 500.0
@@ -49,19 +43,19 @@ class AcceptanceEstimate:
         self._right = self._MEMORY * start
 
     def add(self, num_judged: int, num_right: float) -> None:
-        """Count a step's judged tokens and those of them that were right."""
+        """Count a step's judged and right tokens."""
         kept = self._MEMORY / (self._MEMORY + num_judged)
         self._judged = (self._judged + num_judged) * kept
         self._right = (self._right + num_right) * kept
         self.value = self._right / self._judged
 
     def fade(self) -> None:
-        """A step has passed in which nothing was drafted, since it did not promise to pay."""
+        """A step drafted nothing, for lack of expected gain."""
         self.add(1, self._start)
 
 
 class DraftingRequests(RunningRequests):
-    """As its base, for a `config` with speculation."""
+    """`RunningRequests` for a `config` with speculation."""
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
         super().__init__(config, blocks, on_preempted)
@@ -72,13 +66,13 @@ class DraftingRequests(RunningRequests):
         is_fixed = not config.speculation.depths and config.speculation.disable_by_batch_size is None
         self._pads = config.pads_lone_tokens if is_fixed else "never"
         self._waits_to_be_padded = config.waits_to_be_padded
-        self._newly_right: dict[Request, int] = {}  # tokens of its last verification that came with the newest one
+        self._newly_right: dict[Request, int] = {}  # accepted drafts of its last verification
         self._unverified: dict[Request, int] = {}  # drafted or padding tokens of its newest plan, not verified yet
-        self._ended: set[Request] = set()  # with the plan before one that computes something for them
-        self._has_running = False  # the plan that is being made grants running requests something
-        self._continues_prompt = False  # the plan that is being made computes a prompt of a running request
+        self._ended: set[Request] = set()  # finished in the plan before one that computes something for them
+        self._has_running = False  # the plan in progress grants running requests something
+        self._continues_prompt = False  # the plan in progress computes a prompt of a running request
         self._estimate = AcceptanceEstimate(config.speculation.estimate)
-        self._has_draft: set[Request] = set()  # pipelined: the drafter was right about all so far, and has gone on
+        self._has_draft: set[Request] = set()  # pipelined: the drafter was right so far and ran on
 
     def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         super().admit(request, num_new_tokens, plan)
@@ -86,7 +80,7 @@ class DraftingRequests(RunningRequests):
         self._joining.clear()
 
     def pad(self, request: Request, num_tokens: int, plan: StepPlan) -> None:
-        """`plan` computes so many tokens in vain beside the one for which `request` was admitted."""
+        """Add `num_tokens` padding tokens to `plan` beside the one for which `request` was admitted."""
         plan.padded += (request,)
         plan.num_padding_tokens += num_tokens
         self._unverified[request] = num_tokens
@@ -134,7 +128,7 @@ class DraftingRequests(RunningRequests):
             promised, computed = request.num_promised_tokens, request.num_computed_tokens
             lacking = request.max_output_tokens - promised
             if not lacking or request.status is not running:
-                continue  # done, in a batch that ends together, or preempted a moment ago
+                continue  # done in a batch that ends together, or just preempted
             num_slots, deep = request.num_prompt_tokens + promised - computed, 0
             if num_slots == 1 and not decodes:
                 continue
@@ -160,9 +154,9 @@ class DraftingRequests(RunningRequests):
             if self._num_lookahead:
                 last = max(last, min(last + self._num_lookahead, self._max_model_len))
             if last > len(request.block_ids) * block_size:
-                if self._blocks.num_needed(request, last) > 0:  # else what it gives up suffices
+                if self._blocks.num_needed(request, last) > 0:  # else released blocks suffice
                     given_back = self._make_room(request, last, plan)
-                    if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
+                    if given_back is None:  # the request itself was preempted: vLLM looks at no other
                         plan.is_complete = False
                         break
                     budget += given_back
@@ -188,10 +182,10 @@ class DraftingRequests(RunningRequests):
         return _TOO_MANY if waits else 0
 
     def _depth_before_end(self, num_computed: int, num_lacking: int, most_deep: int) -> int:
-        """How deep a request with so many tokens computed drafts that lacks so many of its output."""
+        """Draft depth with `num_computed` tokens computed and `num_lacking` output tokens to go."""
         if not self._speculation.past_end:
             return min(num_lacking - 1, most_deep)
-        num_slots = self._max_model_len - num_computed - 2  # without the newest token and the one that always comes
+        num_slots = self._max_model_len - num_computed - 2  # excluding the newest token and the certain one
         return self._speculation.depth_within(most_deep, max(num_slots, 0))
 
     def _grant_decode(self, request: Request, depth: int, plan: StepPlan) -> None:
@@ -210,8 +204,7 @@ class DraftingRequests(RunningRequests):
         plan.num_draft_tokens += self._nodes[depth]
 
     def leave_out_ended(self, plan: StepPlan, num_accepted: Sequence[int] | None) -> Sequence[int] | None:
-        """`plan` has been executed: what it computed for requests that had ended is wasted. Returns `num_accepted` of
-        the others."""
+        """Drop from executed `plan` the requests that had ended; return `num_accepted` of the others."""
         if not self._ended:
             return num_accepted
         kept = [place for place, request in enumerate(plan.decodes) if request not in self._ended]
@@ -233,7 +226,7 @@ class DraftingRequests(RunningRequests):
                     self._unverified.pop(request, None)
 
     def take_accepted(self, plan: StepPlan, num_accepted: Sequence[int]) -> None:
-        """Count as computed, and as output, the drafted tokens of each of `decodes` that were right."""
+        """Count the accepted drafts of each of `decodes` as computed and as output."""
         is_pipelined, is_ahead, ahead = self._speculation.pipelined, self._speculation.is_ahead, self.previous
         self._has_draft.clear()
         num_judged = num_right = 0
@@ -246,7 +239,7 @@ class DraftingRequests(RunningRequests):
             if depth:
                 num_judged += right + (right < depth)
                 num_right += right
-                # Beyond its end nothing counts; one more token comes in any case.
+                # Nothing counts beyond the end; one more token comes in any case.
                 right = min(right, request.max_output_tokens - request.num_output_tokens - 1)
                 if request.status is not RequestStatus.PREEMPTED:
                     request.num_computed_tokens += right
@@ -262,7 +255,7 @@ class DraftingRequests(RunningRequests):
             self._move_up(ahead, moved)
 
     def _move_up(self, ahead: StepPlan, moved: Mapping[Request, int]) -> None:
-        """`ahead` computes its tokens behind so many more of each request; for those that end now, in vain."""
+        """Shift `ahead` by the accepted drafts in `moved`; work for requests that end now is wasted."""
         ahead.decode_context += sum(moved.values())
         for request, right in moved.items() if self._spans else ():
             now = request.num_computed_tokens

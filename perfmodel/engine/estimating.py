@@ -1,10 +1,10 @@
-"""`EstimatingScheduler`: admits requests by what those that run may still need, and computes prompts before decodes.
+"""`EstimatingScheduler`: SGLang's rules: admission by expected remaining tokens, prompts before decodes.
 
-SGLang's rules. A step computes prompts while any can be admitted, else all decodes; mixed, decodes go along with
-prompts. A request is admitted while the blocks that can be had suffice for its prompt, its longest answer and what is
-expected of all that run; only prompts take from the token budget. The first prompt that the budget cuts is the last of
-its step and goes on in the next. Once one was refused for want of blocks or slots nobody is looked at until a request
-leaves. Prompts are in the prefix cache when their step is over, parts of one when the next step is planned.
+A step computes prompts while any can be admitted, else all decodes; in mixed mode decodes join prompts. A request is
+admitted while available blocks cover its prompt, its longest answer and what running requests are expected to need.
+Only prompts use the token budget; the first prompt that it cuts ends the step and continues in the next. After a
+refusal for blocks or slots nothing is admitted until a request leaves. Prompts enter the prefix cache after their
+step, partial ones when the next step is planned.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ from perfmodel.errors import SpecError, WorkloadError
 
 
 def scheduler_for(config: SchedulerConfig, blocks: KVBlockManager, watch: TokenWatch | None = None) -> Scheduler:
-    """The scheduler under `config`: by estimates, if it has any and a radix tree knows the `blocks`.
+    """Scheduler for `config`: by estimates if it has any and `blocks` are in a radix tree.
 
-    Raises SpecError for an order of those that wait that it does not know.
+    Raises SpecError for an unknown order of waiting requests.
     """
     orders = ORDERS if config.estimates is not None and isinstance(blocks, RadixKVBlocks) else POLICIES
     if config.scheduling_policy not in orders:
@@ -40,16 +40,15 @@ def scheduler_for(config: SchedulerConfig, blocks: KVBlockManager, watch: TokenW
 
 
 class RetractingRequests(RunningRequests):
-    """Who runs under an engine that decodes all or, where blocks run short, all but a few.
+    """Running requests of an engine that decodes all, or all but a few where blocks run short.
 
-    Decodes are granted together, without a token budget. If the blocks for their next tokens are missing, requests are
-    retracted, those with the shortest answers so far first and of these the longest prompts, until the others fit; one
-    always stays. What the tree has of a retracted request stays in the cache, a token of it in flight is dropped, and
-    it waits behind all others. A step in which blocks are missing that requests with their last token in flight are
-    about to give back decodes nothing. `requests` is in the order in which they came to run.
+    Decodes have no token budget. Short of blocks, requests are retracted until the others fit, one at least: shortest
+    answers first, then longest prompts. A retracted request keeps its tree blocks cached, drops a token in flight and
+    queues last. A step short of blocks that requests with their last token in flight are about to free decodes nothing.
+    `requests` is in order of starting to run.
 
-    ratio:   the share of their longest answers that running requests are expected to give
-    dropped: (plan, request) of samples that come in vain
+    ratio:   expected share of running requests' longest answers
+    dropped: (plan, request) of discarded samples
     """
 
     def __init__(self, config: SchedulerConfig, radix: RadixKVBlocks, on_preempted: Callable[[Request], None]) -> None:
@@ -63,23 +62,23 @@ class RetractingRequests(RunningRequests):
 
     @property
     def unfinished_prompt(self) -> Request | None:
-        """The request whose prompt is computed in part, of which there is at most one."""
         return self._prompts[0] if self._prompts else None
 
     def continue_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
-        """Grant `request`, the unfinished one, more of its prompt."""
+        """Grant more of the unfinished prompt of `request`."""
         if self._grant_prompt(request, num_new_tokens, plan):
             self._prompts.remove(request)
 
     def num_expected(self, request: Request) -> float:
-        """Tokens that `request`, which runs, may still need."""
+        """Expected further tokens of a running `request`."""
         rules = self._rules
         left = min(request.max_output_tokens - self.cohort.num_output(request), rules.most_output_tokens)
         return left * (self.ratio if rules.ends_early else 1.0)
 
     def decode(self, plan: StepPlan, beside: Sequence[Request] = ()) -> bool:
-        """Grant all who decode a token; False if there are no blocks for that. Nobody gives way for it in a plan that
-        ends the prompts of `beside`, who do not decode yet."""
+        """Grant all decodes a token; False if blocks are short. Without retraction in a plan that ends the prompts of
+        `beside`, which do not decode yet.
+        """
         cohort, radix, may_retract = self.cohort, self._radix, not plan.chunks and not plan.singles
         cohort.drop_ended()
         begun = [request for request in self._joining if request in beside]
@@ -115,7 +114,7 @@ class RetractingRequests(RunningRequests):
             num_steps -= 1
 
     def repeat(self, num_steps: int) -> None:
-        """So many more steps of the decode before."""
+        """`num_steps` more steps like the last decode."""
         self._decay(num_steps)
         self._radix.want(len(self.cohort.joined) - self.cohort.num_blocks_taken)
 
@@ -153,13 +152,13 @@ class RetractingRequests(RunningRequests):
         self._lose_slot(victim, plan)
 
     def put_first(self, requests: list[Request]) -> None:
-        """`requests` come before those that have decoded beside their prompts."""
+        """Put `requests` before those that decoded beside their prompts."""
         first = dict.fromkeys(requests)
         self.requests = {**first, **{request: None for request in self.requests if request not in first}}
 
 
 class _Admission(NamedTuple):
-    """A request with the blocks that the tree has of it, and the tokens that it computes in a step."""
+    """A request with its cached prefix node and the tokens that it computes in a step."""
 
     request: Request
     node: RadixNode
@@ -168,10 +167,10 @@ class _Admission(NamedTuple):
 
 
 class _Budget:
-    """What an admission may still take, in tokens.
+    """Tokens left for admission.
 
-    total:    expected of those that run and were admitted; now: what the latter take at once, in whole pages
-    prompts:  left for prompts in this step; whole_prompts: none is cut, and the first may be longer than that
+    total:   expected by running and admitted requests; now: taken at once by the latter, in whole pages
+    prompts: left for prompts in this step; whole_prompts: none is cut, and the first may be longer
     """
 
     def __init__(self, blocks: RadixKVBlocks, prompts: int, whole_prompts: bool, num_decodes: int) -> None:
@@ -184,20 +183,19 @@ class _Budget:
 
     @property
     def left(self) -> float:
-        """Tokens that can be had and nobody is expected to need."""
+        """Available tokens that nobody is expected to need."""
         return self._blocks.num_free * self._size - self.total
 
     @property
     def left_now(self) -> int:
-        """Tokens that can be had, less those that this step takes."""
+        """Available tokens after this step's."""
         return self._blocks.num_free * self._size - self.now
 
     def paged(self, num_tokens: int) -> int:
-        """Tokens of the pages that so many fill."""
         return -(-num_tokens // self._size) * self._size
 
     def charge(self, num_new_tokens: int, num_output_tokens: int) -> None:
-        """A request computes `num_new_tokens` and is expected to answer with `num_output_tokens`."""
+        """Charge a request that computes `num_new_tokens` and is expected to answer `num_output_tokens`."""
         paged = self.paged(num_new_tokens)
         self.total += paged + self._size + num_output_tokens
         self.now += paged + self._size
@@ -215,13 +213,13 @@ class EstimatingScheduler(Scheduler):
         self._radix = radix
         self._running = self._decoding = RetractingRequests(config, radix, self._requeue)
         self._running.cohort.watch = watch
-        # Whether each step looks at those that wait, as one might be urgent enough to take the place of another.
+        # Whether each step looks at waiting requests, as an urgent one might replace a running one.
         self._may_preempt = config.scheduling_policy == "priority"
-        self._is_full = False  # nobody is admitted until a request leaves
+        self._is_full = False  # no admission until a request leaves
         self._num_admissions = 0  # how often the queue was sorted
-        self._num_decoding = 0  # requests that ran beside the last plan's prompts, if it had any
-        self._was_short = False  # the last one refused was refused for want of blocks
-        self._begun: dict[StepPlan, list[Request]] = {}  # plan -> those whose prompts end with it, in its order
+        self._num_decoding = 0  # requests that ran beside the last plan's prompts
+        self._was_short = False  # the last refusal was for blocks
+        self._begun: dict[StepPlan, list[Request]] = {}  # plan -> requests whose prompts end with it, in its order
 
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
@@ -230,7 +228,7 @@ class EstimatingScheduler(Scheduler):
     def add(self, request: Request) -> None:
         """Queue `request`; see `Scheduler.add`."""
         self.check_can_ever_run(request)
-        self._waiting.append(((), request))  # in the order in which they were looked at last
+        self._waiting.append(((), request))  # in the order last looked at
         self._may_admit = not self._is_full
 
     def _withdraw(self, request: Request) -> bool:
@@ -246,7 +244,7 @@ class EstimatingScheduler(Scheduler):
         return super().abort(request)
 
     def _most_output(self, request: Request) -> int:
-        """The longest answer that an empty pool has room for beside the prompt of `request`, in whole pages."""
+        """Longest answer that fits an empty pool beside the prompt, in whole pages."""
         size = self._radix.block_size
         return (self._radix.num_blocks - -(-request.num_prompt_tokens // size) - 1) * size - 1
 
@@ -266,7 +264,7 @@ class EstimatingScheduler(Scheduler):
         if not (running.requests or self._waiting):
             return plan
         is_polled = (plan.index - self._poll_at) % self.config.poll_every == 0 or not running.requests
-        # What the plan before leaves to do once it is under way.
+        # Deferred work of the plan before, now under way.
         unfinished, previous = running.unfinished_prompt, running.previous
         if unfinished is not None and any(grant.request is unfinished for grant in previous.chunks):
             self._radix.checkpoint(unfinished, unfinished.num_computed_tokens)
@@ -281,7 +279,7 @@ class EstimatingScheduler(Scheduler):
             plan.is_complete = False
             begun, unfinished = self._begun[plan], running.unfinished_prompt
             self._num_decoding = num_decoding = len(running.requests) - len(begun) - (unfinished is not None)
-            # Decodes go along with the prompts, if there are blocks for them.
+            # Decodes join the prompts if there are blocks for them.
             is_mixed = num_decoding and not self.config.prefill_exclusive and running.decode(plan, begun)
             if is_mixed and plan.cohort_age:
                 running.put_first([*begun, *filter(None, [unfinished])])
@@ -333,9 +331,9 @@ class EstimatingScheduler(Scheduler):
         return min(num_output_tokens, self._rules.most_output_tokens)
 
     def _choose(self, budget: _Budget, places: int, num_running: int, continues: bool) -> list[_Admission]:
-        """Who of those that wait is admitted, in their order, until the first that is not."""
+        """Admit waiting requests in order, until the first that does not fit."""
         admitted: list[_Admission] = []
-        # Without a cache, and with answers of known length, it can be said when blocks are given back.
+        # Without a cache and with fixed answer lengths it is known when blocks are freed.
         knows_ends = not self._rules.ends_early and not self._radix.enable_prefix_caching
         guards = _FreedLater(self, budget) if knows_ends else None
         for _, request in self._waiting:
@@ -367,7 +365,7 @@ class EstimatingScheduler(Scheduler):
         guards: "_FreedLater | None",
         admitted: list[_Admission],
     ) -> _Admission | None:
-        """`request` as it can be admitted, or None; `_was_short` says whether blocks are what is missing."""
+        """Admission of `request`, or None; sets `_was_short` if blocks are missing."""
         self._was_short = True
         size = self._radix.block_size
         num_computed = self._radix.depth(node) * size
@@ -393,7 +391,7 @@ class EstimatingScheduler(Scheduler):
     def _start(
         self, plan: StepPlan, now: int, unfinished: Request | None, num_continued: int, admitted: list[_Admission]
     ) -> None:
-        """Give all who compute prompts in `plan` their blocks, and their grants."""
+        """Allocate blocks and grant tokens to all prompts in `plan`."""
         if not (num_continued or admitted):
             return
         del self._waiting[: len(admitted)]
@@ -416,7 +414,7 @@ class EstimatingScheduler(Scheduler):
         self._begun[plan] = [request for request in granted if request is not self._decoding.unfinished_prompt]
 
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
-        """Take the tokens that `plan` has sampled by `now`; returns who is done."""
+        """Apply tokens sampled by `plan`, ended at `now`, and `num_accepted` drafts; return finished requests."""
         kept = plan.decodes, plan.samples, plan.singles, plan.resumed
         dropped = self._decoding.dropped
         if dropped:
@@ -449,10 +447,9 @@ class EstimatingScheduler(Scheduler):
         return finished
 
     def _free(self, finished: list[Request]) -> None:
-        """Nothing yet: they give their blocks back in the order of their step."""
+        """No-op: finished requests give their blocks back in the order of their step."""
 
     def _release(self, request: Request) -> None:
-        """`request` is done: all it has computed stays in the tree."""
         if request in self._running.requests:
             self._running.leave(request)
         if request.keeps_blocks:
@@ -468,15 +465,14 @@ class EstimatingScheduler(Scheduler):
 
 
 class _FreedLater:
-    """Without a cache, and with answers of known length: whether blocks suffice at all times to come, as running
-    requests give theirs back when they end."""
+    """Without cache, with fixed answer lengths: whether blocks suffice at all later times, as requests end."""
 
     def __init__(self, scheduler: EstimatingScheduler, budget: _Budget) -> None:
         self._scheduler, self._budget = scheduler, budget
         self._states: list[tuple[int, int]] | None = None  # (tokens left to generate, tokens held)
 
     def has_room_for(self, request: Request, missing: int, admitted: list[_Admission]) -> bool:
-        """Whether `request`, which computes `missing` tokens now, can be admitted beside the others."""
+        """Whether `request`, computing `missing` tokens now, fits beside the others."""
         budget, size = self._budget, self._scheduler._radix.block_size
         paged = budget.paged(missing) + size
         if paged > min(budget.left_now, budget.left):
@@ -504,7 +500,7 @@ class _FreedLater:
         return (left, request.num_prompt_tokens + num_output) if left > 0 else None
 
     def _insert(self, state: tuple[int, int] | None) -> None:
-        """Enter `state` before the first with at least as much left, and before the last if there is none."""
+        """Insert `state` before the first with at least as many tokens left, else before the last."""
         assert self._states is not None
         if state is None:
             return

@@ -1,10 +1,9 @@
-"""`GroupedKVBlocks`: KV blocks where groups of layers keep different parts of a sequence (`perfmodel.kv_groups`).
+"""`GroupedKVBlocks`: KV blocks where layer groups keep different parts of a sequence (`perfmodel.kv_groups`).
 
-vLLM's hybrid KV cache manager: each group has a table of blocks for each request, and all take blocks from one pool.
-The table of the first group is `Request.block_ids`, of which the rows given up are `NO_BLOCK`; those of the others are
-in `Request.tables`. When a request is granted tokens it first gives up the rows that it no longer sees (`release`),
-then takes a block for each new row of each group. A prefix is found in the cache as far as every group has what a
-query behind it sees: all rows where all are seen, else those of the window before it, or of its chunk so far.
+vLLM's hybrid KV cache manager: a block table per group and request over one pool. The first group's table is
+`Request.block_ids`, with `NO_BLOCK` for released rows; `Request.tables` has the others. Before a grant a request
+releases rows that are no longer visible, then takes a block per new row and group. A prefix is cached as far as every
+group has what the next query sees: all rows, the window before it, or its chunk so far.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -18,11 +17,11 @@ NO_BLOCK = -1
 
 
 class GroupedKVBlocks(KVBlockManager):
-    """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`; `enable_prefix_caching` and
-    `reuses_partial_first` as of `KVBlockManager`.
+    """`num_blocks` blocks of `block_size` tokens in the layers of one of `groups`. `enable_prefix_caching` and
+    `reuses_partial_first`: see `KVBlockManager`.
 
-    max_in_flight_tokens: that steps under way may compute of one request
-    max_model_len:        tokens of the longest sequence; None: without a limit
+    max_in_flight_tokens: tokens of a request that running steps may compute
+    max_model_len:        longest sequence in tokens; None: unlimited
     """
 
     def __init__(
@@ -42,37 +41,36 @@ class GroupedKVBlocks(KVBlockManager):
         longest = max_model_len if max_model_len is not None else 1 << 60
         self._most = [group.most_reserved(max_in_flight_tokens, longest, block_size) for group in groups]
         self._windowed = [(number, group) for number, group in enumerate(groups) if group.span is not None]
-        # Groups that keep the same part of a sequence are looked up together, those that keep all of it first.
+        # Groups that keep the same part are looked up together, full attention first.
         kinds: dict[tuple[bool, int, bool], list[int]] = {}
         for number, group in enumerate(groups):
             kinds.setdefault((group.span is not None, group.span or 0, group.is_chunk), []).append(number)
         self._kinds = sorted(kinds.values(), key=lambda numbers: groups[numbers[0]].span is not None)
 
     def num_filled(self, num_tokens: int) -> int:
-        """Blocks that one request of `num_tokens` tokens holds at most on its way there."""
+        """Peak blocks of a request on its way to `num_tokens` tokens."""
         rows = -(-num_tokens // self.block_size)
         return sum(rows if most is None else min(rows, most) for most in self._most)
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
-        """Blocks that `request` lacks to hold `num_tokens` tokens, after `release`."""
+        """Blocks that `request` lacks for `num_tokens` tokens, after `release`."""
         rows = -(-num_tokens // self.block_size)
         if request.tables is not None:
             return (rows - len(request.block_ids)) * len(self.groups)
         return sum(max(rows - first, 0) for first in self._firsts(_num_there(request)))
 
     def num_due(self, request: Request, num_tokens: int) -> int:
-        return 0  # nothing is set aside: a member of the cohort has its blocks when they are due
+        return 0  # cohort members have their blocks when they are due
 
     def weight(self, num_rows: int) -> int:
         return len(self.groups)
 
     def _firsts(self, num_computed: int) -> list[int]:
-        """The first row that each group keeps behind `num_computed` tokens."""
+        """First row that each group keeps behind `num_computed` tokens."""
         return [group.first_row(num_computed, self.block_size) for group in self.groups]
 
     def cached_prefix(self, request: Request) -> list[int]:
-        """The first group's blocks of the longest beginning of the prompt that all groups have, at most all but its
-        last token; `NO_BLOCK` for rows that it does not need."""
+        """First group's blocks of the prompt prefix that all groups cache, short of its last token; else `NO_BLOCK`."""
         if not self.enable_prefix_caching or not request.contents:
             return []
         contents = request.contents[: (request.num_tokens - 1) // self.block_size]
@@ -81,13 +79,16 @@ class GroupedKVBlocks(KVBlockManager):
         return [NO_BLOCK] * first + [self._block_of[0, contents[row]] for row in range(first, num_rows)]
 
     def _num_cached_rows(self, contents: Sequence[Hashable]) -> int:
-        """Each kind of groups takes the length that those before it agree on, or the longest below; from the first on
-        again until all agree. Full attention and one other kind agree at once (vLLM, find_longest_cache_hit). Where
-        the last block is computed again, a kind looks once for one more than it is asked for, and leaves it out."""
+        """Cached rows common to all groups.
+
+        Each kind of groups takes the agreed length or the longest below, repeated until all agree. Full attention and
+        one other kind agree at once (vLLM, find_longest_cache_hit). Where the last block is recomputed, a kind looks
+        once for one row more and leaves it out.
+        """
         num_rows = before = len(contents)
         is_simple = len(self._kinds) == 2 and self.groups[self._kinds[0][0]].span is None
         all_kinds = set(range(len(self._kinds))) if self.rereads_last_block else set()
-        leaving = set(all_kinds)  # kinds that still leave one out
+        leaving = set(all_kinds)  # kinds that still leave a row out
         seen: dict[int, int] = {}  # rows of full attention
         while True:
             for number, numbers in enumerate(self._kinds):
@@ -108,14 +109,13 @@ class GroupedKVBlocks(KVBlockManager):
             before = num_rows
 
     def _longest(self, numbers: Sequence[int], contents: Sequence[Hashable], most: int, leaves_one: bool) -> int:
-        """The longest hit of at most `most` rows of the groups with these numbers, which keep the same; with
-        `leaves_one`, one for which its last row can be left out."""
+        """Longest hit of equal groups `numbers`, up to `most` rows; `leaves_one`: its last row can be left out."""
         group, size = self.groups[numbers[0]], self.block_size
 
         def is_there(row: int) -> bool:
             return all((number, contents[row]) in self._block_of for number in numbers)
 
-        if group.span is None or group.is_chunk:  # from the first row that is seen on, as far as they are there
+        if group.span is None or group.is_chunk:  # from the first visible row on, while cached
             start = group.first_row(most * size, size)
             return next((row for row in range(start, most) if not is_there(row)), most)
         wanted, length = -(-(group.span - 1) // size) + leaves_one, 0
@@ -131,13 +131,13 @@ class GroupedKVBlocks(KVBlockManager):
         return self._num_taken(request, num_tokens, len(list(cached)), is_whole=False) <= self.num_free
 
     def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
-        """As of the base for `request`, `num_tokens`, `num_whole` and `cached`; for no more than it holds at once."""
+        """As the base, for `request`, `num_tokens`, `num_whole` and `cached`, but for its peak blocks."""
         if num_whole > num_tokens and self._num_taken(request, num_whole, len(cached), is_whole=True) > self.num_free:
             return False
         return self._num_taken(request, num_tokens, len(cached), is_whole=False) <= self.num_free
 
     def _num_taken(self, request: Request, num_tokens: int, num_cached: int, is_whole: bool) -> int:
-        """Free blocks that `request`, new here, takes for `num_tokens` tokens with `num_cached` rows cached."""
+        """Free blocks that a new `request` takes for `num_tokens` tokens with `num_cached` rows cached."""
         rows, count = -(-num_tokens // self.block_size), 0
         firsts = self._firsts(max(_num_there(request), num_cached * self.block_size))
         for number, (first, most) in enumerate(zip(firsts, self._most, strict=True)):
@@ -148,12 +148,12 @@ class GroupedKVBlocks(KVBlockManager):
         return count
 
     def allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> None:
-        """Give `request` the cached rows and what `num_tokens` tokens need (`can_allocate` first)."""
+        """Give `request` the cached rows and the blocks for `num_tokens` tokens (`can_allocate` first)."""
         if request.tables is None:
             request.tables = GroupTables([0] * len(self.groups), [[] for _ in self.groups[1:]])
             self._claim(request, len(list(cached)))
         missing = -(-num_tokens // self.block_size) - len(request.block_ids)
-        if missing == 1:  # nearly always: it decodes
+        if missing == 1:  # nearly always: a decode
             taken: list[int] = []
             self._take(len(self.groups), taken)
             request.block_ids.append(taken[0])
@@ -165,11 +165,11 @@ class GroupedKVBlocks(KVBlockManager):
                 self._take(missing, blocks)
 
     def _claim(self, request: Request, num_cached: int) -> None:
-        """Give `request`, new here, its cached rows, and none for rows that it never sees."""
+        """Give a new `request` its cached rows, and none for invisible rows."""
         tables = request.tables
         assert tables is not None
         num_there = max(_num_there(request), num_cached * self.block_size)
-        num_rows = max(-(-num_there // self.block_size), num_cached)  # those computed elsewhere need blocks, too
+        num_rows = max(-(-num_there // self.block_size), num_cached)  # KV computed elsewhere needs blocks, too
         tables.firsts = self._firsts(num_there)
         for number, first in enumerate(tables.firsts):
             blocks = [self._block_of[number, request.contents[row]] for row in range(first, num_cached)]
@@ -188,8 +188,7 @@ class GroupedKVBlocks(KVBlockManager):
             self._take(num_rows - max(first, num_cached), into)
 
     def release(self, request: Request, num_done: int) -> int | None:
-        """As of the base: the rows that no query behind `num_done` tokens sees, the last row of a group first in line
-        to be taken."""
+        """As the base: rows that no query behind `num_done` tokens sees; a group's last row is reused first."""
         tables, size, next_done = request.tables, self.block_size, None
         if tables is None:
             return None
@@ -213,8 +212,9 @@ class GroupedKVBlocks(KVBlockManager):
         return next_done
 
     def _give_up(self, request: Request, first: int, blocks: list[int]) -> None:
-        """`request` has lost `blocks`, of rows from `first` on. Those without contents get none: they are reused before
-        what the request still holds, so they would be gone, too, when it comes back without that."""
+        """Free `blocks`, rows of `request` from `first` on. Rows without contents get none: they are reused before its
+        other blocks, so they would be gone when it comes back.
+        """
         hashed: list[int] = []
         if request.num_hashed_blocks > first:
             num_hashed = request.num_hashed_blocks - first
@@ -223,7 +223,7 @@ class GroupedKVBlocks(KVBlockManager):
         self._give_back(hashed, True)
 
     def publish(self, request: Request, num_computed: int | None = None) -> None:
-        """Enter the full blocks that are computed, or planned to be, into the prefix cache, group by group."""
+        """Cache the full blocks that are computed, or planned to be, group by group."""
         num_computed = request.num_computed_tokens if num_computed is None else num_computed
         last = min(num_computed // self.block_size, len(request.contents))
         tables = request.tables
@@ -239,7 +239,7 @@ class GroupedKVBlocks(KVBlockManager):
 
     def _tell_removed(self, content: Hashable) -> None:
         assert self.listener is not None
-        number, block_hash = cast(tuple[int, Hashable], content)  # as `publish` entered it
+        number, block_hash = cast(tuple[int, Hashable], content)  # as entered by `publish`
         self.listener.on_removed(block_hash, number)
 
     def free(self, request: Request, num_tokens: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""`HostBlocks`: KV blocks that left the device and lie in a second tier, where they can be restored from.
+"""`HostBlocks`: KV blocks offloaded to a second tier, from which they can be restored.
 
-Two kinds: all blocks of a preempted request, until it runs again; and blocks of shared content that the device's prefix
-cache has reused, least recently used first out. Room for the first is made by dropping the second.
+It has all blocks of preempted requests until they run again, and shared blocks evicted from the device's prefix cache
+(LRU). The former evict the latter.
 """
 
 from collections import OrderedDict
@@ -12,24 +12,23 @@ from perfmodel.engine.request import Request
 
 
 class HostCopies:
-    """Which blocks each plan copies to the tier, (block, slot), and back, (slot, block), for a backend with tensors.
+    """Block copies of each plan to the tier, (block, slot), and back, (slot, block), for backends with tensors.
 
-    Slots are numbers from 0 on, as few as are in use at once and by one plan. Within a plan all copies out come before
-    all copies in, both before its tokens are computed: a block that leaves the device is read before its new owner
-    writes it. A slot whose content leaves is used again from the next plan on, so what a plan pushes out it can still
-    bring back.
+    Slots are numbers from 0, as few as possible. A plan's copies out precede its copies in, both precede its tokens: a
+    block is read before its new owner writes it. A freed slot is reused from the next plan on, so a plan can restore
+    what it evicts.
     """
 
     def __init__(self) -> None:
         self.out: list[tuple[int, int]] = []
         self.back: list[tuple[int, int]] = []
         self._slot_of: dict[Hashable, int] = {}
-        self._leaving: dict[Hashable, int] = {}  # pushed out since `take`
+        self._leaving: dict[Hashable, int] = {}  # evicted since `take`
         self._free: list[int] = []
         self._num_slots = 0
 
     def store(self, content: Hashable, block: int) -> None:
-        """`content`, in `block` of the device, comes to the tier."""
+        """Copy `content` from device `block` to the tier."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -38,12 +37,12 @@ class HostCopies:
         self.out.append((block, slot))
 
     def restore(self, content: Hashable, block: int) -> None:
-        """`block` of the device gets `content`, which is in the tier, or was when this plan was begun."""
+        """Copy `content` to device `block`; it is in the tier, or was when this plan was begun."""
         slot = self._slot_of.get(content)
         self.back.append((self._leaving[content] if slot is None else slot, block))
 
     def drop(self, content: Hashable) -> None:
-        """`content` leaves the tier."""
+        """Evict `content` from the tier."""
         slot = self._slot_of.pop(content)
         if content in self._leaving:  # twice within a plan
             self._free.append(slot)
@@ -51,7 +50,7 @@ class HostCopies:
             self._leaving[content] = slot
 
     def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The copies (out, back) of the plan that has just been made."""
+        """Copies (out, back) of the plan just made."""
         copies = self.out, self.back
         self.out, self.back = [], []
         self._free += self._leaving.values()
@@ -60,12 +59,11 @@ class HostCopies:
 
 
 class HostBlocks:
-    """`capacity` blocks; sequences with fewer than `least_tokens` to restore are computed again instead.
+    """A tier of `capacity` blocks; sequences with fewer than `least_tokens` to restore are recomputed.
 
-    is_awaited: a step begins when the blocks that it takes from others have been copied here; else they are copied
-                beside it
-    copies:     notes which block goes where, for plans that are executed with tensors
-    num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: what the latter held
+    is_awaited: a step waits for the copies of blocks that it reuses; else they overlap it
+    copies:     records block copies for plans with tensors
+    num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: tokens of the latter
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class HostBlocks:
     ) -> None:
         self.capacity, self.least_tokens, self.is_awaited = capacity, least_tokens, is_awaited
         self._copies = copies
-        self._num_planned = 0  # of `num_stored`, those that plans know of
+        self._num_planned = 0  # part of `num_stored` that plans know of
         self.num_stored = self.num_restored = self.num_restored_tokens = 0
         self._contents: OrderedDict[Hashable, None] = OrderedDict()
         self._parked: dict[Request, tuple[int, int]] = {}  # request -> tokens, blocks
@@ -84,7 +82,7 @@ class HostBlocks:
         return len(self._contents) + self._num_parked
 
     def keep(self, content: Hashable, block: int) -> None:
-        """The device reuses its `block` with `content`."""
+        """The device reuses `block`: keep its `content`."""
         if content in self._contents:
             self._contents.move_to_end(content)
         elif self._make_room(1):
@@ -94,8 +92,7 @@ class HostBlocks:
                 self._copies.store(content, block)
 
     def park(self, request: Request, num_tokens: int, num_blocks: int) -> bool:
-        """`request`, about to be preempted, has KV of `num_tokens` in `num_blocks`; kept if that is worth it, and there
-        is room: whether it is."""
+        """Park a preempted request's KV if worthwhile and there is room; return whether it was."""
         if num_tokens < self.least_tokens or not num_blocks or not self._make_room(num_blocks):
             return False
         self._parked[request] = num_tokens, num_blocks
@@ -107,7 +104,7 @@ class HostBlocks:
         return True
 
     def forget(self, request: Request) -> None:
-        """`request` is not coming back for what it parked."""
+        """Drop what `request` parked."""
         _, num_blocks = self._parked.pop(request, (0, 0))
         self._num_parked -= num_blocks
         if self._copies is not None:
@@ -115,14 +112,14 @@ class HostBlocks:
                 self._copies.drop((request.request_id, index))
 
     def forget_all(self) -> None:
-        """Nothing is in memory any more."""
+        """Clear the tier."""
         while self._contents:
             self._push_out()
         for request in list(self._parked):
             self.forget(request)
 
     def num_ready(self, request: Request, num_cached: int, block_size: int) -> int:
-        """The leading tokens of `request` that would be there if all that can be were restored behind `num_cached`."""
+        """Leading tokens of `request` available if all possible blocks behind `num_cached` tokens were restored."""
         parked = self._parked.get(request)
         if parked is not None:
             return max(num_cached, parked[0])
@@ -134,15 +131,16 @@ class HostBlocks:
         return num_ready if num_ready - num_cached >= self.least_tokens else num_cached
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
-        """`request` is admitted with `num_ready` tokens there, all but the first `num_cached` from here; the blocks, of
-        `block_size` tokens."""
+        """Admit `request` with `num_ready` tokens: all but the first `num_cached` come from here, in blocks of
+        `block_size`.
+        """
         parked, tokens, blocks = self._parked.get(request), num_ready - num_cached, 0
         if tokens > 0:
             first, blocks = num_cached // block_size, -(-tokens // block_size)
             contents: Sequence[Hashable] = request.contents[first : first + blocks]
             if parked is None:
                 for content in contents:
-                    if content in self._contents:  # the blocks that it now comes to may have pushed it out
+                    if content in self._contents:  # an allocated block may have evicted it
                         self._contents.move_to_end(content)
             else:
                 blocks = min(blocks, parked[1])
@@ -157,7 +155,7 @@ class HostBlocks:
         return blocks
 
     def settle(self, plan: StepPlan) -> None:
-        """`plan` is made: it waits for what has been stored meanwhile, and is told of all copies."""
+        """Tell the finished `plan` its copies and the stores that it waits for."""
         if self.is_awaited:
             plan.num_stored_blocks = self.num_stored - self._num_planned
             self._num_planned = self.num_stored

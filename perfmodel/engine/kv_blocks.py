@@ -1,18 +1,14 @@
-"""KV blocks: who owns which, which hold content that another request can reuse, and in what order they are reused.
+"""KV blocks: ownership, prefix cache and order of reuse, by vLLM v1's rules.
 
-The rules are vLLM v1's. A block is private to one request until its content has a hash; then it is shared by reference
-count, and after its last owner leaves it stays in the cache until it is reused, least recently freed first and a
-request's last block before its first. Private blocks have no per-block state at all: they move between requests and
-the free queue as slices of lists.
+A block is private until its content has a hash, then shared by reference count. Freed blocks stay cached until reused,
+least recently freed first and a request's last block first. Private blocks have no per-block state: they move between
+requests and the free queue as list slices.
 
-Where every layer overwrites the keys that left its window (`span`), a request holds no more blocks than a window fills,
-and no prefix is reused: its blocks have been overwritten. A span of 0 holds nothing at all. Beside the blocks that its
-tokens fill a request may hold buffers (`num_buffers`), as large as so many blocks, from its first block on: for the
-newest tokens, where those take more room than older ones.
+Where every layer overwrites keys that left its window (`span`), a request holds at most one window of blocks and its
+prefix is not reusable. A span of 0 holds nothing. `num_buffers` blocks per request hold newest tokens in wider formats.
 
-Which private block a request gets makes no difference to anyone who has no tensors. So blocks can be set aside by
-their number (`set_aside`) and handed out later (`hand_out`): they leave the queue when someone next looks at what it
-or the cache holds, in the order that they would have left it one by one.
+Without tensors it does not matter which private block a request gets. So blocks are set aside by number (`set_aside`)
+and handed out later (`hand_out`); they leave the queue, in the same order, when someone next looks at it or the cache.
 """
 
 from collections import deque
@@ -28,41 +24,40 @@ _NUMBERS: list[int] = []
 
 
 def _numbers(first: int, count: int) -> list[int]:
-    """The whole numbers from `first` on, always the same objects: a thousand engines number as many blocks."""
+    """Numbers from `first` on, always the same objects: a thousand engines number as many blocks."""
     if first + count > len(_NUMBERS):
         _NUMBERS.extend(range(len(_NUMBERS), first + count))
     return _NUMBERS[first : first + count]
 
 
 class BlockListener(Protocol):
-    """Whoever follows what the prefix cache holds. Where groups of layers have blocks of their own, `group` is their
-    number; else it is 0."""
+    """Follows the contents of the prefix cache. `group`: the layer group where groups have separate blocks, else 0."""
 
     def on_stored(self, contents: Sequence[Hashable], parent: Hashable | None, group: int) -> None:
-        """Blocks with these contents, one behind the other, are in the cache now; `parent` is what stands before."""
+        """Consecutive blocks with `contents` are cached behind `parent`."""
 
     def on_removed(self, content: Hashable, group: int) -> None:
-        """The block with this content was reused for something else."""
+        """The block with `content` was reused."""
 
     def on_cleared(self) -> None:
-        """Nothing is in the cache any more."""
+        """The cache is empty."""
 
 
 @dataclass(slots=True, eq=False)
 class _Lot:
-    """Blocks freed together; taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
+    """Blocks freed together, taken from the end of `blocks`. `has_hashed`: some may have been claimed back since."""
 
     blocks: list[int]
     has_hashed: bool
 
 
 class KVBlockManager:
-    """`num_blocks` blocks of `block_size` tokens, with or without a prefix cache (`enable_prefix_caching`); a request
-    holds at most those for `span` tokens, if that is given, and `num_buffers` more. Cached blocks that are reused leave
-    their content with `host`, if there is one. A `listener` follows what is cached.
+    """`num_blocks` blocks of `block_size` tokens, with or without a prefix cache (`enable_prefix_caching`).
 
-    reuses_partial_first: with a prefix cache, blocks freed before they were full are reused first, the last one freed
-                          before the others (vLLM since 0.23); else all blocks in the order in which they were freed
+    span, num_buffers: a request's limit in tokens, and blocks of it beyond that
+    host: second tier for reused cached blocks; listener: follows the cache
+    reuses_partial_first: partly filled freed blocks are reused first, the last freed before the others (vLLM since
+                          0.23, with a prefix cache); else in order of freeing
     """
 
     def __init__(
@@ -81,21 +76,21 @@ class KVBlockManager:
         self.num_buffers, self.host = num_buffers, host
         self._reuses_partial_first = reuses_partial_first and self.enable_prefix_caching
         self.listener: BlockListener | None = None
-        self.most_weight = 1  # the most that `weight` says
-        self.rereads_last_block = False  # whether of a prefix in the cache the last block is computed again
-        self.gives_up_rows = False  # whether requests give up blocks while they run (`release`)
+        self.most_weight = 1  # upper bound of `weight`
+        self.rereads_last_block = False  # the last block of a cached prefix is recomputed
+        self.gives_up_rows = False  # requests release blocks while they run (`release`)
         self.num_free = num_blocks
-        self._num_fresh = num_blocks  # blocks never used yet; taken before any of the queue
-        self._partial: list[int] = []  # freed before they were full; the last one is reused before any other block
+        self._num_fresh = num_blocks  # never used blocks, taken before the queue
+        self._partial: list[int] = []  # freed before they were full; the last one is reused first
         self._queue: deque[_Lot] = deque()
-        self._num_entries = 0  # in all lots, those claimed back since included
-        self._block_of: dict[Hashable, int] = {}  # hash -> block, the first of those with this content
-        self._copies: dict[Hashable, list[int]] = {}  # hash -> further blocks, computed side by side, in their order
+        self._num_entries = 0  # in all lots, including those claimed back since
+        self._block_of: dict[Hashable, int] = {}  # hash -> first block with this content
+        self._copies: dict[Hashable, list[int]] = {}  # hash -> further blocks, computed concurrently, in order
         self._hash_of: dict[int, Hashable] = {}  # block -> hash
         self._owners: dict[int, int] = {}  # hashed block -> number of requests that hold it
-        self._lot_of: dict[int, _Lot] = {}  # hashed free block -> the lot it waits in
-        self._aside: list[int] = []  # set aside, and not handed out yet
-        self._num_to_pop = 0  # set aside too, but still in the queue
+        self._lot_of: dict[int, _Lot] = {}  # free hashed block -> the lot it waits in
+        self._aside: list[int] = []  # set aside, not handed out yet
+        self._num_to_pop = 0  # also set aside, but still in the queue
 
     @property
     def num_used(self) -> int:
@@ -103,18 +98,17 @@ class KVBlockManager:
 
     @property
     def num_free_unawaited(self) -> int:
-        """Free blocks that can be taken before a step waits for the copy of one to a second tier; a lower bound."""
+        """Free blocks that can be taken without waiting for a copy to a second tier; a lower bound."""
         if self.host is None or not self.host.is_awaited or not self._lot_of:
             return self.num_free
         return max(self._num_fresh - self._num_to_pop, 0)
 
     @property
     def num_aside(self) -> int:
-        """Blocks set aside and not handed out yet."""
         return len(self._aside) + self._num_to_pop
 
     def num_needed(self, request: Request, num_tokens: int) -> int:
-        """Blocks that `request` lacks to hold `num_tokens` tokens."""
+        """Blocks that `request` lacks for `num_tokens` tokens."""
         missing = self.num_filled(num_tokens) - len(request.block_ids)
         return missing + self.num_buffers if self.num_buffers and not request.buffer_ids else missing
 
@@ -124,20 +118,19 @@ class KVBlockManager:
         return num_blocks if self.most_per_request is None else min(num_blocks, self.most_per_request)
 
     def num_due(self, request: Request, num_tokens: int) -> int:
-        """How many of the blocks set aside are for `request`, which has come to `num_tokens` by decoding."""
+        """Blocks set aside for `request`, which has reached `num_tokens` by decoding."""
         return self.num_filled(num_tokens) - len(request.block_ids)
 
     def weight(self, num_rows: int) -> int:
-        """Blocks that the next `block_size` tokens take of a request that decodes and has blocks for `num_rows` times
-        as many."""
+        """Blocks for the next `block_size` tokens of a decode that has `num_rows` rows."""
         return 0 if num_rows == self.most_per_request else 1
 
     def next_change(self, num_rows: int) -> int | None:
-        """At how many rows that is something else than at `num_rows`, or blocks are given back; None: never."""
+        """Rows at which `weight` next changes, or blocks are released; None: never."""
         return self.most_per_request
 
     def cached_prefix(self, request: Request) -> list[int]:
-        """Blocks in the cache that hold the beginning of the prompt, at most all but its last token."""
+        """Cached blocks of the prompt's prefix, short of its last token."""
         if not self.enable_prefix_caching or not request.contents:
             return []
         self._pop_set_aside()
@@ -151,7 +144,7 @@ class KVBlockManager:
         return blocks[:-1] if self.rereads_last_block else blocks
 
     def can_allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> bool:
-        """Whether `request` can hold `num_tokens` tokens, of which the blocks `cached` are already there."""
+        """Whether `request` can hold `num_tokens` tokens, with the blocks `cached` already there."""
         claimed_back = num_cached = 0
         for block in cached:
             num_cached += 1
@@ -159,7 +152,7 @@ class KVBlockManager:
         return self.num_needed(request, num_tokens) - num_cached <= self.num_free - claimed_back
 
     def allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> None:
-        """Give `request` the cached blocks and as many new ones as `num_tokens` tokens need (`can_allocate` first)."""
+        """Give `request` the `cached` blocks and new ones for `num_tokens` tokens (`can_allocate` first)."""
         for block in cached:
             if self._owners[block] == 0:
                 self.num_free -= 1
@@ -174,28 +167,30 @@ class KVBlockManager:
             self._take(missing, request.block_ids)
 
     def can_admit(self, request: Request, num_tokens: int, num_whole: int, cached: Sequence[int]) -> bool:
-        """Whether `request`, new here, can hold `num_tokens` tokens now and `num_whole` in time; `cached` as above."""
+        """Whether a new `request`, with `cached` blocks, can hold `num_tokens` now and `num_whole` tokens in time."""
         return self.can_allocate(request, max(num_tokens, num_whole), cached)
 
     def release(self, request: Request, num_done: int) -> int | None:
-        """Take back what `request` no longer sees, with `num_done` tokens computed by steps that are over: nothing
-        here. Returns for how many tokens that is next more; None: never."""
+        """Release invisible blocks, with `num_done` tokens computed by finished steps; none here.
+
+        Returns for how many tokens there is next more to release; None: never.
+        """
         return None
 
     def set_aside(self, count: int) -> None:
-        """Take `count` blocks, which must be free, for requests that `hand_out` names."""
+        """Take `count` free blocks for requests that `hand_out` names."""
         self.num_free -= count
         self._num_to_pop += count
 
     def hand_out(self, request: Request, count: int) -> None:
-        """Give `request` `count` of the blocks that were set aside."""
+        """Give `request` `count` of the blocks set aside."""
         if len(self._aside) < count:
             self._pop_set_aside()
         request.block_ids += self._aside[-count:]
         del self._aside[-count:]
 
     def publish(self, request: Request, num_computed: int | None = None) -> None:
-        """Enter the full blocks that are computed, or planned to be, into the prefix cache."""
+        """Cache the full blocks that are computed, or planned to be."""
         if not self.enable_prefix_caching:
             return
         num_computed = request.num_computed_tokens if num_computed is None else num_computed
@@ -210,7 +205,7 @@ class KVBlockManager:
         self._tell_stored(request.contents, first, last, 0)
 
     def _enter(self, content: Hashable, block: int) -> None:
-        """`block`, which one request owns, has `content` from now on, be it alone or beside a copy."""
+        """Name `block`, which one request owns; it may be a copy."""
         if content in self._block_of:
             self._copies.setdefault(content, []).append(block)
         else:
@@ -219,8 +214,9 @@ class KVBlockManager:
         self._owners[block] = 1
 
     def publish_own(self, request: Request, num_tokens: int) -> None:
-        """Enter all full blocks of the first `num_tokens` of `request`, which is about to lose them, into the prefix
-        cache: what no other can have in common with it is found by itself when it comes back, if it is still there."""
+        """Cache all full blocks of the first `num_tokens` of `request`, about to lose them: blocks that no other
+        request can share are found by itself if it comes back in time.
+        """
         if not self.enable_prefix_caching:
             return
         if len(request.contents) < num_tokens // self.block_size:
@@ -232,9 +228,9 @@ class KVBlockManager:
             self.listener.on_stored(contents[first:end], contents[first - 1] if first else None, group)
 
     def free(self, request: Request, num_tokens: int | None = None) -> None:
-        """Take all blocks from `request`; those with a hash stay cached until they are reused.
+        """Free all blocks of `request`; hashed ones stay cached until reused.
 
-        num_tokens: leading tokens whose blocks are reused last, if they are full; all computed ones unless given
+        num_tokens: leading tokens whose full blocks are reused last; default: all computed ones
         """
         if request.buffer_ids:
             self._enqueue(_Lot(request.buffer_ids, False))
@@ -245,12 +241,12 @@ class KVBlockManager:
         request.num_hashed_blocks = 0
 
     def _num_full(self, request: Request, num_tokens: int | None) -> int:
-        """Leading rows of `request` that are full once `num_tokens` tokens are computed; all computed ones if None."""
+        """Leading full rows with `num_tokens` computed; None: all computed ones."""
         num_tokens = request.num_computed_tokens if num_tokens is None else num_tokens
         return max(num_tokens // self.block_size, request.num_hashed_blocks)
 
     def _give_back_rows(self, blocks: list[int], num_full: int, has_hashed: bool) -> None:
-        """One owner of `blocks` less, of which the first `num_full` are full and may have hashes."""
+        """Drop one owner of `blocks`, the first `num_full` of which are full and may have hashes."""
         if self._reuses_partial_first:
             partial = blocks[num_full:]
             if partial:
@@ -261,7 +257,7 @@ class KVBlockManager:
         self._give_back(blocks, has_hashed)
 
     def _give_back(self, blocks: list[int], has_hashed: bool) -> None:
-        """One owner of `blocks` less, of which some may have hashes."""
+        """Drop one owner of `blocks`, some of which may have hashes."""
         if not blocks:
             return
         if not has_hashed:
@@ -279,7 +275,6 @@ class KVBlockManager:
         self._enqueue(lot)
 
     def _enqueue(self, lot: _Lot) -> None:
-        """The blocks of `lot` are free from now on."""
         self.num_free += len(lot.blocks)
         self._num_entries += len(lot.blocks)
         self._queue.append(lot)
@@ -292,7 +287,7 @@ class KVBlockManager:
         self._pop(count, into)
 
     def settle(self, plan: StepPlan) -> None:
-        """`plan` is made: it knows what leaves for a second tier, and comes from there."""
+        """Tell the finished `plan` its copies to and from a second tier."""
         if self.host is not None:
             self._pop_set_aside()
             self.host.settle(plan)
@@ -303,7 +298,7 @@ class KVBlockManager:
             self._num_to_pop = 0
 
     def _pop(self, count: int, into: list[int]) -> None:
-        """Move `count` blocks from the head of the queue, never used ones first, to the end of `into`."""
+        """Move `count` blocks from the queue's head, never used ones first, to the end of `into`."""
         if self._partial and count:
             taken = self._partial[-count:]
             del self._partial[-count:]
@@ -338,7 +333,7 @@ class KVBlockManager:
                 self._queue.popleft()
 
     def _is_waiting_in(self, block: int, lot: _Lot) -> bool:
-        """A hashed block may have been claimed back from this lot, and even freed again into a later one."""
+        """Whether a hashed block is still in this lot: not claimed back, nor freed again into a later one."""
         return block not in self._hash_of or self._lot_of.get(block) is lot
 
     def _forget(self, block: int) -> None:
@@ -364,11 +359,11 @@ class KVBlockManager:
         self.listener.on_removed(content, 0)
 
     def catch_up(self) -> None:
-        """Blocks that were set aside leave the queue now, as they would have one by one: a listener knows all."""
+        """Take blocks set aside off the queue, for a listener to see."""
         self._pop_set_aside()
 
     def forget_all(self) -> None:
-        """Nothing is in memory any more; no request may hold a block."""
+        """Clear all content; no request may hold a block."""
         assert self.num_free == self.num_blocks, "a request still holds blocks"
         self._pop_set_aside()
         self._compact()
@@ -380,7 +375,7 @@ class KVBlockManager:
             self.listener.on_cleared()
 
     def _compact(self) -> None:
-        """Drop the entries of blocks that were claimed back, so that the queue's size stays bounded."""
+        """Drop entries claimed back, to bound the queue."""
         for lot in self._queue:
             if lot.has_hashed:
                 lot.blocks = [block for block in lot.blocks if self._is_waiting_in(block, lot)]
@@ -388,11 +383,11 @@ class KVBlockManager:
         self._num_entries = sum(len(lot.blocks) for lot in self._queue)
 
     def blocks_of(self, request: Request) -> list[int]:
-        """All that `request` holds."""
+        """All block ids of `request`."""
         return [*request.block_ids, *request.buffer_ids]
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless `requests`, which must be all that hold blocks, and the queue account for all."""
+        """Raise AssertionError unless `requests` (all holders) and the queue account for every block."""
         self._pop_set_aside()
         owners: dict[int, int] = {}
         for request in requests:

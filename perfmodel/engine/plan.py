@@ -1,4 +1,4 @@
-"""What passes between the scheduler and a backend: plans, outcomes, step records."""
+"""Data between scheduler and backend: plans, outcomes, step records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from perfmodel.engine.request import Request
 
 
 class Grant(NamedTuple):
-    """`num_new_tokens` of `request`, following the `num_computed_tokens` whose KV is already there."""
+    """`num_new_tokens` of `request` behind its `num_computed_tokens` tokens of KV."""
 
     request: Request
     num_computed_tokens: int
@@ -18,11 +18,10 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True, eq=False, init=False)
 class StepPlan:
-    """The tokens that run in one step, and nothing about how long they take.
+    """Tokens that run in one step; knows no durations.
 
-    Decode, chunked prefill and a prefix hit are readings of the grants. Grants of one token to sequences whose other
-    tokens are all computed are kept apart in `decodes`, because their number and summed context say all that a cost
-    model needs. Where drafts are made, `decodes` also have those that they draft beside it.
+    Decode, chunked prefill and prefix hit are readings of the grants. One-token grants to fully computed sequences are
+    in `decodes`, with their drafts: a cost model needs only their number and summed context.
     """
 
     index: int
@@ -87,16 +86,12 @@ class StepPlan:
 
     @property
     def num_samples(self) -> int:
-        """Sequences that get output tokens: one each, and what was right of their drafts.
-
-        Logits are needed for `num_draft_tokens` more.
-        """
+        """Sequences that get output tokens: one each, plus accepted drafts. `num_draft_tokens` more need logits."""
         return len(self.decodes) + len(self.samples)
 
     @property
     def is_plain(self) -> bool:
-        """Nobody starts, resumes or is preempted, nor is a copy waited for: each of `decodes` follows up its token of
-        the step before."""
+        """Nobody starts, resumes, is preempted or awaits a copy: all `decodes` had a token in the step before."""
         others = self.chunks or self.singles or self.resumed or self.num_stalled or self.preempted
         return not (others or self.num_stored_blocks or self.loads)
 
@@ -109,10 +104,10 @@ class StepPlan:
         return bool(self.decodes or self.chunks)
 
     def note_uneven(self, now: int, last_token_at: int, into: list[tuple[int, int]]) -> int:
-        """How many of its tokens end no plain gap: first ones, and ones after steps that the request sat out.
+        """Count tokens that end no plain gap: first ones, and ones after steps that the request sat out.
 
-        now:  the end of the step, in ticks
-        into: gets (ticks, how many times) of the latter; last_token_at: when those who stalled together had their last
+        now:  end of the step in ticks; last_token_at: previous token time of requests that stalled together
+        into: receives (ticks, count) of the gaps
         """
         if self.num_stalled:
             into.append((now - last_token_at, self.num_stalled))
@@ -124,7 +119,7 @@ class StepPlan:
         return self.num_stalled + len(unevens)
 
     def fingerprint(self) -> str:
-        """A hash of what the plan decides; equal plans of two runs have equal fingerprints."""
+        """Hash of the plan's decisions, comparable between runs."""
         drafts = [f"drafts {self.draft_depths}"] if self.draft_depths else []
         text = ";".join(
             [f"{self.index}", *(f"{r.request_id}:1" for r in self.decodes), f"context {self.decode_context}", *drafts]
@@ -135,10 +130,9 @@ class StepPlan:
 
 
 class Outcome(NamedTuple):
-    """What came of a step: how long it took, in ticks, and the sampled tokens if anyone looks at them.
+    """Duration of a step in ticks, and sampled tokens if anyone reads them.
 
-    num_accepted: for each of the plan's `decodes`, how many of its drafted tokens were right, in a row from the first;
-                  needed where the plan has `draft_depths` (see `Speculation` for what pipelined drafts add)
+    num_accepted: accepted drafts per decode, required with `draft_depths`; see `Speculation` for pipelined drafters
     """
 
     duration: int
@@ -147,14 +141,14 @@ class Outcome(NamedTuple):
 
 
 class Backend(Protocol):
-    """Executes plans. The simulated one asks a cost model, the executed one runs kernels."""
+    """Executes plans: simulated by a cost model, or on kernels."""
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Run `plan` to its end."""
 
 
 class StepRecord(NamedTuple):
-    """One executed step, or `num_steps` equal decode steps advanced together. Times in ticks."""
+    """An executed step, or `num_steps` equal decode steps. Times in ticks."""
 
     step: int
     num_steps: int

@@ -1,11 +1,10 @@
-"""KV blocks whose contents a radix tree knows, as in SGLang: a block is free, private to a request, or in the tree.
+"""KV blocks in a radix tree, as in SGLang: a block is free, private to a request, or in the tree.
 
-A node of the tree is a run of blocks behind those of its parents. Requests that hold a node hold its parents, too; what
-nobody holds can be evicted, leaf by leaf, the one longest without access first and whole, however few blocks are
-missing. A request gives its computed blocks to the tree at certain moments (`checkpoint`), not block by block: where
-the tree has the same contents already, the request goes on with the tree's blocks and its own become free.
+A node is a run of blocks behind its parent's. A request that holds a node holds its parents. Unheld leaves are evicted
+whole, least recently accessed first. Requests give computed blocks to the tree at certain moments (`checkpoint`); where
+it already has the contents, the request goes on with the tree's blocks and its own are freed.
 
-`num_free` counts what can be had: free blocks, and those that can be evicted.
+`num_free` counts free and evictable blocks.
 """
 
 import heapq
@@ -18,27 +17,26 @@ from perfmodel.engine.request import Request
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """`blocks` with `contents`, one behind the other, behind those of `parent`."""
+    """`blocks` with consecutive `contents` behind those of `parent`."""
 
     parent: "RadixNode | None"
     contents: Sequence[Hashable]
     blocks: list[int]
-    last_access: float  # when it was last looked at, on the tree's own clock
+    last_access: float  # on the tree's own clock
     children: "dict[Hashable, RadixNode]" = field(default_factory=dict)  # by their first contents
-    num_locks: int = 0  # requests that hold it, or a node behind it
+    num_locks: int = 0  # requests that hold it or a descendant
 
 
 class RadixKVBlocks(KVBlockManager):
-    """`num_blocks` blocks of `block_size` tokens, with a tree of their contents (`enable_prefix_caching`) or without.
+    """`num_blocks` blocks of `block_size` tokens, with a radix tree (`enable_prefix_caching`) or without.
 
-    root:          the tree's, without blocks
-    num_evictable: blocks in the tree that no request holds; they count as free
+    root: of the tree, without blocks; num_evictable: unheld tree blocks, counted as free
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         super().__init__(num_blocks, block_size, enable_prefix_caching, reuses_partial_first=False)
         self.num_evictable = 0
-        self._wanted = 0  # blocks that were to be free before those set aside were taken
+        self._wanted = 0  # blocks wanted free before those set aside were taken
         self._begin()
 
     def _begin(self) -> None:
@@ -46,12 +44,12 @@ class RadixKVBlocks(KVBlockManager):
         self.root = RadixNode(None, (), [], 0.0)
         self.root.num_locks = 1
         self._node_of: dict[Request, RadixNode] = {}
-        self._leaves: set[RadixNode] = set()  # of those that can be evicted
-        self._oldest: list[tuple[float, int, RadixNode]] = []  # heap; entries may be older than what they are of
+        self._leaves: set[RadixNode] = set()  # evictable leaves
+        self._oldest: list[tuple[float, int, RadixNode]] = []  # heap; entries may be stale
         self._num_entered = 0
 
     def match(self, request: Request, num_tokens: int) -> RadixNode:
-        """The node that ends the longest prefix of the first `num_tokens` of `request`; all on the way are accessed."""
+        """End of the longest cached prefix of the first `num_tokens` of `request`; marks its path as accessed."""
         self._pop_set_aside()
         if not self.enable_prefix_caching or num_tokens < self.block_size:
             return self.root
@@ -75,21 +73,21 @@ class RadixKVBlocks(KVBlockManager):
         return node
 
     def depth(self, node: RadixNode) -> int:
-        """Blocks of a request that `match` has found in the tree up to `node`."""
+        """Blocks from the root to `node`."""
         depth, at = 0, node
         while at.parent is not None:
             depth, at = depth + len(at.blocks), at.parent
         return depth
 
     def num_unheld(self, node: RadixNode) -> int:
-        """Blocks up to `node` that nobody holds: they are not free any more once a request has taken the node."""
+        """Unheld blocks up to `node`: no longer free once a request takes it."""
         count, at = 0, node
         while at.parent is not None and not at.num_locks:
             count, at = count + len(at.blocks), at.parent
         return count
 
     def adopt(self, request: Request, node: RadixNode) -> None:
-        """`request` begins with the blocks up to `node`."""
+        """Start `request` with the blocks up to `node`."""
         self._lock(node)
         self._node_of[request] = node
         request.block_ids = self._path(node)
@@ -104,7 +102,7 @@ class RadixKVBlocks(KVBlockManager):
         return [block for run in reversed(runs) for block in run]
 
     def checkpoint(self, request: Request, num_tokens: int) -> None:
-        """Give the full blocks of the first `num_tokens` of `request`, which are computed, to the tree."""
+        """Give the full blocks of the first `num_tokens` of `request`, computed, to the tree."""
         self._pop_set_aside()
         if not self.enable_prefix_caching:
             return
@@ -125,7 +123,7 @@ class RadixKVBlocks(KVBlockManager):
         request.num_hashed_blocks = num_full
 
     def _insert(self, request: Request, num_blocks: int) -> tuple[RadixNode, int]:
-        """The node that ends the first blocks of `request`, and how many of them were there before."""
+        """(node that ends the first blocks of `request`, how many were there before)."""
         contents, node, depth = request.contents[:num_blocks], self.root, 0
         self._touch(node)
         while depth < num_blocks:
@@ -154,7 +152,6 @@ class RadixKVBlocks(KVBlockManager):
         self._clock += 1
 
     def _split(self, child: RadixNode, length: int) -> RadixNode:
-        """A node of its own for the first `length` blocks of `child`."""
         assert child.parent is not None
         parent = RadixNode(child.parent, child.contents[:length], child.blocks[:length], self._clock)
         self._clock += 2
@@ -187,13 +184,12 @@ class RadixKVBlocks(KVBlockManager):
             at = at.parent
 
     def _offer(self, node: RadixNode) -> None:
-        """`node` is a leaf that nobody holds."""
         self._leaves.add(node)
         self._num_entered += 1
         heapq.heappush(self._oldest, (node.last_access, self._num_entered, node))
 
     def free(self, request: Request, num_tokens: int | None = None) -> None:
-        """Take all blocks from `request`; what the tree has of it stays there until it is evicted."""
+        """Free all blocks of `request`; tree blocks stay until evicted."""
         self._pop_set_aside()
         self._give_back(request.block_ids[request.num_hashed_blocks :], False)
         self._unlock(self._node_of.pop(request, None))
@@ -201,21 +197,21 @@ class RadixKVBlocks(KVBlockManager):
         request.num_hashed_blocks = 0
 
     def publish(self, request: Request, num_computed: int | None = None) -> None:
-        """Nothing: the tree gets blocks by `checkpoint`."""
+        """No-op: the tree gets blocks by `checkpoint`."""
 
     def publish_own(self, request: Request, num_tokens: int) -> None:
-        """Nothing: what the tree has of a request that loses its blocks stays, and no more."""
+        """No-op: tree blocks of a request that loses its blocks stay."""
 
     def can_have(self, num_blocks: int) -> bool:
-        """Whether so many more blocks can be had; if not, everything is evicted that can be, as they were asked for."""
+        """Whether `num_blocks` more are available; if not, everything evictable is evicted, as they were asked for."""
         return num_blocks <= self.num_free or self.evict(num_blocks)
 
     def want(self, num_blocks: int) -> None:
-        """See that `num_blocks` are free, beside those set aside, once these are taken."""
+        """Ensure `num_blocks` free beyond those set aside, once these are taken."""
         self._wanted = max(self._wanted, self._num_to_pop + num_blocks)
 
     def evict(self, num_blocks: int) -> bool:
-        """Evict until `num_blocks` are free, as far as nodes can be evicted; whether they are."""
+        """Evict until `num_blocks` are free, if possible; return whether they are."""
         self._pop_set_aside()
         self._evict(num_blocks)
         return self.num_free - self.num_evictable >= num_blocks
@@ -253,13 +249,13 @@ class RadixKVBlocks(KVBlockManager):
         super()._pop_set_aside()
 
     def forget_all(self) -> None:
-        """Nothing is in memory any more; no request may hold a block."""
+        """Clear all content; no request may hold a block."""
         self.evict(self.num_blocks)
         super().forget_all()
         self._begin()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless `requests`, all that hold blocks, the tree and the queue account for all."""
+        """Raise AssertionError unless `requests` (all holders), tree and queue account for every block."""
         self._pop_set_aside()
         requests = list(requests)
         in_tree: set[int] = set()
@@ -282,7 +278,7 @@ class RadixKVBlocks(KVBlockManager):
 
 
 def _common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int) -> int:
-    """How many of `known` the `contents` from `first` on begin with."""
+    """Length of the common prefix of `known` and `contents[first:]`."""
     length = min(len(known), len(contents) - first)
     if known[:length] == contents[first : first + length]:
         return length

@@ -1,4 +1,4 @@
-"""`Request`: a few counters, and what follows from them. Times are in ticks of whatever clock drives the engine."""
+"""`Request`: counters of one request. Times are in ticks of the driving clock."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class RequestStatus(Enum):
-    """The state that a request is in, from arrival to its last token."""
+    """Lifecycle of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -17,7 +17,7 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class TokenTimes:
-    """What a `TokenWatch` knows of a request, in ticks."""
+    """A `TokenWatch`'s record of a request, in ticks."""
 
     first_at: int  # when its first token came
     pace: int | None  # what its reader takes for a token; None: without a reader
@@ -28,9 +28,9 @@ class TokenTimes:
 
 @dataclass(slots=True, eq=False)
 class GroupTables:
-    """Blocks of a request where groups of layers keep different rows (`GroupedKVBlocks`).
+    """Block tables by layer group (`GroupedKVBlocks`).
 
-    firsts: of each group, the first row that it keeps; others: blocks of each group but the first, from there on
+    firsts: each group's first kept row; others: blocks from there on of every group but the first
     """
 
     firsts: list[int]
@@ -39,9 +39,9 @@ class GroupTables:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """One request as the engine knows it: counts of tokens, never their text. `priority`: the least goes first.
+    """Token counts of one request, never text. `priority`: lowest first.
 
-    While it decodes beside others its counters stand still: `DecodeCohort` counts for all.
+    In a `DecodeCohort` its counters stand still; the cohort counts for all.
     """
 
     request_id: int
@@ -87,21 +87,21 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens whose values are known once the plans made so far have run."""
+        """Prompt and output tokens known once the plans made so far have run."""
         return self.num_prompt_tokens + self.num_promised_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Output tokens not yet promised by any plan."""
+        """Output tokens not yet promised by a plan."""
         return self.max_output_tokens - self.num_promised_tokens
 
     def name_blocks(self, num_blocks: int) -> tuple[Hashable, ...]:
-        """Contents of its first blocks; those beyond its `contents` are like no other, and get names of their own."""
+        """Contents of its first blocks; those beyond `contents` are unique and get names of their own."""
         own = (("of request", self.request_id, number) for number in range(len(self.contents), num_blocks))
         return (*self.contents[:num_blocks], *own)
 
     def afresh(self) -> "Request":
-        """The same request as it was before any engine had it."""
+        """A copy as before any engine had it."""
         lengths = self.num_prompt_tokens, self.max_output_tokens
         request = Request(self.request_id, self.arrival, *lengths, self.block_hashes, self.priority)
         request.num_source_tokens, request.session, request.turn = self.num_source_tokens, self.session, self.turn

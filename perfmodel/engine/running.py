@@ -1,9 +1,8 @@
-"""`RunningRequests`: who runs, and what a plan grants them.
+"""`RunningRequests`: running requests and their grants in a plan.
 
-vLLM v1's rule: in order of admission, while the token budget lasts; if blocks run out, the running request with the
-largest policy key is preempted and later recomputed. Nearly always budget and blocks suffice for everyone who decodes,
-and then the order does not matter: the decodes advance together, as a `DecodeCohort`, and only prompts are looked at
-one by one. Else the requests are gone through in order.
+vLLM v1's rule: in order of admission within the token budget; when blocks run out, the running request with the largest
+policy key is preempted and recomputed later. Budget and blocks nearly always suffice for all decodes; order then does
+not matter, so they advance together as a `DecodeCohort`. Else the requests are visited in order.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,10 +20,10 @@ OnPreempted = Callable[[Request], None]
 
 
 class RunningRequests:
-    """The requests that hold a slot under `config`, with `blocks`. `on_preempted` is called with each that loses it.
+    """Requests that hold a slot under `config` and `blocks`; `on_preempted` is called with each that loses it.
 
-    A request in `_prompts` has more to compute than its newest token, or no token yet; one in `_joining` has had a
-    token sampled and decodes from the next plan on; the others are of the cohort, or have their last token in flight.
+    `_prompts` have more to compute than their newest token, or no token yet; `_joining` had a token sampled and decode
+    from the next plan on; the others are in the cohort or have their last token in flight.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
@@ -47,15 +46,15 @@ class RunningRequests:
 
     @property
     def has_ready(self) -> bool:
-        """Whether anybody who runs might be granted something."""
+        """Whether any running request might get a grant."""
         return bool(self.requests)
 
     def has_place(self, plan: StepPlan, most: int) -> bool:
-        """Whether another request may run, of `most` at once, and be in `plan`."""
+        """Whether another request may run, of `most` at once, and join `plan`."""
         return len(self.requests) < most
 
     def chunk(self, missing: int, budget: int) -> int:
-        """How many of the `missing` tokens of a prompt a step takes."""
+        """Tokens of a prompt with `missing` tokens that a step takes."""
         if self.caps_prompts and 0 < self._config.long_prefill_token_threshold < missing:
             missing = self._config.long_prefill_token_threshold
         return min(missing, budget)
@@ -63,7 +62,7 @@ class RunningRequests:
     # ---------------------------------------------------------------- coming and going
 
     def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
-        """Give `request`, with blocks for them, a slot and its first tokens."""
+        """Give `request`, with blocks allocated, a slot and its first tokens."""
         self.requests[request] = None
         request.admission = self._num_admissions
         self._num_admissions += 1
@@ -73,11 +72,11 @@ class RunningRequests:
             self._prompts.append(request)
 
     def leave(self, request: Request) -> None:
-        """`request` is done."""
+        """Remove a finished request."""
         del self.requests[request]
 
     def drop(self, request: Request) -> None:
-        """`request` gives its slot up before its end; what plans in flight compute for it is in vain."""
+        """Remove an unfinished request; work in flight for it is wasted."""
         if request in self.cohort.joined:
             self.cohort.leave_early(request)
         for others in (self._prompts, self._joining):
@@ -86,25 +85,25 @@ class RunningRequests:
         del self.requests[request]
 
     def padding(self, plan: StepPlan, num_computed: int) -> int:
-        """Tokens computed in vain beside the one that a request, with so many computed, is admitted to `plan` for."""
+        """Padding tokens for a request admitted to `plan` with one token, after `num_computed`."""
         return 0
 
     def is_under_way(self, request: Request) -> bool:
-        """Whether a plan that has not come back computes something of `request`, which was preempted since."""
+        """Whether a plan in flight computes something of `request`, preempted since."""
         return request.num_promised_tokens > request.num_output_tokens
 
     def send_out(self, plan: StepPlan) -> None:
-        """`plan`, which grants something, is under way from now on."""
+        """Register `plan`, which grants something, as in flight."""
         if self._blocks.gives_up_rows or self._config.defers_frees:
             self._under_way.append(plan)
 
     def come_back(self, plan: StepPlan) -> None:
-        """`plan` has been executed, and its tokens are there."""
+        """`plan` has been executed."""
         if plan in self._under_way:
             self._under_way.remove(plan)
 
     def publish_answers(self) -> None:
-        """Enter blocks that answers have filled by now into the prefix cache, where a prompt may begin with them."""
+        """Cache blocks filled by answers, where a prompt may begin with them."""
         blocks, size = self._blocks, self._blocks.block_size
         for request in self.requests:
             num_full = min(self.cohort.num_computed(request) // size, len(request.contents))
@@ -114,9 +113,9 @@ class RunningRequests:
     # ---------------------------------------------------------------- grants
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
-        """Grant the running requests their next tokens, in order; returns what is left of the budget.
+        """Grant running requests their next tokens, in order; return the remaining budget.
 
-        Without `decodes`, only prompts (and sequences to recompute) are continued.
+        Without `decodes`, only prompts (and sequences to recompute) continue.
         """
         if self._recomputes:
             return self._grant_sequences(plan, budget)
@@ -145,8 +144,9 @@ class RunningRequests:
         return budget
 
     def _release_in_turn(self, chunks: list[tuple[Request, int]], decodes: bool) -> None:
-        """Those who are granted something give up what they no longer see: all before any takes blocks, which is as
-        good as each before it takes its own, since blocks that were free before suffice for all."""
+        """Release invisible blocks of all who get grants, before any takes blocks: equivalent to in turn, since free
+        blocks suffice for all.
+        """
         cohort = self.cohort
         releasing = [request for request, num_new_tokens in chunks if num_new_tokens]
         if decodes and cohort.joined:
@@ -158,8 +158,7 @@ class RunningRequests:
                 cohort.expect_release(request, num_done)
 
     def _release(self, request: Request, num_computed: int) -> int | None:
-        """Before it is granted more, `request` gives up blocks that neither it nor a step under way reads; returns for
-        how many tokens computed by steps that are over it next does so."""
+        """Release blocks unread by `request` and running steps; return at how many finished tokens it next can."""
         return self._blocks.release(request, num_computed - self._num_in_flight(request))
 
     def _num_in_flight(self, request: Request) -> int:
@@ -174,7 +173,7 @@ class RunningRequests:
         return count
 
     def _join_cohort(self, plan: StepPlan) -> None:
-        """Those who have got a token by a grant of their own since the last plan for decodes."""
+        """Move requests with a token from a grant of their own into the cohort."""
         for request in self._joining:
             if request.last_step != plan.index - 1:
                 plan.resumed.append(request)
@@ -182,7 +181,7 @@ class RunningRequests:
         self._joining.clear()
 
     def _chunks(self, budget: int, decodes: bool) -> list[tuple[Request, int]] | None:
-        """What to grant each prompt when all who decode get their token; None if the order must decide."""
+        """Grants per prompt if all decodes get their token; None if the order must decide."""
         cohort = self.cohort
         left = budget - len(cohort.joined) if decodes else budget
         num_blocks = cohort.num_blocks_due if decodes else 0
@@ -199,11 +198,11 @@ class RunningRequests:
         if num_blocks > self._blocks.num_free or left < 0:
             return None
         if left == 0 and decodes and self._prompts and self._prompts[0].admission < cohort.last_admission:
-            return None  # a prompt may come before a decode that it leaves nothing for
+            return None  # a prompt may precede a decode that it starves
         return chunks
 
     def _grant_prompt(self, request: Request, num_new_tokens: int, plan: StepPlan) -> bool:
-        """Grant tokens that are not a plain decode step; True if `request` has a new output token after it."""
+        """Grant tokens other than a plain decode; True if it yields an output token."""
         if num_new_tokens > 1 or request.num_tokens - request.num_computed_tokens > 1:
             has_sample = self._grant_chunk(request, num_new_tokens, plan)
         else:
@@ -217,7 +216,7 @@ class RunningRequests:
         return has_sample
 
     def _grant_chunk(self, request: Request, num_new_tokens: int, plan: StepPlan) -> bool:
-        """Grant all or part of a prompt, or of a sequence to recompute; True if it is the end of it."""
+        """Grant all or part of a prompt or recomputation; True if it completes it."""
         plan.chunks.append(Grant(request, request.num_computed_tokens, num_new_tokens))
         plan.num_chunk_tokens += num_new_tokens
         request.num_computed_tokens += num_new_tokens
@@ -229,7 +228,7 @@ class RunningRequests:
         return True
 
     def _grant_all(self, request: Request, plan: StepPlan) -> None:
-        """All tokens of `request`, none of which stay computed, for the next one."""
+        """Grant all tokens of `request`, none of which stay computed."""
         plan.chunks.append(Grant(request, 0, request.num_tokens))
         plan.num_chunk_tokens += request.num_tokens
         plan.samples.append(request)
@@ -237,7 +236,7 @@ class RunningRequests:
         request.last_step = plan.index
 
     def _grant_sequences(self, plan: StepPlan, budget: int) -> int:
-        """`grant` where nothing is kept: in order, all tokens of each sequence that the budget has room for."""
+        """`grant` without KV cache: whole sequences in order, within the budget."""
         for request in self._in_turn():
             if not request.num_remaining_tokens or request.status is not RequestStatus.RUNNING:
                 continue
@@ -251,13 +250,13 @@ class RunningRequests:
     # ---------------------------------------------------------------- grants in order
 
     def _grant_in_order(self, plan: StepPlan, budget: int, decodes: bool) -> int:
-        """`grant`, a request at a time, when budget or blocks do not suffice for all."""
+        """`grant` one request at a time, when budget or blocks are short."""
         index, before, blocks, running = plan.index, self._index_before(plan), self._blocks, RequestStatus.RUNNING
         block_size = blocks.block_size
         for request in self._in_turn():
             promised, computed = request.num_promised_tokens, request.num_computed_tokens
             if promised == request.max_output_tokens or request.status is not running:
-                continue  # its last token is in flight, or it was preempted a moment ago
+                continue  # last token in flight, or just preempted
             missing = request.num_prompt_tokens + promised - computed
             is_decode = missing == 1
             if is_decode and not decodes:
@@ -271,9 +270,9 @@ class RunningRequests:
             if blocks.gives_up_rows:
                 self._release(request, computed)
             if wanted > len(request.block_ids) * block_size:
-                if blocks.num_needed(request, wanted) > 0:  # else what it gives up suffices
+                if blocks.num_needed(request, wanted) > 0:  # else released blocks suffice
                     given_back = self._make_room(request, wanted, plan)
-                    if given_back is None:  # the request itself was the one to give way: vLLM looks at no other
+                    if given_back is None:  # the request itself was preempted: vLLM looks at no other
                         plan.is_complete = False
                         break
                     budget += given_back
@@ -292,15 +291,15 @@ class RunningRequests:
         return budget
 
     def _in_turn(self) -> Iterable[Request]:
-        """Who may be granted something, in order of admission."""
+        """Requests that may get a grant, in order of admission."""
         return tuple(self.requests)
 
     def _index_before(self, plan: StepPlan) -> int:
-        """Index of the plan in which requests that decode without a pause got their previous token."""
+        """Index of the plan with the previous token of uninterrupted decodes."""
         return plan.index - 1
 
     def _sort_out(self) -> None:
-        """Who is to join the cohort, and who has more to compute first."""
+        """Split `requests` into those joining the cohort and those with more to compute."""
         self._prompts, self._joining = [], []
         for request in self.requests:
             if request.num_remaining_tokens:
@@ -308,15 +307,15 @@ class RunningRequests:
                 (self._joining if is_decoding else self._prompts).append(request)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> int | None:
-        """Preempt until `request` can hold `num_tokens`: the granted tokens taken back, or None if it fell itself."""
+        """Preempt until `request` fits `num_tokens`; return tokens taken back, or None if it was preempted itself."""
         given_back = 0
         while not self._blocks.can_allocate(request, num_tokens):
-            is_fcfs = self._config.scheduling_policy == "fcfs"  # then it is who was admitted last
+            is_fcfs = self._config.scheduling_policy == "fcfs"  # then the last admitted
             victim = next(reversed(self.requests)) if is_fcfs else max(self.requests, key=self._key)
             if self._config.defers_frees and self.is_in_flight(victim, plan):
                 return None  # its blocks would not be free now
             num_known = self.num_known_tokens(victim)
-            if victim.last_step == plan.index:  # a grant of this plan named them, one token before those under way
+            if victim.last_step == plan.index:  # a grant of this plan named them, one token before those in flight
                 num_known = victim.num_computed_tokens - (victim.num_promised_tokens - victim.num_output_tokens) + 1
             num_drafted = plan.num_draft_tokens
             taken_back = _take_back(victim, plan, self._nodes)
@@ -329,22 +328,21 @@ class RunningRequests:
         return given_back
 
     def is_in_flight(self, request: Request, plan: StepPlan | None = None) -> bool:
-        """Whether a plan that has not come back computes something of `request`; `plan`, which is being made, aside."""
+        """Whether a plan in flight, other than `plan` in the making, computes something of `request`."""
         num_granted = plan is not None and request.last_step == plan.index
         if request.num_promised_tokens - request.num_output_tokens > num_granted:
             return True
         return any(grant.request is request for other in self._under_way for grant in other.chunks)
 
     def num_reserved_blocks(self) -> int:
-        """Blocks that those who have begun their prompts still lack to its end."""
+        """Blocks that started prompts still lack to their end."""
         begun = (request for request in self.requests if request.last_step < 0)
         return sum([max(self._blocks.num_needed(request, request.num_tokens), 0) for request in begun])
 
     def num_known_tokens(self, request: Request) -> int:
-        """Leading tokens of `request`, which gives up its KV blocks, that were known when these last got contents.
+        """Leading tokens known when the blocks that `request` gives up last got contents.
 
-        A token in flight is not: it is computed in the plan under way, whose sample nobody has. But for the first one
-        of a run of tokens, before which nothing was in flight: vLLM names the blocks of a grant when it is made.
+        Tokens in flight are unknown, except for the first of a run: vLLM names a grant's blocks when it is made.
         """
         in_flight, previous = request.num_promised_tokens - request.num_output_tokens, self.previous
         if in_flight and request in previous.samples + previous.singles + previous.resumed:
@@ -352,9 +350,12 @@ class RunningRequests:
         return request.num_computed_tokens - in_flight
 
     def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
-        """Send `victim`, with KV of `num_computed` tokens, back to wait, to be recomputed or restored; the prefix cache
-        may find those of them that are among the first `num_known`. If it is more, a grant was taken back: vLLM counts
-        its blocks as full, and would let others find what was never computed."""
+        """Preempt `victim` with `num_computed` tokens of KV, to be recomputed or restored; its first `num_known` may be
+        cached.
+
+        More known than computed tokens means that a grant was taken back: vLLM counts its blocks as full, and would let
+        others find what was never computed.
+        """
         blocks = self._blocks
         if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
             staying = {"all": victim.num_tokens, "prompt": victim.num_prompt_tokens, "nothing": 0}
@@ -363,7 +364,7 @@ class RunningRequests:
         self._lose_slot(victim, plan)
 
     def _lose_slot(self, victim: Request, plan: StepPlan) -> None:
-        """`victim`, whose blocks are free, waits again, with nothing computed."""
+        """Requeue `victim`, whose blocks are free, with nothing computed."""
         del self.requests[victim]
         victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1
@@ -375,7 +376,7 @@ class RunningRequests:
     # ---------------------------------------------------------------- invariants
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, counts and blocks agree with each other."""
+        """Raise AssertionError unless requests, counts and blocks agree."""
         cohort = self.cohort
         cohort.check_integrity()
         members = set(cohort.members)
@@ -392,7 +393,7 @@ class RunningRequests:
 
 
 def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
-    """Take back what `plan`, made in order, has granted `victim`, whose drafts have `nodes`; returns the tokens."""
+    """Take back the grant of `plan` to `victim`, whose drafts have `nodes`; return its tokens."""
     given_back = 0
     if victim in plan.decodes:
         place = plan.decodes.index(victim)
@@ -414,22 +415,19 @@ def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
 
 
 class PipelinedRequests(RunningRequests):
-    """As its base, where several plans are under way at once, on their way through pipeline stages.
+    """`RunningRequests` with several plans in flight over pipeline stages.
 
-    A request whose next token is being computed by one of them is granted nothing until that has come back: the first
-    stage needs it. What it still lacks of its prompt may follow in the next plan at once, since counts advance when a
-    plan is made. So requests that were once granted their token together stay together, and are not moved from one plan
-    to another to make plans equal, as in vLLM v1; other engines limit the sequences of a plan (`max_plan_seqs`), so
-    that those beyond them go into the next.
-
-    Which requests a plan finds differs from plan to plan, so there is no cohort: each is looked at when it is back.
+    A request with its next token in flight gets no grant until that has come back; further prompt chunks may follow at
+    once, since counts advance when a plan is made. Requests once granted together stay together and are not moved to
+    balance plans (vLLM v1); other engines cap the sequences of a plan (`max_plan_seqs`), so the rest go into the next.
+    Plans find different requests, so there is no cohort.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
         super().__init__(config, blocks, on_preempted)
         self._most_in_plan = config.max_plan_seqs or config.max_num_seqs
-        self._ready: dict[Request, None] = {}  # those that lack something, and wait for no token that is under way
-        self._last_back = -1  # index of the last plan that came back
+        self._ready: dict[Request, None] = {}  # lack something, and wait for no token in flight
+        self._last_back = -1  # index of the last returned plan
 
     @property
     def has_ready(self) -> bool:
@@ -485,7 +483,7 @@ class PipelinedRequests(RunningRequests):
         self._ready.pop(victim, None)
 
     def _sort_out(self) -> None:
-        """No request has to leave those that decode together."""
+        """No-op: no request leaves those that decode together."""
         self._prompts.clear()
         self._joining.clear()
 

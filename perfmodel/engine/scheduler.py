@@ -57,23 +57,23 @@ class Scheduler:
         self._slotted: SlottedRequests | None = None
         if config.slots is not None:
             self._running = self._slotted = SlottedRequests(config, blocks, self._requeue)
-        self._num_deferred = 0  # of those that wait, how many lacked a slot when the last plan was made
+        self._num_deferred = 0  # waiting requests that lacked a slot in the last plan
         self.watch = self._running.cohort.watch = watch
         self._discipline = discipline = DISCIPLINES[config.batching]
         self._reservations = Reservations(config, discipline)
         self._max_batch = min(config.max_num_seqs, discipline.max_batch or config.max_num_seqs)
         self._waiting: list[Waiting] = []  # heap by policy key
-        self.detached: dict[int, Request] = {}  # hold blocks but neither wait nor run: KV on its way in, or out
-        self._load_keys: dict[int, tuple[int, ...]] = {}  # of those that wait for KV: their places in `_waiting`
-        # (ticks, how many times) between two tokens of a request that sat out steps in between
+        self.detached: dict[int, Request] = {}  # hold blocks but neither wait nor run: KV on its way in or out
+        self._load_keys: dict[int, tuple[int, ...]] = {}  # queue keys of requests that wait for KV
+        # (ticks, count) of gaps between tokens of requests that sat out steps
         self.irregular_gaps: list[tuple[int, int]] = []
         budget = config.max_num_batched_tokens if discipline.uses_budget else config.max_model_len * self._max_batch
         self._budget = budget - self._running.num_input_tokens  # of the last request that a step has room for
         self._next_index = 0
-        self._loads_without_slot = False  # KV may begin to come while no slot is free
+        self._loads_without_slot = False  # KV may start to arrive without a free slot
         self._spares_lone_prompts = config.long_prefill_token_threshold > 0 and not config.caps_lone_prompts
-        self._poll_at = 0  # a step in which arrivals are looked at; so are they every `poll_every` from there
-        self._may_admit = False  # something happened since the last plan that could let a waiting request in
+        self._poll_at = 0  # arrivals are looked at in this step and every `poll_every` after it
+        self._may_admit = False  # a change since the last plan could admit a waiting request
 
     # ---------------------------------------------------------------- requests in and out
 
@@ -90,7 +90,7 @@ class Scheduler:
         return len(self._running.requests) < self._max_batch
 
     def counts(self) -> tuple[int, int, int]:
-        """Requests that run, requests that wait, and blocks in use, as step records have them."""
+        """(running, waiting, used blocks), as in step records."""
         blocks = self.blocks
         return len(self._running.requests), len(self._waiting), blocks.num_blocks - blocks.num_free
 
@@ -100,11 +100,11 @@ class Scheduler:
 
     @property
     def waiting(self) -> Iterator[Request]:
-        """Waiting requests, in no particular order."""
+        """Waiting requests, unordered."""
         yield from (request for _, request in self._waiting)
 
     def num_computed(self, request: Request) -> int:
-        """Tokens of `request` whose KV is computed once the plans made so far have run."""
+        """Tokens of `request` with KV once the plans made so far have run."""
         return self._running.cohort.num_computed(request)
 
     @property
@@ -114,8 +114,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue `request`. Raises WorkloadError for one that could never run.
 
-        One with `num_transferred_tokens` is given blocks for these once it is its turn, and is among `loads` of that
-        plan; from then on it waits for `finish_load`.
+        With `num_transferred_tokens` it gets blocks in its turn, is in `loads` of that plan, and waits for
+        `finish_load`.
         """
         self.check_can_ever_run(request)
         heapq.heappush(self._waiting, (self._key(request), request))
@@ -124,7 +124,7 @@ class Scheduler:
             self._loads_without_slot = not self.config.loads_need_slot
 
     def finish_load(self, request: Request, num_tokens: int | None = None) -> None:
-        """The KV for which `request` was given blocks has come, all of it or that of the first `num_tokens`."""
+        """The KV of `request` has arrived, all or its first `num_tokens`."""
         del self.detached[request.request_id]
         if num_tokens is not None:
             num_here = request.num_hashed_blocks * self.blocks.block_size
@@ -133,18 +133,17 @@ class Scheduler:
         self._may_admit = True
 
     def release(self, request: Request) -> None:
-        """Take back the blocks of a finished request that kept them."""
+        """Free blocks kept by a finished request."""
         if self.detached.pop(request.request_id, None) is None:
-            request.keeps_blocks = False  # of a static batch that has not ended: they go free with its others
+            request.keeps_blocks = False  # in an unfinished static batch: freed with the others
             return
         self.blocks.free(request)
         self._may_admit = True
 
     def abort(self, request: Request) -> bool:
-        """Whoever waits for `request` has gone: it gives up its place, its slot and its blocks, in whatever state.
+        """Abort `request` in any state; False if it is unknown or finished.
 
-        As in vLLM at once: a step that runs or is planned computes its tokens in vain. False for one that is not here,
-        or is finished.
+        As in vLLM, running and planned steps still compute its tokens.
         """
         if request.status is RequestStatus.FINISHED:
             return False
@@ -162,7 +161,7 @@ class Scheduler:
         return True
 
     def _withdraw(self, request: Request) -> bool:
-        """Take `request` from those that wait, or whose KV is on its way; False if it is not among them."""
+        """Remove `request` from the queue or KV loads; False if it is in neither."""
         if self.detached.get(request.request_id) is request:
             del self.detached[request.request_id]
             self._load_keys.pop(request.request_id, None)
@@ -179,13 +178,12 @@ class Scheduler:
 
     def _requeue(self, victim: Request) -> None:
         self.num_preemptions += 1
-        # First come, first served: the one preempted last goes before all others that wait.
+        # FCFS: the last preempted goes before all others.
         key = (-self.num_preemptions,) if self.config.scheduling_policy == "fcfs" else self._key(victim)
         heapq.heappush(self._waiting, (key, victim))
 
     def _skip(self, key: tuple[int, ...], request: Request) -> Waiting:
-        """`request`, which waits under `key`, cannot go on yet; what it waits under from now on: first come, first
-        served it is looked at before those that were not skipped."""
+        """New queue entry of a skipped `request`: under FCFS it precedes those not skipped."""
         if self.config.scheduling_policy == "fcfs" and key[0] > -_MANY:
             self._num_skipped += 1
             key = (self._num_skipped - 2 * _MANY,)
@@ -198,7 +196,7 @@ class Scheduler:
     # ---------------------------------------------------------------- planning
 
     def plan(self, now: int, admits: bool = True) -> StepPlan:
-        """The next step at time `now`; an empty plan when nothing can run. Without `admits`, no request is admitted."""
+        """The next step at time `now`; empty when nothing can run. Without `admits`, no request is admitted."""
         plan, budget = StepPlan(self._next_index), self._budget
         if not (self._running.has_ready or self._waiting):
             return plan
@@ -206,11 +204,11 @@ class Scheduler:
         exclusive = self.config.prefill_exclusive
         if self._spares_lone_prompts:
             self._running.caps_prompts = len(self._running) + self.num_waiting > 1
-        slotted = None if self._loads_without_slot else self._slotted  # with KV from elsewhere they wait as others do
+        slotted = None if self._loads_without_slot else self._slotted  # transferred requests wait like others
         if slotted is not None and admits and self._waiting:
             self._fill_slots(slotted, now)
         budget = self._running.grant(plan, budget, decodes=not exclusive)
-        # Only now: until here a grant could still be taken back, and its blocks with it.
+        # Last: until here a grant and its blocks could be taken back.
         if plan.chunks or plan.singles or plan.resumed:
             for request in [grant.request for grant in plan.chunks] + plan.singles + plan.resumed:
                 self.blocks.publish(request)
@@ -234,11 +232,11 @@ class Scheduler:
         return plan
 
     def next_wakeup(self, now: int) -> int | None:
-        """When an idle scheduler should be asked again although nothing arrives: the end of a batch's wait."""
+        """End of a batch's wait: when an idle scheduler should plan again without an arrival."""
         if not self._discipline.waits_to_fill or self._running or not self._waiting:
             return None
         end = self._oldest_arrival() + self.config.batch_timeout
-        return end if end > now else None  # once it is over, only blocks that are held elsewhere can be missing
+        return end if end > now else None  # afterwards only blocks held elsewhere can be missing
 
     def _oldest_arrival(self) -> int:
         return min(request.arrival for _, request in self._waiting)
@@ -251,14 +249,13 @@ class Scheduler:
         return not discipline.waits_to_fill or is_full or now >= self._oldest_arrival() + self.config.batch_timeout
 
     def _admit(self, plan: StepPlan, budget: int, now: int) -> int:
-        """Let waiting requests in, in policy order, until the first that does not fit; returns how many decode at once,
-        with KV from elsewhere."""
+        """Admit waiting requests in policy order until one does not fit; return how many decode at once (KV moved)."""
         blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
         skipped: list[Waiting] = []
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
             key, request = self._waiting[0]
             if request.status is RequestStatus.PREEMPTED and self._running.is_under_way(request):
-                heapq.heappop(self._waiting)  # what a plan computes of it must come back first
+                heapq.heappop(self._waiting)  # work in flight for it must come back first
                 skipped.append(self._skip(key, request))
                 continue
             has_come = bool(request.num_transferred_tokens and request.block_ids) and self._take_load(request)
@@ -320,10 +317,10 @@ class Scheduler:
         return num_joined
 
     def _fill_slots(self, slotted: SlottedRequests, now: int) -> None:
-        """Give waiting requests the free slots, before the step gives anybody tokens.
+        """Assign free slots before the step grants tokens.
 
-        Each slot that was freed calls up the request that has lacked one for longest, in front of those called before
-        it: of several freed by one step the last called comes first, then those that have just arrived.
+        Each freed slot calls the longest waiting request, ahead of those called before: of several slots freed by one
+        step the last call comes first, then new arrivals.
         """
         num_free = self._max_batch - len(slotted.requests)
         called = [heapq.heappop(self._waiting) for _ in range(min(num_free, len(self._waiting)))]
@@ -347,8 +344,9 @@ class Scheduler:
         self.num_prefix_tokens_hit += num_hit
 
     def _put_loaded_first(self) -> bool:
-        """Nothing runs, since the blocks that whoever is next lacks are held by requests whose KV has come: the first
-        of these goes before. False if there is none. (vLLM waits for ever.)"""
+        """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none. (vLLM
+        waits for ever.)
+        """
         loaded = [entry for entry in self._waiting if entry[1].block_ids]
         if not loaded or self._waiting[0][1].block_ids:
             return False
@@ -359,7 +357,7 @@ class Scheduler:
         return True
 
     def _begin_loads(self, plan: StepPlan) -> None:
-        """Give those blocks whose KV can come while they wait for a slot, in their order."""
+        """Allocate for KV that can arrive while its request waits for a slot, in queue order."""
         blocks = self.blocks
         for entry in sorted(self._waiting):
             request = entry[1]
@@ -370,8 +368,7 @@ class Scheduler:
                     return
 
     def _begin_load(self, entry: Waiting, cached: list[int], plan: StepPlan) -> bool:
-        """Give the request of `entry`, which waits, blocks for its KV that comes from elsewhere, beyond `cached`; False
-        if they are not free, beside those that prompts under way still need."""
+        """Allocate blocks for a waiting request's KV beyond `cached`; False if running prompts need them."""
         request = entry[1]
         blocks, total = self.blocks, min(request.num_transferred_tokens, request.num_tokens)
         reserved = self._reservations.num_tokens(request, total, is_load=True)
@@ -395,8 +392,7 @@ class Scheduler:
         return True
 
     def _take_load(self, request: Request) -> bool:
-        """Let others have the KV of `request`, which has come; False if none has: it waits as if it had not been on its
-        way."""
+        """Publish the KV of `request`; False if none has arrived, so that it waits like any other."""
         if request.num_computed_tokens:
             self.blocks.publish(request)
             return True
@@ -405,7 +401,7 @@ class Scheduler:
         return False
 
     def _sum_up(self, plan: StepPlan) -> None:
-        """Enter who decodes, and what they have in their KV."""
+        """Enter decodes and their context into `plan`."""
         cohort, alone, spans = self._running.cohort, plan.singles, self.config.spans
         if plan.cohort_age and not (alone or spans or self.config.record_positions):  # nearly always
             plan.decodes, plan.decode_context = cohort.members, cohort.context
@@ -432,7 +428,7 @@ class Scheduler:
     # ---------------------------------------------------------------- what came of a plan
 
     def apply(self, plan: StepPlan, now: int, num_accepted: Sequence[int] | None = None) -> list[Request]:
-        """Take the tokens that `plan` has sampled by `now`, with drafts as `Outcome` says; returns who is done."""
+        """Apply tokens sampled by `plan`, ended at `now`, and `num_accepted` drafts; return finished requests."""
         cohort, watch = self._running.cohort, self.watch
         if self._drafting is not None:
             num_accepted = self._drafting.leave_out_ended(plan, num_accepted)
@@ -457,7 +453,7 @@ class Scheduler:
         if finished:
             finished = [request for request in finished if request.status is not RequestStatus.ABORTED]
             if len(finished) > 1:
-                finished.sort(key=_ADMISSION)  # the order in which their blocks go free
+                finished.sort(key=_ADMISSION)  # order in which blocks are freed
             for request in finished:
                 request.finished_at, request.last_token_batch = now, plan.num_samples
                 request.status = RequestStatus.FINISHED
@@ -468,7 +464,7 @@ class Scheduler:
         return finished
 
     def _end_batch(self) -> None:
-        """Free the slots and blocks of a batch that ends together, if all of it is done."""
+        """Free slots and blocks of a finished static batch."""
         if all(request.status is RequestStatus.FINISHED for request in self._running.requests):
             self._free(list(self._running.requests))
 
@@ -478,7 +474,7 @@ class Scheduler:
             if request in self._running.requests:
                 num_known = self._running.num_known_tokens(request)
                 self._running.leave(request)
-            else:  # preempted while its last token was in flight
+            else:  # preempted with its last token in flight
                 self._withdraw(request)
             if request.keeps_blocks:
                 self.detached[request.request_id] = request
@@ -489,16 +485,16 @@ class Scheduler:
         self._may_admit = True
 
     def publish_answers(self) -> None:
-        """Enter blocks that answers have filled into the prefix cache now, not when they end: vLLM does so."""
+        """Cache blocks filled by answers now, not at their end (vLLM)."""
         self._running.publish_answers()
 
     # ---------------------------------------------------------------- many equal steps at once
 
     def max_repeats(self, plan: StepPlan) -> int:
-        """How many more plans equal to `plan`, the last one made, would follow if nothing arrived; a lower bound.
+        """Lower bound on plans equal to `plan`, the last one made, that follow without an arrival.
 
-        Equal: the same requests, one token each. A plan that starts, resumes or preempts anything has no repeats, nor
-        one after which a waiting request might be let in, nor one that leaves a running request out.
+        Equal: the same requests, one token each. Zero if `plan` starts, resumes, preempts or omits a running request,
+        or if a waiting request might be admitted after it.
         """
         cohort = self._running.cohort
         if not (plan.is_plain and plan.is_complete and cohort.covers(plan)):
@@ -513,18 +509,18 @@ class Scheduler:
 
     @property
     def num_growing(self) -> tuple[int, ...]:
-        """Number of decodes that have not filled each span: its sum grows by as much in a repeated step."""
+        """Decodes that have not filled each span: growth of its sum per repeated step."""
         return tuple(self._running.cohort.growing)
 
     def repeat(self, plan: StepPlan, times: int) -> None:
-        """Turn `plan`, the last one made, into the one that `times` more calls of `plan()` would have made last."""
+        """Turn `plan` into the last of `times` more calls of `plan()`."""
         self._running.cohort.repeat(plan, times)
         self._next_index += times
         plan.index += times
         self._sum_up(plan)
 
     def apply_repeated(self, plan: StepPlan, times: int, now: int) -> None:
-        """As `times` calls of `apply` for equal plans of which none finishes a request, the last at `now`."""
+        """As `times` calls of `apply` for equal plans that finish no request, the last at `now`."""
         plan.num_gaps = len(plan.decodes)
         self._running.come_back(plan)
         self._running.cohort.apply_repeated(times, now)
@@ -532,7 +528,7 @@ class Scheduler:
     # ---------------------------------------------------------------- invariants
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, counts and blocks agree with each other."""
+        """Raise AssertionError unless requests, counts and blocks agree."""
         assert len(self._running) <= self._max_batch
         running = self._running.requests
         for request in self.waiting:

@@ -1,18 +1,16 @@
-"""The serve loop: plan -> execute -> apply, in the order of vLLM's engine core. Both drivers turn it.
+"""The serve loop: plan -> execute -> apply, in the order of vLLM's engine core, for both drivers.
 
-With asynchronous scheduling the plan of the next step is made when a step starts, so the host's work hides behind the
-device's; a request that arrives during step N is first seen when N+1 starts and first runs in N+2.
+Asynchronous scheduling plans the next step when a step starts, hiding host work: a request that arrives during step N
+is first seen when N+1 starts and runs in N+2.
 
     plan = loop.start_step(now)           # the step that runs now (and, asynchronously, the next one is planned)
     outcome = backend.execute(plan)       # a driver lets `outcome.duration` pass on its clock
     finished, record = loop.finish_step(plan, started, now, outcome.num_accepted)
 
-With speculation the next step is planned ahead only where the engine does so (`Speculation.is_ahead`): what a step may
-compute depends on how many drafted tokens were right, so the plan takes all that are under way for right.
-
-On p pipeline stages up to p plans are under way, as in vLLM's `step_with_batch_queue`: the driver calls `start_step`
-until it returns None, because the queue is full or no request can be granted tokens, then waits for the oldest plan's
-end, finishes it, and asks again. What arrives in between is looked at then. Nothing else is planned ahead.
+With speculation it does so only under `Speculation.is_ahead`, taking all drafts in flight as right. On p pipeline
+stages up to p plans are in flight (vLLM's `step_with_batch_queue`): call `start_step` until it returns None (queue full
+or no grants), then wait for the oldest plan, finish it, and repeat. Arrivals are seen then; nothing else is planned
+ahead.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +21,11 @@ from perfmodel.engine.request import Request
 from perfmodel.engine.scheduler import Scheduler
 
 _Counts = tuple[int, int, int]  # as of `Scheduler.counts`
-_new = tuple.__new__  # what a named tuple is called by is a Python function, three times as slow
+_new = tuple.__new__  # named tuple constructors are Python functions, three times as slow
 
 
 class ServeLoop:
-    """Turns `scheduler`, at most one planned step ahead of the running one."""
+    """Drives `scheduler`, at most one planned step ahead."""
 
     def __init__(self, scheduler: Scheduler, async_scheduling: bool = True) -> None:
         self.scheduler = scheduler
@@ -38,7 +36,7 @@ class ServeLoop:
         self.async_scheduling = async_scheduling and can_plan_ahead and self._most_under_way == 1
         self._ahead: StepPlan | None = None
         self.on_load: Callable[[Request], None] | None = None  # called for each of `StepPlan.loads`
-        # Of a leap whose plans are made: (index, context) of its first, and the counts beside it.
+        # Of a leap whose plans are made: (index, context) of its first, and counts.
         self._leap: tuple[tuple[int, int], _Counts] | None = None
 
     @property
@@ -47,7 +45,7 @@ class ServeLoop:
         return self.scheduler.has_requests
 
     def add(self, request: Request) -> None:
-        """Hand a request over. Raises WorkloadError for one that could never run."""
+        """Queue `request`. Raises WorkloadError for one that could never run."""
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> bool:
@@ -55,14 +53,11 @@ class ServeLoop:
         return self.scheduler.abort(request)
 
     def next_wakeup(self, now: int) -> int | None:
-        """When to call `start_step` again after it returned None, if nothing arrives before."""
+        """When to call `start_step` again after None without an arrival."""
         return self.scheduler.next_wakeup(now)
 
     def start_step(self, now: int, admits: bool = True) -> StepPlan | None:
-        """The plan to execute from `now` on; None when there is nothing to run, or no room for another plan.
-
-        Without `admits`, plans made now let no waiting request in.
-        """
+        """Plan to run from `now` on; None without work or room for a plan. Without `admits`, none is admitted."""
         if self._num_under_way == self._most_under_way:
             return None
         plan = self._ahead
@@ -70,7 +65,7 @@ class ServeLoop:
             if plan is not None:
                 self._begin_loads(plan)
             plan = self.scheduler.plan(now, admits)
-            while not plan and plan.preempted:  # what it gave back may let others in, and nothing else would wake them
+            while not plan and plan.preempted:  # freed blocks may admit others, and nothing else would wake them
                 plan = self.scheduler.plan(now, admits)
             if not plan:
                 self._ahead = None
@@ -83,7 +78,6 @@ class ServeLoop:
         return plan
 
     def _begin_loads(self, plan: StepPlan) -> None:
-        """`plan` begins, be it with nothing to compute."""
         for request in plan.loads:
             assert self.on_load is not None, f"nobody brings the KV of {request}"
             self.on_load(request)
@@ -91,9 +85,9 @@ class ServeLoop:
     def finish_step(
         self, plan: StepPlan, started: int, now: int, num_accepted: Sequence[int] | None = None
     ) -> tuple[list[Request], StepRecord]:
-        """`plan` has been executed from `started` to `now`, in ticks: the requests it finished, and its record.
+        """Finish `plan`, run from `started` to `now` (ticks); return finished requests and the record.
 
-        num_accepted: right drafted tokens of each decode, with speculation
+        num_accepted: accepted drafts per decode, with speculation
         """
         self._num_under_way -= 1
         counts = self.scheduler.counts()
@@ -102,13 +96,13 @@ class ServeLoop:
         return finished, _record(plan, 1, started, now, now - started, counts, first)
 
     def max_leap(self, plan: StepPlan) -> int:
-        """How many steps, `plan` (just started) and equal ones after it, pass before anything changes by itself."""
+        """Equal steps from `plan` (just started) on before anything changes by itself."""
         if not plan.is_plain:
             return 1
         if self._ahead is None:
-            # Executed one by one, the last equal step may finish requests; a leap stops before it.
+            # The last equal step may finish requests: a leap stops before it.
             return max(self.scheduler.max_repeats(plan), 1)
-        # The same list, not an equal one: a plan whose requests were gone through one by one has a list of its own.
+        # Identity, not equality: plans made request by request have lists of their own.
         if self._ahead.decodes is not plan.decodes:
             return 1
         if plan.decode_windowed:
@@ -119,12 +113,12 @@ class ServeLoop:
 
     @property
     def leap_growth(self) -> tuple[int, ...]:
-        """Growth of each sum of `decode_windowed` from step to step of a leap, in tokens."""
+        """Growth per step of each sum in `decode_windowed`, in tokens."""
         return self.scheduler.num_growing
 
     def plan_leap(self, plan: StepPlan, num_steps: int) -> None:
-        """Make the plans of a leap of `num_steps`: the scheduler stands as it would while the last of them runs."""
-        # A synchronous leap rolls the plan itself forward.
+        """Plan a leap of `num_steps`: scheduler state as during the last of them."""
+        # A synchronous leap advances the plan itself.
         self._leap = (plan.index, plan.decode_context), self.scheduler.counts()
         if num_steps > 1:
             self.scheduler.repeat(self._ahead or plan, num_steps - 1)
@@ -138,10 +132,10 @@ class ServeLoop:
         first_duration: int,
         durations: Callable[[int], Iterable[int]] | None = None,
     ) -> StepRecord:
-        """`plan` and `num_steps - 1` equal steps after it, at most `max_leap` in all, ran from `started` to `now`.
+        """Finish a leap of `num_steps` equal steps from `plan` on (at most `max_leap`), run from `started` to `now`.
 
-        first_duration: of the first of them; all times in ticks
-        durations: says what each of so many steps took; needed where the scheduler has a watch
+        first_duration: of the first step; all times in ticks
+        durations: per-step times, needed with a token watch
         """
         self._num_under_way -= 1
         if self._leap is None:
@@ -157,7 +151,7 @@ class ServeLoop:
 def _record(
     plan: StepPlan, num_steps: int, started: int, now: int, first_duration: int, counts: _Counts, first: tuple[int, int]
 ) -> StepRecord:
-    """first: index and context of the first step, as a leap has moved the plan's own"""
+    """Step record; first: index and context of the first step, since a leap advances the plan's own."""
     (index, context), depths = first, plan.draft_depths
     times = index, num_steps, started, now, first_duration
     drafts = sum(map(bool, depths)) if depths else 0, plan.num_draft_tokens, plan.num_accepted_tokens

@@ -1,16 +1,13 @@
-"""Slots: the places of llama-server, each with the KV of the request that it served last (tools/server, build 11434).
+"""Slots of llama-server (tools/server, build 11434), each with the KV of its last request.
 
-A request takes a free slot before a step is planned, however many tokens the step can hold. It takes the one that holds
-most of its prompt, if that is more than `least_similarity` of it, else the one that has been free for longest. It
-computes what the slot lacks of its prompt: KV is reused from a free slot only, never from a request that runs.
+A request takes a free slot before a step is planned, regardless of the budget: the one that holds most of its prompt,
+if more than `least_similarity` of it, else the one free for longest. It computes what the slot lacks. A step grants
+decodes first, then prompts in slot order. Slots are preallocated, so nothing is preempted.
 
-A step gives each request that decodes its token, then fills the budget with prompts in the order of their slots. Every
-slot has its room from the start, so nobody is preempted.
-
-With `saves_prompts` a second cache, in the host's memory, holds prompts that were in free slots (--cache-ram): a prompt
-goes there when another one is about to take its slot and whenever a request starts (--cache-idle-slots), and comes back
-whole to a slot whose new request begins with more of it than of what the slot holds. With `is_unified` (--kv-unified)
-all slots share one pool of KV, so free slots are emptied once they are saved. Nothing limits the second cache here.
+`saves_prompts` (--cache-ram): a host-memory cache of prompts from free slots. A prompt is saved when another is about
+to take its slot and whenever a request starts (--cache-idle-slots); it returns whole for a request that shares more
+with it than with its slot. `is_unified` (--kv-unified): one KV pool, so saved free slots are emptied. The cache is
+unlimited here.
 """
 
 from bisect import insort
@@ -24,7 +21,7 @@ from perfmodel.engine.request import Request
 from perfmodel.engine.running import OnPreempted, RunningRequests
 
 _SLOT = attrgetter("admission")
-_LEAST_KEPT = 0.25  # a saved prompt comes back only where its request begins with so much of it
+_LEAST_KEPT = 0.25  # least share of a request that a restored prompt must cover
 _MOST_LOST = 0.5  # a slot's prompt is saved before a request that keeps less of it
 
 Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
@@ -36,20 +33,20 @@ def _num_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 
 class SlottedRequests(RunningRequests):
-    """As its base, for a `config` with `slots`: a request's `admission` is the number of its slot."""
+    """`RunningRequests` for a `config` with `slots`: a request's `admission` is its slot number."""
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
         super().__init__(config, blocks, on_preempted)
         assert config.slots is not None
         self._slots: Slots = config.slots
-        self._held: list[Contents] = [()] * config.max_num_seqs  # what each slot has in its KV
-        self._freed_at = [-1] * config.max_num_seqs  # in order of being freed; -1: never taken
+        self._held: list[Contents] = [()] * config.max_num_seqs  # KV contents of each slot
+        self._freed_at = [-1] * config.max_num_seqs  # order of release; -1: never used
         self._free = set(range(config.max_num_seqs))
         self._num_freed = 0
         self._saved: list[Contents] = []  # the second cache, oldest first
 
     def take_slot(self, request: Request) -> int:
-        """Give `request`, whose blocks it has, a free slot; returns how many tokens of its prompt that holds."""
+        """Give `request`, whose blocks it has, a free slot; return its cached prompt tokens."""
         number = self._choose(request.contents, request.num_prompt_tokens)
         num_common = _num_common(self._held[number], request.contents) if self._slots.reuses else 0
         self._free.remove(number)
@@ -65,14 +62,14 @@ class SlottedRequests(RunningRequests):
         return request.num_computed_tokens
 
     def _choose(self, contents: Contents, num_tokens: int) -> int:
-        """The free slot for a prompt of `num_tokens` with `contents`, with what it is to hold."""
+        """Free slot for a prompt of `num_tokens` with `contents`, and the contents to keep."""
         best, most, size = -1, self._slots.least_similarity * num_tokens, self._blocks.block_size
         for number in sorted(self._free):
             num_common = _num_common(self._held[number], contents) * size
             if num_common > most:
                 best, most = number, num_common
         is_similar = best >= 0
-        if not is_similar:  # of those never taken, the last
+        if not is_similar:  # the last never used one
             best = min(self._free, key=lambda number: (self._freed_at[number], -number))
         if self._slots.saves_prompts and not (is_similar and most >= _MOST_LOST * len(self._held[best]) * size):
             self._save(self._held[best])
@@ -93,7 +90,7 @@ class SlottedRequests(RunningRequests):
         self._give_back(request)
 
     def _give_back(self, request: Request) -> None:
-        """The slot of `request` is free, with the KV of what was computed."""
+        """Free the slot of `request`, keeping its computed KV."""
         number = request.admission
         self._held[number] = request.name_blocks(request.num_computed_tokens // self._blocks.block_size)
         self._free.add(number)
@@ -101,14 +98,14 @@ class SlottedRequests(RunningRequests):
         self._num_freed += 1
 
     def _save(self, held: Contents) -> None:
-        """Keep what a slot holds, in place of saved prompts that it begins with; unless one begins with it."""
+        """Save a slot's prompt, replacing saved prefixes of it; not if it is a prefix of one."""
         if not held or any(_num_common(saved, held) == len(held) for saved in self._saved):
             return
         self._saved = [saved for saved in self._saved if _num_common(saved, held) < len(saved)]
         self._saved.append(held)
 
     def _load(self, number: int, contents: Contents) -> None:
-        """Move the saved prompt to the slot of which `contents` begin with more than of what it holds, if any."""
+        """Restore the saved prompt that shares more with `contents` than the slot does, if any."""
         held, best = self._held[number], -1
         most = _num_common(held, contents)
         most_kept = most / len(held) if held else -1.0

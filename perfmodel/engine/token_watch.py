@@ -1,13 +1,10 @@
-"""`TokenWatch`: the longest gap between a request's tokens, and how long its reader waits.
+"""`TokenWatch`: longest inter-token gap and reader wait per request.
 
-A reader starts at the first token and takes `pace` ticks for each. Token k (from 0), at the time T_k, is read in time
-if T_k <= T_0 + k pace, so what it comes late is T_k - T_0 - k pace, and a reader who goes on as soon as there is
-something to read has waited, in all, the most of these (as in playing a video).
+A reader starts at the first token and takes `pace` ticks per token. Token k (from 0) at time T_k is late by
+T_k - T_0 - k pace; the reader's total wait is the maximum of these (as in playing a video).
 
-Requests that decode together get a token each in every step (`DecodeCohort`), so single requests are not looked at: at
-the cohort's age a, with the time T, a member is late by (T - a pace) and a constant of its own. The most of that line
-since the member joined is looked up when it leaves, in a stack of falling values. A leap adds two entries. Steps cost
-what changes, here too; without a watch they cost nothing.
+In a `DecodeCohort` of age a at time T, a member is late by (T - a pace) plus a constant. The maximum since it joined is
+looked up when it leaves, in a stack of falling values; a leap adds two entries. Without a watch steps cost nothing.
 """
 
 from bisect import bisect_right
@@ -21,20 +18,17 @@ _NONE = -(2**62)
 
 
 class TokenWatch:
-    """Watches the requests of one engine.
-
-    pace_of: ticks that the reader of a request takes for a token; None: without a reader
-    """
+    """Watches the requests of one engine. pace_of: reader's ticks per token; None: no reader."""
 
     def __init__(self, pace_of: Callable[[Request], int | None]) -> None:
         self._pace_of = pace_of
         self._gaps = _MostSince()
         self._lines: dict[int, _MostSince] = {}  # by pace
         self._ends: list[int] = []  # of the steps of a leap
-        self._fresh: dict[Request, int] = {}  # members that have no token of the cohort's yet -> age when they joined
+        self._fresh: dict[Request, int] = {}  # members without a cohort token yet -> age when they joined
 
     def take(self, request: Request, now: int) -> None:
-        """`request`, of no cohort, has its tokens now; `last_token_at` is that of the ones before."""
+        """Record tokens at `now` of `request`, outside the cohort; `last_token_at`: the previous ones."""
         times = request.token_times
         if times is None:
             request.token_times = times = TokenTimes(now, self._pace_of(request))
@@ -45,14 +39,14 @@ class TokenWatch:
         times.num_tokens = request.num_output_tokens
 
     def join(self, request: Request, age: int) -> None:
-        """`request` is of the cohort from `age` on."""
+        """`request` joins the cohort at `age`."""
         self._fresh[request] = age
         pace = self._pace_of(request)
         if pace is not None and pace not in self._lines:
             self._lines[pace] = _MostSince()
 
     def pass_step(self, age: int, last: int, now: int, joined: dict[Request, int]) -> None:
-        """All members who joined before `age` have the token of that age now; the one before came at `last`."""
+        """Members who `joined` before `age` get their token at `now`; the previous one came at `last`."""
         self._greet(age, now, joined)
         oldest = next(iter(joined.values()), age)
         self._gaps.add(age, now - last, oldest)
@@ -60,11 +54,11 @@ class TokenWatch:
             line.add(age, now - age * pace, oldest)
 
     def begin_leap(self, started: int, durations: Iterable[int]) -> None:
-        """`pass_leap` will be about steps in a row from `started` on."""
+        """Prepare `pass_leap` for consecutive steps from `started` on."""
         self._ends = list(accumulate(durations, initial=started))[1:]
 
     def pass_leap(self, age: int, last: int, joined: dict[Request, int]) -> None:
-        """As `pass_step` for each of those that `begin_leap` was given, with tokens from the age `age` on."""
+        """As `pass_step` for each step of `begin_leap`, from `age` on; `last`, `joined`: see there."""
         ends = self._ends
         self._greet(age, ends[0], joined)
         oldest, newest = next(iter(joined.values()), age), age + len(ends) - 1
@@ -76,7 +70,7 @@ class TokenWatch:
             line.add(newest, max(late), oldest)
 
     def leave(self, request: Request, joined: int, applied: int) -> None:
-        """`request`, which joined at one age, leaves; tokens up to the age `applied` have come."""
+        """`request` leaves; it joined at age `joined`, and tokens up to age `applied` have come."""
         times = request.token_times
         assert times is not None
         times.longest_gap = max(times.longest_gap, self._gaps.since(joined + 1))
@@ -86,7 +80,7 @@ class TokenWatch:
         times.num_tokens += applied - joined
 
     def _greet(self, age: int, now: int, joined: dict[Request, int]) -> None:
-        """The first gap within the cohort is each new member's own."""
+        """Record each new member's first gap within the cohort."""
         for request, start in list(self._fresh.items()):
             if joined.get(request) != start:
                 del self._fresh[request]  # gone again
@@ -98,15 +92,15 @@ class TokenWatch:
 
 
 class _MostSince:
-    """The largest of the values entered at ages above a given one. Ages are entered in order."""
+    """Maximum of values entered at ages above a given one, in order of age."""
 
     def __init__(self) -> None:
         self._ages: list[int] = []
-        self._values: list[int] = []  # falling: what a later one exceeds is never asked for again
+        self._values: list[int] = []  # falling: later larger values hide earlier ones
         self._most_kept = _FEWEST_KEPT
 
     def add(self, age: int, value: int, oldest: int) -> None:
-        """`oldest`: no age below is asked for any more."""
+        """Enter `value`; no age below `oldest` will be queried."""
         ages, values = self._ages, self._values
         while values and values[-1] <= value:
             ages.pop()
@@ -119,6 +113,6 @@ class _MostSince:
             self._most_kept = max(2 * len(ages), _FEWEST_KEPT)
 
     def since(self, age: int) -> int:
-        """The largest entered at an age above `age`; a very small number if there is none."""
+        """Maximum above `age`; a very small number if none."""
         place = bisect_right(self._ages, age)
         return self._values[place] if place < len(self._values) else _NONE

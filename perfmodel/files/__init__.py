@@ -1,1 +1,1 @@
-"""From a file to checked data: names and paths, YAML with positions, units, validation in sentences."""
+"""From files to validated data: catalogue names, YAML with positions, units."""

@@ -1,5 +1,4 @@
-"""The base of every specification read from a file, of those whose variants use different fields, how a field names
-another file, and the default of a field."""
+"""Base classes of specs read from files, specs with variants, references to other files, and field defaults."""
 
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +46,7 @@ class VariantSpec(Spec):
 
     @classmethod
     def unused_fields(cls, variant: object) -> list[str]:
-        """The fields that `variant` does not use."""
+        """Fields that `variant` does not use."""
         return [name for name, variants in cls.used_by.items() if variant not in variants]
 
     @model_validator(mode="after")
@@ -74,10 +73,7 @@ class VariantSpec(Spec):
 
 
 def drop_unused_fields(model: type[VariantSpec], block: dict[str, Any], overridden: set[str]) -> None:
-    """Remove from `block` the fields of the previous variant, and the alternatives of a field that an override set.
-
-    overridden: fields that overrides set; these are kept
-    """
+    """Drop from `block` the previous variant's fields and alternatives of fields that overrides set (`overridden`)."""
     unused = model.unused_fields(block.get(model.discriminator)) if model.discriminator in overridden else []
     for group in model.alternatives:
         unused += group if overridden & set(group) else ()
@@ -87,7 +83,7 @@ def drop_unused_fields(model: type[VariantSpec], block: dict[str, Any], overridd
 
 
 def as_file_name(name: str) -> str:
-    """`name`. Raises ValueError for what is a path, or no file's name on some machine."""
+    """`name`. Raises ValueError for paths and names invalid on some platform."""
     is_path = "/" in name or "\\" in name or name.startswith(".")
     if is_path or not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(
@@ -97,13 +93,13 @@ def as_file_name(name: str) -> str:
     return name
 
 
-# What files are called after: never a path.
+# Names of files: never a path.
 FileName = Annotated[str, AfterValidator(as_file_name)]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A field that is a name in the file and the finished spec here: only its type is checked, nothing is copied."""
+    """A field that is a name in the file and a finished spec here: type-checked, not copied."""
 
     description: str
 
@@ -115,7 +111,7 @@ class Resolved:
 
 
 def default_at(model: type[BaseModel], path: Sequence[str | int]) -> Any:
-    """The default of the field at `path` below `model`; None where it has none, or there is no such field."""
+    """Default of the field at `path` below `model`; None if it has none or does not exist."""
     cls: type[BaseModel] | None = model
     value: Any = None
     for part in path:
@@ -133,7 +129,7 @@ def default_at(model: type[BaseModel], path: Sequence[str | int]) -> Any:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The one spec that a field's annotation holds: itself, or null, or several of; that of a block by its name."""
+    """The single spec in a field's annotation (optional, or in a list); of a block by name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     arguments = typing.get_args(annotation)

@@ -1,7 +1,7 @@
-"""Blocks of a file that another room answers: what `plan:` or `published:` of a scenario may hold is theirs to say.
+"""Registry of file blocks defined by higher packages, such as `plan:` or `published:` of a scenario.
 
-A room's class is registered by the name of the block (`perfmodel/__init__.py` does, above all rooms) and loaded when a
-file has the block. A key that is not registered, and an unknown key inside a block, are refused like any other.
+`perfmodel/__init__.py` registers classes by block name; they load when a file has the block. Unregistered blocks and
+unknown keys in blocks are errors.
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 _B = TypeVar("_B")
 
 
-_HOMES: dict[str, tuple[str, str | None]] = {}  # where the class is, and what completes a file with such a block
+_HOMES: dict[str, tuple[str, str | None]] = {}  # class path, and completing function
 
 
 def register_block(name: str, spec: str, complete: str | None = None) -> None:
-    """The block `name` is read as the class at `spec` ("package.module:Class").
+    """Read block `name` as the class at `spec` ("package.module:Class").
 
-    complete: a function ("package.module:function") that fills in what a file with this block may leave out, in place
+    complete: a function ("package.module:function") that fills in fields that such a file may omit, in place
     """
     _HOMES[name] = (spec, complete)
 
 
 def block_class(name: str) -> "type[BaseModel]":
-    """The class that describes the block called `name`."""
+    """Class of block `name`."""
     cls: type[BaseModel] = _loaded(_HOMES[name][0])
     return cls
 
 
 def block_as(block: Any, cls: type[_B]) -> _B | None:
-    """A scenario's block as what its room registered for it; None where the scenario has none."""
+    """`block` as its registered class; None if absent."""
     if block is None:
         return None
     assert isinstance(block, cls), f"{type(block).__name__} is registered where {cls.__name__} is asked for"
@@ -42,7 +42,7 @@ def block_as(block: Any, cls: type[_B]) -> _B | None:
 
 
 def complete_blocks(data: dict[str, Any]) -> None:
-    """Fill in what `data` may leave out because of the blocks that it has."""
+    """Fill in fields of `data` that its blocks allow to be omitted."""
     for name, (_, complete) in _HOMES.items():
         if name in data and complete is not None:
             _loaded(complete)(data)
@@ -55,7 +55,7 @@ def _loaded(home: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A field of a spec that holds the block of this name: `plan: Annotated[Spec, Block("plan")] | None = None`."""
+    """Field annotation: `plan: Annotated[Spec, Block("plan")] | None = None`."""
 
     name: str
 

@@ -1,7 +1,7 @@
-"""Where the data files are and what they are called; knows nothing of what is inside them but their `aliases`.
+"""Catalogue of data files by name; reads nothing in them but `aliases`.
 
-An installed wheel carries the data in `perfmodel/_data/`; a checkout has it beside the package. A name
-is looked up without reading any file; only a name that is no file's own is compared with the aliases.
+A wheel has the data in `perfmodel/_data/`, a checkout beside the package. Aliases are read only for a name that is no
+file's own.
 """
 
 import re
@@ -41,23 +41,20 @@ _ALIASES = re.compile(r"^aliases:[ \t]*(?:\[(?P<flow>[^\]]*)\]|\n(?P<block>(?:[ 
 
 
 def data_dir(kind: Kind) -> Path:
-    """The folder that holds the files of `kind`: the wheel's if it is there, else the checkout's."""
+    """Folder with the files of `kind`: the wheel's, else the checkout's."""
     installed = PACKAGE / "_data" / _KINDS[kind][0]
     return installed if installed.is_dir() else PACKAGE.parent / _KINDS[kind][0]
 
 
 def list_names(kind: Kind, suffixes: Sequence[str] = _YAML) -> list[str]:
-    """The names of all files of `kind`, sorted; no file is opened."""
+    """Sorted names of files of `kind`, unopened."""
     return sorted(path.name.removesuffix(path.suffix) for path in _files(kind, suffixes))
 
 
 def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path:
-    """The file meant by a name, an alias or a path.
+    """File by name, alias or path. Raises SpecError with the nearest names.
 
-    A `Path`, or a string with a folder or one of `suffixes` in it, is a path if something is there. Names and aliases
-    are compared as `normal_name` writes them.
-
-    Raises SpecError that names the nearest known names.
+    A `Path`, or text with a folder or one of `suffixes`, is a path if it exists. Names compare by `normal_name`.
     """
     found = looked_up(kind, name_or_path, suffixes)
     if found is None:
@@ -66,8 +63,7 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with the folder of a user in place of `~` or `~user`; as it is where there is no such user, or
-    where files are refused."""
+    """`path` with `~` or `~user` expanded; unchanged for unknown users or where files are refused."""
     if is_only_names():
         return Path(path)
     try:
@@ -77,8 +73,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path | None:
-    """As `find_file`; None where no file is meant. Raises SpecError for what can only be a path, and is not there, or
-    may not be touched."""
+    """As `find_file`, or None. Raises SpecError for what can only be a path and is missing or forbidden."""
     text = str(name_or_path)
     path = expanded(text)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
@@ -111,9 +106,9 @@ def _files(kind: Kind, suffixes: Sequence[str]) -> Iterator[Path]:
 
 @cache
 def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]:
-    """Alias (its `normal_name`) -> file, that of a repository (`org/name`) without its owner as well.
+    """Normalised alias -> file; a repository alias (`org/name`) also without its owner.
 
-    Read with a regular expression: a hundred files take a few milliseconds.
+    Read by regular expression: a few milliseconds for a hundred files.
     """
     file_of: dict[str, Path] = {}
     for path in _files(kind, suffixes):
@@ -131,17 +126,12 @@ def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]
 
 
 def normal_name(name: str) -> str:
-    """As names are compared: without regard to case, with spaces and underscores as hyphens."""
+    """Lower case, with hyphens for spaces and underscores."""
     return re.sub(r"[\s_]+", "-", name.strip().lower())
 
 
 def unknown_name(kind: Kind, text: str, suffixes: Sequence[str] = _YAML, more_names: Sequence[str] = ()) -> SpecError:
-    """What is said of a name that nothing is called: the nearest ones that are known.
-
-    kind, suffixes: of the files that it was looked for among
-    text:           the name as it was given
-    more_names:     what is known beside the files' names and aliases
-    """
+    """Error for the unknown name `text`, with the nearest names of `kind` (by `suffixes`) and of `more_names`."""
     names, wanted = sorted([*list_names(kind, suffixes), *more_names]), normal_name(text)
     longer = [name for name in names if wanted and name.startswith(wanted)][:3]
     known = longer or dict.fromkeys(

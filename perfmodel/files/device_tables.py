@@ -1,8 +1,6 @@
-"""The names that tables of devices hold: rows and aliases, read line by line without parsing the tables.
+"""Device names in family tables, read line by line without parsing YAML; normalised spellings of device names.
 
-Each row, and each list of aliases, is one line: `  rtx-4090: [128, ...]  # comment`.
-
-How people, drivers and benchmarks spell the names of devices: one form for all of them, and a size in the name.
+Each row and each list of aliases is one line: `  rtx-4090: [128, ...]  # comment`.
 """
 
 import re
@@ -36,7 +34,7 @@ _SIZE = re.compile(r"^(?P<name>.+)-(?P<size>\d+)gb$")
 
 
 def plain_name(name: str) -> str:
-    """A device's name without its maker and the words that tools put around it, in small letters with hyphens.
+    """A device name without vendor and boilerplate, lower case with hyphens.
 
     `NVIDIA GeForce RTX 3060 Laptop GPU` -> `rtx-3060-laptop`; `Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz` ->
     `core-i7-8550u`.
@@ -53,7 +51,7 @@ def plain_name(name: str) -> str:
 
 
 def split_size(name: str) -> tuple[str, int] | None:
-    """A name that ends in its memory, `rtx-4060-ti-16gb`, as the rest and gigabytes; None for another."""
+    """(name, GB) of a name that ends in its memory, `rtx-4060-ti-16gb`; else None."""
     match = _SIZE.match(name)
     return None if match is None else (match["name"], int(match["size"]))
 
@@ -66,7 +64,7 @@ _BY_DEVICE = ("devices", "aliases")  # blocks of a table with one line for a dev
 
 
 class TableRow(NamedTuple):
-    """A device: its table or its own file, its name, and whether that is a row's."""
+    """A device: its file or table, and name; `is_row`: a table's."""
 
     file: Path
     name: str
@@ -74,12 +72,12 @@ class TableRow(NamedTuple):
 
 
 def device_names() -> list[str]:
-    """The names of all devices, sorted: of files and of rows."""
+    """Sorted names of all devices, in files and rows."""
     return sorted([*list_names("hardware"), *(row.name for row in table_rows())])
 
 
 def named(name: str) -> TableRow | None:
-    """The device of a name or alias that is compared as `plain_name` writes it; None where there is none."""
+    """Device by normalised name or alias, or None."""
     known = _known()
     return known.get(normal_name(name)) or known.get(plain_name(name))
 
@@ -95,7 +93,7 @@ def table_rows() -> tuple[TableRow, ...]:
 
 @cache
 def known_architectures() -> frozenset[str]:
-    """What the files of devices and the tables of siblings declare as `architecture`."""
+    """`architecture` values of all devices and tables."""
     architectures: set[str] = set()
     for file in (*data_dir("hardware").glob("*.yaml"), *data_dir("families").glob("*.yaml")):
         text = read_bounded_text(file, _MOST_BYTES)
@@ -108,17 +106,16 @@ def known_architectures() -> frozenset[str]:
 
 
 def lines_of(file: Path, row: str) -> Iterator[str]:
-    """The lines of a table, those about single devices other than `row` left empty."""
+    """Lines of a table, with those about devices other than `row` blanked."""
     return (line if match is None or match["name"] == row else "" for line, _, match in _matched_lines(file))
 
 
 def _entries(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Block, device and what is in the brackets, of each line about one device."""
     return ((block, match["name"], match["cells"]) for _, block, match in _matched_lines(file) if match is not None)
 
 
 def _matched_lines(file: Path) -> Iterator[tuple[str, str, re.Match[str] | None]]:
-    """Each line with its block, and its match if it is about one device."""
+    """(block, line, match) per line; match None if not about one device."""
     block = ""
     for line in read_bounded_text(file, _MOST_BYTES).split("\n"):
         block = line.partition(":")[0] if line[:1].isalpha() else block
@@ -127,7 +124,7 @@ def _matched_lines(file: Path) -> Iterator[tuple[str, str, re.Match[str] | None]
 
 @cache
 def _known() -> dict[str, TableRow]:
-    """Names and aliases, as given and as `plain_name` has them: files of their own first, then rows."""
+    """Names and aliases, raw and normalised; files take precedence over rows."""
     known: dict[str, TableRow] = {}
     for device, spelling in _spellings():
         known.setdefault(normal_name(spelling), device)

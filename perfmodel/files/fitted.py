@@ -1,4 +1,4 @@
-"""Files of fitted numbers: what `hardware_specs/calibrations/` holds, read once and written by commands alone."""
+"""Fitted numbers: files of `hardware_specs/calibrations/`, cached, written only by commands."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +14,12 @@ load_fitted = load_spec
 
 
 def save_fitted(fits: Spec, path: Path) -> Path:
-    """Write fits as YAML below the header; parents are made. Reading them back gives equal ones."""
+    """Write `fits` as YAML below the header, with parent folders. Round trips are exact."""
     return write_fitted(fits.model_dump(mode="json", exclude_defaults=True), path)
 
 
 def write_fitted(data: Mapping[str, Any], path: Path) -> Path:
-    """Write the keys of `data` in their order, as `save_fitted` does those of fits."""
+    """Write `data` in key order, as `save_fitted` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100)
     path.write_text(HEADER + text, encoding="utf-8", newline="\n")

@@ -1,15 +1,8 @@
-"""Which files may be touched: any, or, within `without_files`, only the catalogue's and those below some folders.
+"""Path sandbox and size limits for reading users' files.
 
-A page in a browser says names that anybody may have written into its address. There a name is never a path of this
-machine: what would be looked for as one is refused before the disk is asked, so that no answer tells whether a file is
-there, and nothing is fetched from the network. Uploaded files lie in a folder of their own, which is allowed.
-
-The limits hold in the context (`contextvars`) that set them, and in the worker processes that it starts.
-
-Files read with a limit, so that a wrong one (a device, a bomb) ends in a sentence and not in the machine's memory.
-
-Every reader of a user's file takes its bytes, lines or JSON from here, and none that `reach` refuses. What is larger
-than its limit is an `OSError` like a file that cannot be opened, so that whoever says "cannot be read" says why.
+Within `without_files` only the catalogue and allowed folders (uploads) are accessible: browser addresses are untrusted,
+so a path is refused before any disk or network access. Limits hold in their context (`contextvars`) and its workers.
+Every reader of a user's file goes through here; an oversized file (a device, a bomb) is an `OSError`.
 """
 
 import errno
@@ -33,12 +26,12 @@ _ALLOWED: ContextVar[tuple[Path, ...] | None] = ContextVar("allowed", default=No
 # From the root, a user's folder or here, up a folder, a drive, a Windows path; or what only files are called.
 _PATH_LIKE = re.compile(r"[/~]|\.{1,2}([/\\]|$)|.*[/\\]\.\.([/\\]|$)|[A-Za-z]:|.*\\|.*\0", re.DOTALL)
 _SUFFIXES = (".yaml", ".yml", ".json", ".jsonl", ".gguf", ".safetensors", ".csv", ".txt", ".gz")
-_LONGEST = 80  # characters of a name that is refused
+_LONGEST = 80  # characters of a refused name
 
 
 @contextmanager
 def without_files(allowed: Sequence[str | Path] = ()) -> Iterator[None]:
-    """Within it names are the catalogue's, or those of files below the folders `allowed`; others raise SpecError."""
+    """Context in which names are the catalogue's or files below `allowed`; others raise SpecError."""
     token = _ALLOWED.set(tuple(Path(os.path.abspath(folder)) for folder in allowed))
     try:
         yield
@@ -48,7 +41,7 @@ def without_files(allowed: Sequence[str | Path] = ()) -> Iterator[None]:
 
 @contextmanager
 def touchable(folder: Path) -> Iterator[None]:
-    """Within it files below `folder` may be touched as well: a cache that is asked by names alone."""
+    """Context that also allows files below `folder`: a cache addressed by names only."""
     allowed = _ALLOWED.get()
     token = _ALLOWED.set(None if allowed is None else (*allowed, Path(os.path.abspath(folder))))
     try:
@@ -58,12 +51,12 @@ def touchable(folder: Path) -> Iterator[None]:
 
 
 def is_only_names() -> bool:
-    """Whether files are refused here, and the network."""
+    """Whether files and the network are refused here."""
     return _ALLOWED.get() is not None
 
 
 def may_touch(path: str | Path) -> bool:
-    """Whether the disk may be asked for `path`. A link below an allowed folder does not lead out of it."""
+    """Whether `path` may be accessed. Links do not escape an allowed folder."""
     allowed = _ALLOWED.get()
     if allowed is None:
         return True
@@ -78,7 +71,7 @@ def _is_below(path: str, folders: Sequence[str | Path]) -> bool:
 
 
 def refuse_path(name: str | Path) -> None:
-    """Raises SpecError for what can only be the path of a file, where that may not be touched."""
+    """Raise SpecError for a forbidden file path."""
     text = str(name)
     is_path = isinstance(name, Path) or _PATH_LIKE.match(text) or text.lower().endswith(_SUFFIXES)
     if is_path and not may_touch(name):
@@ -86,13 +79,13 @@ def refuse_path(name: str | Path) -> None:
 
 
 def refused(name: str) -> SpecError:
-    """What is said of a name that may not be looked for as a path."""
+    """Error for a name that may not be looked up as a path."""
     shown = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     return SpecError(f"{shown!r} names a file; here only names of the catalog are allowed: drop the file on the page.")
 
 
 def within_reach(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function`, to be called in another process with the limits that hold here."""
+    """Wrap `function` to keep the present limits in another process."""
     allowed = _ALLOWED.get()
     return function if allowed is None else partial(_call_within, function, allowed)
 
@@ -111,8 +104,7 @@ _GZIP = 31  # zlib's code for a gzip header around the deepest window
 
 
 def read_bounded(path: pathlib.Path, most_bytes: int) -> bytes:
-    """The bytes of a file. Raises OSError as opening does, and for more than `most_bytes` of them; SpecError for a file
-    that may not be touched."""
+    """File bytes. Raises OSError, also beyond `most_bytes`; SpecError for a forbidden file."""
     refuse_path(path)
     with path.open("rb") as file:
         found = file.read(most_bytes + 1)
@@ -122,21 +114,18 @@ def read_bounded(path: pathlib.Path, most_bytes: int) -> bytes:
 
 
 def read_bounded_text(path: pathlib.Path, most_bytes: int) -> str:
-    """The UTF-8 text of a file, lines ending in one character each. Raises OSError and UnicodeDecodeError."""
+    """UTF-8 text with normalised line ends. Raises OSError and UnicodeDecodeError."""
     text = read_bounded(path, most_bytes).decode("utf-8-sig")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: pathlib.Path, most_bytes: int = LARGEST_JSON_BYTES, is_strict: bool = False) -> Any:
-    """What a JSON file of up to `most_bytes` holds. Raises OSError, and ValueError as `parse_json` does."""
+    """JSON of up to `most_bytes`. Raises OSError, and ValueError as `parse_json` does."""
     return parse_json(read_bounded_text(path, most_bytes), is_strict)
 
 
 def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
-    """What JSON says. Raises ValueError for what is none, and for lists in lists that are too deep to be read.
-
-    is_strict: refuse NaN and infinities, which Python writes and JSON does not know
-    """
+    """Parse JSON; ValueError if invalid or nested too deeply. is_strict: refuse NaN and infinities."""
 
     def finite(text: str) -> float:
         number = float(text)
@@ -151,8 +140,7 @@ def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
 
 
 def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list[dict[str, str]]:
-    """The rows of a CSV file by its columns' names, unpacked where its name ends in .gz. Raises OSError, and ValueError
-    for what is no CSV or has a line with other cells than the first."""
+    """CSV rows by column, unpacked if .gz. Raises OSError, and ValueError for invalid CSV or rows of another length."""
     import csv
 
     raw = read_bounded(path, most_bytes)
@@ -180,7 +168,7 @@ def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:
-    """The lines of an open file. Raises ValueError for one that has no end in sight."""
+    """Lines of an open file. Raises ValueError for endless ones."""
     while line := file.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE and not line.endswith("\n"):
             raise ValueError(f"found a line of more than {_LONGEST_LINE:,} characters")

@@ -1,9 +1,7 @@
-"""Numbers of files: with units (`"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`), in the unit that the key names, or plain ones.
+"""Numbers in files: with units (`"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`) or plain, in the unit of the key.
 
-Each dimension has the largest and the smallest amount that it takes, far beyond what is built or waited for: so times
-that are sums of quotients of them stay finite. Plain numbers stay within what arithmetic carries: a billion of one
-thing for each of a billion others still fits into 64 bits, and a chain of twenty factors of 1e15 into a double. Nothing
-that anyone serves, buys or measures comes near; what is found beyond is a slip of the finger or of a unit.
+Each dimension has generous limits, so that sums of quotients stay finite: a billion times a billion fits 64 bits,
+twenty factors of 1e15 a double. Anything beyond is a typo or a wrong unit.
 """
 
 import re
@@ -37,7 +35,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "ms": {unit: factor * 1e3 for unit, factor in _SECONDS.items()},
     "requests/s": _PER_SECOND,
 }
-# The units that an error message offers, and the smallest (of what is above 0) and the largest amount.
+# Units offered in errors, and the smallest (above 0) and largest amount.
 _USUAL = {
     "bytes": "B, KB, MB, GB, TB, KiB, MiB, GiB",
     "bytes/s": "MB/s, GB/s, TB/s, GiB/s",
@@ -51,12 +49,11 @@ _RANGES = {"bytes": (1e-3, 1e18), "bytes/s": (1e-3, 1e18), "FLOP/s": (1e-3, 1e21
 _RANGES |= {"s": (1e-12, 1e10), "ms": (1e-9, 1e13)}  # the clock's tick to three centuries
 _LARGEST_COUNT = 10**9
 _LARGEST = 1e15
-_SMALLEST = 1e-12  # of what is above 0
+_SMALLEST = 1e-12  # above 0
 
 
 def parse_quantity(value: Any, dimension: str) -> Any:
-    """`value` in the base unit of `dimension`; numbers and non-strings pass through unchanged. Raises ValueError that
-    names the value and the accepted units."""
+    """`value` in the base unit of `dimension`; numbers and non-strings pass. ValueError names accepted units."""
     if isinstance(value, bool):
         raise ValueError(f"found {str(value).lower()}, allowed a quantity in {dimension}")
     if not isinstance(value, str):
@@ -71,8 +68,10 @@ def parse_quantity(value: Any, dimension: str) -> Any:
 
 
 def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None:
-    """Quantities of one dimension as numbers in the unit of the last one, and that unit: `500 GB/s, 4 TB/s` are 0.5 and
-    4 TB/s; multiples (`0.5x, 2x`) have the unit x. None for texts that are not quantities of one dimension."""
+    """Quantities of one dimension in the last one's unit: `500 GB/s, 4 TB/s` are (0.5, 4) TB/s; `0.5x, 2x` have unit x.
+
+    None for other texts.
+    """
     found = [_NUMBER.fullmatch(text) for text in texts]
     units = [match[2] for match in found if match is not None]
     if len(units) < len(texts) or not units:
@@ -88,10 +87,7 @@ def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None
 
 
 def shortest_amount(amount: float, unit: str) -> str:
-    """`amount` as anyone would write it in a file: the prefix that leaves the fewest digits (80 GB, 50 MiB, 0.6 us).
-
-    unit: B, B/s, FLOPS, Hz or s
-    """
+    """`amount` with the prefix of fewest digits (80 GB, 50 MiB, 0.6 us). unit: B, B/s, FLOPS, Hz or s."""
     prefixes = {p: f for p, f in _PREFIX.items() if p != "K"}
     if unit == "s":
         prefixes = {p: 10.0**exponent for p, exponent in (("", 0), ("m", -3), ("u", -6), ("n", -9))}
@@ -102,7 +98,7 @@ def shortest_amount(amount: float, unit: str) -> str:
 
 
 def _quantity(dimension: str) -> Any:
-    """A float that may have a unit, and is no amount that nothing of this dimension has."""
+    """Annotated float with optional unit and limits of its dimension."""
 
     def within_range(written: Any) -> Any:
         amount = parse_quantity(written, dimension)
@@ -126,17 +122,15 @@ Milliseconds = Annotated[float, _quantity("ms"), _SCHEMA]
 
 
 def _not_vanishing(value: float) -> float:
-    """`value`. Raises ValueError where it is nearer to 0 than anything that is divided by."""
+    """`value`. Raises ValueError if too near 0 to divide by."""
     if 0 < value < _SMALLEST:
         raise ValueError(f"found {value:g}, allowed a number of at least {_SMALLEST:g}")
     return value
 
 
 def parse_count(value: Any) -> Any:
-    """`value` as a number where it is a count as vLLM's flags take it: 8k is 8,000, 8K is 8,192, 1.5m is 1,500,000;
-    everything else as it is. Source: vLLM 0.10, vllm/engine/arg_utils.py, human_readable_int.
-
-    Raises ValueError for what is no whole number: 1.5K is not, to vLLM neither.
+    """A count as in vLLM's flags: 8k is 8,000, 8K is 8,192, 1.5m is 1,500,000; other values pass. Raises ValueError for
+    fractions, such as 1.5K. Source: vLLM 0.10, vllm/engine/arg_utils.py, human_readable_int.
     """
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in _COUNTS:
@@ -148,7 +142,7 @@ def parse_count(value: Any) -> Any:
 
 
 class _CountSchema:
-    """What a JSON Schema says of a count: a whole number within its limits, or one as text, with a suffix."""
+    """JSON Schema of a count: an integer within limits, or text with a suffix."""
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
         text = {"type": "string", "pattern": _COUNT_TEXT, "examples": ["8k", "8K"]}

@@ -1,4 +1,4 @@
-"""From a mapping to a spec, or to one clear sentence per mistake: `file:line: field: found X, allowed Y`."""
+"""From a mapping to a spec, or one sentence per mistake: `file:line: field: found X, allowed Y`."""
 
 import pathlib
 import types
@@ -18,7 +18,7 @@ from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 _S = TypeVar("_S", bound=BaseModel)
 _MAX_SHOWN, _MAX_READ = 5, 100
 
-# pydantic's error type -> what is allowed instead, with the limits of the error's context.
+# pydantic's error type -> expectation, with limits from the error's context.
 _ALLOWED = {
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
@@ -42,8 +42,7 @@ _ALLOWED_BY_STEM = {
 
 
 def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
-    """An instance of `model_class` from the mapping of one document. Raises SpecError with one line per mistake, each
-    with its place, at most five of them and the number of the others."""
+    """Validate the mapping of one document. Raises SpecError with a line and place per mistake, at most five."""
     _drop_unused_fields(model_class, data, positions)
     try:
         return model_class.model_validate(data, context=positions)
@@ -57,10 +56,9 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
 
 
 def load_spec(model_class: type[_S], file: pathlib.Path) -> _S:
-    """What a YAML file holds, parsed once for each time that it is written. Raises SpecError as `load_yaml` and `parse`
-    do."""
+    """Spec of a YAML file, cached by modification. Raises SpecError as `load_yaml` and `parse` do."""
     refuse_path(file)
-    written_at = file.stat().st_mtime_ns if file.is_file() else 0  # of one that is missing, reading says so
+    written_at = file.stat().st_mtime_ns if file.is_file() else 0  # reading reports a missing one
     return cast(_S, _loaded(model_class, file, written_at))
 
 
@@ -71,7 +69,7 @@ def _loaded(model_class: type[BaseModel], file: pathlib.Path, _written_at: int) 
 
 
 def _drop_unused_fields(model_class: type[BaseModel], data: Any, positions: Positions) -> None:
-    """Remove the file's fields that an override made unused by selecting another variant."""
+    """Drop fields made unused by an override that selects another variant."""
     for place in {path[:-1] for path in positions.overridden}:
         model, block = _model_at(model_class, place), data
         for key in place:
@@ -82,7 +80,7 @@ def _drop_unused_fields(model_class: type[BaseModel], data: Any, positions: Posi
 
 
 def show_value(value: Any) -> str:
-    """`value` as a person would recognise it in the file, shortened."""
+    """`value` as in the file, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -98,7 +96,6 @@ def show_value(value: Any) -> str:
 def _sentences(
     error: ValidationError, model_class: type[BaseModel], data: Any, positions: Positions
 ) -> Iterator[tuple[int, str]]:
-    """Line and sentence of each mistake."""
     for item in error.errors(include_url=False):
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue  # pydantic counts only the items without mistakes, and these have their own sentences
@@ -109,7 +106,7 @@ def _sentences(
 
 
 def _path_in_data(loc: tuple[str | int, ...], data: Any, kind: str) -> Path:
-    """`loc` without the parts that pydantic adds for unions and functions: what is not in the data is not a place."""
+    """`loc` without pydantic's parts for unions and functions, which are not in the data."""
     path: list[str | int] = []
     for position, key in enumerate(loc):
         is_last = position == len(loc) - 1
@@ -128,7 +125,7 @@ def _has(data: Any, key: str | int) -> bool:
 
 
 def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
-    """What was found and what is allowed, without the place."""
+    """Value and expectation, without the place."""
     kind: str = item["type"]
     context: dict[str, Any] = item.get("ctx", {})
     found = show_value(item["input"])
@@ -159,7 +156,7 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
 
 
 def unknown_key(key: str, model: type[BaseModel] | None) -> str:
-    """That `model` has no such field: what it means elsewhere, the nearest that it has, or all of them."""
+    """Sentence for an unknown field of `model`: its meaning elsewhere, the nearest field, or all."""
     known = list(model.model_fields) if model is not None else []
     about = getattr(model, "about_key", None)
     if about is not None and (meaning := about(key)):
@@ -171,7 +168,7 @@ def unknown_key(key: str, model: type[BaseModel] | None) -> str:
 
 
 def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The spec that describes the mapping at `path`."""
+    """Spec of the mapping at `path`."""
     kind: Any = model_class
     for key in path:
         if isinstance(key, int):
@@ -187,7 +184,7 @@ def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | Non
 
 
 def _unwrapped(kind: Any) -> Any:
-    """The one interesting member of an optional or annotated type."""
+    """Inner type of an optional or annotated type."""
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         members = [arg for arg in get_args(kind) if arg is not type(None)]
         block = next((arg for arg in members if isinstance(arg, Block)), None)

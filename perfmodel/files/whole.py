@@ -1,4 +1,4 @@
-"""Files written as a whole: each is the old one or the new one, whatever fails on the way, and nothing half stays."""
+"""Atomic writes: after any failure a file is entirely old or entirely new."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,8 +8,10 @@ from perfmodel.errors import SpecError
 
 
 def write_wholes(texts: Mapping[Path, str]) -> list[Path]:
-    """Write texts to files that belong together, and return these; folders are made, and none is replaced before all
-    are written. Raises SpecError where one cannot be written, and then none is changed."""
+    """Write several files atomically, with parent folders; return their paths. All are written before any is replaced.
+
+    Raises SpecError if one cannot be written; then none is changed.
+    """
     partials = {file: file.with_name(f"{file.name}.partial") for file in texts}
     try:
         for file, partial in partials.items():

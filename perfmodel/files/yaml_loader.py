@@ -1,10 +1,8 @@
-"""Reading YAML as YAML 1.2 does, remembering where everything stood.
+"""YAML 1.2 with source positions.
 
-PyYAML implements YAML 1.1, where `4.8e12` and `1e9` are strings and `no` is false. Here PyYAML (its C parser
-where it is there) only builds the tree of nodes; scalars are resolved by the core schema of YAML 1.2, duplicate
-keys are refused, keys are text, and lines are looked up in the tree when an error needs one.
-
-Size, depth and values are limited: aliases of aliases of aliases are a billion values in nine lines.
+PyYAML implements YAML 1.1 (`4.8e12` and `1e9` are strings, `no` is false), so it (in C if available) only builds the
+node tree. Scalars follow YAML 1.2's core schema, keys are text, duplicates are refused, lines are looked up on errors.
+Size, depth and values are limited: nested aliases can be a billion values in nine lines.
 """
 
 import pathlib
@@ -24,9 +22,9 @@ Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
 # Of one file. A megabyte takes two to four seconds; the largest of ours has 26 kB, and lists of lengths have their own
 # files.
 _MAX_BYTES = 2_000_000
-_MAX_VALUES = 300_000  # an alias counts as often as what it stands for is there
+_MAX_VALUES = 300_000  # an alias counts as its content
 _MAX_DEPTH = 50
-_SURELY_DEEP = 1000  # from here on the parser, written in C, is not even asked: it recurses, and then there is no stack
+_SURELY_DEEP = 1000  # beyond, the recursive C parser would overflow the stack
 _LONGEST_NUMBER = 400  # digits: more than a double has before its point
 
 _TAG = "tag:yaml.org,2002:"
@@ -35,8 +33,7 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Parser):  # type: ignore[misc]  # whichever of the two is there
-    """Tags nodes by their kind alone and leaves it to `_scalar` what a plain scalar is: half of the time went into the
-    rules of YAML 1.1, and into those for single places of a document, of which there are none."""
+    """Tags nodes by kind; `_scalar` resolves plain ones. YAML 1.1's resolvers took half of the time."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         return _TAGS[kind]
@@ -62,7 +59,7 @@ _WORDS: dict[str, Any] = {
 
 @dataclass
 class Positions:
-    """Where the fields of one document stood: in a file, or on the command line for what `--set` changed."""
+    """Source positions of a document: lines, or the `--set` that set a field."""
 
     file: str
     root: yaml.Node | None = None
@@ -70,7 +67,7 @@ class Positions:
     named: Mapping[Path, str] = field(default_factory=dict)  # how errors name fields of a document without a file
 
     def where(self, path: Path) -> str:
-        """`file:line` of the nearest enclosing field that is in the file, or the `--set ...` that set it."""
+        """`file:line` of the nearest enclosing field in the file, or its `--set ...`."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.overridden:
                 return f"--set {self.overridden[path[:end]]}"
@@ -83,24 +80,24 @@ class Positions:
         return self.file if line is None else f"{self.file}:{line}"
 
     def written(self, path: Path) -> str | None:
-        """The scalar at `path` as it was written, where `0.10` is not yet the number 0.1; None where there is none."""
+        """Scalar at `path` as written (`0.10`), or None."""
         if path in self.overridden:
             return self.overridden[path].partition("=")[2].strip().strip("\"'")
         node = self.node(path)
         return node.value if isinstance(node, yaml.ScalarNode) else None
 
     def line(self, path: Path) -> int | None:
-        """The line (from 1) of the key or list item at `path`, else of the nearest enclosing one."""
+        """Line (from 1) at `path`, else of the nearest enclosing key or item."""
         nodes = self._nodes(path)
         return nodes[-1][0] + 1 if nodes else None
 
     def node(self, path: Path) -> yaml.Node | None:
-        """What stands at `path`; None where nothing does."""
+        """Node at `path`, or None."""
         nodes = self._nodes(path)
         return nodes[-1][1] if len(nodes) > len(path) else None
 
     def _nodes(self, path: Path) -> list[tuple[int, yaml.Node]]:
-        """Line (from 0) and node of the document and of each key or list item on the way to `path`, as far as it is."""
+        """(line from 0, node) of the document and each existing key or item towards `path`."""
         if self.root is None:
             return []
         nodes: list[tuple[int, yaml.Node]] = [(self.root.start_mark.line, self.root)]
@@ -119,13 +116,13 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedYaml:
-    """A document's mapping and where its fields stood."""
+    """A document's mapping and positions."""
 
     data: dict[str, Any]
     positions: Positions
 
     def block(self, path: Sequence[str]) -> "LoadedYaml":
-        """The mapping at `path` as a document of its own, whose lines are the file's."""
+        """The mapping at `path` as a document with the file's lines."""
         data = self.data
         for key in path:
             data = data[key]
@@ -133,8 +130,9 @@ class LoadedYaml:
 
 
 def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
-    """The mapping in a YAML file. Raises SpecError (`file:line: ...`) for a file that is missing, a folder, not UTF-8,
-    empty, not a mapping, or not YAML; for tabs used as indentation and for a key given twice."""
+    """Mapping of a YAML file. Raises SpecError (`file:line: ...`) if it is missing, a folder, not UTF-8, empty, no
+    mapping, invalid YAML, tab-indented, or has duplicate keys.
+    """
     try:
         text = read_bounded_text(pathlib.Path(path), _MAX_BYTES)
     except FileNotFoundError:
@@ -149,7 +147,7 @@ def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
 
 
 def load_yaml_text(text: str, name: str) -> LoadedYaml:
-    """See `load_yaml`; `name` is what errors call the text's place."""
+    """See `load_yaml`; `name` stands for the file in errors."""
     root = _compose(text, name)
     if root is None:
         raise SpecError(f"{name}: the file is empty; a mapping of `key: value` lines is needed.")
@@ -160,25 +158,25 @@ def load_yaml_text(text: str, name: str) -> LoadedYaml:
 
 
 def dump_yaml(data: dict[str, Any]) -> str:
-    """`data` as the text of a file that `load_yaml` reads back, keys in their order."""
+    """YAML that `load_yaml` reads back, keys in order."""
     text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 
 def flow_yaml(value: Any) -> str:
-    """`value` on one line: `{process: poisson, rate: 4.0}`."""
+    """One-line YAML: `{process: poisson, rate: 4.0}`."""
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10**9)
     return text.strip().removesuffix("...").strip()
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """One value as YAML 1.2 reads it (`64`, `1e9`, `[1, 2]`, `{rate: 4}`); `origin` names it in errors."""
+    """One YAML 1.2 value (`64`, `1e9`, `[1, 2]`, `{rate: 4}`); `origin` names it in errors."""
     root = _compose(text, origin)
     return None if root is None else _Values(origin).of(root)
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    # Deeper, by brackets or by the columns before a line's first word, than any parser's stack has room for.
+    # Deeper, by brackets or indentation, than any parser's stack allows.
     depths = accumulate(1 if bracket in "[{" else -1 for bracket in _BRACKETS.findall(text))
     is_flat = text.count("[") + text.count("{") <= _SURELY_DEEP or max(depths) <= _SURELY_DEEP
     if not is_flat or any(len(indent) > _SURELY_DEEP for indent in _BEFORE_WORDS.findall(text)):
@@ -214,14 +212,14 @@ def _syntax_error(error: yaml.YAMLError | UnicodeEncodeError, text: str, name: s
 
 
 class _Values:
-    """Python values of a document's nodes; `name` is its file in errors."""
+    """Python values of nodes; `name`: file in errors."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._count = 0
 
     def of(self, node: yaml.Node, parents: tuple[int, ...] = ()) -> Any:
-        """The value of `node`; `parents` are the ids of the nodes around it, to refuse an anchor inside itself."""
+        """Value of `node`; `parents`: enclosing node ids, to refuse recursive anchors."""
         self._count += 1
         if self._count > _MAX_VALUES:
             way_out = "aliases (*) included; write long lists into files of their own."
@@ -251,7 +249,7 @@ class _Values:
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
-        if node.style or node.tag == "!":  # quoted, or a block of text
+        if node.style or node.tag == "!":  # quoted, or a block scalar
             return text
         if text in _WORDS:
             return _WORDS[text]

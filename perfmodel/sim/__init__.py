@@ -1,6 +1,6 @@
-"""The simulated clock: arrivals, replicas behind a router, and the driver that lets the cost model's time pass.
+"""The simulated clock: traffic, replicas behind a router, and a driver that advances time by the cost model.
 
-SimPy is used only here. What both clocks share beside the engine also does: workloads, records and their summary.
+SimPy is imported only here. The executed clock shares the engine, workloads, records and their summary.
 """
 
 __all__ = [

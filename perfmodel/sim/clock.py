@@ -1,8 +1,7 @@
-"""Ticks of the simulated clock, and how things are put on SimPy's calendar.
+"""Integer ticks of simulated time on SimPy's event queue.
 
-One tick is a picosecond, an integer: sums of durations do not depend on grouping, so leaps and single steps end at
-the same tick. At one tick, arrivals come before steps end, so a step that starts at a tick has seen all that arrived
-by then.
+One tick is a picosecond: integer sums do not depend on grouping, so leaps and single steps end at the same tick.
+At equal ticks arrivals precede step ends, so a step that starts at a tick sees every arrival up to it.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ _LAST = 2**62  # above the number of any event
 
 
 def to_ticks(seconds: float) -> int:
-    """Whole ticks nearest to `seconds`."""
+    """Nearest whole number of ticks."""
     return round(seconds * TICKS_PER_S)
 
 
@@ -31,19 +30,15 @@ class TickEnvironment(Environment):
 
     @property
     def is_paced(self) -> bool:
-        """Whether time passes by itself, and may pass for ever."""
+        """Whether an outside clock advances this environment, possibly for ever."""
         return False
 
     @property
     def ticks(self) -> int:
-        """The current tick."""
         return self._now  # type: ignore[return-value]  # every delay put on this calendar is an integer
 
     def pass_undisturbed(self, delay: int, priority: EventPriority) -> bool:
-        """Let `delay` ticks pass, unless something happens before an event of `priority` then; whether they have.
-
-        It spares such an event its way over the calendar.
-        """
+        """Advance by `delay` ticks, bypassing the heap, if no other event comes first; return whether it did."""
         end, queue = self._now + delay, self._queue
         if queue and queue[0] < (end, priority, _LAST):
             return False
@@ -51,7 +46,7 @@ class TickEnvironment(Environment):
         return True
 
     def run_dry(self) -> None:
-        """`run` until nothing is left on the calendar: its loop without a call for each event."""
+        """`run` until the queue is empty, without a call per event."""
         queue = self._queue
         while queue:
             self._now, _, _, event = heappop(queue)
@@ -63,37 +58,37 @@ class TickEnvironment(Environment):
 
 
 class PacedEnvironment(TickEnvironment):
-    """A calendar whose clock is turned from outside: nothing passes until someone says that it has."""
+    """An environment whose clock is advanced from outside."""
 
     @property
     def is_paced(self) -> bool:
         return True
 
     def pass_undisturbed(self, delay: int, priority: EventPriority) -> bool:
-        """Never: an event is waited for."""
+        """Always False: paced time advances only through events."""
         return False
 
     @property
     def next_tick(self) -> int | None:
-        """When the next event is due; None without one."""
+        """Tick of the next event; None if the queue is empty."""
         queue = self._queue
         return queue[0][0] if queue else None  # type: ignore[return-value]  # as of `ticks`
 
     def run_next(self) -> None:
-        """Let the next event happen, at its tick."""
+        """Process the next event at its tick."""
         self.step()
 
     def pass_to(self, tick: int) -> None:
-        """It is `tick` now, if it was earlier; no event may be due before."""
+        """Advance the clock to `tick`; no event may be due before it."""
         due = self.next_tick
         assert due is None or tick <= due, f"an event is due at {due}, and it is to be {tick}"
         self._now = max(self._now, tick)
 
 
 class Alarm(Event):
-    """An event that happens after `delay` ticks and calls `callback` with itself, so that a stale one is recognised.
+    """Calls `callback(self)` after `delay` ticks, so that the receiver can recognise a stale alarm.
 
-    priority: its order among events at the same tick
+    priority: order among events at the same tick
     """
 
     def __init__(

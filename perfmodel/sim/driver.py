@@ -1,4 +1,4 @@
-"""`simulate`: a scenario on the simulated clock."""
+"""`simulate`: run a scenario on the simulated clock."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,15 +49,14 @@ def simulate(
 ) -> RunResult:
     """Serve the scenario's traffic on the simulated clock.
 
-    calibration: achieved fractions to use, in all pools; by default what `engine.profile` names, or the datasheet
-    profile:     host and server of the engine; by default the fitted one that `engine.profile` names
-    progress:    called now and then with (requests finished, requests in all if known)
-    out:         folder to stream `requests.csv` and `steps.csv` to
-    keep_steps:  keep step records in memory; by default for up to 300,000 requests
-    can_leap:    advance equal decode steps together; the answer is the same either way
-    one_of:      simulate one of so many equal slices of the cluster, each with its share of every pool's engines; the
-                 traffic is that of the slice. Engines of a slice never help those of another
-    intervals:   also simulate an ensemble of shortened runs, for 80 % prediction intervals of the mean latencies
+    calibration: efficiency factors for all pools; default: those named by `engine.profile`, else the datasheet
+    profile:     host and server costs of the engine; default: the fitted profile that `engine.profile` names
+    progress:    callback (requests finished, total if known)
+    out:         folder for `requests.csv` and `steps.csv`, streamed
+    keep_steps:  keep step records in memory; default: for up to 300,000 requests
+    can_leap:    batch equal decode steps; results are identical either way
+    one_of:      simulate 1/n of the cluster: each pool's engines and the traffic are one slice. Slices share no load
+    intervals:   also run an ensemble of shortened runs for 80 % prediction intervals of mean latencies
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
     """
@@ -97,7 +96,7 @@ def simulate(
 
 
 def _entrance(scenario: Scenario) -> Scenario:
-    """The pool that requests come to first."""
+    """Scenario of the pool that receives requests first."""
     return scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
 
 
@@ -111,7 +110,7 @@ def _serve(
     one_of: int = 1,
     scores: Scores | None = None,
 ) -> Cluster:
-    """Run until the last request is answered; returns the cluster as it ends."""
+    """Run until the last request is answered; return the final cluster."""
     env = TickEnvironment()
     client: OpenLoopClient | ClosedLoopClient | ConversationClient
     expected = scenario.traffic.expected_requests  # of stages a mean: there may be a few more
@@ -158,13 +157,12 @@ def _serve(
 
 
 class _RejectingServer:
-    """Where requests go that the engine refuses: lost at once, with no step of the client's in between."""
+    """Fails requests that the engine refuses, at once and without another client step in between."""
 
     def __init__(self, env: TickEnvironment, on_lost: "Callable[[LostRequest], None]") -> None:
         self._env, self._on_lost = env, on_lost
 
     def add(self, request: Request) -> None:
-        """`request` arrives now; that it failed is known within the same tick."""
         from perfmodel.sim.fleet.gateway import LostRequest
 
         Alarm(self._env, 0, lambda _: self._on_lost(LostRequest(request, "failed", self._env.ticks)), URGENT)
@@ -173,9 +171,7 @@ class _RejectingServer:
 def _intervals_of(
     scenario: Scenario, requests: RequestColumns, cluster: Cluster, serve: Serve, one_of: int
 ) -> "Ensemble | WholeRuns | None":
-    """What intervals come from. Where replicas came and went, a shorter run would see another part of the load; a long
-    run takes too long to be repeated whole.
-    """
+    """Whole runs where replicas vary, as a shorter run sees another load (None if too long); else an ensemble."""
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
     if not fleets:
         return run_ensemble(scenario, requests, serve)
@@ -190,7 +186,7 @@ def _intervals_of(
 
 
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
-    """The requests of `scenario` under a draw of scores, or under the model itself."""
+    """Requests of `scenario` under a draw of scores, or without one."""
     with Collector(keep_steps=False) as collector:
         _serve(scenario, Workload(_entrance(scenario)), basis_of, collector, one_of=one_of, scores=scores)
     return collector.requests()

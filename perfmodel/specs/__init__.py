@@ -1,9 +1,7 @@
-"""What things are: hardware, models, engines, traffic, scenarios. Frozen and validated; nothing here knows of time.
+"""Frozen, validated specs: hardware, models, engines, traffic, scenarios; no costs, no simulated time.
 
-`load_scenario`, `load_hardware`, `load_traffic` and `load_model` read files by name, alias or path; a mistake in a
-file is a `perfmodel.errors.SpecError` with file, line, field, what was found and what is allowed.
-
-Names are loaded on first use, so a module that needs one spec does not pay for reading YAML.
+`load_scenario`, `load_hardware`, `load_traffic` and `load_model` read files by name, alias or path; a mistake is a
+`perfmodel.errors.SpecError` with file, line, field, value and what is allowed. Names load on first use.
 """
 
 __all__ = [

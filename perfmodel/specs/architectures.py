@@ -1,7 +1,6 @@
-"""Architectures of devices: what kernels know of one beyond a device's declared peaks, and which are its relatives.
+"""Device architectures (`hardware_specs/architectures/<name>.yaml`): kernel features beyond declared peaks, lineage.
 
-One file per architecture that anything is known of, `hardware_specs/architectures/<name>.yaml`; any other has no
-relatives and the defaults.
+An architecture without a file has no relatives and default features.
 """
 
 from collections.abc import Collection
@@ -34,7 +33,7 @@ class Architecture(Spec):
     switch_ranks: PositiveInt | None = None
 
     def steps_from(self, ancestor: str) -> int | None:
-        """Generations since `ancestor`; None if it is not before this one in a line."""
+        """Generations since `ancestor`; None if it does not precede this one."""
         if ancestor == self.name:
             return 0
         steps = [step for name in self.after if (step := find_architecture(name).steps_from(ancestor)) is not None]
@@ -43,7 +42,7 @@ class Architecture(Spec):
 
 @cache
 def find_architecture(name: str | None) -> Architecture:
-    """What is known of an architecture. Raises SpecError for a malformed file."""
+    """An architecture by name; defaults if it has no file. Raises SpecError for a malformed file."""
     file = data_dir("architectures") / f"{name}.yaml"
     if name is None or not file.is_file():
         return Architecture(name=name or "")
@@ -51,7 +50,7 @@ def find_architecture(name: str | None) -> Architecture:
 
 
 def generations_between(one: str | None, other: str | None) -> int | None:
-    """Generations between two architectures of one line; None if they have no line in common."""
+    """Generations between two architectures of one line; None without a common line."""
     if one is None or other is None:
         return None
     first, second = find_architecture(one), find_architecture(other)
@@ -62,9 +61,5 @@ def generations_between(one: str | None, other: str | None) -> int | None:
 
 
 def name_in_tables(architecture: str | None, named: Collection[str]) -> str | None:
-    """The name under which an engine's tables have an architecture: its own where they name it, else that of the one
-    whose support it has.
-
-    named: the architectures that a table names
-    """
+    """Name of `architecture` in an engine's table that has `named`: its own, else the one whose support it shares."""
     return architecture if architecture in named else find_architecture(architecture).supported_as or architecture

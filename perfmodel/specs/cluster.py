@@ -1,4 +1,4 @@
-"""`ClusterSpec`: replicas or pools of them, what scales and fails, the router and gateway before them, KV between."""
+"""`ClusterSpec`: replicas or pools, autoscaling, failures, router, gateway and KV transfer."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class AutoscalingSpec(Spec):
         return self
 
     def start_s(self, weight_bytes: float) -> float:
-        """Seconds until a new replica with so many bytes of weights serves."""
+        """Cold-start seconds of a replica with `weight_bytes`."""
         if self.cold_start_s is not None:
             return self.cold_start_s
         return weight_bytes / self.load_bandwidth_bytes_per_s + self.engine_start_s
@@ -131,7 +131,7 @@ class PoolSpec(Spec):
 
     @property
     def most_replicas(self) -> int:
-        """Replicas that there are at most."""
+        """Maximum number of replicas."""
         return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling is not None else 0)
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class PoolSpec(Spec):
 
 
 class PoolGroup(NamedTuple):
-    """`pools`: the positions of its pools in the cluster; `share`: of the requests, all unless there is one."""
+    """`pools`: positions in the cluster; `share`: of the requests; None: all."""
 
     name: str | None
     pools: tuple[int, ...]
@@ -151,7 +151,7 @@ class PoolGroup(NamedTuple):
     is_disaggregated: bool
 
     def conflicts(self, pools: Sequence[PoolSpec]) -> Iterator[str]:
-        """A sentence for each reason why its pools, of the cluster's `pools`, make no deployment."""
+        """A sentence per reason why `pools` of the cluster make no deployment."""
         roles = Counter(pools[number].role for number in self.pools)
         where = "" if self.name is None else f" in deployment {self.name}"
         if bool(roles["prefill"]) != bool(roles["decode"]):
@@ -167,7 +167,7 @@ class PoolGroup(NamedTuple):
 
 
 def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
-    """The deployments that `pools` make, in the order of their first pools."""
+    """Deployments of `pools`, in order of their first pool."""
     return tuple(
         PoolGroup(
             name if isinstance(name, str) else None,
@@ -181,7 +181,7 @@ def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
 
 
 def completed(pools: Sequence[PoolSpec]) -> tuple[PoolSpec, ...]:
-    """`pools`, each with the model, share and shadow of its deployment. Raises ValueError where two disagree."""
+    """`pools` with model, share and shadow of their deployment. Raises ValueError where two disagree."""
     complete = list(pools)
     for numbers in _grouped(pools).values():
         common: dict[str, Any] = {}
@@ -288,7 +288,6 @@ class ClusterSpec(Spec):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        """A sentence for each of the fields that contradict each other."""
         if self.pools and "replicas" in self.model_fields_set:
             yield "found replicas beside pools; each pool has its own `replicas`, leave this one out"
         for deployment in self.deployments:
@@ -323,16 +322,16 @@ class ClusterSpec(Spec):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether a gateway has to watch over the requests, and not the router alone."""
+        """Whether a gateway has to track requests."""
         extras = (self.gateway, self.autoscaling, self.failures)
         return any(extra is not None for extra in extras) or any(pool.autoscaling or pool.share for pool in self.pools)
 
     @property
     def deployments(self) -> tuple[PoolGroup, ...]:
-        """Pools that serve the same requests, in the order of their first ones."""
+        """Deployments: pools that serve the same requests, in order of their first pool."""
         return deployments(self.pools)
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether prompts are computed by other replicas than the ones that decode, for some of the requests."""
+        """Whether some requests prefill and decode on different replicas."""
         return any(pool.role == "prefill" for pool in self.pools)

@@ -1,8 +1,7 @@
-"""Devices by name, under any usual spelling: from a file of their own, or from a row of their family's table.
+"""Devices by name in any usual spelling: from their own file or a row of a family table.
 
-The name of a file costs one look at the folder. Of a table that has the name only the row itself is parsed; it becomes
-what a file of its own would hold. What follows from other figures is not written twice: bandwidth is bus width times
-transfers, a peak is units times clock times operations of one unit in one clock.
+A lookup parses only the row, into the data of a file of its own. Derived figures are not written twice: bandwidth is
+bus width x transfer rate; a peak is units x clock x operations per unit and clock.
 """
 
 import copy
@@ -83,17 +82,17 @@ class DeviceFamily(Spec):
         return self
 
     def cells(self, row: str) -> dict[str, Any]:
-        """What a row says, by column."""
+        """Cells of a row by column."""
         return {column: cell for column, cell in zip(self.columns, self.devices[row], strict=True) if cell is not None}
 
     def sizes(self, row: str) -> tuple[float, ...]:
-        """The sizes of memory that a device comes with, GB, the usual one first."""
+        """Memory sizes of a device in GB, the usual one first."""
         cell = self.cells(row).get("memory_gb", [])
         return tuple(cell) if isinstance(cell, list) else (cell,)
 
 
 def _device_data(family: DeviceFamily, row: str, size: float | None = None) -> dict[str, Any]:
-    """What a file of its own would hold of the device in `row`; `size`: of its memory, GB, if not the usual one."""
+    """File data of the device in `row`; `size`: memory in GB, default: the usual one."""
     cells, sizes = family.cells(row), family.sizes(row)
     is_usual = size is None or size in sizes[:1]
     if sizes:
@@ -119,20 +118,18 @@ def _device_data(family: DeviceFamily, row: str, size: float | None = None) -> d
 
 
 def _by_name(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """`declared` with the items of its lists under their names."""
+    """`declared` with lists as mappings by name."""
     named = {block: {item[key]: item for item in declared.get(block, ())} for block, key in _LISTS.items()}
     return {**declared, **{block: items for block, items in named.items() if items}}
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """`one` with what `other` says of the same, or in addition."""
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return other
     return {**one, **{key: _merged(one[key], value) if key in one else value for key, value in other.items()}}
 
 
 def _from_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row says by itself."""
     declared: dict[str, Any] = {}
     for column, cell in cells.items():
         if column in _PLACES:
@@ -154,7 +151,7 @@ def _from_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
 def _derive(
     declared: dict[str, Any], family: DeviceFamily, cells: Mapping[str, Any], operations_per_clock: Mapping[str, float]
 ) -> None:
-    """Bandwidth and peaks, where the row leaves them to be computed."""
+    """Fill in bandwidth and peaks that follow from other cells."""
     main = declared["memory"]["hbm"]
     if "bandwidth_bytes_per_s" not in main and {"bus_width_bits", "transfers_per_s"} <= main.keys():
         main["bandwidth_bytes_per_s"] = main["bus_width_bits"] * main["transfers_per_s"] / 8
@@ -173,7 +170,7 @@ def _derive(
 def _unconfirmed(
     family: DeviceFamily, row: str, cells: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> Iterator[str]:
-    """The paths of a device's file that the family's lists mean, figures derived from unconfirmed ones with them."""
+    """Unconfirmed paths of the family's lists, with figures derived from them."""
     listed = set(family.unconfirmed)
     is_whole = "columns" in listed or row in family.unconfirmed_devices
     columns = set(cells) if is_whole else listed & set(cells)
@@ -192,7 +189,6 @@ def _unconfirmed(
 
 
 def _figures(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Paths of the numbers in a block."""
     for key, value in block.items():
         if isinstance(value, Mapping):
             yield from _figures(value, f"{prefix}{key}.")
@@ -215,12 +211,9 @@ class DeviceSource:
 
 
 def find_device(name_or_path: str | Path) -> DeviceSource:
-    """Where the device meant by a name, an alias or a path is described.
+    """Source of a device by name, alias or path. Raises SpecError with the nearest names.
 
-    Names are compared without their maker and what drivers print around them (`plain_name`); one may end in a size of
-    memory that the device comes with: `rtx-4060-ti-16gb`.
-
-    Raises SpecError that names the nearest known names.
+    Names are compared by `plain_name` and may end in a memory size of the device: `rtx-4060-ti-16gb`.
     """
     own = looked_up("hardware", name_or_path)
     if own is not None:
@@ -245,14 +238,13 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
 
 
 def counted_device(text: str) -> tuple[int | None, str]:
-    """(how many, the device) of `2xh100` or `8 x b200`; without a number None."""
+    """(count, device) of `2xh100` or `8 x b200`; count None if absent."""
     match = _COUNTED.fullmatch(text.strip())
     return (None, text.strip()) if match is None else (int(match[1]), match[2])
 
 
 def read_device(source: DeviceSource) -> LoadedYaml:
-    """What a device's file holds, or would hold: its lines are those of the file or of the row. Raises SpecError for a
-    file that is missing or no YAML, and for a table that is none."""
+    """Data of a device with lines of its file or row. Raises SpecError for a missing or invalid file or table."""
     if source.row is None:
         return load_yaml(source.file)
     family, positions = _family_with(source.file, source.row)
@@ -260,7 +252,7 @@ def read_device(source: DeviceSource) -> LoadedYaml:
 
 
 def load_tables() -> dict[str, DeviceFamily]:
-    """The tables of siblings by name. Raises SpecError for one that is malformed."""
+    """Family tables by name. Raises SpecError for a malformed one."""
     return {row.file.stem: load_spec(DeviceFamily, row.file) for row in table_rows()}
 
 
@@ -269,7 +261,7 @@ def _source(device: TableRow) -> DeviceSource:
 
 
 def _of_size(plain: str) -> DeviceSource | None:
-    """The device whose name stands before a size of memory that it comes with."""
+    """Device whose name precedes one of its memory sizes."""
     split = split_size(plain)
     device = None if split is None else named(split[0])
     if split is None or device is None:
@@ -285,7 +277,7 @@ def _of_size(plain: str) -> DeviceSource | None:
 
 
 def _family_with(file: Path, row: str) -> tuple[DeviceFamily, Positions]:
-    """A table with one of its rows, and where that stands: there may be hundreds of others."""
+    """A table with one of its (perhaps hundreds of) rows, and its positions."""
     loaded = load_yaml_text("\n".join(lines_of(file, row)), str(file))
     data = {key: value for key, value in loaded.data.items() if key != "aliases" or value is not None}
     return parse(DeviceFamily, data, loaded.positions), loaded.block(("devices",)).positions

@@ -1,4 +1,4 @@
-"""The scenarios and the traffic that come along, with what their files say of themselves in their first comment."""
+"""Shipped scenarios and traffic, with the purpose in their first comment."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ _SENTENCE = re.compile(r".+?[.?](?=\s|$)")
 
 
 def scenario_files(every: bool = False) -> list[dict[str, Any]]:
-    """Name, model, hardware and purpose of each scenario, by name; with `every`, those of all folders."""
+    """Name, model, hardware and purpose of each scenario, by name; with `every`, of all folders."""
     root, found = data_dir("scenarios"), []
     for path in sorted(root.rglob("*.yaml")):
         name = path.relative_to(root).with_suffix("").as_posix()
@@ -37,7 +37,7 @@ def traffic_files() -> list[dict[str, Any]]:
 
 
 def _purpose(path: pathlib.Path) -> str:
-    """The first sentence of the comment that a file begins with."""
+    """First sentence of a file's leading comment."""
     comment = _COMMENT.match(path.read_text(encoding="utf-8"))
     text = " ".join(line.lstrip("# ").strip() for line in comment[0].splitlines()) if comment else ""
     sentence = _SENTENCE.match(text)

@@ -1,6 +1,6 @@
-"""`HardwareSpec`: declared facts of one device (or system), each block with its source, and what an hour of it costs.
+"""`HardwareSpec`: declared facts of a device or system with sources, and its hourly price.
 
-No fitted factor is here. Prices are from the list in hardware_specs/prices, or what a scenario gives in their place.
+No fitted factors. Prices are from hardware_specs/prices, or the scenario's own.
 """
 
 import datetime
@@ -67,13 +67,13 @@ class PriceOverride(Spec):
     @field_validator("usd_per_gpu_hour")
     @classmethod
     def _by_own_names(cls, given: float | dict[str, float]) -> float | dict[str, float]:
-        """h100 as h100-sxm-80gb; the name of a file elsewhere as it is."""
+        """Normalise h100 to h100-sxm-80gb; paths stay."""
         if not isinstance(given, dict):
             return given
         return {device.name if (device := named(name)) else name: usd for name, usd in given.items()}
 
     def usd_of(self, device: str) -> float | None:
-        """USD for an hour of the device of this name; None where the list's price holds."""
+        """USD per hour of `device`; None where the list price holds."""
         given = self.usd_per_gpu_hour
         return given.get(device) if isinstance(given, dict) else given
 
@@ -85,7 +85,7 @@ class _PriceList(Spec):
 
 
 def listed_price(device: str) -> dict[str, Any]:
-    """The price of the list, as a hardware file of one's own would have it; empty for a device that it lacks."""
+    """List price as in a hardware file; empty if not listed."""
     price = load_spec(_PriceList, find_file("prices", "prices")).prices.get(device)
     return {} if price is None else price.model_dump(exclude_defaults=True)
 
@@ -175,7 +175,7 @@ class HardwareSpec(Spec):
         return self
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` is the file's name or one of its aliases."""
+        """Whether `name` is the file's name or an alias."""
         return normal_name(name) in map(normal_name, (self.name, *self.aliases))
 
     @property
@@ -185,33 +185,32 @@ class HardwareSpec(Spec):
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bandwidth of the outermost level, byte/s."""
+        """Outermost memory bandwidth, byte/s."""
         bandwidth = self.declared.memory[0].bandwidth_bytes_per_s
         assert bandwidth is not None  # the validator refused the file otherwise
         return bandwidth
 
     @property
     def data_bandwidth(self) -> float:
-        """Bandwidth of the outermost level that is left for data, byte/s: without inline check bits."""
+        """Outermost bandwidth for data, byte/s: without inline ECC bits."""
         return self.memory_bandwidth * (16 / 17 if self.declared.memory[0].inline_ecc else 1.0)
 
     @property
     def visible_memory_bytes(self) -> float:
-        """What a process can allocate of the outermost level.
+        """Allocatable bytes of the outermost memory.
 
-        Vendors name memory in round gigabytes: an "80 GB" A100 shows 81,920 MiB (85.9e9 bytes), an L40S of "48 GB"
-        loses a sixteenth to ECC. Without a known figure, the device's share of the declared capacity.
+        Vendors round: an "80 GB" A100 shows 81,920 MiB (85.9e9 bytes), an L40S of "48 GB" loses a sixteenth to ECC.
+        Without a figure: the device's share of declared capacity.
         """
         outermost = self.declared.memory[0]
         return outermost.visible_bytes or outermost.capacity_bytes * outermost.device_share
 
     def level(self, name: str) -> MemoryLevel | None:
-        """The memory level called `name`, or None."""
+        """Memory level by name, or None."""
         return next((m for m in self.declared.memory if m.level == name), None)
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """Its declared links."""
         return self.declared.links
 
     @property
@@ -220,24 +219,21 @@ class HardwareSpec(Spec):
         return self.declared.max_devices
 
     def link(self, name: str) -> Link | None:
-        """The link called `name`, or None."""
+        """Link by name, or None."""
         return next((link for link in self.declared.links if link.name == name), None)
 
     @property
     def devices_per_node(self) -> int:
-        """Devices that the scale-up link joins: as many as there can be, or as a node is said to have.
-
-        Ranks on a device without any link (processes on one CPU) are all on one node.
-        """
+        """Devices joined by the scale-up link: the maximum, or a node's; ranks without a link (CPU) share a node."""
         given = self.network.devices_per_node if self.network is not None else None
         return given or (self.declared.max_devices if self.declared.links else _ANY_NUMBER)
 
     @property
     def network_link(self) -> Link:
-        """A device's share of what joins nodes: see `NetworkSpec`. Raises ValueError for an unknown link."""
+        """A device's share of the inter-node network; see `NetworkSpec`. Raises ValueError for an unknown link."""
         return (self.network or NetworkSpec()).share_of(self)
 
     @property
     def scale_up_link(self) -> Link | None:
-        """The fastest link to sibling devices: the scale-up fabric if there is one, else PCIe."""
+        """Fastest link to siblings: scale-up fabric, else PCIe."""
         return max(self.declared.links, key=lambda link: link.bandwidth_bytes_per_s, default=None)

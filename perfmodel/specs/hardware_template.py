@@ -1,4 +1,4 @@
-"""The file of a device that nobody has described yet: a known one's, with every field explained, to be changed."""
+"""Template for a new device's file: a known one's figures with every field explained."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -56,11 +56,9 @@ _PRICE = """\
 
 
 def hardware_template(name: str, like: HardwareSpec, is_here: bool = False) -> str:
-    """YAML of a device called `name` with the figures of `like` and what each field means.
+    """YAML of device `name` with the figures of `like`. Raises SpecError for an invalid file name.
 
-    is_here: whether `like` is the device itself as it was looked at: what a process is shown of its memory is its own
-
-    Raises SpecError for a name that no file may have.
+    is_here: `like` is this machine's device, so its visible memory is known
     """
     try:
         as_file_name(name)
@@ -127,7 +125,7 @@ def _figures(like: HardwareSpec, is_here: bool) -> Iterator[str]:
 
 
 def _item(item: MemoryLevel | Link, fields: Collection[str], always: Collection[str]) -> Iterator[str]:
-    """The lines of an item of a list: `fields` that are not at their defaults, and those that are `always` shown."""
+    """YAML lines of an item: non-default `fields`, and `always` ones."""
     dash = "- "
     for field in fields:
         value = getattr(item, field)

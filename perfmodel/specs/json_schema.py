@@ -1,7 +1,6 @@
-"""JSON Schemas of the files, for editors: `# yaml-language-server: $schema=scenario.schema.json`; and what fields mean.
+"""JSON Schemas for editors (`# yaml-language-server: $schema=scenario.schema.json`), and meanings of fields.
 
-Meanings are in the docstrings of the specs and the comments beside their fields, and in `meanings.yaml` where these say
-nothing, or say it of several at once.
+Meanings come from docstrings and field comments of specs, else from `meanings.yaml`.
 """
 
 import ast
@@ -36,7 +35,7 @@ _LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", 
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of a file of `kind`, one of SCHEMA_KINDS."""
+    """JSON Schema of a file of `kind`, one of SCHEMA_KINDS."""
     if kind == "scenario":
         return scenario_schema()
     if kind not in SCHEMA_KINDS:
@@ -54,7 +53,7 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def scenario_schema() -> dict[str, Any]:
-    """The JSON Schema of a scenario file, where model and hardware are names or paths."""
+    """JSON Schema of a scenario file, where model and hardware are names or paths."""
     result = Scenario.model_json_schema()
     fields = result["properties"]
     fields["model"]["examples"] = list_names("models", (".yaml", ".json"))
@@ -80,7 +79,6 @@ def scenario_schema() -> dict[str, Any]:
 
 
 def _titled(body: dict[str, Any], title: str, cls: type[BaseModel]) -> dict[str, Any]:
-    """`body`, the schema of a file of `cls`, as an editor takes it."""
     body["title"] = title
     specs = every_spec()
     _describe(body, cls, specs)
@@ -91,7 +89,7 @@ def _titled(body: dict[str, Any], title: str, cls: type[BaseModel]) -> dict[str,
 
 
 def _describe(body: dict[str, Any], cls: type[BaseModel] | None, specs: Mapping[str, type[Spec]]) -> None:
-    """Say of each field what it means, for an editor to show; else what the object is that it holds."""
+    """Add descriptions to fields, or to the object they hold."""
     meanings = meanings_of(cls) if cls is not None else {}
     for name, node in body.get("properties", {}).items():
         inner = next((specs[ref] for ref in refs_of(node) if ref in specs), None)
@@ -101,7 +99,7 @@ def _describe(body: dict[str, Any], cls: type[BaseModel] | None, specs: Mapping[
 
 
 def refs_of(node: Any) -> Iterator[str]:
-    """The names of the definitions that a part of a schema refers to."""
+    """Definitions that a schema part refers to."""
     if isinstance(node, dict):
         if "$ref" in node:
             yield node["$ref"].rpartition("/")[2]
@@ -127,7 +125,7 @@ _ENTRY = re.compile(r"^(?P<names>\w+(?:, \w+)*): +(?P<text>.*)$")
 
 
 def summary_of(cls: type[Any]) -> str:
-    """The class's docstring without its list of fields: paragraphs of prose."""
+    """Prose paragraphs of the class docstring, without its field list."""
     lines, is_entry = [], False
     for line in _docstring(cls).splitlines():
         is_entry = bool(_entry_of(line, cls)) or (is_entry and line.startswith(" "))
@@ -138,7 +136,7 @@ def summary_of(cls: type[Any]) -> str:
 
 @cache
 def meanings_of(cls: type[Any]) -> dict[str, str]:
-    """What is said of each field; those of which nothing is said are left out."""
+    """Documented fields and their meaning."""
     notes = dict[str, str]()
     for base in reversed(cls.__mro__):
         if getattr(base, "model_fields", None):
@@ -149,7 +147,7 @@ def meanings_of(cls: type[Any]) -> dict[str, str]:
 
 
 def every_spec() -> dict[str, type[Spec]]:
-    """All specs that are loaded, by the name of their class."""
+    """All loaded specs by class name."""
     found, left = dict[str, type[Spec]](), [Spec]
     while left:
         cls = left.pop()
@@ -190,7 +188,7 @@ def _of_docstring(cls: type[Any]) -> dict[str, str]:
 
 
 def _of_comments(cls: type[Any]) -> dict[str, str]:
-    """Behind a field, else in the lines above it."""
+    """Comments behind a field, else above it."""
     try:
         lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Links of a device, networks between nodes by name (hardware_specs/networks), and what a scenario says of either."""
+"""Device links, named inter-node networks (hardware_specs/networks), and a scenario's choice of either."""
 
 from pathlib import Path
 from typing import Literal, Protocol
@@ -29,15 +29,12 @@ class Link(Spec):
 
     @property
     def has_switch(self) -> bool:
-        """Whether devices talk through a switch of the fabric's own, as their file's `topology` says."""
+        """Whether devices talk through the fabric's switch, by the `topology` of their file."""
         return "switch" in (self.topology or "").lower()
 
 
 class LinkedDevice(Protocol):
-    """What links and networks ask of a device.
-
-    max_devices:      that its scale-up link can join; devices_per_node: that it does join
-    """
+    """A device with links. max_devices: joinable by its scale-up link; devices_per_node: joined."""
 
     @property
     def name(self) -> str: ...
@@ -55,7 +52,7 @@ class LinkedDevice(Protocol):
     def scale_up_link(self) -> Link | None: ...
 
     def link(self, name: str) -> Link | None:
-        """The link called `name`, or None."""
+        """Link by name, or None."""
         ...
 
 
@@ -74,17 +71,17 @@ class NetworkFile(Spec):
 
     @property
     def link(self) -> Link:
-        """One port, as a link."""
+        """One port as a link."""
         return Link(name=self.name, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, latency_s=self.latency_s)
 
 
 def load_network(name_or_path: str | Path) -> NetworkFile:
-    """The network of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
+    """Network by name, alias or path. Raises SpecError for a missing or malformed one."""
     return load_spec(NetworkFile, find_file("networks", name_or_path))
 
 
 def find_network(name: str) -> Link | None:
-    """One port of the network called so, or None. Raises SpecError for a file that may not be touched."""
+    """One port of network `name`, or None. Raises SpecError for a forbidden file."""
     refuse_path(name)
     try:
         file = find_file("networks", name)
@@ -94,7 +91,7 @@ def find_network(name: str) -> Link | None:
 
 
 def list_networks() -> list[str]:
-    """Names of the networks in hardware_specs/networks, sorted."""
+    """Sorted names in hardware_specs/networks."""
     return list_names("networks")
 
 
@@ -110,7 +107,7 @@ class GivenLink(Spec):
     latency_s: Seconds | None = Field(default=None, ge=0)  # from request to first byte; the link's own unless given
 
     def link_of(self, hardware: LinkedDevice) -> Link:
-        """The link as a device of `hardware` has it. Raises ValueError for an unknown one."""
+        """The link on `hardware`. Raises ValueError for an unknown one."""
         declared = hardware.scale_up_link if self.link is None else hardware.link(self.link) or find_network(self.link)
         if declared is None and self.bandwidth_bytes_per_s is None:
             known = ", ".join(link.name for link in hardware.links) or "none"
@@ -144,13 +141,11 @@ class NetworkSpec(GivenLink):
     nics_per_node: PositiveInt | None = None
 
     def is_assumed(self, hardware: LinkedDevice) -> bool:
-        """Whether the network between nodes of `hardware` is assumed."""
         is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
         return not is_given and hardware.link(_SCALE_OUT) is None
 
     def share_of(self, hardware: LinkedDevice) -> Link:
-        """The network as one device of `hardware` has it, when all of its node talk. Raises ValueError for a link
-        that is unknown."""
+        """One device's share of the network when its whole node communicates. Raises ValueError for an unknown link."""
         most = hardware.max_devices
         if self.devices_per_node is not None and self.devices_per_node > most:
             raise ValueError(

@@ -1,10 +1,9 @@
-"""`--set engine.max_num_seqs=64`, `--set hardware.hbm.bandwidth=2x`: changes to what the files say.
+"""`--set engine.max_num_seqs=64`, `--set hardware.hbm.bandwidth=2x`: overrides of file values.
 
-A value is read as YAML. `2x` and `0.5x` multiply the number that is there. Paths are those of the files; hardware has
-short names as well (`hardware.hbm.bandwidth`, `hardware.links.nvlink.latency` or `hardware.nvlink.latency`,
-`hardware.peak_flops.bf16` or `hardware.bf16`, `hardware.price`); `hardware.peak_flops=2x` multiplies all rates, and
-`hardware.nvlink=null` takes a link out: what talked over it takes the next one. Items of lists go by position, name or
-role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`).
+Values are YAML; `2x` and `0.5x` multiply. Paths are the files'; hardware has short names (`hardware.hbm.bandwidth`,
+`hardware.links.nvlink.latency` or `hardware.nvlink.latency`, `hardware.peak_flops.bf16` or `hardware.bf16`,
+`hardware.price`); `hardware.peak_flops=2x` scales all rates, `hardware.nvlink=null` removes a link, whose traffic takes
+the next one. List items go by position, name or role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`).
 """
 
 import json
@@ -38,7 +37,7 @@ _DECLARED_FIELDS = {
 
 
 class Override(NamedTuple):
-    """One `--set`: the text, its path, and a value or a factor."""
+    """One `--set`: text, path, and a value or factor."""
 
     text: str
     path: tuple[str, ...]
@@ -47,8 +46,7 @@ class Override(NamedTuple):
 
 
 def parse_override(text: str) -> Override:
-    """`path.to.field=value`, or `path.to.field=2x`. Raises SpecError where there is no `=`, no path, or a value that is
-    not YAML."""
+    """Parse `path=value` or `path=2x`. Raises SpecError without `=` or path, or for invalid YAML."""
     name, equals, value = text.partition("=")
     path = tuple(part.strip() for part in name.strip().split("."))
     if not equals or not all(path):
@@ -60,12 +58,12 @@ def parse_override(text: str) -> Override:
 
 
 def as_overrides(setting: Mapping[str, Any]) -> tuple[str, ...]:
-    """`{"engine.batching": "static"}` as `--set` would be given it; factors stay factors (`2x`)."""
+    """`{"engine.batching": "static"}` as `--set` arguments; factors stay factors (`2x`)."""
     return tuple(f"{field}={_as_text(value)}" for field, value in setting.items())
 
 
 def _as_text(value: Any) -> str:
-    """A value as YAML on one line: JSON, but for words, which need no quotes unless they read as something else."""
+    """One-line YAML: JSON, with unambiguous words unquoted."""
     is_word = isinstance(value, str) and re.sub(r"[-_.]", "", value).isalnum() and parse_value(value, "--set") == value
     return value if is_word else json.dumps(value, ensure_ascii=False)
 
@@ -103,7 +101,7 @@ def apply_override(
 
 
 def _key(target: Any, key: str | int, override: Override, before: Path) -> str | int:
-    """`key`, which comes after `before`, as it indexes `target`: a mapping, or a list long enough."""
+    """`key` behind `before` as an index of `target`, a mapping or a list long enough."""
     if isinstance(target, dict):
         return str(key)
     position = list_position(target, key)
@@ -119,7 +117,7 @@ def _key(target: Any, key: str | int, override: Override, before: Path) -> str |
 
 
 def _scaled(value: Any, override: Override, siblings: Any) -> Any:
-    """`value`, multiplied; `siblings`: the mapping that it stands in, which may have the name that was meant."""
+    """`value` scaled; `siblings`: keys to suggest in errors."""
     assert override.factor is not None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         product = value * override.factor
@@ -136,7 +134,7 @@ def _scaled(value: Any, override: Override, siblings: Any) -> Any:
 
 
 def hardware_places(override: Override, path: tuple[str, ...], data: Mapping[str, Any]) -> list[Path]:
-    """The places in a hardware file that an override changes: one; all rates for `hardware.peak_flops=2x`."""
+    """Paths in a hardware file that an override changes: one, or all rates for `hardware.peak_flops=2x`."""
     declared = data.get("declared")
     if path not in (("peak_flops",), ("declared", "peak_flops_per_s")) or not isinstance(declared, Mapping):
         return [hardware_path(path, data, override.text)]
@@ -147,7 +145,7 @@ def hardware_places(override: Override, path: tuple[str, ...], data: Mapping[str
 
 
 def list_position(items: Any, key: str | int) -> int | None:
-    """Where a key points in a list: a position, or an item of that name or role; None if it is none, or no list."""
+    """Index of `key` in a list: a position, name or role; None if absent or no list."""
     if not isinstance(items, list):
         return None
     if str(key).isdecimal():
@@ -157,13 +155,13 @@ def list_position(items: Any, key: str | int) -> int | None:
 
 
 def is_removed_link(override: Override, place: Path) -> bool:
-    """Whether the override takes out the link at `place` of a hardware file."""
+    """Whether the override removes the link at `place`."""
     is_link = len(place) == 3 and place[:2] == ("declared", "links") and isinstance(place[2], int)
     return is_link and override.factor is None and override.value is None
 
 
 def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
-    """The place in a hardware file that a path after `hardware.` means: the file's own, or a short name's."""
+    """Path in a hardware file for one after `hardware.`, full or short."""
     first, rest = path[0], path[1:]
     declared: Any = data.get("declared")
     if first == "price":
@@ -215,7 +213,7 @@ def _short(rest: tuple[str, ...], block: str, owner: str, text: str) -> str:
 
 
 def _with_names(path: tuple[str, ...], data: Any) -> Path:
-    """Indices for the names of memory levels and links: declared.memory.hbm -> declared.memory.0."""
+    """Indices for names of memory levels and links: declared.memory.hbm -> declared.memory.0."""
     result: list[str | int] = []
     for part in path:
         key: str | int = part

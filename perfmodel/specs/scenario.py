@@ -86,16 +86,14 @@ class Scenario(Spec):
     _read_changed: ClassVar[Callable[["Scenario", Mapping[str, Any]], "Scenario"]]
 
     def with_(self, changes: Mapping[str, Any]) -> "Scenario":
-        """The scenario with some fields changed, read and validated anew: `{"engine.max_num_seqs": 64}`.
+        """A validated copy with `changes`: `{"engine.max_num_seqs": 64}`; values as for `--set`, also `"2x"`.
 
-        changes: from paths to values, as `--set` takes them (`"2x"` multiplies)
-
-        Raises SpecError for values that are not allowed, and for a scenario made in Python that no file could say.
+        Raises SpecError for invalid values, and for a scenario made in Python that no file could state.
         """
         return type(self)._read_changed(self, changes)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
-        """As pydantic's, without validation; the copy has no source. `with_` validates."""
+        """pydantic's copy, without validation or source; `with_` validates."""
         copied = super().model_copy(update=update, deep=deep)
         copied._source = ScenarioSource()
         return copied
@@ -130,7 +128,7 @@ class Scenario(Spec):
         return self
 
     def _check_kv_formats(self, deployment: PoolGroup) -> None:
-        """The same model, and the same KV, in all pools of a deployment; those with a share may differ from others."""
+        """Require one model and KV format in all pools of a deployment; traffic splits may differ."""
         pools = [self.cluster.pools[number] for number in deployment.pools]
         common, place, advice = self.engine, "the scenario's engine", "once, under `engine`"
         if deployment.share is not None:
@@ -144,7 +142,7 @@ class Scenario(Spec):
                 )
 
     def _check_exchange(self, engine: EngineSpec) -> None:
-        """What has no meaning where one engine computes prompts and another goes on from their KV."""
+        """Refuse engine features that do not work with KV from another engine."""
         if engine.speculative_config is not None:
             raise ValueError(
                 "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
@@ -157,7 +155,7 @@ class Scenario(Spec):
 
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":
-        """Defaults of the engine's version and formats of the model, however the scenario was made."""
+        """Apply engine defaults and model formats, however the scenario was made."""
         fields = served_fields(self, info.context or Positions(self.name))
         self.__dict__.update(fields)
         self.model_fields_set.update(fields)
@@ -165,45 +163,45 @@ class Scenario(Spec):
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
-        """The cluster's pools; equal replicas are one unified pool."""
+        """The cluster's pools; plain replicas are one unified pool."""
         cluster = self.cluster
         if cluster.pools:
             return cluster.pools
         return (PoolSpec(replicas=cluster.replicas, engine=self.engine, autoscaling=cluster.autoscaling),)
 
     def of_pool(self, pool: PoolSpec) -> "Scenario":
-        """The scenario as one replica of `pool` sees it: its engine and hardware, no cluster around it."""
+        """The scenario of one replica of `pool`: its engine and hardware, without a cluster."""
         hardware = pool.hardware or self.hardware
         own = {"engine": pool.engine, "hardware": hardware, "model": pool.model or self.model}
         return self.model_copy(update={**own, "cluster": ClusterSpec()})
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the replica that spans most of them; several replicas may share one."""
+        """Nodes of the widest replica; replicas may share one."""
         sizes = [(pool.engine.num_devices, pool.hardware or self.hardware) for pool in self.pools]
         return max(ceil(num_devices / hardware.devices_per_node) for num_devices, hardware in sizes)
 
     @property
     def attainment(self) -> float:
-        """The share of requests that is to meet the limits of `slo` on single requests: the plan's, by default 0.9."""
+        """Required share of requests within per-request limits: the plan's, default 0.9."""
         share: float = getattr(self.plan, "attainment", DEFAULT_ATTAINMENT)
         return share
 
     @property
     def needs_token_times(self) -> bool:
-        """Whether a limit, of all requests or of a class, asks for the times of single tokens."""
+        """Whether any limit needs single token times."""
         return any(
             slo.needs_token_times for slo in (self.slo, *(kind.slo or self.slo for kind in self.traffic.classes))
         )
 
     @property
     def num_devices(self) -> int:
-        """Devices of all replicas, as many as there are at most."""
+        """Maximum devices of all replicas."""
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
 
 
 def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) -> Price | None:
-    """What an hour of the device is taken to cost: the scenario's own price, else that of its file or of the list."""
+    """Hourly device price: the scenario's, else the file's or the list's."""
     usd = None if override is None else override.usd_of(hardware.name)
     if override is None or usd is None:
         return hardware.price
@@ -211,12 +209,12 @@ def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) 
 
 
 def is_stale(price: Price) -> bool:
-    """Whether it is older than half a year today."""
+    """Whether it is older than half a year."""
     return price.date is not None and today() - price.date > _STALE
 
 
 def price_lines(scenario: Scenario) -> list[str]:
-    """Which price each kind of device was billed at, of what kind, from where and from when; none without one."""
+    """Price per kind of device, with kind, source and date; none without a price."""
     return [
         f"Price: {price.usd_per_hour:g} USD per device hour of {device.name} ({price.origin})."
         for device, price in _prices(scenario)
@@ -225,7 +223,7 @@ def price_lines(scenario: Scenario) -> list[str]:
 
 
 def price_notes(scenario: Scenario) -> list[str]:
-    """A sentence for each device without a price, and for each price that is unconfirmed or old."""
+    """Notes on missing, unconfirmed and old prices."""
     return [note for device, price in _prices(scenario) if (note := _price_note(device.name, price))]
 
 
@@ -241,6 +239,5 @@ def _price_note(device: str, price: Price | None) -> str:
 
 
 def _prices(scenario: Scenario) -> Iterator[tuple[HardwareSpec, Price | None]]:
-    """Each kind of device once, with its price."""
     devices = {device.name: device for device in (pool.hardware or scenario.hardware for pool in scenario.pools)}
     return ((device, price_in_use(device, scenario.price)) for device in devices.values())

@@ -1,7 +1,7 @@
-"""From a scenario file to a `Scenario`: names and paths resolved, `--set` applied, everything validated.
+"""From a scenario file to a validated `Scenario`: names and paths resolved, `--set` applied.
 
-Order of authority: `--set`, the scenario file, the files that it names, the defaults. `--set model=...`,
-`--set hardware=...` and `--set traffic=...` replace the name; deeper paths change what the named file says.
+Precedence: `--set`, the scenario file, files that it names, defaults. `--set model=...`, `--set hardware=...` and
+`--set traffic=...` replace the name; deeper paths change the named file's values.
 """
 
 import pathlib
@@ -50,15 +50,14 @@ _FILES: tuple[Path, ...] = (
 def load_scenario(
     path_or_name: str | pathlib.Path, overrides: Sequence[str] = (), inside: Sequence[str] = ()
 ) -> Scenario:
-    """The scenario in a file, one of workloads/scenarios by name, or its own text (`{model: ..., ...}`), with `--set`
-    overrides (`field.path=value`).
+    """Scenario from a file, a name in workloads/scenarios, or its own text (`{model: ..., ...}`), with `--set`
+    overrides.
 
-    inside: the keys of the block of the file that is the scenario, where the file is of something else (a study)
+    inside: keys of the block that is the scenario, in a file of another kind (a study)
 
-    Paths inside the file are relative to it. `model_changes`, `engine.dtype` and `engine.quantization` are already
-    applied to the model, and `engine.max_model_len` is the model's own where the file gives none.
-
-    Raises SpecError: `file:line: field: what was found, what is allowed`, one line per mistake.
+    Paths are relative to the file. `model_changes`, `engine.dtype` and `engine.quantization` are applied to the model;
+    `engine.max_model_len` defaults to the model's. Raises SpecError: `file:line: field: got X; expected Y`, a line
+    each.
     """
     loaded, folder = read_scenario(path_or_name, inside)
     data, positions = loaded.data, loaded.positions
@@ -93,7 +92,7 @@ def load_scenario(
 
 
 def changed_scenario(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """`scenario.with_(changes)`: its source, read anew with further overrides. Raises SpecError as `source_of` does."""
+    """`scenario.with_(changes)`: its source with further overrides. Raises SpecError as `source_of` does."""
     source = source_of(scenario)
     return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
 
@@ -102,8 +101,9 @@ Scenario._read_changed = staticmethod(changed_scenario)
 
 
 def source_of(scenario: Scenario) -> ScenarioSource:
-    """Where `scenario` was read; its own text, if it was made in Python. Raises SpecError if no text says the same, as
-    after `model_copy` with a model or a device that no file has."""
+    """Source of `scenario`, or its own text if made in Python. Raises SpecError if no text says the same, as after
+    `model_copy` with a model or device that no file has.
+    """
     if scenario._source.path:
         return scenario._source
     data: dict[str, Any] = {"name": scenario.name, "model": scenario.model.name, "hardware": scenario.hardware.name}
@@ -124,8 +124,7 @@ def source_of(scenario: Scenario) -> ScenarioSource:
 
 
 def named_model(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) -> str:
-    """The model as the scenario, or `--set model=`, names it: a name, or a path that can be opened from here. Raises
-    SpecError as `load_scenario` does."""
+    """The scenario's model (or `--set model=`) as a name or openable path. Raises SpecError as `load_scenario` does."""
     loaded, folder = read_scenario(path_or_name)
     for change in map(parse_override, overrides):
         if change.path == ("model",):
@@ -136,23 +135,22 @@ def named_model(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ())
 
 
 def load_hardware(name_or_path: str | pathlib.Path, overrides: Sequence[str] = ()) -> HardwareSpec:
-    """The device of hardware_specs by name or alias, or of a path; overrides start with `hardware.`."""
+    """Device by name, alias or path; overrides start with `hardware.`."""
     return _hardware(find_device(name_or_path), [parse_override(text) for text in overrides])
 
 
 def list_hardware() -> list[str]:
-    """Names of the devices in hardware_specs, sorted."""
+    """Sorted device names in hardware_specs."""
     return device_names()
 
 
 def load_traffic(name_or_path: str | pathlib.Path) -> Traffic:
-    """The traffic of a file in workloads/traffic by name, or of a path."""
+    """Traffic by name in workloads/traffic, or by path."""
     return _traffic(find_file("traffic", name_or_path), ())
 
 
 def _present(data: dict[str, Any], folder: pathlib.Path, path: Path) -> Any:
-    """What is multiplied where the file has nothing at `path`: a field's default, that of the engine's version on the
-    device, or what a named network says."""
+    """Value to multiply where the file has none at `path`: a default of the field, engine version or named network."""
     value = None
     if path[:1] == ("engine",) and len(path) == 2 and isinstance(data.get("hardware"), str):
         hardware = _hardware(find_device(_beside(data["hardware"], folder)), ())
@@ -166,13 +164,13 @@ def _present(data: dict[str, Any], folder: pathlib.Path, path: Path) -> Any:
 
 
 def _is_of_pool(change: Override) -> bool:
-    """Whether it changes what a pool's hardware file says: cluster.pools.decode.hardware.hbm.bandwidth=2x."""
+    """Whether it changes a pool's hardware: cluster.pools.decode.hardware.hbm.bandwidth=2x."""
     return change.path[:2] == ("cluster", "pools") and change.path[3:4] == ("hardware",) and len(change.path) > 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A scenario's mapping, in which names and paths (relative to `folder`) give way to what they name."""
+    """Replaces names and paths (relative to `folder`) in a scenario's mapping by their content."""
 
     data: dict[str, Any]
     positions: Positions
@@ -188,7 +186,6 @@ class _Names:
         return as_asked(load_model(self.beside(name), ask_hub=True), name)
 
     def block(self, place: Path) -> dict[str, Any]:
-        """The mapping at `place`; an empty one where there is none."""
         block: Any = self.data
         for key in place:
             if isinstance(key, int):
@@ -198,10 +195,7 @@ class _Names:
         return block if isinstance(block, dict) else {}
 
     def replace(self, place: Path, read: Callable[[str], Any], is_optional: bool = False) -> None:
-        """Put what `read` makes of the name at `place` there, if there is one; if none is, validation will report it.
-
-        is_optional: `null` is no name
-        """
+        """Replace the name at `place` by `read(name)`; validation reports a missing one. is_optional: may be null."""
         block, key = self.block(place[:-1]), str(place[-1])
         if key not in block or (is_optional and block[key] is None):
             return
@@ -215,7 +209,7 @@ class _Names:
             raise self.error(place, error) from None
 
     def resolve_file(self, place: Path) -> None:
-        """Make a path absolute: of a file that must exist, beside the one that names it or from here."""
+        """Make the path of an existing file absolute, relative to the naming file or the working directory."""
         block, key = self.block(place[:-1]), str(place[-1])
         written = block.get(key)
         if not isinstance(written, str):
@@ -240,10 +234,9 @@ class _Names:
         self.resolve_file((*place, "speculative_config", "acceptance", "measured"))
 
     def resolve_pools(self, shared: Any, changes: Sequence[Override], of_hardware: Sequence[Override]) -> None:
-        """Each pool's hardware by name, and its engine completed by the scenario's.
+        """Resolve each pool's hardware and complete its engine from the scenario's.
 
-        shared: the name of the scenario's hardware, which is a pool's as well where its own facts are changed
-        changes, of_hardware: all, and those of the scenario's hardware
+        shared: hardware name that pools share; changes, of_hardware: all overrides, those of the scenario's hardware
         """
         pools: Any = self.block(("cluster",)).get("pools")
         own: dict[int | None, list[Override]] = {}
@@ -279,7 +272,6 @@ class _Names:
         self.resolve_files(("traffic",))
 
     def resolve_files(self, prefix: Path) -> None:
-        """The paths in a description of traffic."""
         for place in _FILES:
             self.resolve_file((*prefix, *place))
         if self.block(prefix).get("prompts") != "pydoc":
@@ -320,7 +312,7 @@ def _traffic(file: pathlib.Path, changes: Sequence[Override]) -> Traffic:
 
 
 def _beside(name: str, folder: pathlib.Path) -> str:
-    """A path that exists beside the scenario file, else `name` as it is."""
+    """A path beside the scenario file if it exists, else `name`."""
     beside = folder / expanded(name) if "/" in name or "." in name else None
     if beside is None or not may_touch(beside):
         return name

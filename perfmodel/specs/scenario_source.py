@@ -1,7 +1,7 @@
-"""Where a scenario comes from: a name, a path, its own text, or `-` for the text on stdin.
+"""Source of a scenario: a name, a path, its own text, or `-` for stdin.
 
-Text is what travels: to worker processes, to other machines, into a plan's export. So a scenario without a file is one
-line of JSON wherever a name could stand, and everything downstream is as if a file had been given.
+Text travels to workers, other machines and exported plans: a scenario without a file is one line of JSON wherever a
+name could stand.
 """
 
 import json
@@ -23,7 +23,7 @@ _STDIN, _LONGEST = "-", 2_000_000  # characters, as of a file
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenarioSource:
-    """Where a scenario was read. All sources are equal: scenarios are compared by what they say."""
+    """Where a scenario was read. All sources are equal: scenarios compare by content."""
 
     path: str = ""  # a name, a path or its own text; empty for a scenario made in Python
     inside: tuple[str, ...] = ()  # the keys of the block of the file that is the scenario
@@ -37,16 +37,14 @@ class ScenarioSource:
 
 
 def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> str:
-    """A scenario's mapping as text that stands where its file's name could.
-
-    places: field -> what said it (`slo.ttft_ms` -> `--ttft 1s`), for errors to name
+    """A scenario as text that can stand for its file's name. places: field -> source to name in errors (`slo.ttft_ms`
+    -> `--ttft 1s`).
     """
     return json.dumps({**data, **({_PLACES: dict(places)} if places else {})}, ensure_ascii=False)
 
 
 def given_source(source: str) -> str:
-    """`source`; for `-` the scenario on stdin, as text that travels, each of whose fields knows its line there. Raises
-    SpecError where there is none on stdin, none that is YAML, or where files are refused."""
+    """`source`; for `-` the text on stdin. SpecError for missing or invalid YAML, or where files are refused."""
     if source != _STDIN:
         return source
     if is_only_names():
@@ -64,7 +62,7 @@ def given_source(source: str) -> str:
 
 
 def read_stdin() -> str:
-    """The text on stdin. Raises SpecError for what is no UTF-8, and for more than a file may have."""
+    """Text on stdin. Raises SpecError for invalid UTF-8 or beyond the file limit."""
     try:
         text = sys.stdin.read(_LONGEST + 1)
     except UnicodeDecodeError as error:
@@ -82,17 +80,14 @@ def _paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def is_text(source: str | pathlib.Path) -> bool:
-    """Whether `source` is a scenario's own text, and no name or path."""
+    """Whether `source` is scenario text rather than a name or path."""
     return isinstance(source, str) and source.lstrip().startswith("{")
 
 
 def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tuple[LoadedYaml, pathlib.Path]:
-    """The mapping of a scenario by name, path or text, named after its file where it gives no name; and the folder that
-    paths in it start from.
+    """(mapping, base folder of its paths) of a scenario by name, path or text. Raises SpecError as `load_yaml` does.
 
-    inside: the keys of the block of the file that is the scenario, where the file is of something else (a study)
-
-    Raises SpecError as `load_yaml` does.
+    inside: keys of the block that is the scenario, in a file of another kind (a study)
     """
     if is_text(source):
         loaded, name, folder = load_yaml_text(str(source), _TEXT), "unnamed", pathlib.Path()

@@ -1,7 +1,4 @@
-"""From the fields of a scenario to those that are served: its model changed and in its formats, defaults filled in.
-
-What the engine does not start with is refused here.
-"""
+"""Scenario fields as served: model changes and formats applied, engine defaults filled in; refuses invalid starts."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,12 +17,10 @@ from perfmodel.specs.hardware import HardwareSpec
 
 
 def served_fields(scenario: Any, positions: Positions) -> dict[str, Any]:
-    """The fields of a scenario that differ once it is served: changes, dtype and quantization applied to the model, the
-    engine's defaults filled in, and `cluster.network` as the network of all hardware.
+    """Fields of a `Scenario` that differ once served: the model, engine defaults, and `cluster.network` on all
+    hardware.
 
-    scenario: a `Scenario`, which imports this module
-
-    Raises SpecError, UnsupportedError for what no engine starts with: `file:line: field: ...`.
+    Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`.
     """
     hardware, cluster = scenario.hardware, scenario.cluster
     use: Use = "offline" if scenario.traffic.arrivals.process == "burst" else "server"
@@ -55,7 +50,6 @@ def served_fields(scenario: Any, positions: Positions) -> dict[str, Any]:
 def _as_served(
     model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
 ) -> ModelSpec:
-    """`model` in the formats that `engine` serves it in."""
     place: Path = (*prefix, "engine", "quantization")
     try:
         dtype = auto_dtype(engine.dtype, model, engine, hardware)
@@ -71,7 +65,6 @@ def _as_served(
 
 
 def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
-    """`model` with each change that the scenario names, in the order of their fields."""
     if changes == ModelChanges():
         return model
     from perfmodel.models.changes import CHANGES
@@ -92,7 +85,7 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
 def _with_defaults(
     engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, use: Use, positions: Positions
 ) -> EngineSpec:
-    """`engine` with the model's context length and its version's defaults where the file gives none."""
+    """`engine` with the model's context length and version defaults."""
     try:
         return with_defaults(engine, hardware, use, model.max_position_embeddings)
     except ValueError as error:
@@ -102,7 +95,7 @@ def _with_defaults(
 def _check_start(
     model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path
 ) -> None:
-    """Raises UnsupportedError, with its place, for what the engine does not start with."""
+    """Raise UnsupportedError, with its place, for what the engine does not start with."""
     try:
         refuse_to_start(model, engine, hardware)
     except UnsupportedError as error:

@@ -1,4 +1,4 @@
-"""`Shorthand`: a scenario in a few words, and the mapping that a scenario file would hold for them."""
+"""`Shorthand`: a scenario in a few words, and its file mapping."""
 
 import pathlib
 import re
@@ -19,8 +19,8 @@ _WITH_RATES = ("constant", "poisson", "poisson_fixed_count", "gamma")
 class Shorthand:
     """A scenario in a few words; everything else has its default.
 
-    hardware: names, aliases or paths of devices: the first is the scenario's, and plans choose between all of them; one
-              with a number, `2xh100`, is a server of so many: the model is split over all, and a plan has no more
+    hardware: names, aliases or paths; the first is the scenario's, plans choose between all. `2xh100`: a server of two
+              over which the model is split; a plan has no more
     """
 
     model: str  # name or path
@@ -30,8 +30,7 @@ class Shorthand:
     slo: tuple[tuple[str, float | str], ...] = ()  # its fields as given: {"ttft_ms": "1s"}
 
     def to_data(self) -> dict[str, Any]:
-        """The mapping of the scenario file that it stands for. Raises SpecError for devices and traffic that no file
-        describes, and for a rate of traffic that has none."""
+        """Scenario file mapping. SpecError for unknown devices or traffic, or a rate where traffic has none."""
         counts, names = zip(*map(counted_device, self.hardware), strict=True)
         devices = [name_of("hardware", name) for name in names]
         data: dict[str, Any] = {
@@ -69,7 +68,7 @@ class Shorthand:
 
 
 def name_of(kind: Kind, given: str) -> str:
-    """The name for an alias; the absolute path of a file elsewhere."""
+    """Name for an alias; absolute path of another file."""
     path = expanded(given)
     if may_touch(path) and path.is_file():
         return str(path.resolve())
@@ -80,6 +79,6 @@ def name_of(kind: Kind, given: str) -> str:
 
 
 def scenario_name(model: str, device: str) -> str:
-    """`llama-3.1-70b-h100-sxm-80gb`: a name that a file can have."""
+    """`llama-3.1-70b-h100-sxm-80gb`: a valid file name."""
     parts = [re.sub(r"\.(yaml|yml|json|gguf)$", "", pathlib.PurePath(part).name) for part in (model, device)]
     return re.sub(r"[^\w.-]+", "-", "-".join(parts))[:LONGEST_NAME].strip("-.").lower() or "unnamed"

@@ -1,4 +1,4 @@
-"""`SLO`: what counts as a good request, and as a good run, in the ways that people state it."""
+"""`SLO`: limits on requests and on whole runs."""
 
 from itertools import pairwise
 from math import inf
@@ -19,7 +19,7 @@ _LATENCIES = {"ttft": ("ttft", "TTFT"), "tpot": ("tpot", "TPOT"), "itl": ("itl",
 
 
 class StatisticLimit(NamedTuple):
-    """A limit on the mean or a percentile of a run: `ttft_p99_ms: 1000`."""
+    """Limit on the mean or a percentile of a run: `ttft_p99_ms: 1000`."""
 
     field: str
     latency: str  # ttft, tpot, itl or e2el
@@ -28,12 +28,12 @@ class StatisticLimit(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """The share of the requests that a percentile covers; None of a mean."""
+        """Share of requests that the percentile covers; None for a mean."""
         return _SHARES[self.statistic]
 
     @property
     def metric(self) -> str:
-        """The metric of a run that it limits: p99_ttft_ms."""
+        """Limited summary metric: p99_ttft_ms."""
         return f"{'median' if self.statistic == 'p50' else self.statistic}_{self.latency}_ms"
 
     @property
@@ -42,8 +42,9 @@ class StatisticLimit(NamedTuple):
         return f"{self.statistic} {next(words for name, words in _LATENCIES.values() if name == self.latency)}"
 
     def is_met(self, value_ms: float | None, lost_share: float = 0.0) -> bool:
-        """Whether the statistic of the completed requests is within the limit, and few enough of all were lost: at most
-        the share above the percentile; with a mean none, since the latencies of lost requests are unknown."""
+        """Whether the statistic of completed requests is within the limit and few enough were lost: at most the share
+        above the percentile; none for a mean, since lost requests have no latency.
+        """
         allowed = 0.0 if self.share is None else 1 - self.share
         return value_ms is not None and value_ms <= self.limit_ms and lost_share <= allowed + 1e-9
 
@@ -120,11 +121,10 @@ class SLO(Spec):
 
     @property
     def is_given(self) -> bool:
-        """Whether there is any limit."""
         return bool(self.limits_in_words)
 
     def in_words(self, attainment: float, whom: str = "requests") -> str:
-        """`90% of requests with TTFT <= 500 ms, with p99 TPOT <= 40 ms`: what a run is held to."""
+        """`90% of requests with TTFT <= 500 ms, with p99 TPOT <= 40 ms`; `whom`: the word for requests."""
         single = self.request_limits_in_words
         whole = self.limits_in_words[len(single) :]
         parts = [f"{attainment:.0%} of {whom} with {' and '.join(single)}"] if single else []
@@ -132,12 +132,11 @@ class SLO(Spec):
 
     @property
     def is_of_requests(self) -> bool:
-        """Whether there is any limit that a single request meets or misses."""
         return bool(self.request_limits_in_words)
 
     @property
     def statistics(self) -> tuple[StatisticLimit, ...]:
-        """The limits on means and percentiles, by latency, the mean first, then from the lowest percentile on."""
+        """Limits on means and percentiles by latency, mean first, percentiles ascending."""
         return tuple(
             StatisticLimit(field, latency, statistic, limit)
             for name, (latency, _) in _LATENCIES.items()
@@ -147,7 +146,6 @@ class SLO(Spec):
 
     @property
     def reading_speed(self) -> float | None:
-        """Tokens per second of the reader; None without one."""
         if self.reading_words_per_minute is not None:
             return self.reading_words_per_minute / 60 / _WORDS_PER_TOKEN
         return self.reading_tokens_per_s
@@ -170,13 +168,12 @@ class SLO(Spec):
         return limit
 
     def ttft_limit_ms(self, num_prompt_tokens: Amounts) -> Amounts:
-        """Until the first token, for prompts of so many tokens; needs a limit on TTFT."""
+        """TTFT limit in ms for prompts of `num_prompt_tokens`; requires one."""
         each = self.ttft_ms_per_input_token or 0.0
         return (self.ttft_ms or 0.0) + each * num_prompt_tokens
 
     def planned_ms(self, metric: str) -> float | None:
-        """As `limit_ms`; a reader's speed counts as a TPOT, as the nearest to it that single tokens need not be known
-        for."""
+        """As `limit_ms`; a reading speed counts as TPOT, the nearest metric without single token times."""
         limit = self.limit_ms(metric)
         if metric != "tpot" or self.reading_speed is None:
             return limit
@@ -188,7 +185,7 @@ class SLO(Spec):
 
     @property
     def needs_token_times(self) -> bool:
-        """Whether times of first and last tokens do not suffice."""
+        """Whether limits need more than first and last token times."""
         return self.max_itl_ms is not None or self.reading_speed is not None
 
     @property
@@ -199,7 +196,7 @@ class SLO(Spec):
 
     @property
     def request_limits_in_words(self) -> tuple[str, ...]:
-        """As `limits_in_words`, those on single requests alone."""
+        """As `limits_in_words`, per-request limits only."""
         limits = []
         if self.has_ttft_limit:
             parts = [f"{self.ttft_ms:g} ms"] if self.ttft_ms is not None else []

@@ -117,7 +117,7 @@ class Lengths(VariantSpec):
 
     @property
     def mean_tokens(self) -> float | None:
-        """The mean of the distribution before clipping; None where a file has the counts."""
+        """Mean tokens before clipping; None where a file has the counts."""
         if self.mean is not None:
             return self.mean
         if self.value is not None:
@@ -256,7 +256,6 @@ class Traffic(Spec):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        """A sentence for each of the fields that contradict each other."""
         if self.classes and self.priorities:
             yield "found classes beside priorities; each class has its own `priority`, leave the other out"
         twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
@@ -283,7 +282,7 @@ class Traffic(Spec):
                 yield f"found {name} beside a trace of {trace.format}, which has them; leave one out"
 
     def _missing(self) -> Iterator[str]:
-        """A sentence for each thing that is missing, and for a run that would be too long."""
+        """A sentence per missing field, and for runs that would be too long."""
         missing = [name for name in ("input_tokens", "output_tokens") if getattr(self, name) is None]
         if self.trace is None and missing:
             yield f"needs {' and '.join(missing)}, or a trace"
@@ -304,12 +303,12 @@ class Traffic(Spec):
 
     @property
     def has_conversations(self) -> bool:
-        """Whether requests are turns, each with what was said before."""
+        """Whether requests are conversation turns that repeat what came before."""
         return self.conversations is not None or (self.trace is not None and self.trace.has_conversations)
 
     @property
     def expected_requests(self) -> float | None:
-        """Requests that there will be, on average over seeds; None where a trace says so."""
+        """Expected requests, averaged over seeds; None for a trace."""
         counts = [] if self.num_requests is None else [float(self.num_requests)]
         if self.arrivals.process in _RATES and self.arrivals.stages:
             counts.append(sum(stage.rate * stage.duration_s for stage in self.arrivals.stages))
@@ -319,7 +318,7 @@ class Traffic(Spec):
 
     @property
     def is_offline(self) -> bool:
-        """Whether all requests are there at once: a job, of which the time until all are answered counts."""
+        """Whether all requests arrive at once: a job measured by its makespan."""
         return self.arrivals.process == "burst"
 
 

@@ -1,13 +1,12 @@
-"""`perfmodel web`: the planner in a browser, on this machine, offline. What a change of a slider passes:
+"""`perfmodel web`: the planner in a local, offline browser page. Stages of a request:
 
-state.py     what an address says: a deployment, its traffic, and what is asked of a view; a command's request of it
-views.py     which requests a view's parts make of a state; compare.py: deployments side by side
-service.py   where requests are brought: results.py has answers that are there already, and files that were dropped on
-             the page; jobs.py lets workers find the others
-figures.py   numbers as they are shown, each with its place in a command's JSON; the fields of the form
-pictures.py  the same as plots
-pages.py     parts and pages of templates
-app.py       addresses, and who may ask; it listens
+state.py     an address as a deployment, traffic and view options; requests of a state
+views.py     requests of a view's parts; compare.py: deployments side by side
+service.py   answers requests: results.py has the cache and uploads, jobs.py the workers
+figures.py   displayed numbers with their JSON paths; form fields
+pictures.py  plots
+pages.py     templates
+app.py       routes and access control
 """
 
 __all__: list[str] = []

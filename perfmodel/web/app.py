@@ -1,8 +1,7 @@
-"""`build_app`: the page's server as an ASGI application; `serve_page`: on a port of this machine, until ctrl-C.
+"""`build_app`: the ASGI application; `serve_page`: serve it locally until ctrl-C.
 
-Only pages of this server may ask: the Host header is checked, against pages elsewhere that reach this machine under a
-name of their own (DNS rebinding); a token, against pages elsewhere that send forms here; headers keep the page from
-loading, or being framed by, anything else.
+Access control: the Host header is checked against DNS rebinding, a token against cross-site forms, and headers forbid
+foreign resources and framing.
 """
 
 import asyncio
@@ -55,14 +54,14 @@ _HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 class PageGuard:
-    """token: what a page of this server sends with all that changes state"""
+    """token: sent by this server's pages with every state change."""
 
     def __init__(self, host: str) -> None:
         self._hosts = HostCheck(host)
         self.token = secrets.token_urlsafe(24)
 
     def refusal(self, request: Request) -> tuple[int, str] | None:
-        """Status and sentence for a request that is not to be answered; else None."""
+        """(status, sentence) of a refused request; else None."""
         host = ", ".join(request.headers.getlist("host"))
         refusal = self._hosts.refusal(host)
         if refusal is not None or not _HOST.fullmatch(host):
@@ -78,7 +77,7 @@ class PageGuard:
 
 
 _log = logging.getLogger("perfmodel.web")
-_PATIENCE_S = 1.5  # with a worker, before the page is asked to wait
+_PATIENCE_S = 1.5  # wait for a worker before the page is asked to poll
 _MOST_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
@@ -90,7 +89,7 @@ _STATIC = (
 
 
 def build_app(host: str, desk: QueryService) -> Starlette:
-    """The application, to be served on `host`; `desk` answers, and has been started."""
+    """ASGI application for `host`; `desk`, already started, answers."""
     return _Site(host, desk).app
 
 
@@ -164,11 +163,11 @@ class _Site:
         return await _drawn(draw, view, state)
 
     async def _open(self, request: Request) -> Response:
-        """A tab says that it is open, as any request of it does."""
+        """Register an open tab, as any of its requests does."""
         return Response(status_code=204)
 
     async def _close(self, request: Request) -> Response:
-        """A tab says that it closes: what it alone waits for is stopped soon."""
+        """A tab closes: soon stop what only it waits for."""
         if page := _page_of(request):
             self._desk.jobs.depart(page)
         return Response(status_code=204)
@@ -176,7 +175,7 @@ class _Site:
     async def _part(self, request: Request) -> Response:
         view, part, state = _part_of(request)
         if part.lane is not None:
-            with suppress(PerfmodelError):  # which the part shows
+            with suppress(PerfmodelError):  # shown by the part
                 self._desk.join(part.ask(state), _reader_of(request, view, part))
         return await _drawn(self._pages.part, view, part, state)
 
@@ -195,7 +194,7 @@ class _Site:
         return await _drawn(self._pages.part, view, part, state)
 
     async def _later(self, request: Request) -> Response:
-        """How far what a part does not wait for is; once all is there, the part with it. A POST begins it."""
+        """Progress of a part's deferred requests, then the whole part; POST starts them."""
         view, part, state = _part_of(request)
         if part.later is not None:
             reader = _reader_of(request, view, part, "/later")
@@ -220,7 +219,7 @@ class _Site:
         return [look.shown for request in part.ask(state) if (look := self._desk.look(request)).shown is not None]
 
     async def _data(self, request: Request) -> Response:
-        """The JSON of a part's answers, as their commands print it."""
+        """JSON of a part's answers, as commands print it."""
         view, part, state = _part_of(request)
         answers = self._answers(part, state)
         if not answers:
@@ -237,7 +236,7 @@ class _Site:
         return Response(text, media_type="application/json", headers=_attached(name))
 
     async def _file(self, request: Request) -> Response:
-        """A file that a part's answers can be taken along as; nothing is worked out for it."""
+        """Download of a part's answers; computes nothing."""
         _, part, state = _part_of(request)
         name = request.path_params["name"]
         texts = [answer.files[name] for answer in self._answers(part, state) if name in answer.files]
@@ -288,19 +287,19 @@ def _part_of(request: Request) -> tuple[View, ViewPart, PageState]:
 
 
 def _page_of(request: Request) -> str:
-    """The name of the tab that asks; "" where it has none, or one that no tab gives itself."""
+    """Name of the tab; "" if missing or invalid."""
     name = request.headers.get(_PAGE_HEADER, "")[:_LONGEST_PAGE]
     return name if name.isalnum() else ""
 
 
 def _reader_of(request: Request, view: View, part: ViewPart, suffix: str = "") -> str:
-    """Who waits for a part, as of a `BackgroundJob`."""
+    """Reader id of a part, see `BackgroundJob`."""
     page = _page_of(request)
     return f"{page}/{view.name}/{part.name}{suffix}" if page else ""
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """What was sent. Raises SpecError for more than `most` bytes, before they are all there."""
+    """Request body. Raises SpecError beyond `most` bytes, before reading all."""
     length, content = _num_bytes(request.headers.get("content-length", "")), bytearray()
     if length is not None and length > most:
         raise SpecError(f"{length:,} bytes are sent, allowed {most:,}.")
@@ -312,7 +311,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 def _num_bytes(text: str) -> int | None:
-    """A size as a request states it, to 18 digits, which are above any limit; None for what is no decimal number."""
+    """Content length of up to 18 digits (above any limit), or None."""
     return int(text[:18]) if text.isascii() and text.isdigit() else None
 
 
@@ -322,7 +321,7 @@ def _attached(name: str) -> dict[str, str]:
 
 @cache
 def _packaged(path: str) -> tuple[bytes, str]:
-    """A file and its tag; plotly's script as its package carries it, compressed once."""
+    """(file, etag); plotly's script from its package, compressed once."""
     if path == _PLOTLY:
         content = gzip.compress(files("plotly").joinpath("package_data", path).read_bytes(), 6, mtime=0)
     else:
@@ -330,18 +329,15 @@ def _packaged(path: str) -> tuple[bytes, str]:
     return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
-_DRAIN_S = 1.0  # a page asks again
+_DRAIN_S = 1.0  # pages ask again
 _BOUNDS = Bounds(max_connections=256)
 
 
 def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve until interrupted.
+    """Serve until interrupted; `port` 0: any free one; `on_ready` is called with the page's address.
 
-    port:     0: one that is free
-    on_ready: called with the page's address when it can be opened
-
-    Raises SpecError where the port cannot be had, and for a host that other machines reach: who opens the page may
-    start work and read what was dropped.
+    Raises SpecError for an unavailable port, and for a host that other machines can reach: visitors may start work and
+    read uploads.
     """
     if not is_loopback(host):
         raise SpecError(f"--host: found {host!r}, allowed this machine's own, as 127.0.0.1, ::1 or localhost.")

@@ -1,4 +1,4 @@
-"""Answers side by side: rows of figures, each beside the first deployment's as `perfmodel compare` compares results."""
+"""Deployments side by side: rows of figures relative to the first, as in `perfmodel compare`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,7 @@ from perfmodel.web.state import PageState
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """One row. label: what it is; of: the request of each column that answers it; path, form: as of `figure`
-
-    aside: what else is to be known of it
-    """
+    """One row. of: index of each column's request; path, form: see `figure`; aside: remark."""
 
     label: str
     of: int
@@ -26,9 +23,8 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One figure of one column. share: of the row's largest, for its bar; words: beside the first column's
-
-    tone: good or bad, where one way is better; refusal: why there is none
+    """One figure. share: of the row's largest, for its bar; words: change from the first column; tone: good or bad,
+    where one direction is better; refusal: why there is none
     """
 
     shown: QueryResult | None
@@ -39,7 +35,7 @@ class Cell:
 
 
 class Compared(NamedTuple):
-    """A row with its cells, in the order of the columns."""
+    """A row with its cells in column order."""
 
     row: CellRow
     cells: tuple[Cell, ...]
@@ -69,10 +65,7 @@ OF_TRAFFIC = (
 
 
 def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_columns: int) -> list[Compared]:
-    """The rows with their figures; those that no column has are left out.
-
-    findings: of all requests, column by column
-    """
+    """Rows with figures from `findings` (all requests, by column); rows without any are dropped."""
     per_column = len(findings) // num_columns
     columns = [findings[per_column * number : per_column * (number + 1)] for number in range(num_columns)]
     changes = [_changes(columns[0], column) for column in columns]
@@ -95,10 +88,7 @@ def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_column
 
 
 def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> list[tuple[str, str]]:
-    """(model, devices) of each column, as its first answer says; of a refused one as the address does.
-
-    findings: of all requests, column by column
-    """
+    """(model, devices) per column from its first answer in `findings`, else from its address."""
     names = []
     for column, finding in zip(columns, findings[:: len(findings) // len(columns)], strict=True):
         if finding.shown is None:
@@ -115,7 +105,7 @@ def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> li
 
 
 def _changes(first: Sequence[QueryState], other: Sequence[QueryState]) -> dict[str, Any]:
-    """Path -> what `perfmodel compare` says of it, between the answers of two columns."""
+    """Path -> change by `perfmodel compare` between two columns."""
     from perfmodel.commands.runs import compared as results_compared
 
     changes: dict[str, Any] = {}
@@ -128,7 +118,7 @@ def _changes(first: Sequence[QueryState], other: Sequence[QueryState]) -> dict[s
 
 
 def _words(change: Mapping[str, Any] | None, number: int, first: float | None) -> tuple[str, str]:
-    """`12 % lower, better`; of the first column nothing, where both have the same `the same`."""
+    """`12 % lower, better`, or `the same`; empty for the first column."""
     if not number or first is None:
         return "", ""
     if change is None:

@@ -1,10 +1,8 @@
-"""Numbers as a page shows them, each with its place in the JSON of the command that gives it; the fields of the form.
+"""Numbers on the page with their place in a command's JSON; form fields.
 
-A figure is a `data` element: its text is for eyes, to the digits that its interval allows; `value` is the number and
-`data-path` its place in that JSON, so that a test, or a reader with the command, finds it there.
-
-What a field takes by default is not stated here: it is that of the engine's version on the device, as answers resolve
-it.
+A figure is a `data` element: text to the digits that its interval allows, `value` the exact number, `data-path` its
+place in the JSON, for tests and readers. Defaults are not stated here: they are those of the engine's version on the
+device, as resolved by an answer.
 """
 
 import math
@@ -25,10 +23,7 @@ _KEPT = 10  # steps of the last digit in an interval, at least
 
 
 def figure(data: Any, path: str, form: str = "") -> Markup:
-    """The element of the number at `path` of a command's JSON.
-
-    form: one of FORMS; else the metric that the path's last part names, with the interval that the JSON has of it
-    """
+    """Element for the number at `path`. form: of FORMS; default: the last path part's metric, with its interval."""
     value = value_at(data, path)
     text = FORMS[form](value) if form else _metric(data, path, value)
     raw = "" if value is None else repr(value) if isinstance(value, float) else str(value)
@@ -38,7 +33,7 @@ def figure(data: Any, path: str, form: str = "") -> Markup:
 
 
 def value_at(data: Any, path: str) -> Any:
-    """What is at `a.b.0` of JSON; None where nothing is."""
+    """Value at `a.b.0` of JSON, or None."""
     for part in path.split(".") if path else ():
         if isinstance(data, Mapping):
             data = data.get(part)
@@ -50,10 +45,8 @@ def value_at(data: Any, path: str) -> Any:
 
 
 def shown_number(value: float | None, interval: Sequence[float] | None, most_digits: int) -> str:
-    """A number with as many digits after the point as its interval makes sense of, and at most `most_digits`; of one
-    whose interval is wider still, zeros stand for the last digits before the point.
-
-    interval: low and high; None: nothing is known of it
+    """A number with the digits that its interval (low, high; or None) supports, at most `most_digits` decimals; beyond
+    that zeros replace insignificant digits.
     """
     if not is_number(value):
         return MISSING
@@ -105,12 +98,10 @@ Kind = Literal["text", "names", "choice", "number", "slider", "switch"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. key: of the page's state; help: what it means, in one sentence
+    """One form field. key: of the page's state; help: meaning in one sentence
 
-    choices: values of a choice; where names are chosen from a catalog, its kind
-    low, high, step: of numbers; sliders move evenly in the logarithm unless `is_even`
-    unit:            of the number, as shown beside it
-    resolved:        where the scenario as resolved has the value that counts
+    choices: values, or the kind of a catalogue of names; resolved: path of the effective value in the resolved scenario
+    low, high, step: sliders are logarithmic unless `is_even`; unit: as displayed
     """
 
     key: str
@@ -128,7 +119,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class FieldGroup:
-    """Fields under one heading; `is_open`: shown from the beginning."""
+    """Fields under a heading; `is_open`: initially expanded."""
 
     name: str
     fields: Sequence[Field]
@@ -136,7 +127,7 @@ class FieldGroup:
 
 
 def _engine(name: str, kind: Kind, choices: Sequence[str] = (), **more: Any) -> Field:
-    meaning = meanings_of(EngineSpec).get(name, "")  # of a Python without docstrings nothing
+    meaning = meanings_of(EngineSpec).get(name, "")  # empty in a Python without docstrings
     meaning = f"{meaning[:1].upper()}{meaning[1:]}." if meaning else ""
     return Field(f"engine.{name}", name, kind, meaning, choices, resolved=f"engine.{name}", **more)
 
@@ -145,7 +136,7 @@ _POWERS = ("1", "2", "4", "8", "16", "32", "64")
 
 
 def _flag(key: str, label: str, kind: Kind, meaning: str, **more: Any) -> Field:
-    """A field that is a flag of the command line, too: names to choose from are those that a shell completes."""
+    """Field of a command-line flag; names are those of shell completion."""
     names = SCENARIO_FLAGS[key].completes
     return Field(key, label, kind, meaning, (names,) if names else (), **more)
 
@@ -215,7 +206,7 @@ GROUPS: Sequence[FieldGroup] = (
 
 @cache
 def choices_of(kind: str) -> tuple[str, ...]:
-    """The names of a catalog, sorted."""
+    """Sorted names of a catalogue."""
     from perfmodel.files.catalog import Kind as Catalog
     from perfmodel.files.catalog import list_names
     from perfmodel.files.device_tables import device_names
@@ -232,7 +223,7 @@ def choices_of(kind: str) -> tuple[str, ...]:
 
 
 def default_of(field: Field, scenario: Any) -> str:
-    """What counts where the field is left empty: of the scenario as an answer resolved it."""
+    """Effective value of an empty field in a resolved scenario."""
     value = value_at(scenario, field.resolved) if field.resolved else None
     if value is None:
         return ""

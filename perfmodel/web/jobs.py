@@ -1,9 +1,7 @@
-"""`JobQueue`: requests that take longer than a page should wait, in worker processes: progress, stop, only so many.
+"""`JobQueue`: slow requests in a bounded pool of worker processes, with progress and cancellation.
 
-A worker is a process of this program that waits for requests, so it keeps what it knows of steps between them. It is
-stopped where it reports progress; one that does not within a few seconds is ended and another started.
-
-A page that begins work sends requests while it is open, and one when it closes. Work stops when none of its pages is
+Workers keep their step caches between requests. A job stops where it reports progress; a worker that does not within a
+few seconds is killed and replaced. Pages send heartbeats and a closing message; work stops when none of its pages is
 open.
 """
 
@@ -27,25 +25,23 @@ from perfmodel.web.results import QueryResult, ResultCache
 Lane = Literal["quick", "long"]
 Work = Callable[[CommandRequest, Console], QueryResult]
 _LANES: tuple[Lane, ...] = ("quick", "long")
-_TELL_S = 0.1  # between two words on progress
-_PATIENCE_S = 3.0  # with a worker that was asked to stop
+_TELL_S = 0.1  # between progress messages
+_PATIENCE_S = 3.0  # with a worker asked to stop
 _MOST_WAITING, _MOST_KEPT = 20, 100
-_LEASE_S = 150.0  # without a request from a page until it counts as closed: browsers let hidden tabs send one a minute
-_GRACE_S = 8.0  # from a page's closing request until it counts as closed: one that is loaded again is back by then
-_SWEEP_S = 0.5  # between two looks for pages that have closed
+_LEASE_S = 150.0  # without a request until a page counts as closed: browsers throttle hidden tabs to one a minute
+_GRACE_S = 8.0  # from a closing request until the page counts as closed: a reloaded one is back by then
+_SWEEP_S = 0.5  # between sweeps for closed pages
 _log = logging.getLogger("perfmodel.web")
 
 
 class _StoppedError(Exception):
-    """The page asked for it."""
+    """Cancelled by the page."""
 
 
 @dataclass(eq=False)
 class BackgroundJob:
-    """One request under way.
-
-    state:   waiting, running, done, stopped, refused (`said` has the sentence), failed
-    readers: parts of pages that wait for it, as `page/view/part`, if they name themselves
+    """One job. state: waiting, running, done, stopped, refused (`said`: the sentence), failed; readers: waiting parts,
+    as `page/view/part`, if named
     """
 
     number: int
@@ -59,7 +55,7 @@ class BackgroundJob:
     readers: set[str] = field(default_factory=set)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopping: bool = False
-    is_left: bool = False  # nobody waits for it any more
+    is_left: bool = False  # no readers any more
 
     @property
     def is_over(self) -> bool:
@@ -67,16 +63,14 @@ class BackgroundJob:
         return self.state not in ("waiting", "running")
 
     def end(self, state: str, said: str = "") -> None:
-        """Say what became of it."""
         self.state, self.said = state, said
         self.ended.set()
 
 
 class JobQueue:
-    """Works on requests in the background, those of each lane one after another; what comes of them is kept in
-    `known`.
+    """Runs requests in the background, one at a time per lane; results are kept in `known`.
 
-    work: of a request with a progress, what the answer is; a function that can be pickled
+    work: picklable function (request, progress) -> answer
     """
 
     def __init__(self, known: ResultCache, work: Work) -> None:
@@ -86,7 +80,7 @@ class JobQueue:
         self._queues: dict[Lane, asyncio.Queue[BackgroundJob]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: dict[Lane, _Worker] = {}
-        self._open_until: dict[str, float] = {}  # page -> when it counts as closed, unless it sends another request
+        self._open_until: dict[str, float] = {}  # page -> when it counts as closed without another request
 
     async def start(self) -> None:
         """Start the workers."""
@@ -105,15 +99,12 @@ class JobQueue:
             worker.end()
 
     def last(self, request: CommandRequest) -> BackgroundJob | None:
-        """What was done last about a request, if it was of late."""
+        """Most recent job of a request, if any."""
         latest_first = reversed(self._jobs.values())
         return next((job for job in latest_first if job.request == request and not job.is_left), None)
 
     def begin(self, request: CommandRequest, lane: Lane, reader: str = "") -> BackgroundJob:
-        """The job of a request: the one that is under way, or a new one. Raises SpecError where too many wait.
-
-        reader: that waits for it, as of a `BackgroundJob`; "": nobody is named
-        """
+        """Running or new job of `request` in `lane`; `reader` waits for it. Raises SpecError if the queue is full."""
         job = self.last(request)
         if job is None or job.is_over or job.is_stopping:
             if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MOST_WAITING:
@@ -129,27 +120,26 @@ class JobQueue:
         return job
 
     def join(self, job: BackgroundJob, reader: str) -> None:
-        """`reader` waits for this job, too: its page is open."""
+        """Add `reader`, whose page is open, to the job."""
         job.readers.add(reader)
         self.see(reader.partition("/")[0])
 
     def see(self, page: str) -> None:
-        """A page has sent a request: it is open."""
+        """Heartbeat of a page."""
         self._open_until[page] = time.monotonic() + _LEASE_S
 
     def depart(self, page: str) -> None:
-        """A page closes, or is loaded again."""
+        """A page closes or reloads."""
         self._open_until[page] = time.monotonic() + _GRACE_S
 
     def leave(self, reader: str, requests: Collection[CommandRequest]) -> None:
-        """`reader` asks these requests now, and waits for no others: what nobody else waits for is stopped, as when a
-        slider has moved on."""
+        """`reader` now waits for `requests` only: jobs without other readers stop, as when a slider has moved on."""
         for job in self._jobs.values():
             if job.request not in requests:
                 self._take_out(job, {reader} & job.readers)
 
     def _take_out(self, job: BackgroundJob, readers: set[str]) -> None:
-        """These of its readers wait no more; without any other it is stopped."""
+        """Remove `readers`; a job without readers stops."""
         if readers and not job.is_over:
             job.readers -= readers
             if not job.readers:
@@ -157,7 +147,6 @@ class JobQueue:
                 self.stop(job)
 
     async def _sweep(self) -> None:
-        """Readers whose pages have closed wait no more."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()
@@ -168,7 +157,6 @@ class JobQueue:
                 self._take_out(job, {reader for reader in job.readers if reader.partition("/")[0] in closed})
 
     def stop(self, job: BackgroundJob) -> None:
-        """Stop a job; it ends soon."""
         job.is_stopping = True
         if job.state == "waiting":
             job.end("stopped")
@@ -225,7 +213,7 @@ class JobQueue:
 
 
 class _Worker:
-    """A process that answers requests, one at a time."""
+    """A worker process, one request at a time."""
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("spawn")
@@ -243,7 +231,7 @@ class _Worker:
             self._ours.send(request)
 
     def receive(self, timeout_s: float) -> tuple[str, Any] | None:
-        """What the worker says next; None where it says nothing in time, or is gone."""
+        """Next message; None on timeout or death."""
         try:
             return self._ours.recv() if self._ours.poll(timeout_s) else None
         except (EOFError, OSError):
@@ -258,7 +246,7 @@ class _Worker:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """A worker's life: requests come, words on progress and answers go; None asks to stop."""
+    """Worker loop: requests in, progress and answers out; None stops a request."""
     import signal
     import traceback
 
@@ -270,7 +258,7 @@ def _serve(connection: Connection, work: Work) -> None:
         except (EOFError, OSError):
             return
         if request is None:
-            continue  # of a request that ended meanwhile
+            continue  # stop message for a request that has ended
         try:
             connection.send(("done", work(request, Console(lambda what: _progress(connection, what)))))
         except _StoppedError:

@@ -1,4 +1,4 @@
-"""Pages and parts of pages: an address as HTML. Knows no HTTP but addresses."""
+"""Pages and parts as HTML. Knows addresses, but no HTTP."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
 from perfmodel.web.views import ALONG, ALTERNATIVES, SERVICE_LEVELS, VIEWS, WHATIF_METRICS, View, ViewPart, asked_rate
 
-_PAUSE_MS = 150  # without another move, until a hand rests
+_PAUSE_MS = 150  # without movement until the pointer rests
 _FUNCTIONS = (
     *(
         asked_rate,
@@ -44,10 +44,7 @@ _FUNCTIONS = (
 
 
 class Pages:
-    """Draws pages from templates.
-
-    token: that the page sends with what changes state
-    """
+    """Renders templates. token: sent by the page with state changes."""
 
     def __init__(self, desk: QueryService, token: str) -> None:
         self._desk, self._token = desk, token
@@ -85,26 +82,21 @@ class Pages:
         }
 
     def whole(self, view: View, state: PageState) -> str:
-        """The page of a view, with closed forms answered; what was refused before is asked again."""
+        """A view's page with closed forms answered; earlier refusals are retried."""
         self._desk.known.forget_refusals()
         scenario = self._resolved(state)
         return self._draw("page.html", view, state, token=self._token, scenario=scenario)
 
     def main(self, view: View, state: PageState) -> str:
-        """What stands beside the form."""
+        """Content beside the form."""
         return self._draw("main.html", view, state, scenario=self._resolved(state))
 
     def answers(self, view: View, state: PageState) -> str:
-        """A view without its controls: what changes while one drags. Simulations begin once the hand rests."""
+        """A view without controls: updates while dragging. Simulations start once the pointer rests."""
         return self._draw("answers.html", view, state, _PAUSE_MS, scenario=self._resolved(state))
 
     def part(self, view: View, part: ViewPart, state: PageState, pause_ms: int = 0) -> Markup:
-        """One part as it stands: answered, under way, refused, or not begun.
-
-        view, part: of `VIEWS`
-        state:      what the address says
-        pause_ms:   before the page asks for what is not begun
-        """
+        """Part `part` of `view` in `state`, at any stage; pause_ms: delay before the page starts it."""
         try:
             requests = part.ask(state)
         except PerfmodelError as error:
@@ -128,10 +120,7 @@ class Pages:
         return self._draw("waiting.html", view, state, part=part, jobs=jobs, pause_ms=pause_ms)
 
     def rest(self, view: View, part: ViewPart, state: PageState) -> Markup:
-        """All that a part's answer says; a part that can show it asks one request.
-
-        Raises SpecError where it is not known any more.
-        """
+        """The full answer of a part with one request. Raises SpecError if it is no longer known."""
         findings = [self._finding(part, request) for request in part.ask(state)]
         shown = findings[0].shown if findings else None
         if shown is None:
@@ -140,7 +129,7 @@ class Pages:
         return self._draw("rest.html", view, state, part=part, shown=shown)
 
     def later(self, view: View, part: ViewPart, state: PageState) -> Markup | None:
-        """How far the work is that a part does not wait for; None where nothing more will come."""
+        """Progress of a part's deferred requests; None when there is nothing more to come."""
         later = self._later_findings(part, state)
         if all(finding.shown or finding.refusal for finding in later):
             return None
@@ -150,15 +139,14 @@ class Pages:
         return [] if part.later is None else [self._desk.look(request) for request in part.later(state)]
 
     def refused(self, sentence: str) -> str:
-        """A page for an address that says nothing that can be shown."""
+        """Page for an address that cannot be shown."""
         return self._draw("refused.html", sentence=sentence)
 
     def _finding(self, part: ViewPart, request: CommandRequest) -> QueryState:
         return self._desk.answer(request) if part.lane is None else self._desk.look(request)
 
     def _resolved(self, state: PageState) -> Any:
-        """All fields of the scenario: which defaults count, also where the model does not fit. None for one that cannot
-        be."""
+        """Resolved scenario, for defaults, even if the model does not fit; None if invalid."""
         try:
             return resolved_fields(state, self._desk.drops.folder)
         except PerfmodelError:
@@ -183,29 +171,28 @@ class Pages:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """For an attribute, where the template escapes it."""
+    """JSON for an attribute; the template escapes it."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def _plotted(figure: Mapping[str, Any]) -> Markup:
-    """Attributes of a plot's element: its figure, and the height that it will have: nothing below moves then."""
+    """Plot attributes: figure and height, so that nothing below moves."""
     height = figure["layout"].get("height")
     style = Markup(' style="min-height: {}px"').format(height) if height else ""
     return Markup('data-figure="{}"{}').format(_json(figure), style)
 
 
 def _code(text: str) -> Markup:
-    """Text with what stands in backticks set as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped first
 
 
 def _others(state: PageState, known: Sequence[str]) -> list[tuple[str, str]]:
-    """Fields of the scenario that the form has no field of its own for."""
+    """Scenario fields without a form field."""
     return [(key, value) for key, value in state.fields if "." in key and key not in known]
 
 
 def _resolved_fields(scenario: Any) -> dict[str, str]:
-    """What counts in each field that is left empty."""
+    """Effective values of empty fields."""
     fields = (field for group in GROUPS for field in group.fields if field.resolved)
     return {field.key: default_of(field, scenario) for field in fields}
 

@@ -1,5 +1,4 @@
-"""Pictures of data: pure functions from what commands print with `--json` to figures; colours of theme and paper are
-the page's."""
+"""Plotly figures from commands' `--json` output, as pure functions; the page sets theme colours."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -31,10 +30,7 @@ _COLUMN_COLOURS = (BLUE, ORANGE, GREEN, fig.PINK)
 
 
 def devices_bars(data: Any) -> Figure | None:
-    """What the best deployment of each device that was asked for costs; None for a single device.
-
-    data: what `perfmodel plan --json` prints
-    """
+    """Cost of the best deployment per device; None for one device. data: `perfmodel plan --json`"""
     able = [row for row in data["devices"] if row["label"]]
     if len(able) < 2:
         return None
@@ -90,9 +86,9 @@ def front_plot(data: Any) -> Figure | None:
 
 
 def tornado(data: Any, metric: str) -> Figure | None:
-    """Each varied value as two bars from the metric as it is, the widest on top; None where nothing moves it.
+    """Two bars per varied value around the current metric, widest on top; None if nothing moves it.
 
-    data: what `perfmodel whatif --json` prints
+    data: `perfmodel whatif --json`
     """
 
     def swing(row: Mapping[str, Any]) -> float:
@@ -120,10 +116,7 @@ def tornado(data: Any, metric: str) -> Figure | None:
 
 
 def bounds_plot(data: Any) -> Figure | None:
-    """By what each operator is bound along the batch, in bars of colours; None where nothing changes.
-
-    data: what `perfmodel whatif --json` prints
-    """
+    """Operators' bounds over the batch as coloured bars; None if constant. data: `perfmodel whatif --json`"""
     turns: dict[str, list[Any]] = {}
     for change in data["bound_changes"]:
         if change["path"] == "step.batch" and change["at"] > 0:
@@ -153,9 +146,9 @@ def bounds_plot(data: Any) -> Figure | None:
 
 
 def against_lines(data: Any, metric: str) -> Figure | None:
-    """A metric along what was varied, as it is and with the alternative, and where that begins to pay.
+    """Metric over the varied value with and without the alternative, and its break-even.
 
-    data: what `perfmodel whatif --against ... --json` prints
+    data: `perfmodel whatif --against ... --json`
     """
     shown, other = study_metric(metric), data["against"]
     path, _, first = data["points"][0]["set"].partition("=")
@@ -188,7 +181,6 @@ def _metric_along(name: str, points: Sequence[Any], metric: Metric, colour: str)
 
 
 def _number(text: str) -> float | None:
-    """The number of `traffic.arrivals.rate=0.5x`."""
     try:
         return float(text.partition("=")[2].removesuffix("x"))
     except ValueError:
@@ -199,14 +191,14 @@ def _number(text: str) -> float | None:
 
 
 def memory_bar(data: Any) -> Figure:
-    """One device's memory as a bar. data: what `perfmodel memory --json` prints"""
+    """One device's memory as a bar. data: `perfmodel memory --json`"""
     return memory_figure(SimpleNamespace(**data))
 
 
 def step_curve(data: Any, path: str) -> Figure:
-    """The time of a step along its batch (`step.batch`) or its context (`step.context`), and where it is now.
+    """Step time over batch (`step.batch`) or context (`step.context`), and the current point.
 
-    data: what `perfmodel whatif --vary PATH=... --metric step_ms --json` prints
+    data: `perfmodel whatif --vary PATH=... --metric step_ms --json`
     """
     points = [point for point in data["points"] if point["set"].startswith(f"{path}=")]
     xs = [float(point["set"].partition("=")[2]) for point in points]
@@ -223,11 +215,9 @@ def step_curve(data: Any, path: str) -> Figure:
 
 
 def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = None) -> Figure:
-    """A latency against the rate: its mean with the 80 % band of the mean, its 99th percentile, the limit on it.
-
-    name:  ttft, tpot or e2el
-    now:   the rate that is asked for
-    bands: the same at some of the rates with intervals; None: those of `data`, if it has any
+    """Latency over rate in `data`: mean with its 80 % band, p99, limit. name: ttft, tpot or e2el; now: the requested
+    rate;
+    bands: intervals at some rates, default: those of `data`
     """
     colour, rates, limit = fig.METRIC_COLOURS[name], data["load"]["rates"], data["load"]["limits_ms"].get(name)
     means, tails = (_values(data, f"{statistic}_{name}_ms") for statistic in ("mean", "p99"))
@@ -252,7 +242,7 @@ def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = N
 
 
 def goodput_curve(data: Any, now: float | None = None) -> Figure:
-    """Requests completed in a second, and those of them that meet the SLO, against those that arrive."""
+    """Completed and good requests per second over arrival rate."""
     rates = data["load"]["rates"]
     served, good = (_values(data, name) for name in ("request_throughput", "request_goodput"))
     ideal = {**_curve("all that arrive", rates, rates, GREY, _RATE, dash="dot"), "mode": "lines"}
@@ -264,7 +254,7 @@ def goodput_curve(data: Any, now: float | None = None) -> Figure:
 
 
 def prompt_curve(data: Any) -> Figure:
-    """Time to first token against the tokens of a prompt."""
+    """TTFT over prompt tokens."""
     points = [(float(point["set"].rpartition("=")[2]), point["values"].get("mean_ttft_ms")) for point in data["points"]]
     xs, ys = [x for x, y in points if y is not None], [y for _, y in points if y is not None]
     curve = _curve("TTFT of an idle server", xs, ys, fig.METRIC_COLOURS["ttft"], "ms")
@@ -283,15 +273,16 @@ def _values(data: Any, metric: str) -> list[float | None]:
 
 
 def _curve(name: str, xs: Sequence[float], ys: Sequence[Any], colour: str, unit: str, dash: str = "solid") -> Trace:
-    """A line with its points. unit: of what it shows, for the words beside a pointer; dash: as plotly names it"""
+    """Line with markers. unit: in hover text; dash: plotly's name"""
     is_solid = dash == "solid"
     drawn = line(xs, ys, name, colour, f"%{{y:,.4g}} {unit}", width=2.5 if is_solid else 1.8, dash=dash)
     return drawn | {"mode": "lines+markers" if is_solid else "lines", "marker": {"size": 6}}
 
 
 def _marks(load: Any, now: float | None) -> tuple[list[Trace], list[Trace]]:
-    """The rate that is asked for, the knee, the largest rate within the SLO: upright lines with words above them, one
-    below another, of high rates on their left."""
+    """Vertical lines at the requested rate, the knee and the largest rate within the SLO, with staggered labels, on the
+    left for high rates.
+    """
     within = load["within_slo"] or {}
     kept = None if within.get("is_all") else within.get("max_rate")  # the last rate shown is no limit
     marks = [
@@ -314,7 +305,7 @@ def _rates_axis(rates: Sequence[float], now: float | None) -> Trace:
 
 
 def _log_axis(values: Sequence[float]) -> Trace:
-    """A logarithmic axis between two of 1, 2, 5, 10 ..., so that it stays where it is while values move a little."""
+    """Log axis between bounds of 1, 2, 5, 10 ..., stable under small changes."""
     low, high = min(values, default=1.0), max(values, default=10.0)
     low = max(step for step in _steps(low) if step <= low * (1 + 1e-9))
     high = min(step for step in _steps(high) if step >= high * (1 - 1e-9))
@@ -335,7 +326,7 @@ def _steps(value: float) -> list[float]:
 
 
 def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:
-    """A metric of each run as a bar with its 80 % interval; columns without an answer have none."""
+    """A bar per run with its 80 % interval; none for missing answers."""
     answered = [(number, finding.shown.data) for number, finding in enumerate(findings) if finding.shown is not None]
     answered = [(number, data) for number, data in answered if data.get(metric) is not None]
     shown, values = metric_of(metric), [data[metric] for _, data in answered]
@@ -351,8 +342,9 @@ def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:
 
 
 def measured_dots(findings: Sequence[QueryState]) -> Figure | None:
-    """Predicted over measured of the single measurements near each, and of each kind's median; None where there are
-    none. Signs of medians are not known: each is drawn on both sides of 1."""
+    """Predicted over measured for nearby measurements and medians by kind; None if there are none. Medians have no
+    sign, so each is drawn on both sides of 1.
+    """
     traces: list[Trace] = []
     for number, finding in enumerate(findings):
         if finding.shown is None:
@@ -381,7 +373,6 @@ def measured_dots(findings: Sequence[QueryState]) -> Figure | None:
 
 
 def _columns(traces: Sequence[Trace], x: Trace, count: int, **more: Any) -> Figure:
-    """A row for each deployment. count: of deployments"""
     y = axis("deployment", type="category", autorange="reversed")
     margin = {"l": 56, "r": 16, "t": 10, "b": 48}
     return figure(traces, 96 + _COLUMN * max(count, 1), x, y, showlegend=False, margin=margin, **more)

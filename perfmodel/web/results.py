@@ -1,9 +1,8 @@
-"""What a request answers, as a page can show it; files that were dropped on the page; answers that are there already.
+"""Query results as shown on a page, uploads, and the result cache.
 
-A page has no figures of its own: each is one of the JSON that the request's line prints. A page's address never names a
-file of this machine. What is dropped (a model's config.json, a GGUF or safetensors header, a device, traffic) is kept
-under its own digest in a folder that ends with the server, and stands in an address as `drop:DIGEST/name`; the page
-sends it again where the server has forgotten it.
+Every figure is in the JSON of the request's command. Addresses never name local files: an upload (config.json, a GGUF
+or safetensors header, a device, traffic) is stored by digest in a temporary folder and addressed as `drop:DIGEST/name`;
+the page resends it if the server has lost it.
 """
 
 import os
@@ -34,7 +33,7 @@ _MARK = re.compile(r"drop:([0-9a-f]{16})/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})")
 
 
 class Uploads:
-    """Dropped files in a folder of this process."""
+    """Uploaded files in a folder of this process."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="perfmodel-web-")
@@ -42,19 +41,16 @@ class Uploads:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
         return Path(self._folder.name).resolve()  # as messages name it where the system's own is a link
 
     def close(self) -> None:
-        """Take them all away."""
+        """Delete all uploads."""
         self._folder.cleanup()
 
     def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
-        """Keep a file; returns what stands for it in an address.
+        """Store a file; return its address token. Raises SpecError for an invalid name or size.
 
-        full_size: of a file whose beginning this is, in bytes: headers say where tensors are, and readers look
-
-        Raises SpecError for a name or a size that no such file has.
+        full_size: bytes of the whole file, if `content` is its beginning (headers with tensor offsets)
         """
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("\\", "/").rpartition("/")[2])[-100:].lstrip(".-")
         suffix = Path(name).suffix.lower()
@@ -86,7 +82,7 @@ class Uploads:
 
 
 def field_of(name: str, content: bytes) -> str:
-    """The key of an address that a dropped file is for: a YAML file by its own keys, any other is a model."""
+    """State key for an upload: by its keys for YAML, else a model."""
     if not name.lower().endswith((".yaml", ".yml")):
         return "model"
     keys = set(_KEY.findall(content.decode("utf-8", "replace")))
@@ -96,10 +92,7 @@ def field_of(name: str, content: bytes) -> str:
 
 
 def resolved(text: str, folder: Path) -> str:
-    """`text` with the path of each dropped file in place of what stands for it.
-
-    Raises SpecError for a file that was dropped on another server, or long ago.
-    """
+    """`text` with upload tokens replaced by paths. Raises SpecError for an unknown upload."""
 
     def place(mark: re.Match[str]) -> str:
         path = folder / mark[1] / mark[2]
@@ -114,7 +107,7 @@ AnyRequest = TypeVar("AnyRequest", bound=CommandRequest)
 
 
 def with_files(request: AnyRequest, folder: Path) -> AnyRequest:
-    """`request` with paths of dropped files; see `resolved`."""
+    """`request` with upload paths; see `resolved`."""
 
     def placed(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -125,27 +118,23 @@ def with_files(request: AnyRequest, folder: Path) -> AnyRequest:
 
 
 def hidden(text: str, folder: Path) -> str:
-    """`text` with names of dropped files in place of their paths in `folder`, and the catalogue's without the folder
-    that it lies in."""
+    """`text` with upload paths below `folder` replaced by their names, catalogue paths without their folder."""
     separator = re.escape(os.sep)
     text = re.sub(re.escape(str(folder)) + f"{separator}[0-9a-f]{{16}}{separator}", "", text).replace(str(folder), "")
     return text.replace(f"{PACKAGE / '_data'}{os.sep}", "").replace(f"{PACKAGE.parent}{os.sep}", "")
 
 
 def without_marks(text: str) -> str:
-    """`text` with the names of dropped files in place of what stands for them: as its reader calls them."""
+    """`text` with upload tokens replaced by file names."""
     return _MARK.sub(r"\2", text)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """An answer as a page shows it: plain data, which passes between processes.
+    """A query's answer as plain data, which passes between processes.
 
-    request:  that was answered
-    data:     what its command prints with `--json`
-    document: its blocks (`perfmodel.report.document.document_json`)
-    files:    name -> text, of what the answer can be taken along as
-    measured: the single measurements near its setup: label, metric, predicted, measured
+    data: the command's `--json`; document: its blocks (`perfmodel.report.document.document_json`)
+    files: downloads by name; measured: nearby measurements: label, metric, predicted, measured
     """
 
     request: CommandRequest
@@ -155,7 +144,7 @@ class QueryResult:
     measured: Sequence[Mapping[str, Any]] = ()
 
     def blocks(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """The blocks of some kinds, or all; those of details in their place."""
+        """Blocks of some kinds, or all; details expanded in place."""
         flat: list[Mapping[str, Any]] = []
         for block in self.document["blocks"]:
             flat += block["blocks"] if block["kind"] == "details" else [block]
@@ -163,10 +152,8 @@ class QueryResult:
 
 
 def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequence[Path] = ()) -> QueryResult:
-    """The answer to a request. Raises PerfmodelError as its command refuses it, and for names of files elsewhere.
-
-    console: told of the progress
-    allowed: folders whose files may be named
+    """Run a request; `console` gets progress, `allowed` folders are readable. Raises PerfmodelError as its command
+    does, and for files elsewhere.
     """
     from perfmodel.files.reach import without_files
     from perfmodel.printable import to_jsonable
@@ -188,10 +175,7 @@ _MOST_BYTES = 50_000_000  # as pickled, which is some fifth of what they take
 
 
 class ResultCache:
-    """The answers last asked for, refusals too; safe for threads, one of which works out a closed form at a time.
-
-    most_bytes: of all of them together; the last answer is kept however large it is
-    """
+    """Recent answers and refusals, up to `most_bytes`. Thread-safe; closed forms run one at a time."""
 
     def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
         self._work_out, self._most_bytes = work_out, most_bytes
@@ -201,7 +185,7 @@ class ResultCache:
         self._lock, self._work_lock = Lock(), Lock()
 
     def find(self, request: CommandRequest) -> QueryResult | None:
-        """The answer, if it is known. Raises PerfmodelError where the request was refused."""
+        """Cached answer, or None. Raises PerfmodelError for a cached refusal."""
         with self._lock:
             if request not in self._kept:
                 return None
@@ -212,7 +196,7 @@ class ResultCache:
         return answer
 
     def answer(self, request: CommandRequest) -> QueryResult:
-        """The answer, worked out here if need be: for closed forms. Raises PerfmodelError as the command does."""
+        """Cached answer, else computed here (closed forms only). Raises PerfmodelError as the command does."""
         with self._work_lock:
             result = self.find(request)
             if result is None:
@@ -225,7 +209,7 @@ class ResultCache:
         return result
 
     def keep(self, request: CommandRequest, answer: QueryResult | PerfmodelError) -> None:
-        """Remember what came of a request elsewhere."""
+        """Store a result computed elsewhere."""
         plain = answer if isinstance(answer, QueryResult) else str(answer)
         size = len(pickle.dumps(plain))
         with self._lock:
@@ -240,7 +224,7 @@ class ResultCache:
         self._num_bytes -= size
 
     def forget_refusals(self) -> None:
-        """Forget what was refused: a file may be here again, or there may be more memory."""
+        """Forget refusals: a file or memory may be available again."""
         with self._lock:
             for request in [request for request, (answer, _) in self._kept.items() if isinstance(answer, str)]:
                 self._drop(request)

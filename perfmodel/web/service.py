@@ -1,6 +1,6 @@
-"""`QueryService`: where requests are brought: closed forms are answered at once, others by a worker; files that were
-dropped take the place of what stands for them, and their paths leave with no answer. And a state in other words: a
-`vllm serve` line as a state, a state as the line that starts it, and as all fields of its scenario."""
+"""`QueryService`: answers closed forms at once, others in workers, with uploads resolved and their paths hidden. Also
+converts states from and to `vllm serve` lines and resolved fields.
+"""
 
 import json
 import shlex
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 
 def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tuple[str, ...]]:
-    """The state of a server's command line, with its load test if it has one, on the device that the page shows; and
-    notes on what has no part in it, or was assumed.
+    """(state, notes) of a server's command line and optional load test, on the page's device.
 
-    Files that it names are not read, but for those that were dropped in `folder`. Raises SpecError as `perfmodel new`.
+    Only uploads in `folder` are read. Raises SpecError as `perfmodel new`.
     """
     device = state.flags.get("hardware")
     given = {} if device is None else {"hardware": resolved(device, folder)}
@@ -52,7 +51,6 @@ def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tup
 
 
 def _text(value: Any) -> str:
-    """`value` as `--set` reads it back."""
     from perfmodel.files.yaml_loader import parse_value
 
     with suppress(SpecError):
@@ -62,10 +60,7 @@ def _text(value: Any) -> str:
 
 
 def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
-    """All fields of the scenario that a state says. Raises SpecError for one that cannot be.
-
-    folder: of dropped files
-    """
+    """Resolved scenario fields of a state; folder: uploads. Raises SpecError for an invalid scenario."""
     from perfmodel.cost.calibrations.provenance import resolved as fields_of
 
     fields: dict[str, Any] = fields_of(_scenario(state, folder))
@@ -79,7 +74,7 @@ def _scenario(state: PageState, folder: Path) -> "Scenario":
 
 
 def serve_line(state: PageState, folder: Path) -> list[str]:
-    """Lines for a shell that start the deployment with vLLM. Raises SpecError for a scenario that cannot be."""
+    """Shell lines that start the deployment with vLLM. Raises SpecError for an invalid scenario."""
     from perfmodel.specs.commands.server import engine_arguments, left_out_fields
 
     scenario = _scenario(state, folder)
@@ -91,7 +86,7 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
 
 @contextmanager
 def _only_dropped(folder: Path) -> Iterator[None]:
-    """Files are those that were dropped, and errors do not say where they lie."""
+    """Context that allows only uploads and hides their folder in errors."""
     from perfmodel.files.reach import without_files
 
     try:
@@ -108,7 +103,7 @@ _WARM_UP = SimulateRequest(
 
 @dataclass(frozen=True)
 class QueryState:
-    """What there is of a request: its answer, or why there is none, or how far the work on it is."""
+    """A request's answer, refusal or job."""
 
     request: CommandRequest
     shown: QueryResult | None = None
@@ -117,7 +112,7 @@ class QueryState:
 
 
 class QueryService:
-    """Answers requests, and remembers. drops: dropped files; known: answers; jobs: under way, and pages that wait"""
+    """Answers requests. drops: uploads; known: result cache; jobs: job queue"""
 
     def __init__(self) -> None:
         self.drops = Uploads()
@@ -126,30 +121,30 @@ class QueryService:
         self.jobs = JobQueue(self.known, work)
 
     async def start(self) -> None:
-        """Start the workers; the quick one learns what all requests ask before somebody waits for it."""
+        """Start workers, and warm up the quick one."""
         await self.jobs.start()
         self.jobs.begin(_WARM_UP, "quick")
 
     async def close(self) -> None:
-        """End the workers, and take dropped files away."""
+        """Stop workers and delete uploads."""
         await self.jobs.close()
         self.drops.close()
 
     def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
-        """Keep a file that was dropped; see `Uploads.take`."""
+        """Store an upload; see `Uploads.take`."""
         mark = self.drops.take(name, content, full_size)
         self.known.forget_refusals()  # of requests that missed it
         return mark
 
     def answer(self, request: CommandRequest) -> QueryState:
-        """The answer to a closed form, at once; called in a thread."""
+        """Answer a closed form; called in a thread."""
         try:
             return QueryState(request, self.known.answer(request))
         except PerfmodelError as error:
             return QueryState(request, refusal=str(error))
 
     def look(self, request: CommandRequest) -> QueryState:
-        """What there is of a request, without any work on it."""
+        """State of a request, without starting work."""
         try:
             shown = self.known.find(request)
         except PerfmodelError as error:
@@ -159,31 +154,27 @@ class QueryService:
         return QueryState(request, shown, job=None if job and job.state in ("done", "refused") else job)
 
     def begin(self, requests: Sequence[CommandRequest], lane: Lane, reader: str = "") -> list[BackgroundJob]:
-        """Let a worker answer what is not known of some requests. Raises SpecError where too many wait.
-
-        reader: the part of a page that asks; what it asked before is stopped, unless somebody else waits for it
-        """
+        """Queue unknown requests in `lane`; unshared earlier work of `reader` stops. SpecError if the queue is full."""
         if reader:
             self.jobs.leave(reader, requests)
         looks = [self.look(request) for request in requests]
         return [self.jobs.begin(look.request, lane, reader) for look in looks if not (look.shown or look.refusal)]
 
     def join(self, requests: Sequence[CommandRequest], reader: str) -> None:
-        """`reader` waits for what is under way of some requests, too, as a page does that was loaded again."""
+        """Add `reader` to running jobs, as after a page reload."""
         for request in requests if reader else ():
             job = self.jobs.last(request)
             if job is not None and not job.is_over:
                 self.jobs.join(job, reader)
 
     def stop(self, request: CommandRequest) -> None:
-        """Stop the work on a request."""
         job = self.jobs.last(request)
         if job is not None and not job.is_over:
             self.jobs.stop(job)
 
 
 def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryResult:
-    """The answer, in this process; nothing in it tells where dropped files are."""
+    """Answer in this process, with upload paths hidden."""
     placed = with_files(request, folder)
     try:
         shown = run_query(placed, console, (folder,))
@@ -196,7 +187,7 @@ def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryRes
 
 
 def _all_hidden(value: Any, folder: Path) -> Any:
-    """`hidden` of each text in plain data."""
+    """`hidden` on each text in plain data."""
     if isinstance(value, str):
         return hidden(value, folder)
     if isinstance(value, Mapping):

@@ -1,9 +1,8 @@
-"""`PageState`: all that a page shows, as its address says it; `request_of`: a command's request of a state. Knows no
-view and no file.
+"""`PageState`: everything a page shows, as in its address; `request_of`: a command's request of a state. Knows no view
+and no file.
 
-Keys are those of the command line: flags by their names (`model`, `hardware`, `rate` ...), fields of the scenario by
-their paths (`engine.tensor_parallel_size`), which become `--set`, and what single views ask (`batch`, `context`). Other
-deployments to compare with are states of their own, in the values of `with`.
+Keys are flags (`model`, `hardware`, `rate` ...), scenario paths (`engine.tensor_parallel_size`), which become `--set`,
+and view options (`batch`, `context`). Deployments to compare with are nested states in values of `with`.
 """
 
 import re
@@ -34,42 +33,42 @@ _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """fields: key -> value as typed, in the order of the address; others: deployments to compare with; left_out: keys
-    of the address that there are none of, with the nearest known ones"""
+    """fields: key -> value as typed, in address order; others: deployments to compare with; left_out: unknown keys,
+    with the nearest known ones
+    """
 
     fields: tuple[tuple[str, str], ...] = ()
     others: tuple["PageState", ...] = ()
     left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def get(self, key: str, default: str = "") -> str:
-        """The value of a key; `default` where the address does not say it."""
+        """Value of a key, or `default`."""
         return next((value for name, value in self.fields if name == key), default)
 
     @property
     def flags(self) -> dict[str, str]:
-        """What flags say of the deployment: without any, and without a scenario, a first deployment to look at."""
+        """Flags of the deployment; a default one if there are neither flags nor a scenario."""
         found = {key: value for key, value in self.fields if key in FLAGS}
         return found if self.get("scenario") else {**_START, **found}
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Fields of the scenario as `--set` takes them."""
+        """Scenario fields as `--set` arguments."""
         paths = [f"{key}={value}" for key, value in self.fields if "." in key]
         return (*paths, f"seed={seed}") if (seed := self.get("seed")) else tuple(paths)
 
     @property
     def query(self) -> str:
-        """The state as an address has it."""
         pairs = [*self.fields, *((_OTHER, other.query) for other in self.others)]
         return urlencode(pairs)
 
     def changed(self, values: Mapping[str, str | None]) -> "PageState":
-        """The state with other values; None takes a key out."""
+        """A copy with other values; None removes a key."""
         kept = [(key, value) for key, value in self.fields if key not in values]
         return PageState((*kept, *((key, value) for key, value in values.items() if value is not None)), self.others)
 
     def alone(self) -> "PageState":
-        """The deployment without those that it is compared with and without what views ask."""
+        """The deployment without comparisons and view options."""
         kept = tuple((key, value) for key, value in self.fields if key not in _OF_VIEWS)
         return PageState(kept, left_out=self.left_out)
 
@@ -78,11 +77,7 @@ Kind = TypeVar("Kind", bound=ScenarioRequest)
 
 
 def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: Any) -> Kind:
-    """What a command is asked about a state.
-
-    overrides: further ones
-    options:   further fields of the request
-    """
+    """Request of command `kind` for a state, with further overrides and request fields (`options`)."""
     scenario, named = state.get("scenario") or None, tuple[str, ...]()
     given = {key: value for key, value in state.flags.items() if key in kind.scenario_flags}
     if scenario is not None:
@@ -94,10 +89,7 @@ def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: A
 
 
 def read_state(query: str) -> PageState:
-    """The state that an address's query says; fields that were left empty are not there, nor keys that are unknown.
-
-    Raises SpecError for a key that comes twice, and for more than a page has room for.
-    """
+    """State of an address query, without empty and unknown fields. SpecError for duplicate keys, or too long."""
     if len(query) > _LONGEST_QUERY:
         raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
     try:
@@ -131,7 +123,7 @@ def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
 
 
 def _said(key: str, value: str) -> str:
-    """`value`, unless the command line would take it for something else: another option, or a scenario on stdin."""
+    """`value`, escaped where the command line would read an option or stdin."""
     if key == _ALONE[0] and _SCENARIO.fullmatch(value) is None:
         raise SpecError(f"scenario: found {value[:60]!r}, allowed a name of `perfmodel scenarios list`.")
     if key in (*FLAGS, *_OF_VIEWS) and value.startswith("-"):

@@ -1,8 +1,7 @@
-"""The views of the page: each says which requests its parts make of a state, and which templates show the answers.
+"""Views of the page: the requests of each part, and their templates.
 
-Every view shows the figures of the whole run; pictures of many runs are previews of fewer requests, so that nobody
-waits long, and a template says of a preview that it is one. The rate that is asked for is no part of a curve's request:
-within a range of rates only its mark moves.
+Figures are of the whole run; plots of many runs use fewer requests for speed, and templates label these previews. The
+requested rate is not part of a curve's request: within a range only its mark moves.
 """
 
 import json
@@ -26,18 +25,15 @@ from perfmodel.web.state import PageState, request_of
 
 @dataclass(frozen=True, slots=True)
 class ViewPart:
-    """A part of a view: `templates/views/<view>/<name>.html` shows its answers, or without it `views/any.html`.
+    """Part of a view, rendered by `templates/views/<view>/<name>.html`, else `views/any.html`.
 
-    ask:     the state's requests, in the order of the template's `findings`
-    lane:    who works on them; None: closed forms, answered with the page
-    is_asked_for: whether work begins with a click, not with the page
-    button:  what is clicked, and what it does
-    shows_refusals: whether the template shows what was refused, too
-    later:   requests that the part does not wait for: begun once it is there, and drawn into it as the `later` of its
-             template, in the long lane, where nobody waits for them
-    is_kept: whether the page keeps what it shows, drawn plots too, while the requests stay: of a template that shows
-             its answers alone
-    drawn: kinds of blocks of its document that its template shows by itself
+    ask:     requests in the order of the template's `findings`
+    lane:    of workers; None: closed forms, answered with the page
+    is_asked_for: starts on a click of `button`, described by `help`
+    shows_refusals: the template also shows refusals
+    later:   deferred requests in the long lane, started once the part is shown, and the `later` of its template
+    is_kept: keep rendered content while requests are unchanged; for templates that show only answers
+    drawn:   document block kinds that the template renders itself
     """
 
     name: str
@@ -54,7 +50,7 @@ class ViewPart:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One page. lead: the question that it answers; has_controls: whether `<view>/controls.html` is there"""
+    """One page. lead: the question it answers; has_controls: `<view>/controls.html` exists"""
 
     name: str
     title: str
@@ -67,18 +63,17 @@ _COUNT, _DURATION = "traffic.num_requests", "traffic.duration_s"
 
 
 def whole_run(state: PageState) -> CommandRequest:
-    """The deployment under its traffic, as `perfmodel simulate` runs it: one run, so every view has its figures."""
+    """The deployment under its traffic, as `perfmodel simulate`: one run, shared by all views."""
     return request_of(SimulateRequest, state)
 
 
 def fewer_requests(state: PageState, num_requests: int) -> tuple[str, ...]:
-    """The value of `--set` that bounds traffic; nothing where the page says itself how many requests there are,
-    or for how long they come."""
+    """`--set` value that bounds traffic; none where the page sets a count or duration."""
     return (f"{_COUNT}={num_requests}",) if is_preview(state) else ()
 
 
 def is_preview(state: PageState) -> bool:
-    """Whether pictures of many runs have fewer requests each than the whole run."""
+    """Whether plots of many runs use fewer requests than the whole run."""
     return not (state.get(_COUNT) or state.get(_DURATION))
 
 
@@ -104,7 +99,7 @@ MEMORY = View(
 
 
 def _step(state: PageState, **texts: str) -> CommandRequest:
-    """One step of the sizes that are given. Raises SpecError for what is no number."""
+    """One step of given sizes. Raises SpecError for non-numbers."""
     sizes: dict[str, int] = {}
     for name, text in texts.items():
         try:
@@ -124,7 +119,7 @@ def _prefill(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _curve(state: PageState) -> tuple[CommandRequest, ...]:
-    """How a step grows with the batch and with the context, from the values that are given, or the typical step."""
+    """Step time over batch and context, around the given or typical step."""
     batch, context = state.get("batch"), state.get("context")
     given = (f"step.batch={batch or 32}", f"step.context={context or 1024}") if batch or context else ()
     vary = ("step.batch=1..1024:11", "step.context=256..131072:10")
@@ -153,7 +148,7 @@ _IDLE_RATE, _IDLE_COUNT, _LENGTHS = "0.02", 6, "256..32768:8"
 
 
 def asked_rate(state: PageState) -> float | None:
-    """The rate that the address says, in requests/s; None where it says none, or no rate."""
+    """Requested rate in requests/s, or None."""
     text = state.get("rate") or state.get(_RATE)
     try:
         rate = float(parse_quantity(text, "requests/s")) if text else 0.0
@@ -163,7 +158,7 @@ def asked_rate(state: PageState) -> float | None:
 
 
 def largest_rate(state: PageState) -> CommandRequest:
-    """The largest rate within the SLO, looked for far around; every view that shows it asks this."""
+    """Largest rate within the SLO, searched widely; shared by views."""
     rate = asked_rate(state)
     ends = f"{rate / _FAR_BELOW:.3g}..{rate * _FAR_ABOVE:.3g}" if rate else f"{1 / _FAR_BELOW:g}x..{_FAR_ABOVE}x"
     return _over_rates(state, f"{ends}:{_FAR_POINTS}", _LOADS[:2])
@@ -174,13 +169,14 @@ def _rate_curve(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _bands(state: PageState) -> tuple[CommandRequest, ...]:
-    """The 80 % intervals at every second rate of the curve: each takes as long as some ten points."""
+    """80 % intervals at every second rate of the curve: each costs about ten points."""
     return (_over_rates(state, f"{_range(state)}:{_POINTS // 2 + 1}", _LATENCIES[::2], intervals=True),)
 
 
 def _over_rates(state: PageState, rates: str, metrics: Sequence[str], intervals: bool = False) -> CommandRequest:
-    """Metrics at several rates, of so few requests that the answer is there at once, unless the address says how many;
-    intervals of means need neither limits nor pauses."""
+    """Metrics over rates with few enough requests to be fast, unless the address sets a count; intervals of means need
+    neither limits nor pauses.
+    """
     fixed = state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
     fixed = fixed.changed(dict.fromkeys((*LIMITS, _PAUSE))) if intervals else fixed
     pause = () if intervals or state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
@@ -189,8 +185,9 @@ def _over_rates(state: PageState, rates: str, metrics: Sequence[str], intervals:
 
 
 def _range(state: PageState) -> str:
-    """Rates from low to high: as the address says, else about the rate in steps of 1, 2, 5, so that they stay while one
-    drags; else multiples of the traffic's own rate."""
+    """Rate range: from the address, else around the rate in steps of 1, 2, 5 (stable while dragging), else multiples of
+    the traffic's rate.
+    """
     low, high, rate = state.get("low"), state.get("high"), asked_rate(state)
     if not (low or high or rate):
         return f"{1 / _BELOW:g}x..{_ABOVE}x"
@@ -209,13 +206,12 @@ def _number(text: str) -> float | None:
 
 
 def _rounded(rate: float) -> float:
-    """The largest of 1, 2, 5, 10 ... that is not above."""
     scale = 10.0 ** floor(log10(rate) + 1e-9)
     return max(step for step in (1, 2, 5) if step * scale <= rate * (1 + 1e-9)) * scale
 
 
 def _prompts(state: PageState) -> tuple[CommandRequest, ...]:
-    """Time to first token of an idle server by the length of the prompt."""
+    """TTFT of an idle server by prompt length."""
     idle = state.changed({"rate": None, _RATE: None, _COUNT: None, _DURATION: None})
     sets = (
         f"{_RATE}={_IDLE_RATE}",
@@ -266,7 +262,7 @@ ALTERNATIVES = (
 
 
 def _tornado(state: PageState) -> tuple[CommandRequest, ...]:
-    """What it is, as every view has it; and what moves it, of short runs."""
+    """The whole run, and sensitivities from short runs."""
     _check_metric(state)
     moved = request_of(WhatIfRequest, state, *fewer_requests(state, _FEW_REQUESTS), metric=WHATIF_METRICS)
     return (whole_run(state), moved)
@@ -283,7 +279,7 @@ def _against(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _check_metric(state: PageState) -> None:
-    """Raises SpecError for one that the pictures are not of."""
+    """Raise SpecError for a metric without plots."""
     metric = state.get("metric")
     if metric and metric not in WHATIF_METRICS:
         raise SpecError(f"metric: found {metric[:60]!r}, allowed {', '.join(WHATIF_METRICS)}.")
@@ -315,7 +311,7 @@ SERVICE_LEVELS: tuple[tuple[str, Mapping[str, str | None]], ...] = (
 
 
 def _plan(state: PageState) -> tuple[CommandRequest, ...]:
-    """One request. Devices are those that are ticked; without any the deployment's own."""
+    """One request over the ticked devices, else the deployment's own."""
     devices = state.get("devices")
     planned = state.changed(dict.fromkeys(_CHOSEN))
     if not devices:
@@ -327,7 +323,7 @@ def _plan(state: PageState) -> tuple[CommandRequest, ...]:
 
 @cache
 def priced_devices() -> tuple[tuple[str, float, float], ...]:
-    """(name, memory in bytes, USD per hour) of GPUs of which a price is known, the largest memory first."""
+    """(name, memory in bytes, USD per hour) of priced GPUs, largest memory first."""
     from perfmodel.specs import list_names, load_hardware
 
     priced = [
@@ -339,10 +335,7 @@ def priced_devices() -> tuple[tuple[str, float, float], ...]:
 
 
 def opened(state: PageState, data: Any, row: Mapping[str, Any]) -> str:
-    """The address's query of the deployment in a plan's row: what the plan has chosen, the rest as it was.
-
-    data: what `perfmodel plan --json` prints
-    """
+    """Address query of a deployment in row `row` of `perfmodel plan --json` (`data`), other fields unchanged."""
     base = value_at(data, "provenance.inputs.scenario")
     fields: dict[str, str | None] = dict.fromkeys(_CHOSEN)
     choices = {path: value for path, value in row["choices"].items() if path != "cluster"}
@@ -375,7 +368,7 @@ _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput",
 
 
 def _gain(state: PageState) -> tuple[CommandRequest, ...]:
-    """The deployment with the technique's switch against the same without it."""
+    """The deployment with and without a technique's switch."""
     name = state.get("technique")
     if not name:
         return ()
@@ -384,7 +377,7 @@ def _gain(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _switch(name: str) -> Sequence[str]:
-    """The overrides that bring a technique. Raises SpecError for a name that is none, and one without a switch."""
+    """Overrides of a technique. Raises SpecError for an unknown one or one without a switch."""
     for row in TechniquesRequest().answer().data:
         if row["technique"] == name and row["switch"]:
             return list(row["switch"])
@@ -394,7 +387,7 @@ def _switch(name: str) -> Sequence[str]:
 
 
 def fields_of(switch: Sequence[str]) -> dict[str, str]:
-    """The fields of a page's state that set a switch."""
+    """State fields that set a switch."""
     from perfmodel.files.yaml_loader import flow_yaml, parse_value
 
     fields: dict[str, str] = {}
@@ -423,7 +416,7 @@ _OF_TRAFFIC = ("traffic.", "slo.")
 
 
 def columns_of(state: PageState) -> tuple[PageState, ...]:
-    """The deployments as they are asked for, the form's own first."""
+    """Deployments, the form's own first."""
     first = state.alone()
     shared = {key: value for key, value in first.fields if _is_shared(key)}
     others = (
@@ -433,13 +426,13 @@ def columns_of(state: PageState) -> tuple[PageState, ...]:
 
 
 def deployment_of(state: PageState) -> PageState:
-    """What a state says of the deployment alone: how it stands beside another one, whose traffic it gets."""
+    """The deployment part of a state, for comparison under another's traffic."""
     shown = {**state.flags, **dict(state.alone().fields)}
     return PageState(tuple((key, value) for key, value in shown.items() if not _is_shared(key)))
 
 
 def main_of(state: PageState, number: int) -> PageState:
-    """The state in which the column of a number, from 1, changes places with the first one."""
+    """State with column `number` (from 1) and the first swapped."""
     columns, others = columns_of(state), list(state.others)
     others[number - 1] = deployment_of(state)
     return PageState(columns[number].fields, tuple(others))
@@ -450,7 +443,7 @@ def _is_shared(key: str) -> bool:
 
 
 def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
-    """Memory of each, and one step that is the same for all."""
+    """Memory of each, and the same step for all."""
     sizes = {"batch": state.get("batch", _BATCH), "context": state.get("context", _CONTEXT)}
     return tuple(
         request
@@ -460,7 +453,7 @@ def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _served(state: PageState) -> tuple[CommandRequest, ...]:
-    """What each does under the traffic as it is, and how much more that could be."""
+    """Each under the given traffic, and its capacity."""
     return tuple(request for column in columns_of(state) for request in (whole_run(column), largest_rate(column)))
 
 

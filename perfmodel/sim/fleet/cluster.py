@@ -1,4 +1,4 @@
-"""`Cluster`: the pools of a scenario on the simulated clock, and the way of a request through them."""
+"""`Cluster`: the pools of a scenario on the simulated clock, and a request's path through them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,13 +30,12 @@ if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
 
 
 class Cluster:
-    """Idle pools of replicas of `scenario`; `route` says which one takes a request.
+    """Idle pools for `scenario`; `route` picks the replica for a request.
 
-    basis_of: calibration and profile of a pool's scenario; can_leap: runs of equal steps are advanced together
-    on_finished, on_step: called with (replica, request) for each answer that a client waits for, and (replica, record)
-    on_lost:  called for each request whose client gets no answer
-    one_of:   the pools have one of so many of their engines
-    scores:   of a draw of what the costs leave unexplained, the same in all pools
+    basis_of: calibration and profile of a pool's scenario; can_leap: batch equal decode steps
+    on_finished, on_step: callbacks (replica, request) per awaited answer, (replica, record) per step
+    on_lost: callback for each request whose client gets no answer
+    one_of: simulate 1/n of each pool's engines; scores: a draw of calibration errors, shared by all pools
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Cluster:
 
     @property
     def engines(self) -> list[EngineRank]:
-        """Replicas of all pools, by their numbers."""
+        """Engines of all pools, by index."""
         return [engine for pool in self.pools for engine in pool.engines]
 
     def delay_out(self, engine: EngineRank, batch: int) -> int:
@@ -94,7 +93,7 @@ class Cluster:
         return Deployed(deployment, pools, FleetRouter.over(list(pools.values()), self.scenario), None)
 
     def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
-        """The pool `spec` with idle replicas, numbered behind those that are there; each asks for its `front_end`."""
+        """Build `spec` with idle replicas, numbered after the existing ones."""
         own, env = self.scenario.of_pool(spec), self._env
         calibration, profile, memory = self._basis_of(own)
         draw = self._draw(calibration, profile, spec.role != "unified")
@@ -129,14 +128,13 @@ class Cluster:
         return self.pools[-1]
 
     def _draw(self, calibration: Calibration, profile: EngineProfile, is_disaggregated: bool) -> Draw | None:
-        """The cluster's draw, in the units of one pool's uncertainty."""
+        """The cluster's draw in the units of one pool's uncertainty."""
         if self._scores is None:
             return None
         is_closed_loop = self.scenario.traffic.arrivals.process == "closed_loop"
         return Uncertainty.of(calibration, profile, is_closed_loop, is_disaggregated).draw(self._scores)
 
     def _disaggregated(self, deployment: PoolGroup, on_finished: OnFinished, on_step: OnStep) -> Deployed:
-        """Prefill pools come first."""
         from perfmodel.sim.fleet.disaggregated import disaggregated_server
 
         assert self.transfers is not None

@@ -1,4 +1,4 @@
-"""`Deployed`: the pools of one deployment on the simulated clock, and who takes its requests."""
+"""`Deployed`: the pools of one deployment and the router or server in front of them."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Deployed(NamedTuple):
-    """`pools` by their positions in the scenario; a `router` over unified ones, or the `server` between the others."""
+    """`pools` by position in the scenario, behind a `router` (unified pools) or a `server` (prefill, decode)."""
 
     spec: PoolGroup
     pools: Mapping[int, Pool]
@@ -22,7 +22,7 @@ class Deployed(NamedTuple):
 
     @property
     def route(self) -> "Callable[[Request], RequestServer]":
-        """The router of a deployment whose replicas neither come nor go."""
+        """Router of a deployment with a fixed set of replicas."""
         if self.server is not None:
             server = self.server
             return lambda _: server

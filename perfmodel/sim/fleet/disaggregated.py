@@ -1,20 +1,17 @@
-"""`DisaggregatedServer`: prompts computed by prefill replicas, answers by decode replicas, KV fetched in between.
+"""`DisaggregatedServer`: prefill replicas compute prompts, decode replicas fetch the KV and generate.
 
-One request, in the order of vLLM's NIXL connector, Dynamo and TensorRT-LLM:
+Order of events, as in vLLM's NIXL connector, Dynamo and TensorRT-LLM:
 
-1. the front end hands it to a prefill replica, where it is a request for one token;
-2. that token sampled, its KV blocks stay where they are and a decode replica is chosen;
-3. there it waits like any other request until it is its turn and KV blocks for the prompt are free; with the step
-   planned then it fetches what its prefix cache does not have of the prompt's KV: the transfer waits for the links of
-   both engines, then takes its time; then the prefill replica's blocks go free;
-4. as soon as a sequence slot is free the decode replica goes on: from token 2 (TensorRT-LLM, SGLang), or it computes
-   the prompt's last token again and samples token 1 anew (vLLM, `BatchingRules.resamples_first`).
+1. The front end sends the request to a prefill replica with an output limit of one token.
+2. After that token the KV blocks stay allocated and a decode replica is chosen.
+3. The request queues there until it is scheduled and has free blocks for its prompt, then fetches the KV that the
+   prefix cache lacks. The transfer waits for both engines' links; afterwards the prefill replica frees its blocks.
+4. With a free sequence slot the decode replica continues at token 2 (TensorRT-LLM, SGLang), or recomputes the
+   prompt's last token and samples token 1 again (vLLM, `BatchingRules.resamples_first`).
 
-The client has the first token when that first decode step is over (with the second, where the decode replica goes on
-from that), so TTFT contains the wait for a decode slot and the transfer. An answer of one token ends at the prefill
-replica.
-
-A replica that fails takes with it what it has, and what is on its way to it or from it: `fail`.
+The client gets its first token after the first decode step (its second, where decode continues at token 2), so TTFT
+includes the wait for a decode slot and the transfer. One-token answers end at the prefill replica. A failed replica
+loses its own requests and those in transfer to or from it (`fail`).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +33,6 @@ CostOf = Callable[[int, int], TransferCost]
 
 
 class _Stage(Enum):
-    """The stage that a request is in."""
-
     ENTRANCE = "waits for a prefill replica to be there"
     PREFILL = "with its prefill replica"
     BETWEEN = "waits for a decode replica to be there"
@@ -47,7 +42,7 @@ class _Stage(Enum):
 
 
 class _Passage:
-    """The way of a client's `request`; `prefill` is what the prefill replica `source` has of it, `target` decodes."""
+    """Path of a client's `request`: `prefill` is the copy on replica `source`, `target` decodes."""
 
     __slots__ = ("prefill", "request", "source", "stage", "target", "transfer")
     source: EngineRank
@@ -58,7 +53,7 @@ class _Passage:
         self.request, self.prefill, self.stage = request, prefill, _Stage.ENTRANCE
 
     def touches(self, engines: set[int]) -> bool:
-        """Whether it is with one of these now, or on its way to one or from it."""
+        """Whether the request is on one of `engines`, or in transfer to or from one."""
         has_source = self.stage not in (_Stage.ENTRANCE, _Stage.DECODE)
         if has_source and self.source.index in engines:
             return True
@@ -66,12 +61,11 @@ class _Passage:
 
 
 class DisaggregatedServer:
-    """Takes requests like a replica does, and passes each from a prefill to a decode replica.
+    """Accepts requests like a replica and passes each from a prefill to a decode replica.
 
-    to_prefill, to_decode: the routers of the two roles
-    cost_of: the cost of a transfer between two replicas; transfers: those under way
-    front_end: the HTTP server in front, if there is one; resamples_first: decode replicas sample the first token again
-    on_finished: called with (replica that had it last, request) for each request that is done
+    to_prefill, to_decode: routers; cost_of: transfer cost between two engines; transfers: link scheduler
+    front_end: HTTP server, if any; resamples_first: decode replicas sample token 1 again
+    on_finished: callback (last replica, request) for each finished request
     """
 
     def __init__(
@@ -141,7 +135,7 @@ class DisaggregatedServer:
         target.await_kv(request, self._begin_move)
 
     def _begin_move(self, request: Request) -> None:
-        """`request` has blocks for its KV, unless it has gone since the plan was made that gave it these."""
+        """Start the transfer into blocks just allocated, unless `request` was aborted since."""
         passage = self._passages.get(request.request_id)
         if passage is None or passage.request is not request:
             return
@@ -173,7 +167,7 @@ class DisaggregatedServer:
         target.finish_load(request)
 
     def _end_move(self, passage: _Passage) -> None:
-        """What either side keeps for a transfer that came to nothing is free again."""
+        """Free what both sides keep for a cancelled transfer."""
         del self._moving[passage]
         passage.source.release(passage.prefill)
         passage.target.drop(passage.request)
@@ -191,7 +185,7 @@ class DisaggregatedServer:
         self._on_finished(replica, request)
 
     def abort(self, request: Request) -> bool:
-        """`request` gives up, wherever it is; its KV goes with it, once a transfer that has begun is over."""
+        """Abort `request` at any stage; its KV is freed once a running transfer is over."""
         passage = self._passages.pop(request.request_id, None)
         if passage is not None:
             self._withdraw(passage)
@@ -199,8 +193,7 @@ class DisaggregatedServer:
         return True
 
     def sever(self, ranks: Sequence[EngineRank]) -> None:
-        """The replica of these ranks has failed, undetected: no transfer from it or to it goes on. What others hold for
-        it they hold until it is detected: `fail`."""
+        """Cancel transfers of failed `ranks`. Other replicas keep their requests' KV until detection (`fail`)."""
         engines = {rank.index for rank in ranks}
         for passage in self._moving:
             if passage.touches(engines):
@@ -212,8 +205,9 @@ class DisaggregatedServer:
             passage.transfer = None
 
     def fail(self, ranks: Sequence[EngineRank]) -> list[Request]:
-        """The replica of these ranks has failed: the clients' requests that are lost with it, those that it has and
-        those whose KV it keeps or waits for. What other replicas keep for them is free again."""
+        """Requests lost with the failed replica `ranks`: on it, awaiting its KV or with KV kept for it. Other replicas
+        free their parts.
+        """
         engines = {rank.index for rank in ranks}
         lost = [passage for passage in self._passages.values() if passage.touches(engines)]
         for passage in lost:
@@ -226,7 +220,7 @@ class DisaggregatedServer:
         return [passage.request for passage in lost]
 
     def _withdraw(self, passage: _Passage) -> None:
-        """Nobody waits for it: it gives up what it has, unless that is being moved."""
+        """Free an aborted request's resources, except KV in transfer."""
         stage, request, prefill = passage.stage, passage.request, passage.prefill
         if stage is _Stage.ENTRANCE:
             self.prefill_entrance.abort(prefill)
@@ -242,7 +236,7 @@ class DisaggregatedServer:
             passage.target.abort(request)
 
     def check_idle(self, engines: Sequence[EngineRank]) -> None:
-        """Raise AssertionError unless nothing is left anywhere: no request, no KV block, no transfer."""
+        """Raise AssertionError unless no request, KV block or transfer is left."""
         assert not self._passages
         assert not self._moving
         for engine in engines:
@@ -261,10 +255,9 @@ def disaggregated_server(
     front_end: FrontEnd | None,
     transfers: KvTransfers,
 ) -> DisaggregatedServer:
-    """The server between the prefill and the decode pools among `pools` of `scenario`.
+    """Server between the prefill and decode `pools` of `scenario`, on the clock `env`.
 
-    on_finished: called with (replica that had it last, request); front_end: the HTTP server in front, if any
-    transfers:   those under way on the links
+    on_finished: callback (last replica, request); front_end: HTTP server, if any; transfers: link scheduler
     """
     prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
     routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
@@ -284,7 +277,7 @@ def disaggregated_server(
 
 
 def kv_transfers(env: TickEnvironment, scenario: Scenario) -> KvTransfers:
-    """What moves KV between all engines of the cluster: their links, and the fabric between if they share one."""
+    """Transfers between all engines of the cluster: links, and their shared fabric if any."""
     spec, fabric = scenario.cluster.kv_transfer, None
     if spec.shared:
         first = next(pool for pool in scenario.pools if pool.role == "prefill")

@@ -1,6 +1,6 @@
-"""`DynamicCluster`: a gateway before pools whose replicas come and go, and traffic split between pools.
+"""`DynamicCluster`: gateway, scaled pools and traffic splits.
 
-What makes replicas come, go or slow down: `Autoscaler` by load, failures by chance or by order, stragglers.
+Replicas come, go or slow down by `Autoscaler` (load), failures (random or scheduled) and stragglers.
 """
 
 from collections import Counter, defaultdict, deque
@@ -26,7 +26,7 @@ _MOST_EVENTS = 1_000_000  # looks or failures of one run: seven seconds. A week 
 
 
 class Autoscaler:
-    """Looks at the load of `fleet` every `spec.interval_s` seconds, until `is_over`, and sets its size."""
+    """Samples the load of `fleet` every `spec.interval_s` seconds and resizes it, until `is_over`."""
 
     def __init__(self, env: TickEnvironment, spec: AutoscalingSpec, fleet: Fleet, is_over: Callable[[], bool]) -> None:
         self._env, self._spec, self._fleet, self._is_over = env, spec, fleet, is_over
@@ -38,7 +38,7 @@ class Autoscaler:
         Alarm(env, self._interval, self._look, ARRIVAL_PRIORITY)
 
     def _wake(self) -> None:
-        """A request waits and no replica can take it: it does not wait until the next look."""
+        """Scale up now: a request waits and no replica can take it."""
         if not self._fleet.num("starting", "failed"):
             self._fleet.start()
 
@@ -81,10 +81,7 @@ class Autoscaler:
 def add_failures(
     env: TickEnvironment, spec: FailuresSpec, fleets: Mapping[int, Fleet], seed: int, is_over: Callable[[], bool]
 ) -> None:
-    """Let replicas of `fleets`, by the numbers of their pools, fail as `spec` says, until `is_over`.
-
-    seed: of the times between failures
-    """
+    """Inject failures per `spec` into `fleets` (by pool number) until `is_over`. seed: of times between failures."""
     num_draws = 0
 
     def fail_after(delay: int, fleet: Fleet, number: int, down_s: float, turn: int | None = None) -> None:
@@ -95,7 +92,7 @@ def add_failures(
         Alarm(env, delay, fail, ARRIVAL_PRIORITY)
 
     def draw_failure(fleet: Fleet, number: int) -> None:
-        """Times to failure have no memory, so a draining replica may be given a new one."""
+        """Times to failure are memoryless, so a draining replica may draw a new one."""
         nonlocal num_draws
         assert spec.mtbf_s is not None
         num_draws += 1
@@ -118,7 +115,7 @@ def add_failures(
 
 
 def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: Mapping[int, Fleet]) -> None:
-    """Let replicas of `fleets`, by the numbers of their pools, be as slow as `slowdowns` say; several multiply."""
+    """Apply `slowdowns` to replicas of `fleets` (by pool number); overlapping slowdowns multiply."""
     factors: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
 
     def change(slowdown: Slowdown, is_over: bool, _: Event) -> None:
@@ -135,10 +132,9 @@ def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: 
 
 
 class DynamicCluster:
-    """What a cluster of `scenario` has beside its engines. Its callbacks stand between these and the driver: `on_step`,
-    `on_answer` and `on_lost`, as of a `Cluster`.
+    """Gateway, fleets and traffic splits of `scenario`. Wraps the callbacks `on_step`, `on_answer` and `on_lost`.
 
-    is_sent: whether the clients have sent all they will; the driver sets it
+    is_sent: whether clients have sent their last request; the driver sets it
     """
 
     def __init__(
@@ -161,23 +157,23 @@ class DynamicCluster:
         self._shadows: list[tuple[Shares, Callable[[Request], RequestServer]]] = []
 
     def on_finished(self, replica: EngineRank, request: Request) -> None:
-        """An answer is complete: those that waited for its place go first, then its client goes on."""
+        """Admit requests that waited for this answer's slot, then notify the client."""
         is_awaited = self.gateway.answer(request)
         self.gateway.look_again()
         if is_awaited:
             self._on_answer(replica, request)
 
     def on_shadow_finished(self, replica: EngineRank, request: Request) -> None:
-        """Nobody waits for it."""
+        """Drop the answer: no client waits for it."""
         self.shadowed[replica.index] += 1
 
     def on_shadow_step(self, replica: EngineRank, record: StepRecord) -> None:
-        """A step like any other, but the gaps between its tokens are not recorded."""
+        """Record the step, without its inter-token gaps."""
         replica.loop.scheduler.irregular_gaps.clear()
         self._on_step(replica, record._replace(num_gaps=0))
 
     def over(self, deployed: Sequence[Deployed]) -> Callable[[Request], "DynamicCluster"]:
-        """Stand before these; returns where a request goes."""
+        """Install in front of `deployed`; return the router of requests."""
         spec, seed = self._scenario.cluster.failures, self._scenario.seed
         served = [one for one in deployed if not one.spec.is_shadow]
         self._shares = Shares([one.spec.share for one in served if one.spec.share is not None], seed, "models")
@@ -193,7 +189,7 @@ class DynamicCluster:
         return lambda _: self
 
     def add(self, request: Request) -> None:
-        """A client sends `request` now; shadow pools get copies."""
+        """Send a client's `request` now; shadow pools get copies."""
         for shares, way_in in self._shadows:
             if shares.of(request.request_id) == 0:
                 copy = request.afresh()
@@ -201,7 +197,7 @@ class DynamicCluster:
         self.gateway.add(request)
 
     def send_to(self, engine: EngineRank, request: Request) -> None:
-        """As `add`, for a client that has chosen the engine itself. Only without limits of the gateway's."""
+        """As `add`, to an engine that the client chose. Only without gateway limits."""
         self._pinned = engine
         try:
             self.gateway.add(request)
@@ -209,7 +205,7 @@ class DynamicCluster:
             self._pinned = None
 
     def abort(self, request: Request) -> bool:
-        """Its client has gone; shadow pools go on with their copies."""
+        """Abort at the client's request; shadow copies continue."""
         self.gateway.abort(request.request_id)
         return True
 
@@ -220,7 +216,7 @@ class DynamicCluster:
         return self._ways_in[kind](request)
 
     def _way_in(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
-        """What takes the requests of a deployment, whose replicas may come and go from now on."""
+        """Router into a deployment whose replicas may now come and go."""
         server, gateway = deployed.server, self.gateway
         if server is not None:
             for number, pool in deployed.pools.items():
@@ -236,7 +232,7 @@ class DynamicCluster:
         return entrance
 
     def fleet_of(self, pool: Pool) -> Fleet | None:
-        """The replicas of `pool`, if they come and go."""
+        """Fleet of `pool`; None if its size is fixed."""
         return next((fleet for fleet in self.fleets.values() if fleet.pool is pool), None)
 
     def _add_fleet(
@@ -247,11 +243,7 @@ class DynamicCluster:
         lost_with: Callable[[Sequence[EngineRank]], list[Request]],
         on_dead: Callable[[Replica], None] = lambda _: None,
     ) -> None:
-        """Adds the fleet of `pool`, number `number`, if its replicas can come or go: each of them is then watched.
-
-        entrance:  where its requests wait; lost_with: the requests that fail with these ranks
-        on_dead:   as of a `Fleet`
-        """
+        """Add a fleet for `pool` if its replicas can come or go; `lost_with`: requests that fail with these ranks."""
         spec, failures = pool.spec.autoscaling, self._scenario.cluster.failures
         if spec is None and (failures is None or pool.spec.shadow):
             return

@@ -1,4 +1,4 @@
-"""`Fleet`: which replicas of a pool are there. They start cold, serve, drain, stop, and fail."""
+"""`Fleet`: lifecycle of a pool's replicas: cold start, serving, draining, off, failed."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -13,13 +13,13 @@ _IN_USE: tuple[State, ...] = ("starting", "up", "draining")
 
 
 class Fleet:
-    """The replicas of `pool`, of which the first `num_up` are up from the beginning; `entrance`: where requests wait.
+    """Replicas of `pool`, the first `num_up` initially up; `entrance`: queue of their requests.
 
-    start_ticks: until a replica that is started takes requests; dead_ticks: until a failure is noticed
-    on_lost, on_dead: called with a replica whose failure is noticed, or is not yet
-    on_up:       called with the number of a replica that takes requests from now on
+    start_ticks: cold start; dead_ticks: failure detection delay
+    on_lost, on_dead: callback (replica) once a failure is detected, or while it is undetected
+    on_up: callback with the number of a replica that starts to take requests
 
-    A replica is in use, and paid for, from the beginning of its start until it stops or fails.
+    A replica is in use, and billed, from the beginning of its start until it stops or fails.
     """
 
     def __init__(
@@ -52,29 +52,29 @@ class Fleet:
                 rank.watch(lambda _, number=number: self._stop_if_drained(number))  # type: ignore[misc]
 
     def num(self, *states: State) -> int:
-        """Replicas in one of these states."""
+        """Number of replicas in any of `states`."""
         return sum(state in states for state in self._states)
 
     @property
     def num_outstanding(self) -> int:
-        """Requests that wait or run in the pool."""
+        """Requests waiting or running in the pool."""
         return sum(engine.num_outstanding for engine in self.pool.engines)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait in the pool's engines, or for their KV to come."""
+        """Requests waiting in the engines, or for their KV."""
         if self.pool.spec.role == "decode":
             return self.num_outstanding - sum(engine.loop.scheduler.num_running for engine in self.pool.engines)
         return sum(engine.loop.scheduler.num_waiting for engine in self.pool.engines)
 
     @property
     def kv_load(self) -> float:
-        """KV blocks in use, in those that a replica has."""
+        """KV blocks in use, in units of one replica's blocks."""
         used = sum(engine.num_used_blocks for engine in self.pool.engines)
         return used / (self.pool.memory.num_kv_blocks * len(self.pool.replicas[0].ranks))
 
     def used_s(self, end: int) -> float:
-        """Seconds that replicas were in use until the tick `end`, summed."""
+        """Replica-seconds in use until tick `end`."""
         ticks = self._used_ticks
         for state, since in zip(self._states, self._since, strict=True):
             if state in _IN_USE:
@@ -82,18 +82,18 @@ class Fleet:
         return ticks / TICKS_PER_S
 
     def is_current(self, number: int, turn: int) -> bool:
-        """Whether the replica `number` is still in the state that it was in at `turn`."""
+        """Whether the replica is still in the state it had at `turn`."""
         return self._turns[number] == turn
 
     def turn(self, number: int) -> int:
-        """Number of the replica's present state among all that it has been in."""
+        """Counter of the replica's state changes."""
         return self._turns[number]
 
     def is_up(self, number: int) -> bool:
         return self._states[number] in ("up", "draining")
 
     def start(self) -> bool:
-        """One more: a replica that drains goes on, or one that is off starts. False if there is none."""
+        """Undrain a replica, else start one that is off; False if there is none."""
         if "draining" in self._states:
             self._serve(self._states.index("draining"))
         elif "off" in self._states:
@@ -103,14 +103,14 @@ class Fleet:
         return True
 
     def drain(self) -> None:
-        """One less: the last that is up takes no more requests and stops when it has none."""
+        """Drain the last replica that is up: it takes no more requests and stops when empty."""
         number = max(i for i, state in enumerate(self._states) if state == "up")
         self.entrance.router.leave(self.pool.replicas[number])
         self._enter(number, "draining")
         self._stop_if_drained(number)
 
     def fail(self, number: int, down_ticks: int) -> None:
-        """The replica fails, if it is in use, and starts again after `down_ticks`."""
+        """Fail the replica if it is in use; it restarts after `down_ticks`."""
         state = self._states[number]
         if state not in _IN_USE:
             return
@@ -175,6 +175,5 @@ class Fleet:
 
 
 def _forget_kv(replica: Replica) -> None:
-    """What a replica has cached is gone with it."""
     for rank in replica.ranks:
         rank.loop.scheduler.blocks.forget_all()

@@ -1,10 +1,7 @@
-"""`Gateway`: what stands between the clients and the replicas on the simulated clock.
+"""`Gateway`: rate limits, queueing, client timeouts and retries between clients and replicas.
 
-It limits the rate, holds back what the replicas should not have in hand yet, gives up when a client has, and sends
-again what was refused or lost. Each request that a client sends ends in one of three ways: completed, failed (refused,
-or lost with its replica, once too often) or timed out.
-
-All clients are equally patient, so deadlines pass in the order of arrival: one alarm at a time will do for all.
+Each request ends completed, failed (refused or lost once too often) or timed out. All clients have the same timeout,
+so deadlines expire in order of arrival and one alarm suffices.
 """
 
 import heapq
@@ -27,18 +24,17 @@ HandOver = Callable[[Request, EngineRank], None]
 
 
 class RequestServer(Protocol):
-    """What takes requests, and can abort one that its client has given up."""
+    """Accepts requests and can abort them."""
 
     def add(self, request: Request) -> None:
-        """`request` arrives now."""
+        """Accept `request` now."""
 
     def abort(self, request: Request) -> bool:
-        """`request`, added before and not done, gives up."""
+        """Abort an unfinished `request` added before."""
 
 
 class LostRequest(NamedTuple):
-    """A request whose client got no answer; `at`: the tick when that was certain; `is_over_rate`: refused, at the end,
-    by the rate limit."""
+    """A request whose client got no answer, known at tick `at`; `is_over_rate`: finally refused by the rate limit."""
 
     request: Request
     fate: Fate
@@ -48,18 +44,16 @@ class LostRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """What a client has sent and not been answered."""
-
     request: Request
     arrival: int
     deadline: int | None
     is_queued: bool = False
     num_tries: int = 1
-    server: RequestServer | None = None  # has its newest try, if any does
+    server: RequestServer | None = None  # holds the latest try, if any
 
 
 class _TokenBucket:
-    """The generic cell rate algorithm: a bucket of `burst` tokens that fills at a rate, in whole ticks."""
+    """Generic cell rate algorithm in whole ticks: a bucket of `burst` tokens that refills at a rate."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._gap = to_ticks(1 / limit.requests_per_s)
@@ -67,21 +61,19 @@ class _TokenBucket:
         self._due = 0  # when the next request is due at the rate itself
 
     def take(self, now: int) -> bool:
-        """Take a token if there is one."""
         if self._due - now > self._slack:
             return False
         self._due = max(self._due, now) + self._gap
         return True
 
     def wait(self, now: int) -> int:
-        """Ticks until there is one."""
         return max(self._due - self._slack - now, 0)
 
 
 class Gateway:
-    """Takes requests like a replica does and passes them on to those that `route` names, within the limits of `spec`.
+    """Accepts requests like a replica and forwards them to `route` within the limits of `spec`.
 
-    seed: of the jitter of retries; on_lost: called for each request whose client gets no answer
+    seed: of retry jitter; on_lost: callback for each request whose client gets no answer
     """
 
     def __init__(
@@ -107,16 +99,16 @@ class Gateway:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a client waits for an answer."""
+        """Whether any client waits for an answer."""
         return bool(self._live)
 
     @property
     def rate_limit_wait(self) -> int:
-        """Ticks until the rate limit would let a request in."""
+        """Ticks until the rate limit admits a request."""
         return 0 if self._bucket is None else self._bucket.wait(self.env.ticks)
 
     def add(self, request: Request) -> None:
-        """A client sends `request` now."""
+        """Accept a client's `request` now."""
         deadline = self.env.ticks + self._patience if self._patience is not None else None
         sent = self._live[request.request_id] = _Sent(request, request.arrival, deadline)
         self.num_sent += 1
@@ -146,13 +138,13 @@ class Gateway:
         server.add(sent.request)
 
     def hand_over(self, request: Request, server: RequestServer) -> None:
-        """`request` has waited for a replica, and now `server` is there."""
+        """Send a `request` that waited for a replica to `server`."""
         self._live[request.request_id].server = server
         request.arrival = self.env.ticks
         server.add(request)
 
     def look_again(self) -> None:
-        """Replicas may take more than before: those that wait here go on."""
+        """Replicas have capacity again: dispatch queued requests."""
         queue = self._queue
         while queue and self.num_outstanding < self._most:
             sent = heapq.heappop(queue)[2]
@@ -162,7 +154,7 @@ class Gateway:
                 self._pass_on(sent)
 
     def answer(self, request: Request) -> bool:
-        """A replica has finished `request`: whether its client still waits. Its arrival is then the client's again."""
+        """Finish `request`; return whether its client still waits. Restores the client's arrival time."""
         sent = self._live.pop(request.request_id, None)
         if sent is None or sent.request is not request:
             raise AssertionError(f"{request} was answered but is not on its way")
@@ -174,7 +166,7 @@ class Gateway:
         return True
 
     def abort(self, request_id: int) -> None:
-        """The client of this request has gone; nothing happens where it has its answer."""
+        """Abort by client disconnect; a no-op for an answered request."""
         sent = self._live.pop(request_id, None)
         if sent is not None:
             self._withdraw(sent)
@@ -182,7 +174,7 @@ class Gateway:
             self.look_again()
 
     def fail(self, requests: Iterable[Request]) -> None:
-        """The replicas that had these have lost them."""
+        """Retry or fail requests lost with their replicas."""
         lost = [sent for r in requests if (sent := self._live.get(r.request_id)) is not None and sent.request is r]
         for sent in lost:
             self._withdraw(sent)
@@ -191,12 +183,11 @@ class Gateway:
         self.look_again()
 
     def outstanding_at(self, servers: Iterable[RequestServer]) -> list[Request]:
-        """Requests that one of `servers` has in hand. A look at all that are on their way."""
+        """Requests held by any of `servers`. Scans all requests in flight."""
         wanted = {id(server) for server in servers}
         return [sent.request for sent in self._live.values() if id(sent.server) in wanted]
 
     def _withdraw(self, sent: _Sent) -> None:
-        """Take the newest try back from its replica."""
         if sent.server is not None:
             sent.server.abort(sent.request)
             sent.server = None
@@ -219,14 +210,14 @@ class Gateway:
         delay = retries.backoff_s * retries.factor ** (number - 1) * (1 - retries.jitter * u)
 
         def retry(_: Event) -> None:
-            if self._live.get(sent.request.request_id) is sent:  # the client has not given up
+            if self._live.get(sent.request.request_id) is sent:  # the client has not timed out
                 self.num_retries += 1
                 self._try(sent)
 
         Alarm(self.env, to_ticks(delay), retry, ARRIVAL_PRIORITY)
 
     def _lose(self, sent: _Sent, fate: Fate, is_over_rate: bool = False) -> None:
-        """Notify the client, who may send something else at once: not while this one is being dealt with."""
+        """Notify the client. It may send again at once, so this is deferred until the current request is done with."""
         sent.request.arrival = sent.arrival
         lost = LostRequest(sent.request, fate, self.env.ticks, is_over_rate)
         Alarm(self.env, 0, lambda _: self._on_lost(lost), ARRIVAL_PRIORITY)
@@ -255,10 +246,9 @@ class Gateway:
 
 
 class Entrance:
-    """The way to replicas that come and go: one of the router's, or the entrance itself until one is there.
+    """Queue in front of replicas that come and go.
 
-    hand_over:  gives a request to a replica: one that waited, or was to be sent
-    on_waiting: called when a request has to wait
+    hand_over: sends a request to a replica; on_waiting: called when a request has to wait
     """
 
     def __init__(self, router: FleetRouter, hand_over: HandOver) -> None:
@@ -272,29 +262,29 @@ class Entrance:
         return len(self._room)
 
     def __call__(self, request: Request) -> RequestServer:
-        """What to add `request` to."""
+        """Server for `request`: a replica, or this queue."""
         return self.router(request) if len(self.router) else self
 
     def send(self, request: Request) -> None:
-        """Hand `request` over to a replica, now or when there is one."""
+        """Dispatch `request` now, or once there is a replica."""
         if len(self.router):
             self._hand_over(request, self.router(request))
         else:
             self.add(request)
 
     def add(self, request: Request) -> None:
-        """`request` waits here."""
+        """Queue `request`."""
         self._room[request] = None
         for call in self.on_waiting:
             call()
 
     def abort(self, request: Request) -> bool:
-        """`request` waits no longer."""
+        """Remove `request` from the queue."""
         del self._room[request]
         return True
 
     def look_again(self) -> None:
-        """A replica has come: those that wait go on, in the order that they came."""
+        """A replica has come up: dispatch queued requests in FIFO order."""
         if len(self.router):
             waiting, self._room = self._room, {}
             for request in waiting:

@@ -1,24 +1,22 @@
-"""KV blocks on their way from a prefill to a decode replica: how long a transfer takes, and who waits for whom.
+"""KV transfers from prefill to decode replicas: duration and queueing.
 
-Every device has its own link. A decode device receives its part of each token (latent KV is kept in full on every
-device of a tensor-parallel group, so it is sent to each of them); prefill devices share what has to be sent evenly.
-With b bytes per token on one of n decode devices, m prefill devices, and whole blocks of T tokens:
+Every device has its own link. A decode device receives its part of each token (latent KV is replicated over a
+tensor-parallel group, so every device receives all of it); prefill devices share the sending evenly. With b bytes per
+token on one of n decode devices, m prefill devices, and T tokens in whole blocks:
 
     t = latency + T b max(1, n / m) / W
 
-at most one transfer at a time leaves a prefill engine, and one enters a decode engine. Source: the pull protocol of
-vLLM's NIXL connector (blocks are freed at the source once they have been read).
+One transfer at a time leaves a prefill engine and enters a decode engine. Source: the pull protocol of vLLM's NIXL
+connector (the source frees blocks once they are read).
 
-Layer by layer (as Mooncake does) the KV of a layer leaves while the next is computed. The first of L layers is there
-when 1/L of the prefill's time P is over; from then on, or from when both links are free if that is later, bytes move,
-and what the client waits for is what is left when the prefill ends, the last layer at least:
+Layer-wise (Mooncake), a layer's KV leaves while the next layer computes. The first of L layers is ready at 1/L of the
+prefill time P; bytes move from then, or from when both links are free. At the end of the prefill the client waits for
+the rest, at least the last layer:
 
     t = latency + max(B / L, B - W (time that the links had)) / W,    B = T b max(1, n / m)
 
-That needs a place to go: if the decode engine has no blocks when the prefill ends, nothing has moved yet.
-
-All links may lead into one `Fabric`, which transfers then share; what moves under a prefill is taken to
-have its links' full rate.
+If the decode engine has no free blocks by the end of the prefill, nothing has moved. Transfers may share a `Fabric`;
+bytes moved during prefill are taken to have the full link rate.
 """
 
 from collections.abc import Callable, Generator
@@ -45,11 +43,10 @@ class _Flow:
 
 
 class Fabric:
-    """What all links lead into: it moves bytes, all transfers together at most `bandwidth_bytes_per_s`.
+    """Shared bandwidth between all links: `bandwidth_bytes_per_s` for all transfers together.
 
-    Transfers share its bandwidth evenly, but none goes faster than its own links: max-min fairness, as a switch with
-    fair queues, or long TCP flows over one bottleneck, come to. With the bandwidth W and n transfers of caps c_i each
-    moves at min(c_i, w), w being such that the rates add up to W, or all are at their caps.
+    Max-min fairness, as fair queueing in a switch or long TCP flows over one bottleneck approach. With bandwidth W and
+    transfers of caps c_i each moves at min(c_i, w), with w such that the rates sum to W or all are at their caps.
     """
 
     def __init__(self, env: TickEnvironment, bandwidth_bytes_per_s: float) -> None:
@@ -59,7 +56,7 @@ class Fabric:
         self._alarm: Alarm | None = None
 
     def move(self, num_bytes: float, cap_bytes_per_s: float) -> Event:
-        """An event that happens when `num_bytes`, which come at `cap_bytes_per_s` at most, have passed."""
+        """Event of `num_bytes` having passed at up to `cap_bytes_per_s`."""
         self._pass()
         flow = _Flow(num_bytes, cap_bytes_per_s, Event(self._env))
         self._flows.append(flow)
@@ -67,20 +64,19 @@ class Fabric:
         return flow.done
 
     def stop(self, done: Event) -> None:
-        """What was to move until `done` moves no further; the others share what it had."""
+        """Cancel the transfer behind `done`; the others share its bandwidth."""
         self._pass()
         self._flows = [flow for flow in self._flows if flow.done is not done]
         self._share()
 
     def _pass(self) -> None:
-        """What has moved since the rates were set."""
         seconds = (self._env.ticks - self._as_of) / TICKS_PER_S
         self._as_of = self._env.ticks
         for flow in self._flows:
             flow.left -= flow.rate * seconds
 
     def _share(self) -> None:
-        """Set the rates, slowest links first, and the alarm for whoever is through first."""
+        """Set rates, slowest links first, and the alarm for the first to finish."""
         left = self._bandwidth
         for number, flow in enumerate(sorted(self._flows, key=lambda flow: flow.cap)):
             flow.rate = min(flow.cap, left / (len(self._flows) - number))
@@ -103,9 +99,9 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """Seconds of one transfer, over the busiest of the links that it uses.
+    """Duration of a transfer in seconds over its busiest link.
 
-    bytes_per_token, bytes_per_sequence: on that link; bytes_factor: times this, all links together
+    bytes_per_token, bytes_per_sequence: on that link; bytes_factor: total over all links, relative to it
     """
 
     latency_s: float
@@ -114,11 +110,11 @@ class TransferCost:
     bytes_per_sequence: float
     bytes_factor: float
     block_size: int
-    rolling_span: int | None = None  # tokens that are kept at most, if not all
+    rolling_span: int | None = None  # most tokens kept; None: all
     num_layers: int = 1
 
     def link_bytes(self, num_tokens: int) -> float:
-        """Bytes over the busiest link for the KV of `num_tokens`: whole blocks, and the recurrent state if any."""
+        """Bytes over the busiest link for the KV of `num_tokens`: whole blocks plus any recurrent state."""
         if self.rolling_span is not None:
             num_tokens = min(num_tokens, self.rolling_span)
         whole = -(-num_tokens // self.block_size) * self.block_size
@@ -129,10 +125,8 @@ class TransferCost:
 
 
 def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_link: Link) -> TransferCost:
-    """The cost between one engine (data-parallel rank) of `source` and one of `target`; the slower of `source_link` and
-    `target_link` sets the rate.
-
-    Where pipeline stages differ in size the mean stands for them.
+    """Cost between an engine (data-parallel rank) of `source` and one of `target`; the slower of `source_link` and
+    `target_link` sets the rate. Pipeline stages of unequal size are averaged.
     """
     shard = Sharding.of(target.engine)
     model = served_model(target.model, target.engine)
@@ -153,13 +147,11 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
 
 
 class KvTransfers:
-    """Carries out transfers between engines; counts them.
+    """Runs and counts transfers between engines.
 
-    A transfer first waits for its source's link, then for its target's; sources and targets are different engines, so
-    no circle of waiting can close.
+    A transfer waits for its source's link, then its target's. Sources and targets are disjoint, so no deadlock.
 
-    is_layerwise: layers move while others are still computed
-    fabric:       what all links lead into, if it can be too narrow
+    is_layerwise: overlap with prefill, layer by layer; fabric: shared bandwidth, if it can be the bottleneck
     """
 
     def __init__(self, env: TickEnvironment, is_layerwise: bool = False, fabric: Fabric | None = None) -> None:
@@ -168,7 +160,7 @@ class KvTransfers:
         self._links: dict[tuple[str, int], Resource] = {}
         self.num_transfers = self.num_abandoned = 0
         self.num_bytes = 0.0
-        self.ticks = 0  # from the wish to the last byte, summed
+        self.ticks = 0  # from request to last byte, summed
 
     def start(
         self,
@@ -179,10 +171,9 @@ class KvTransfers:
         done: Callable[[], None],
         prefill_ticks: int = 0,
     ) -> Process:
-        """Move the KV of `num_tokens` from engine `source` to engine `target`, then call `done`.
+        """Move the KV of `num_tokens` from engine `source` to `target` at `cost`, then call `done`.
 
-        cost:          what such a transfer takes
-        prefill_ticks: how long the prefill took that has ended now; 0 if it ended before
+        prefill_ticks: duration of the prefill that ends now; 0 if it ended before
         """
         links, now, head_start = (self._link("out", source), self._link("in", target)), self._env.ticks, 0
         if self._is_layerwise and not any(link.count or link.queue for link in links):
@@ -191,7 +182,7 @@ class KvTransfers:
         return self._env.process(self._move(cost, *links, num_tokens, done, head_start))
 
     def abandon(self, transfer: Process) -> None:
-        """One of its engines is gone: `transfer` ends now, and its `done` is never called."""
+        """Cancel `transfer`, whose engine is gone; its `done` is never called."""
         self.num_abandoned += 1
         transfer.interrupt()
 
@@ -227,7 +218,7 @@ class KvTransfers:
         done()
 
     def _carry(self, cost: TransferCost, left_bytes: float) -> Generator[Event, None, None]:
-        """Over links that are free now."""
+        """Move bytes over links that are now free."""
         if self._fabric is None:
             yield self._env.timeout(to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s))
             return

@@ -1,4 +1,4 @@
-"""`Pool`: equal replicas with one role, their cost model, and the router in front of them."""
+"""`Pool`: equal replicas of one role, their cost model and router."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ OnStep = Callable[[EngineRank, StepRecord], None]
 
 
 class PoolBasis(NamedTuple):
-    """What steps are timed with, and the room that the weights leave."""
+    """Calibration and profile that time steps, and the memory left by weights."""
 
     calibration: Calibration
     profile: EngineProfile
@@ -40,7 +40,7 @@ BasisOf = Callable[[Scenario], PoolBasis]  # of a pool's own scenario (`Scenario
 
 
 def remembered_basis(calibration: Calibration | None, profile: EngineProfile | None) -> BasisOf:
-    """The basis of pools by their model, hardware and engine; see `scenario_fits` for the defaults.
+    """Cached bases by model, hardware and engine; `scenario_fits` has the defaults.
 
     Raises DoesNotFitError for a model too large for the devices.
     """
@@ -61,10 +61,10 @@ def remembered_basis(calibration: Calibration | None, profile: EngineProfile | N
 
 @dataclass(frozen=True)
 class Pool:
-    """Engines of one role on the simulated clock; `scenario` is theirs alone (`Scenario.of_pool`).
+    """Engines of one role; `scenario` is the pool's own (`Scenario.of_pool`).
 
-    replicas:  of one engine per data-parallel rank each
-    pipelines: the clocks of the engines, where they have several stages
+    replicas:  one engine per data-parallel rank each
+    pipelines: clocks of engines with several stages
     """
 
     spec: PoolSpec
@@ -90,46 +90,46 @@ class Pool:
 
     @property
     def weight_bytes_per_replica(self) -> float:
-        """Bytes that a replica loads when it starts, on all its devices."""
+        """Bytes loaded at a replica's start, on all its devices."""
         return self.memory.weight_bytes * self.devices_per_engine * len(self.replicas[0].ranks)
 
     @property
     def restored_bytes_per_block(self) -> float:
-        """Bytes of a KV block on the link of one device to the second tier; 0 without one."""
+        """Bytes of a KV block on one device's link to the second tier; 0 without one."""
         cost = self.backend.restore
         return 0.0 if cost is None else cost.block_bytes
 
     def usage(self) -> Usage:
-        """What one device of each engine did, summed: the pricer counts one device per engine."""
+        """Usage of one device per engine, summed."""
         return self.pricer.usage()
 
     @property
     def under_way_s(self) -> float:
-        """Device seconds, summed, in which engines with several stages had plans under way."""
+        """Device-seconds in which multi-stage engines had plans in flight."""
         ticks = sum(clock.ticks_under_way * clock.num_ranks for clock in self.pipelines)
         return ticks / TICKS_PER_S * self.devices_per_engine
 
     @property
     def bubble_s(self) -> float:
-        """Device seconds, summed, in which pipeline stages were idle while plans were under way in others."""
+        """Device-seconds of pipeline bubbles: stages idle with plans in flight in others."""
         return self.under_way_s - self.usage().busy_s * self.devices_per_engine
 
     def energy_j(self, engine_s: float) -> float:
-        """Joules of all devices, whose engines were there for `engine_s`, summed."""
+        """Joules of all devices; `engine_s`: engine-seconds in use."""
         one_of_each = energy_j(self.scenario.hardware, self.usage(), engine_s)
         return one_of_each * self.devices_per_engine
 
     def energy_split_j(self, engine_s: float) -> dict[str, float]:
-        """The same by what takes them: idle, memory, compute."""
+        """The same by component: idle, memory, compute."""
         one_of_each = energy_split_j(self.scenario.hardware, self.usage(), engine_s)
         return {name: joules * self.devices_per_engine for name, joules in one_of_each.items()}
 
 
 class FleetRouter:
-    """The router `name` over replicas of one or more ranks each, which come and go.
+    """Router `name` over replicas that come and go.
 
-    Inside a replica a request goes to the rank with the fewest: as with vLLM's data-parallel load balancer and the
-    attention-DP balance of TensorRT-LLM.
+    Within a replica the rank with fewest requests is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's
+    attention-DP balance do so.
     """
 
     def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0) -> None:
@@ -141,25 +141,24 @@ class FleetRouter:
 
     @classmethod
     def over(cls, pools: Sequence[Pool], scenario: Scenario) -> "FleetRouter":
-        """The router over the replicas of some pools of `scenario`: their own if there is but one pool."""
+        """Router over `pools` of `scenario`; a single pool uses its own."""
         if len(pools) == 1:
             return pools[0].route
         return cls(scenario.cluster.router, [replica for pool in pools for replica in pool.replicas], scenario.seed)
 
     def __call__(self, request: Request) -> EngineRank:
-        """The engine that `request` goes to; some replica must be there."""
+        """Engine for `request`; some replica must be up."""
         target = self._router(request)
         engine: EngineRank = self._within[target.index](request) if self._within else target
         return engine
 
     def __len__(self) -> int:
-        """Replicas that take requests."""
         return len(self._router.targets)
 
     def join(self, replica: Replica) -> None:
-        """`replica`, one of those known from the start, takes requests from now on."""
+        """Add `replica`, known from the start, to the routing."""
         self._router.join(replica if self._within else replica.ranks[0])
 
     def leave(self, replica: Replica) -> None:
-        """`replica` takes no more requests, until it joins again."""
+        """Remove `replica` from the routing until it joins again."""
         self._router.leave(replica if self._within else replica.ranks[0])

@@ -1,7 +1,7 @@
-"""Routers: which of several equal targets (replicas, or ranks of one) a request goes to; one row each in ROUTERS.
+"""Routers: pick one of several equal targets (replicas, or ranks of one) for a request; registered in ROUTERS.
 
-No router looks at all targets for each request, and none draws from a common stream: chance is a hash of the seed and
-the request's number, so what becomes of one request does not change where the next goes.
+No router scans all targets per request. Randomness is a hash of seed and request number, so one request's fate does
+not change where the next goes.
 """
 
 import heapq
@@ -24,28 +24,28 @@ _MOST_HOMES = 31_250
 
 
 class Target(Protocol):
-    """What a router looks at."""
+    """What a router can see of a replica or rank."""
 
     index: int
     block_size: int  # tokens of a KV block
 
     @property
     def num_outstanding(self) -> int:
-        """Requests that wait or run there, or are on their way."""
+        """Requests waiting, running or on their way there."""
 
     @property
     def num_prompt_blocks(self) -> int:
-        """KV blocks that the prompts of those requests fill."""
+        """KV blocks of those requests' prompts."""
 
     def watch(self, on_less: Callable[[int], None]) -> None:
-        """Call `on_less` with the target's index whenever it has fewer requests than before."""
+        """Call `on_less(index)` whenever the number of requests falls."""
 
 
 T = TypeVar("T", bound=Target)
 
 
 class Router(ABC, Generic[T]):
-    """Chooses among the targets that have joined and not left; `seed`: of what is left to chance."""
+    """Chooses among the joined targets; `seed`: of random choices."""
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
         self.targets: list[T] = []
@@ -55,14 +55,14 @@ class Router(ABC, Generic[T]):
 
     @abstractmethod
     def __call__(self, request: Request) -> T:
-        """The target that `request` goes to. There must be a target."""
+        """Target for `request`; there must be one."""
 
     def join(self, target: T) -> None:
-        """`target` takes requests from now on."""
+        """Add `target`."""
         self.targets.append(target)
 
     def leave(self, target: T) -> None:
-        """`target` takes no more requests, until it joins again."""
+        """Remove `target` until it joins again."""
         self.targets.remove(target)
 
 
@@ -77,14 +77,14 @@ class RoundRobin(Router[T]):
 
 
 class RandomChoice(Router[T]):
-    """Any target, all alike."""
+    """A uniformly random target."""
 
     def __call__(self, request: Request) -> T:
         return self.targets[hashed(self._seed, request.request_id) % len(self.targets)]
 
 
 class PowerOfTwo(Router[T]):
-    """Picks the one with fewer requests of two targets drawn at random, the first in a tie (Mitzenmacher 2001)."""
+    """The less loaded of two random targets, the first in a tie (Mitzenmacher 2001)."""
 
     def __call__(self, request: Request) -> T:
         targets, drawn = self.targets, hashed(self._seed, request.request_id)
@@ -97,16 +97,16 @@ class PowerOfTwo(Router[T]):
 
 
 class LeastLoaded(Router[T]):
-    """The target that has least of what it calls `load`; among equals the one with the lowest index.
+    """Target with the least `load`, ties by lowest index.
 
-    A heap with lazy entries: a load that has grown is noticed when its entry comes to the top, and entered anew; one
-    that has shrunk is entered when the target says so. Each change costs O(log n), amortised.
+    A heap with lazy entries: grown loads are re-entered when they reach the top, shrunk ones when the target reports
+    them. O(log n) amortised per change.
     """
 
     def __init__(self, load: str, targets: Iterable[T] = (), seed: int = 0) -> None:
         self._load: Callable[[T], int] = attrgetter(load)
         self._live: dict[int, T] = {}
-        self._entered: dict[int, int] = {}  # index -> the least load under which the heap has it
+        self._entered: dict[int, int] = {}  # index -> least load among its heap entries
         self._heap: list[tuple[int, int]] = []
         self._watched: set[int] = set()
         super().__init__(targets, seed)
@@ -117,7 +117,7 @@ class LeastLoaded(Router[T]):
             entry = heap[0]
             load, index = entry
             if entered.get(index) != load:
-                heapq.heappop(heap)  # out of date, or gone
+                heapq.heappop(heap)  # stale
                 continue
             target = self._live[index]
             now = self._load(target)
@@ -154,14 +154,14 @@ class LeastLoaded(Router[T]):
 
 
 def _beginning(request: Request, block_size: int) -> Hashable | None:
-    """The first block of its prompt, if that fills one: then come those of the answer, which no router has seen."""
+    """First full block of the prompt; None for a shorter one (later blocks include the answer, unknown to routers)."""
     return request.block_hashes[0] if request.block_hashes and request.num_prompt_tokens >= block_size else None
 
 
 class PrefixAffinity(Router[T]):
-    """Requests whose prompts begin with the same block share a target; others go where the fewest are outstanding.
+    """Requests with the same first prompt block share a target; others go to the least loaded one.
 
-    The beginnings that were used last are remembered, `_MOST_HOMES` for each target.
+    The last `_MOST_HOMES` prefixes per target are remembered.
     """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
@@ -193,11 +193,10 @@ class PrefixAffinity(Router[T]):
 
 
 class SessionAffinity(Router[T]):
-    """Requests of one session share a target, by consistent hashing: a target that leaves moves its own sessions only.
+    """Sessions stick to a target by consistent hashing (Karger et al. 1997): a leaving target moves only its own.
 
-    Without a session, those whose prompts begin with the same block do; without either, a request goes by its number.
-    Each target owns the arcs of a ring that end at its points; a key belongs to the arc that its hash falls on
-    (Karger et al. 1997).
+    Without a session the first prompt block is the key, else the request number. A key belongs to the ring arc that its
+    hash falls on; each target owns the arcs that end at its points.
     """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
@@ -234,7 +233,7 @@ class SessionAffinity(Router[T]):
 
 
 ROUTERS: dict[str, Callable[..., Router[Any]]] = {
-    # KV blocks in the prompts of its requests: what answers add is not known to a router when it sends a request.
+    # KV blocks in the prompts of its requests: a router does not know answer lengths when it routes.
     "least_kv": partial(LeastLoaded, "num_prompt_blocks"),
     "least_outstanding": partial(LeastLoaded, "num_outstanding"),
     "power_of_two": PowerOfTwo,

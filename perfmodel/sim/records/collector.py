@@ -1,7 +1,6 @@
-"""`Collector`: what a driver hands its finished requests and step records to, on either clock.
+"""`Collector`: gathers finished requests and step records of a run, on either clock.
 
-It keeps columns, not objects, and can stream the rows to files as they come: an interrupted run leaves its finished
-records readable, and a long one stays in bounded memory.
+Records are columns and can be streamed to files: interrupted runs stay readable, long ones use bounded memory.
 """
 
 from array import array
@@ -21,7 +20,7 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 if TYPE_CHECKING:
     from perfmodel.sim.fleet.gateway import Fate, LostRequest
 
-_BIN_WIDTH = log(1.002)  # of gaps, on a logarithmic scale
+_BIN_WIDTH = log(1.002)  # of gap histograms, logarithmic
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
 _TOKEN_COLUMNS = ("reader_wait_s", "max_itl_s")
 _TURN_COLUMNS = ("session", "turn")
@@ -34,10 +33,9 @@ _FLUSH_EVERY = 1000  # rows
 
 
 class GapHistogram:
-    """Inter-token gaps in seconds, in constant memory: a run has one per output token, too many for a list.
+    """Inter-token gaps in seconds in constant memory (one per output token is too many for a list).
 
-    They are counted in bins 0.2 % wide on a logarithmic scale, so a percentile is within 0.1 % of the exact one; mean
-    and standard deviation do not use the bins.
+    Bins are 0.2 % wide on a log scale, so percentiles are within 0.1 %; mean and standard deviation are exact.
     """
 
     def __init__(self) -> None:
@@ -47,7 +45,7 @@ class GapHistogram:
         self._bins: defaultdict[int, int] = defaultdict(int)
 
     def add(self, gap_s: float, times: int = 1) -> None:
-        """`times` gaps of `gap_s`."""
+        """Count `times` gaps of `gap_s`."""
         if times and gap_s > 0:
             self.count += times
             self._sum += times * gap_s
@@ -55,7 +53,7 @@ class GapHistogram:
             self._bins[floor(log(gap_s) / _BIN_WIDTH)] += times
 
     def add_run(self, first_s: float, total_s: float, num_steps: int, times: int) -> None:
-        """`num_steps` steps, growing evenly from `first_s` to `total_s` in all, each the gap of `times` tokens."""
+        """Count `num_steps` linearly growing gaps, the first `first_s`, in all `total_s`, each for `times` tokens."""
         slope = 0.0 if num_steps == 1 else 2 * (total_s / num_steps - first_s) / (num_steps - 1)
         parts = min(num_steps, 1 + int(abs(slope) * num_steps / (_BIN_WIDTH * first_s)))  # each about as wide as a bin
         done = 0
@@ -76,7 +74,7 @@ class GapHistogram:
         return sqrt(max(self._sum_squares / self.count - self.mean**2, 0.0))
 
     def quantile(self, q: float) -> float:
-        """The gap below which a share `q` of all gaps lie."""
+        """The q-quantile of gaps in seconds."""
         if not self.count:
             return nan
         wanted, seen, bins = q * self.count, 0, sorted(self._bins)
@@ -88,15 +86,15 @@ class GapHistogram:
 
 
 class _Table:
-    """Columns of numbers, kept in memory, written to a CSV file, or both.
+    """Numeric columns, kept in memory, written to CSV, or both.
 
-    names: of the values of a row, None for one that no column takes; those of times, which come in ticks, end with "_s"
+    names: of a row's values, None to skip one; names of times, given in ticks, end with "_s"
     """
 
     def __init__(self, names: Sequence[str | None], is_kept: bool, path: Path | None) -> None:
         self.is_kept, self._names = is_kept, names
         self._columns = {name: array("d" if name.endswith("_s") else "q") for name in names if name is not None}
-        self._rows: list[tuple[int, ...]] = []  # that are in no column yet
+        self._rows: list[tuple[int, ...]] = []  # not yet in columns
         self._file: IO[str] | None = None
         if path is not None:
             self._file = path.open("w", encoding="utf-8", newline="\n")
@@ -114,10 +112,9 @@ class _Table:
             self._file = None
 
     def _settle(self) -> None:
-        """Rows to columns, and to lines of the file."""
         if not self._rows:
             return
-        columns: list[Sequence[Any]] = []  # not of `float`: compiled code would take whole numbers for fractions
+        columns: list[Sequence[Any]] = []  # not of `float`: mypyc would take integers for floats
         for name, values in zip(self._names, zip(*self._rows, strict=True), strict=True):
             if name is not None:
                 columns.append([ticks / TICKS_PER_S for ticks in values] if name.endswith("_s") else values)
@@ -136,11 +133,11 @@ class _Table:
 
 
 class Collector:
-    """Collects the records of one run; a context manager that closes its files.
+    """Collects the records of a run; a context manager that closes its files.
 
-    out:        folder for `requests.csv` and `steps.csv`, written as the run goes
-    keep_steps: whether step records are kept in memory (requests always are: ten numbers each)
-    has_token_times: requests have been watched token by token; has_turns: they are turns of conversations
+    out:        folder for `requests.csv` and `steps.csv`, streamed
+    keep_steps: keep step records in memory (requests always are: ten numbers each)
+    has_token_times: requests are watched token by token; has_turns: they are turns of conversations
     """
 
     def __init__(
@@ -160,7 +157,7 @@ class Collector:
         self.gaps = GapHistogram()
         self.num_finished = self.num_steps = self.end_tick = self.busy_ticks = 0
         self.used_blocks_peak: dict[int, int] = {}  # by replica
-        self.lost: list[tuple[int, Fate]] = []  # numbers of requests that were not answered, and why
+        self.lost: list[tuple[int, Fate]] = []  # request numbers and why they were lost
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self._decode_ticks = self._sequence_ticks = 0  # in which replicas decode; of each sequence that does
         self._decoded_until: dict[int, int] = {}  # by replica
@@ -173,12 +170,12 @@ class Collector:
         self._steps.close()
 
     def add_request(self, request: Request, replica: int = 0) -> None:
-        """A request that is finished."""
+        """Record a finished request."""
         assert request.first_scheduled_at is not None
         assert request.first_token_at is not None
         assert request.finished_at is not None
         self.num_finished += 1
-        # Nothing is watched of an answer of one token that the prompt's engine gave.
+        # One-token answers given by the prefill engine are not watched.
         times = request.token_times
         watched = (0, 0) if times is None else (times.reader_wait, times.longest_gap)
         self._requests.add(
@@ -199,15 +196,15 @@ class Collector:
         )
 
     def add_lost(self, lost: "LostRequest") -> None:
-        """A request that will not be answered."""
+        """Record an unanswered request."""
         self.lost.append((lost.request.request_id, lost.fate))
 
     def num_lost(self, fate: "Fate") -> int:
-        """How many requests ended so."""
+        """Number of requests lost by `fate`."""
         return sum(why == fate for _, why in self.lost)
 
     def add_step(self, record: StepRecord, replica: int = 0) -> None:
-        """A step, or leap, that has ended."""
+        """Record a finished step or leap."""
         duration = record.end - record.start
         self.num_steps += record.num_steps
         self.busy_ticks += duration
@@ -219,7 +216,7 @@ class Collector:
             self.num_drafts += record.num_drafts
             self.num_draft_tokens += record.num_draft_tokens
             self.num_accepted_tokens += record.num_accepted_tokens
-        if record.num_decodes:  # plans on several pipeline stages overlap: their time counts once
+        if record.num_decodes:  # plans in several pipeline stages overlap: count their time once
             self._sequence_ticks += duration * record.num_decodes
             self._decode_ticks += record.end - max(record.start, self._decoded_until.get(replica, 0))
             self._decoded_until[replica] = record.end
@@ -233,12 +230,12 @@ class Collector:
             self._steps.add((replica, *record))
 
     def add_gap(self, ticks: int, times: int = 1) -> None:
-        """Gaps between two tokens of requests that sat out the steps in between."""
+        """Record gaps of `ticks` for requests that sat out steps."""
         self.gaps.add(ticks / TICKS_PER_S, times)
 
     @property
     def mean_batch(self) -> float | None:
-        """Sequences that decode on a replica at once, over the time in which any does; None if none did."""
+        """Time-averaged decode batch per replica, over the time in which any sequence decodes; None if none did."""
         return self._sequence_ticks / self._decode_ticks if self._decode_ticks else None
 
     def requests(self) -> RequestColumns:
@@ -246,5 +243,5 @@ class Collector:
         return RequestColumns(**self._requests.arrays())
 
     def steps(self) -> StepColumns | None:
-        """All step records, if they were kept."""
+        """All step records, if kept."""
         return StepColumns(**self._steps.arrays()) if self._steps.is_kept else None

@@ -1,4 +1,4 @@
-"""The records of a run as columns, one row per request or step; statistics of latencies, and what was good."""
+"""Run records as columns (a row per request or step), latency statistics and SLO attainment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """One row per request that finished, in order of finishing. Times in seconds since the start of the run."""
+    """One row per finished request, in order of finishing. Times in seconds since the start of the run."""
 
     request_id: Ints
     arrival_s: Floats
@@ -41,11 +41,10 @@ class RequestColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are there."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     def some(self, rows: Ints) -> "RequestColumns":
-        """The requests of these rows."""
+        """Select `rows`."""
         return RequestColumns(**{name: getattr(self, name)[rows] for name in self.names})
 
     @property
@@ -94,17 +93,17 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def ratio(amount: float, base: float) -> float | None:
-    """`amount` per `base`; None of nothing."""
+    """`amount` / `base`; None if `base` is 0."""
     return amount / base if base else None
 
 
 def finite(value: float) -> float | None:
-    """`value` if it is a number that JSON has."""
+    """`value`, or None if JSON cannot represent it."""
     return float(value) if isfinite(value) else None
 
 
 def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None]:
-    """Statistics of `seconds`, which is used up: of a million requests every copy shows in the peak of memory."""
+    """Statistics of `seconds`, which is overwritten: with a million requests every copy shows in peak memory."""
     is_finite = np.isfinite(seconds)
     seconds = seconds if is_finite.all() else seconds[is_finite]
     if not len(seconds):
@@ -115,10 +114,9 @@ def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None
 
 
 def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[float]:
-    """`np.quantile(values, shares, overwrite_input=True)`, bit for bit, without the import of `numpy.ma` that it costs.
+    """Bit-identical to `np.quantile(values, shares, overwrite_input=True)`, without its import of `numpy.ma`.
 
-    values: finite and not empty; put in another order
-    shares: between 0 and 1
+    values: finite, not empty; reordered in place. shares: in [0, 1]
     """
     last = len(values) - 1
     places = [last * share for share in shares]
@@ -134,10 +132,10 @@ def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[floa
 
 
 def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
-    """Mask of the requests that miss each limit of `slo`, by the name of what is limited.
+    """Masks of requests that miss each limit of `slo`, by metric.
 
-    A one-token answer has no TPOT to miss, and no gap. Where only means and percentiles are limited, the requests
-    beyond them; a limit on gaps between tokens (itl) is one of the run, which no request misses.
+    One-token answers have no TPOT and no gap. For limits on means or percentiles: the requests beyond them. ITL limits
+    apply to the run; no request misses them.
     """
     masks: dict[str, Bools] = {}
     if slo.has_ttft_limit:
@@ -161,8 +159,10 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
 
 
 def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
-    """Whether each mean and percentile that `slo` limits is within its limit in a run with this `summary`; empty
-    where none is limited. A class of requests has no gaps between tokens of its own."""
+    """Attainment of each mean and percentile limit of `slo` in a run with `summary`; empty without such limits.
+
+    Request classes have no inter-token gaps of their own.
+    """
     lost_share = num_lost / max(num_lost + summary["completed"], 1)
     limits = [limit for limit in slo.statistics if limit.metric in summary]
     met = {limit.field: limit.is_met(summary[limit.metric], lost_share) for limit in limits}
@@ -170,15 +170,16 @@ def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict
 
 
 def meets_slo(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
-    """Whether a run meets the scenario's `slo`: enough of all requests that were sent (`Scenario.attainment`) meet the
-    limits on single requests, and its mean and percentiles are within theirs."""
+    """Whether enough of all sent requests meet the per-request limits (`Scenario.attainment`), and mean and percentile
+    limits of the scenario's `slo` hold.
+    """
     if not all(summary.get("slo_percentiles_met", {}).values()):
         return False
     return not scenario.slo.is_of_requests or float(summary["slo_attainment"] or 0.0) >= scenario.attainment
 
 
 def num_good(missed: Mapping[str, Bools]) -> int | None:
-    """Requests that miss none of the limits; None without one."""
+    """Requests within all limits; None without limits."""
     if not missed:
         return None
     bad: Bools = np.logical_or.reduce(list(missed.values()))
@@ -186,7 +187,7 @@ def num_good(missed: Mapping[str, Bools]) -> int | None:
 
 
 def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
-    """The share of requests that meet all limits, and each; those that were lost meet none. Empty without limits."""
+    """Share of requests within all limits, and within each; lost requests miss all. Empty without limits."""
     good = num_good(missed)
     if good is None:
         return {}
@@ -196,9 +197,8 @@ def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
 
 
 def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
-    """Drain time of an offline job: from when no request waits and slots begin to stay empty, to the end of the job.
-
-    A mean over the engines, and as a share of the job's time.
+    """Drain time of an offline job: from the first unfilled slot with an empty queue to the end; averaged over engines,
+    and as a share of the job's time.
     """
     last_s: dict[int, float] = {}
     for replica in np.unique(requests.replica).tolist():
@@ -208,7 +208,7 @@ def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
 
 
 def token_latencies(requests: RequestColumns) -> dict[str, float | None]:
-    """Statistics of the longest gap between tokens and of readers' waits, where a limit asks for them."""
+    """Statistics of longest inter-token gaps and reader waits, where an SLO limits them."""
     statistics: dict[str, float | None] = {}
     if requests.max_itl_s is not None:
         statistics |= latencies("max_itl", requests.max_itl_s[requests.num_output_tokens > 1])

@@ -1,13 +1,12 @@
-"""`Ensemble`: a shortened run, again and again under draws of what the calibration leaves unexplained.
+"""`Ensemble`: a shortened run, repeated under draws of the calibration errors.
 
-What a factor on a kernel, on prompts or on the front end does to a mean latency depends on the traffic: queues multiply
-it, the host hides it, a cached prompt has none of it. So it is simulated: the same arrivals and lengths (common random
-numbers) under each of a few draws, and without. The logarithms of the ratios of means give the interval of the mean.
+The effect of an error factor on a mean latency depends on the traffic: queues amplify it, the host hides it, cached
+prompts are free of it. So we simulate the same arrivals and lengths (common random numbers) with and without each draw;
+the log ratios of the means give the interval of the mean.
 
-The draws are the rows of a Hadamard matrix and their opposites, one column per score
-(`perfmodel.cost.calibrations.draws`): as each pair of columns is orthogonal, a latency that is a product of powers of
-the factors gets exactly its variance, from eight draws. Near saturation slower is worse than faster is good, which the
-pairs tell. Where a queue grows without end, waiting times are continued at its pace to the length of the long run.
+Draws are the rows of a Hadamard matrix and their opposites, one column per score (`perfmodel.cost.calibrations.draws`).
+Columns are orthogonal, so eight draws give the exact variance of any latency that is a product of powers of the
+factors. The pairs show asymmetry near saturation. Unbounded queues are extrapolated to the length of the long run.
 """
 
 from collections.abc import Callable
@@ -27,22 +26,22 @@ Bools = NDArray[np.bool_]
 Interval = tuple[float, float]
 Serve = Callable[[Scenario, Scores | None], RequestColumns]
 
-_Z80 = 1.2816  # 80 % of a standard normal lie within
-_MOST_LOG_RATIO = 7.0  # a thousandfold; where a queue grows without end, more means nothing
+_Z80 = 1.2816  # 80 % of a standard normal
+_MOST_LOG_RATIO = 7.0  # a thousandfold; an unbounded queue has no meaningful ratio
 _FEWEST, MOST = 160, 240  # requests of an open-loop draw
 _MOST_EARLY = 200
-_QUEUEING = 0.4  # share of TTFT spent waiting from which on a queue might grow, which takes more requests to see
+_QUEUEING = 0.4  # share of TTFT spent queueing above which a queue may be growing, so more requests are needed
 _PER_SLOT = 1.5  # requests of a closed-loop draw
 _TURNED = NUM_SCORES - 1  # the column of turned signs, so that each draw has three scores of one sign, none has four
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Requests of a shortened run: `base` without factors, `pairs` under opposite draws; `whole`: of the long run.
+    """Requests of shortened runs: `base` without factors, `pairs` under opposite draws; `whole`: the long run.
 
-    num_early:  requests at the beginning that count once; each of the others counts `rest_weight` times
-    time_share: of the long run's stages
-    stretch:    how many times as long the long run's arrivals take; 1 where none come on their own
+    num_early:  requests at the start that count once; later ones count `rest_weight` times
+    time_share: share of the long run's stages
+    stretch:    duration of the long run's arrivals over the short run's; 1 for closed loops
     """
 
     whole: RequestColumns
@@ -54,13 +53,15 @@ class Ensemble:
     stretch: float
 
     def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
-        """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
-        times of the long run, if given. Metrics without a mean are left out."""
+        """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; metrics without a mean are left out.
+
+        arrived_s: only requests that arrived between two times of the long run
+        """
         return {metric: interval_of(logs) for metric, logs in self.logs(arrived_s).items()}
 
     def logs(self, arrived_s: Interval | None = None) -> dict[str, Floats]:
-        """Logarithms of the means under each draw over those without, a row for each pair."""
-        # What the short run sees of a queue and the long one does not is chance, and the draws have it in common.
+        """Log ratios of the means under each draw to the base, a row per pair."""
+        # Queueing seen only in the short run is chance, and common to all draws.
         seen = self._backlog_s(self.base, arrived_s)
         chance_s = max(seen - max(self._waiting_s(self.whole, arrived_s) - self._waiting_s(self.base, arrived_s), 0), 0)
         base = self._means(self.base, arrived_s, chance_s)
@@ -72,7 +73,7 @@ class Ensemble:
         }
 
     def duration_factor(self) -> Interval:
-        """80 % interval of the time until the last request is answered, as a factor of it: of offline jobs."""
+        """80 % interval of the makespan of an offline job, as a factor."""
         logs = [[log_ratio(span_s(one), span_s(self.base)) for one in pair] for pair in self.pairs]
         return interval_of(np.array(logs))
 
@@ -99,7 +100,7 @@ class Ensemble:
 
 
 def mean_latencies(requests: RequestColumns, weights: Floats) -> dict[str, float]:
-    """Mean ttft, tpot, itl and e2el in seconds, with a weight for each request."""
+    """Weighted mean ttft, tpot, itl and e2el in seconds."""
     later = requests.num_output_tokens - 1
     decoding = requests.e2el_s - requests.ttft_s
     return {
@@ -111,10 +112,10 @@ def mean_latencies(requests: RequestColumns, weights: Floats) -> dict[str, float
 
 
 def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve, can_shorten: bool = True) -> Ensemble:
-    """The ensemble of a run of `scenario` with `requests`.
+    """Ensemble of a run of `scenario` with `requests`.
 
-    serve:       the requests of a scenario with other traffic, under a draw of scores or without
-    can_shorten: whether a shorter run may represent it
+    serve:       simulates other traffic, under a draw of scores or None
+    can_shorten: whether a shorter run is representative
     """
     num_early, count = _sizes(scenario, requests)
     short, time_share = _shortened(scenario, count) if can_shorten else (scenario, 1.0)
@@ -129,7 +130,7 @@ def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve, can
 
 
 def design() -> list[Scores]:
-    """One of each two opposite draws: rows of a Hadamard matrix (Sylvester's)."""
+    """One of each two opposite draws: rows of Sylvester's Hadamard matrix."""
     return [
         tuple((-1.0) ** ((row & column).bit_count() + (column == _TURNED)) for column in range(NUM_SCORES))
         for row in range(NUM_SCORES)
@@ -137,7 +138,7 @@ def design() -> list[Scores]:
 
 
 def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
-    """Requests that count as early, and in all, of a shortened run."""
+    """(early, all) requests of a shortened run."""
     traffic = scenario.traffic
     if traffic.arrivals.process == "closed_loop":
         concurrency = traffic.arrivals.concurrency or 1
@@ -153,7 +154,7 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
 
 
 def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
-    """`scenario` with about `count` requests at the same rates, and the share of each stage's time that is left."""
+    """`scenario` with about `count` requests at the same rates, and the remaining share of each stage's time."""
     traffic, stages = scenario.traffic, scenario.traffic.arrivals.stages
     in_stages = sum(stage.rate * stage.duration_s for stage in stages)
     share = min(count / in_stages, 1.0) if stages else 1.0
@@ -167,9 +168,9 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
 
 
 def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
-    """Mean seconds that requests of a run `stretch` times as long wait longer, where a queue grows without end.
+    """Mean extra wait in seconds in a run `stretch` times as long if the queue grows without bound.
 
-    It does where every request of the last third waits longer than the average of the first third.
+    It does if every request of the last third waits longer than the mean of the first third.
     """
     if len(arrival_s) < 12 or stretch <= 1:
         return 0.0
@@ -183,7 +184,7 @@ def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
 
 
 def span_s(requests: RequestColumns) -> float:
-    if not len(requests):  # none was answered under this draw
+    if not len(requests):  # none answered under this draw
         return float("nan")
     return float(requests.finished_s.max() - requests.arrival_s.min())
 
@@ -200,10 +201,9 @@ def log_ratio(mean: float, base: float) -> float:
 
 
 def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
-    """The interval of a row of two logarithms per pair: about their median, by root mean squares of the pairs' ends.
+    """Interval of a row of two logarithms per pair: median plus or minus the root mean square of the pairs' ends.
 
-    aside: standard deviation of what the pairs leave out, independent of it
-    The mean that was predicted always lies within: where the model is known to be off, towards one end.
+    aside: standard deviation of independent errors that the pairs leave out. The predicted mean always lies inside.
     """
     centre = median(logs.ravel().tolist())
     up, down = (

@@ -1,7 +1,4 @@
-"""`RunResult`: what came of serving a workload, simulated or executed, in vLLM's `bench serve` names.
-
-Sentences that a reader of a simulated answer should have seen beside it.
-"""
+"""`RunResult`: outcome of a simulated or executed run in vLLM's `bench serve` names, and its caveats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -29,7 +26,7 @@ from perfmodel.trust import Trust, trust_of
 
 
 def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, num_steps: int) -> tuple[str, ...]:
-    """Notes of a run of `scenario` with the calibration `used` and `requests`; `num_steps` are those of all engines."""
+    """Caveats of a run of `scenario` with the calibration `used`, `requests` and `num_steps` over all engines."""
     notes = []
     if used.origin == "datasheet":
         notes.append(
@@ -59,7 +56,7 @@ def run_notes(scenario: Scenario, used: Calibration, requests: RequestColumns, n
 
 
 def workload_notes(workload: Workload) -> list[str]:
-    """How many of the requests that were made are not as the traffic has them, for want of context."""
+    """Counts of requests altered to fit the context."""
     limit, total, notes = f"max_model_len {workload.max_model_len:,}", f"{workload.num_drawn:,} requests", []
     if workload.num_refused:
         notes.append(
@@ -74,7 +71,7 @@ def workload_notes(workload: Workload) -> list[str]:
 
 
 def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
-    """Whether launches without CUDA graphs show in a run whose steps take `mean_step_s` on average."""
+    """Whether eager launches show in a run with steps of `mean_step_s` on average."""
     engine = scenario.engine
     if not engine.enforce_eager or scenario.hardware.kind != "gpu":
         return []
@@ -96,7 +93,7 @@ def eager_notes(scenario: Scenario, mean_step_s: float) -> list[str]:
 
 
 def network_notes(scenario: Scenario) -> list[str]:
-    """What was assumed of the network between nodes, where a replica needs one and the scenario names none."""
+    """Assumed network between nodes, where the scenario needs one and names none."""
     notes = []
     for pool in scenario.pools:
         hardware, num_devices = pool.hardware or scenario.hardware, pool.engine.num_devices
@@ -113,7 +110,7 @@ def network_notes(scenario: Scenario) -> list[str]:
 
 
 def _kv_notes(scenario: Scenario) -> list[str]:
-    """Note on KV assumed to move over a scale-up link between engines too large for the devices that it joins."""
+    """Note on KV assumed to move over a scale-up link between engines that span more devices than it joins."""
     transfer, by_role = scenario.cluster.kv_transfer, {"prefill": 0, "decode": 0}
     if not scenario.cluster.is_disaggregated or transfer.link or transfer.bandwidth_bytes_per_s is not None:
         return []
@@ -129,7 +126,7 @@ def _kv_notes(scenario: Scenario) -> list[str]:
 
 
 def _dropped(scenario: Scenario, requests: RequestColumns, num_steps: int) -> list[str]:
-    """How much the experts' capacity leaves out in a step of the run's mean number of tokens."""
+    """Tokens dropped by expert capacity in a step of the mean token count."""
     blocks = [layer.ffn for layer, _ in scenario.model.layers if isinstance(layer.ffn, MoEFFN)]
     if not blocks:
         return ["The model has no mixture of experts: routing.capacity_factor changes nothing."]
@@ -151,9 +148,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RunResult(Printable):
-    """The summary, JSON-ready, with the records behind it; it prints itself as `perfmodel simulate` does.
+    """JSON-ready summary and the records behind it; prints as `perfmodel simulate` does.
 
-    `requests` and `steps` are None when the records were streamed to disk instead of kept.
+    `requests` and `steps` are None when streamed to disk instead of kept.
     """
 
     scenario: Scenario
@@ -169,7 +166,7 @@ class RunResult(Printable):
     measured_on: Mapping[str, Any] | None = None  # of another engine's run: its versions, device and settings
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `--json` prints."""
+        """The `--json` document."""
         return {
             "scenario": self.scenario.name,
             "clock": self.clock,
@@ -183,7 +180,7 @@ class RunResult(Printable):
 
     @property
     def slo(self) -> dict[str, Any] | None:
-        """What the run is held to, in words, and whether it meets it; None without an SLO of all requests."""
+        """SLO in words and whether the run meets it; None without an SLO on all requests."""
         slo, attainment = self.scenario.slo, self.scenario.attainment
         if not slo.is_given:
             return None
@@ -192,19 +189,19 @@ class RunResult(Printable):
 
     @property
     def trust(self) -> Trust | None:
-        """How near the answer is to what was measured; None where it was measured, or calibrated for this run alone."""
+        """Expected accuracy; None for measured runs or a calibration given for this run."""
         is_own = self.clock == "executed" or self.calibration is not None
         return None if is_own else trust_of(self.scenario)
 
     def provenance(self, kind: str = "run") -> dict[str, Any]:
-        """Versions, engines, calibrations and the scenario as resolved; the times of an executed run are its own."""
+        """Versions, engines, calibrations and the resolved scenario; executed runs carry their own times."""
         is_measured = self.clock == "executed"
         fitted = provenance_of([self.scenario], self.calibration, self.profile)
         used = replace(fitted, fitted=()) if is_measured else fitted
         return used.to_json(kind, {"clock": self.clock, "scenario": resolved(self.scenario)})
 
     def columns(self, of: str = "requests") -> dict[str, NDArray[Any]]:
-        """One array per column, equally long: of `requests` (with ttft_s, tpot_s, e2el_s), or of `steps`.
+        """Equally long arrays by column `of` "requests" (with ttft_s, tpot_s, e2el_s) or "steps".
 
         Raises SpecError where these records were not kept (`keep_steps=True` keeps steps).
         """

@@ -1,23 +1,22 @@
-"""The summary of a run under the names of vLLM's `bench serve`, and ours beside them. The same for both clocks.
+"""Summary of a run in vLLM's `bench serve` names plus ours; the same for both clocks.
 
-How much of the KV memory that requests hold is empty, over the steps in which they decode, of requests that hold h(n)
-slots with n tokens in the cache (Kwon et al. 2023, PagedAttention, section 3.1):
+KV waste: the empty share of the KV slots held by decoding requests, over steps (Kwon et al. 2023, PagedAttention,
+section 3.1), where a request with n cached tokens holds h(n) slots:
 
     waste = 1 - sum over requests and steps of min(n, span) / sum of h(n)
 
-    paged        h = ceil(min(n, span) / block) block      half a block of a sequence on average
-    groups       h = ceil(min(n, span) / block) block, and a row more for a window, in each group of layers
+    paged        h = ceil(min(n, span) / block) block      half a block per sequence on average
+    groups       as paged, plus one block per window, in each layer group
     contiguous   h = max_model_len, or prompt + answer - 1 where that is reserved (or the answer's next power of two)
 
-Buffers for newer tokens in wider formats (`Surplus`) are slots, too, in tokens of the oldest format. Shared blocks
-count for each request that holds them. Not counted: what a request of a static batch still holds when its own answer
-is complete, room that no request holds, and pieces between reservations that are too short for the next.
+Buffers for newer tokens in wider formats (`Surplus`) count as slots, in tokens of the oldest format. Shared blocks
+count for each holder. Excluded: slots of finished requests in a static batch, unheld room, and fragments between
+reservations too short for the next.
 
-Beyond what a system sustains, a queue grows as long as requests come, and a request that arrives at t waits
+Overload: beyond the sustained rate the queue grows with time, so latencies depend on the length of the run. The slope
+of TTFT over arrival time t gives the sustained rate:
 
     TTFT(t) = TTFT(0) + (offered / sustained - 1) t
-
-so that latencies are a matter of how long the run was. The slope of TTFT over arrivals gives what is sustained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,12 +54,12 @@ Floats = NDArray[np.float64]
 
 
 def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None:
-    """The share of held slots that are empty; None where nothing is held."""
+    """Empty share of held KV slots; None where nothing is held."""
     engine, model, block = scenario.engine, served_model(scenario.model, scenario.engine), scenario.engine.block_size
     if engine.kv_cache == "off" or not len(requests):
         return None
     prompts = requests.num_prompt_tokens.astype(np.float64)
-    last = prompts + requests.num_output_tokens - 1  # the last token sampled is never computed
+    last = prompts + requests.num_output_tokens - 1  # the last sampled token is never computed
     if groups := kv_groups(scenario.model, scenario.hardware, engine):
         # In slots of one token in one layer; a block has room for the largest group's.
         size, slots, room = max(group.num_layers for group in groups), 0.0, 0.0
@@ -86,7 +85,7 @@ def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None
 
 
 def _reserved(scenario: Scenario, prompts: Floats, outputs: Floats) -> Floats | None:
-    """Tokens that each request has room for from its beginning; None if as many as it has."""
+    """Tokens reserved per request at admission; None if allocated as needed."""
     engine = scenario.engine
     longest = float(engine.max_model_len or scenario.model.max_position_embeddings)
     is_contiguous = engine.kv_cache == "contiguous"
@@ -127,9 +126,9 @@ _MANY_LOST = 0.1  # of the requests
 
 
 def overload(scenario: Scenario, requests: RequestColumns, num_lost: int) -> dict[str, float] | None:
-    """Requests per second that were offered, and that are sustained at about; None where they were served as they came.
+    """{offered, sustained} requests per second, estimated; None if the run was not overloaded.
 
-    num_lost: requests that were refused, gave up or failed
+    num_lost: requests refused, timed out or failed
     """
     arrivals = scenario.traffic.arrivals
     if arrivals.process in ("closed_loop", "burst"):
@@ -145,7 +144,7 @@ def overload(scenario: Scenario, requests: RequestColumns, num_lost: int) -> dic
         return None
     span = float(times[-1] - times[0])
     rate = max((stage.rate for stage in stages), default=arrivals.rate) or (len(times) + num_lost) / span
-    # The slope from the second quarter to the last, the first left for the system to fill.
+    # Slope from the second quarter to the last; the first fills the system.
     quarters = [float(part.mean()) for part in np.array_split(ttft, 4)]
     middles = [float(part.mean()) for part in np.array_split(times, 4)]
     grows = quarters[1] < quarters[2] < quarters[3] and quarters[3] > _LEAST_GROWTH * quarters[0]
@@ -157,13 +156,12 @@ def overload(scenario: Scenario, requests: RequestColumns, num_lost: int) -> dic
     return None
 
 
-_MOST_TURNS = 10  # that get a line of their own; those beyond share one
+_MOST_TURNS = 10  # with a line of their own; later turns share one
 
 
 def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
-    """`conversations` of the summary: how many began and how many turns they came to; `duration`, from a conversation's
-    first turn to its last answer, and `waiting`, the part of it in which an answer was on its way (mean, p99 ..., in
-    ms); and `turns`, each with its requests, latencies and the share of its prompts that was cached.
+    """`conversations` of the summary: their number, turns, `duration` (first turn to last answer), `waiting` for the
+    answers in it (mean, p99 ..., in ms) and `turns`, each with requests, latencies and cached share of prompts.
     """
     assert requests.session is not None
     assert requests.turn is not None
@@ -207,7 +205,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceTotals:
-    """What only the driver knows about a run. Fields that a clock does not know are None."""
+    """Totals that only the driver knows; None for what a clock does not know."""
 
     num_devices: int  # of all engines together
     num_preemptions: int = 0
@@ -232,9 +230,9 @@ class DeviceTotals:
 
 
 def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> dict[str, Any]:
-    """Cost and energy of a run of `duration` seconds that answered `inputs` tokens with `outputs`; see docs/costs.md.
+    """Cost and energy of a run of `duration` seconds with `inputs` and `outputs` tokens; see docs/costs.md.
 
-    None where there is no price, no energy, or no token to divide by. `totals`: device seconds, price and energy.
+    None without a price, energy or tokens to divide by. `totals`: device-seconds, price and energy.
     """
     device_s = totals.num_devices * duration if totals.device_s is None else totals.device_s
     energy, share = totals.energy_j, totals.prompt_cost_share
@@ -270,11 +268,9 @@ def summarize(
     calibration: Calibration | None = None,
     ensemble: "Ensemble | WholeRuns | None" = None,
 ) -> dict[str, Any]:
-    """The summary of a run of `scenario` as `collector` has seen it. Latencies in ms; null where there is no value.
+    """Summary of a run of `scenario` recorded by `collector`. Latencies in ms; null for no value.
 
-    totals:      seconds, energy and cost of the devices
-    calibration: what the times came from, for their origin
-    ensemble:    the run under other factors, for the prediction intervals
+    totals: seconds, energy and cost of devices; calibration: origin of the step times; ensemble: for intervals
     """
     requests, gaps, num_lost = collector.requests(), collector.gaps, len(collector.lost)
     duration = collector.end_tick / 1e12
@@ -300,7 +296,7 @@ def summarize(
     summary |= {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in itl.items()}
     summary |= latencies("e2el", requests.e2el_s) | token_latencies(requests)
     summary |= percentiles_met(scenario.slo, summary, num_lost)
-    if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else two engines have each request
+    if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else each request is on two engines
         summary |= tail(requests, duration)
     summary |= costs(totals, duration, inputs, outputs)
     drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
@@ -312,8 +308,8 @@ def summarize(
         "kv_cache_waste": kv_cache_waste(scenario, requests),
         "preemptions": totals.num_preemptions,
         "prefix_cache_hit_rate": ratio(totals.prefix_tokens_hit, totals.prefix_tokens_asked),
-        # In vLLM's terms: the tokens that a draft brought have the one that comes in any case; of a tree every node is
-        # a drafted token.
+        # As in vLLM: accepted tokens of a draft exclude the one that comes in any case; every node of a tree is a
+        # drafted token.
         "acceptance_rate": ratio(accepted, tokens),
         "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
         "num_draft_tokens": tokens,
@@ -346,8 +342,7 @@ def summarize(
 def _goodput(
     scenario: Scenario, requests: RequestColumns, classes: Sequence[Mapping[str, Any]], duration: float, num_lost: int
 ) -> dict[str, Any]:
-    """Good requests per second, and the share of all that are, each by the limits of its class; where a class has none,
-    all its answers are good."""
+    """Good requests per second and their share, by the limits of each class; a class without limits is all good."""
     if any(kind["request_goodput"] is not None for kind in classes):
         rates = [(kind["request_goodput"], kind["request_throughput"]) for kind in classes]
         rate = float(sum((total if good is None else good) or 0.0 for good, total in rates))

@@ -1,4 +1,4 @@
-"""What the devices of a simulated cluster did in all: energy, utilisation, blocks, by pool and together."""
+"""Totals of a simulated cluster's devices: energy, utilisation, blocks; per pool and overall."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
-    """Totals of all devices. Each pool's timer has counted one device of each of its engines."""
+    """Totals of all devices. Each pool's timer counts one device per engine."""
     pools, dynamic, duration = cluster.pools, cluster.dynamic, collector.end_tick / 1e12
     whole, device_s, bandwidth_s = Usage(), 0.0, 0.0
     engine_s = [_engine_s(cluster, pool, collector) for pool in pools]
@@ -63,7 +63,7 @@ def _bubble_share(pools: Sequence[Pool]) -> float | None:
 
 
 def _offloaded(cluster: Cluster) -> dict[str, float] | None:
-    """Blocks to and from the second tiers of all engines, and their bytes over the links of all devices."""
+    """Blocks moved to and from second tiers, and bytes over all devices' links."""
     tiers = [
         (host, pool.devices_per_engine * pool.restored_bytes_per_block)
         for pool in cluster.pools
@@ -81,10 +81,9 @@ def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:
 
 
 def _bill(cluster: Cluster, engine_s: Sequence[float], duration: float) -> tuple[float | None, float | None]:
-    """USD per hour of the devices that were there, averaged over the run, and prompts' share of the total: each pool's
-    cost by prompts' share of its step time (`PromptTime`). A pool that took no step is shared as the others are.
+    """(average USD per hour, prompts' share of cost); None without a price.
 
-    None where a device has no price.
+    A pool's cost is split by prompts' share of its step time (`PromptTime`); pools without steps as the others are.
     """
     hourly = billed = of_prompts = 0.0
     for pool, seconds in zip(cluster.pools, engine_s, strict=True):
@@ -128,7 +127,7 @@ def _of_pool(cluster: Cluster, pool: Pool, engine_s: float, collector: Collector
 
 
 def _dynamics(cluster: Cluster, pool: Pool, engine_s: float, collector: Collector) -> dict[str, object]:
-    """The figures of a pool whose replicas come and go, or that has a share of the requests."""
+    """Figures of a pool that scales or takes a share of the requests."""
     dynamic = cluster.dynamic
     if dynamic is None:
         return {}

@@ -1,10 +1,9 @@
-"""`WholeRuns`: prediction intervals of clusters whose replicas come and go, from whole runs under opposite draws.
+"""`WholeRuns`: prediction intervals of clusters with varying replicas, from two whole runs under opposite draws.
 
-No part of such a run represents the whole. So whole runs are simulated again, but only two, under opposite draws: those
-in whose direction the mean E2E changes most. A linear function of independent scores has its whole standard deviation
-along its gradient, which is estimated from the (shortened) ensemble of a twin: the same pools with constant sizes,
-their averages. The variance of other latencies along other directions comes from the twin as well. A run of no more
-requests than a shortened run is simulated eight times instead, as in the ensemble of any run.
+No part of such a run is representative, so two whole runs follow the gradient of mean E2E: a linear function of
+independent scores has all its standard deviation along its gradient. The (shortened) ensemble of a twin with constant
+average pool sizes gives the gradient, and the other latencies' variance in other directions. Runs no longer than a
+shortened run are simulated under all eight draws instead.
 """
 
 from collections.abc import Mapping
@@ -43,8 +42,7 @@ class WholeRuns:
     pair: tuple[RequestColumns, RequestColumns]  # of the whole runs under `direction` and under its opposite
 
     def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
-        """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; of requests that arrived between two
-        times, if given. Metrics without a mean are left out."""
+        """As `Ensemble.factors`: 80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean."""
         base = _means(self.whole, arrived_s)
         ends = [_means(requests, arrived_s) for requests in self.pair]
         twin = self.twin.logs()
@@ -57,17 +55,16 @@ class WholeRuns:
         return factors
 
     def duration_factor(self) -> Interval:
-        """80 % interval of the time until the last request is answered, as a factor of it."""
+        """80 % interval of the makespan, as a factor."""
         return interval_of(np.array([[log_ratio(span_s(requests), span_s(self.whole)) for requests in self.pair]]))
 
 
 def simulate_whole_runs(
     scenario: Scenario, requests: RequestColumns, sizes: Mapping[int, int], serve: Serve
 ) -> "Ensemble | WholeRuns":
-    """The intervals of a run of `scenario` with `requests`.
+    """Intervals of a run of `scenario` with `requests`.
 
-    sizes: replicas of pools, by number, that were there on average, of those whose replicas came and went
-    serve: see `run_ensemble`
+    sizes: time-averaged replicas of scaled pools, by number; serve: see `run_ensemble`
     """
     if len(requests) <= MOST:
         return run_ensemble(scenario, requests, serve, can_shorten=False)
@@ -78,7 +75,6 @@ def simulate_whole_runs(
 
 
 def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
-    """The scenario with pools of these constant sizes."""
     cluster = scenario.cluster
     pools = tuple(
         pool.model_copy(update={"replicas": sizes.get(number, pool.replicas), "autoscaling": None})
@@ -90,19 +86,19 @@ def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
 
 
 def _slopes(logs: Floats) -> Floats:
-    """Slopes of a metric's logarithm over each score, from its logarithms under the draws of the design."""
+    """Slopes of a metric's logarithm over each score, from the design's draws."""
     return np.array(design()).T @ ((logs[:, 0] - logs[:, 1]) / 2) / NUM_SCORES
 
 
 def _steepest(logs: Floats | None) -> Scores:
-    """The direction in which a metric grows fastest; all scores alike where it does not move."""
+    """Unit direction in which a metric grows fastest; uniform where it is flat."""
     slopes = np.zeros(NUM_SCORES) if logs is None else _slopes(logs)
     length = float(np.linalg.norm(slopes))
     return tuple((slopes / length).tolist()) if length > 0 else (1 / sqrt(NUM_SCORES),) * NUM_SCORES
 
 
 def _beside(logs: Floats, direction: Scores) -> float:
-    """Standard deviation of a metric's logarithm that is not along `direction`."""
+    """Standard deviation of a metric's logarithm orthogonal to `direction`."""
     slopes = _slopes(logs)
     along = float(slopes @ np.array(direction))
     return sqrt(max(float(slopes @ slopes) - along**2, 0.0))

@@ -1,4 +1,4 @@
-"""`SimulatedBackend`: asks the cost model how long a plan takes, and draws which of its drafted tokens are right."""
+"""`SimulatedBackend`: times plans by the cost model and draws accepted drafts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,35 +13,34 @@ from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 
 Apart = Callable[[BatchShape], tuple[int, int]]
-_MOST_PARTS = 20_000  # sizes of steps
-_new = tuple.__new__  # what a named tuple is called by is a Python function, three times as slow
+_MOST_PARTS = 20_000  # step sizes
+_new = tuple.__new__  # named tuple constructors are Python functions, three times as slow
 
 
 class PromptTime:
-    """Ticks of the steps of one pool, and those of them that prompts cost, by which a bill is split.
+    """Ticks of a pool's steps and prompts' part of them, which splits the bill.
 
-    A step of prompts and decodes is shared in the proportion of what its prompts would take as a step of their own, and
-    its decodes as another: what both need once (weights read, launches, the host) counts on either side. Steps of
-    nearly the same sizes are shared alike: the first of them is priced. Tokens that are computed again after a
-    preemption are prompts here, as they are to the engine. What idle devices cost follows the busy time.
+    A mixed step is shared in proportion to its prompts and its decodes priced as steps of their own; shared costs
+    (weights, launches, host) count on both sides. Shares are cached by rounded step sizes. Tokens recomputed after a
+    preemption count as prompts. Idle cost follows busy time.
 
-    apart: what the prompts of a step would take alone, and its decodes alone, in ticks; None: nothing is counted
+    apart: (prompts alone, decodes alone) of a step in ticks; None: nothing is counted
     """
 
     __slots__ = ("_apart", "_parts", "_prompt_ticks", "_ticks")
 
     def __init__(self, apart: Apart | None) -> None:
         self._apart = apart
-        self._parts: dict[tuple[int, ...], tuple[int, int]] = {}  # what `apart` said, by the sizes of steps
+        self._parts: dict[tuple[int, ...], tuple[int, int]] = {}  # results of `apart` by rounded step sizes
         self._ticks = self._prompt_ticks = 0
 
     @property
     def share(self) -> float | None:
-        """Prompts' share of the time of all steps; None before the first, or where nothing is counted."""
+        """Prompts' share of step time; None before the first step, or without `apart`."""
         return self._prompt_ticks / self._ticks if self._ticks else None
 
     def add(self, shape: BatchShape, duration: int) -> None:
-        """The step of `shape` took `duration`."""
+        """Count a step of `shape` that took `duration` ticks."""
         if self._apart is None:
             return
         self._ticks += duration
@@ -53,7 +52,7 @@ class PromptTime:
         self._prompt_ticks += duration
 
     def _parts_of(self, shape: BatchShape, apart: Apart) -> tuple[int, int]:
-        """What `apart` says of the first step of about the sizes of `shape`."""
+        """`apart` of the first step with about the sizes of `shape`."""
         num_decodes, prefills = shape.num_decodes, shape.prefills
         tokens = _rounded(shape.num_tokens - num_decodes)
         seen = sum([computed for _, computed in prefills])
@@ -69,26 +68,24 @@ class PromptTime:
         return parts
 
     def add_decoding(self, duration: int) -> None:
-        """Steps that only decoded took `duration` together."""
+        """Count decode-only steps of `duration` ticks in all."""
         if self._apart is not None:
             self._ticks += duration
 
 
 def _rounded(count: int) -> int:
-    """`count` to its leading four bits."""
+    """`count` rounded down to its leading four bits."""
     shift = max(count.bit_length() - 4, 0)
     return (count + (1 << shift >> 1)) >> shift << shift
 
 
 class SimulatedBackend:
-    """Executes plans in the time that `pricer` says.
+    """Executes plans in the time that `pricer` gives.
 
-    can_leap:   whether runs of equal steps are priced together
-    acceptance: judges drafts, with speculation
-    ahead:      pipelined: how deep the drafter goes in a step, for every request that decodes
-    restore:    what copies of KV to and from a second tier add. Pipeline stages make theirs side by side from when the
-                plan is made: what the first stage waits for is there for the others when the plan comes to them
-    is_split:   whether `prompt_time` counts what prompts cost
+    can_leap: price runs of equal steps together; acceptance: judges drafts; ahead: draft depth of pipelined drafters
+    restore: cost of KV copies to and from the second tier. All pipeline stages start theirs when the plan is made, so
+             only the first stage waits
+    is_split: whether `prompt_time` counts
     """
 
     def __init__(
@@ -104,14 +101,14 @@ class SimulatedBackend:
         self._pricer = pricer
         self._stages = pricer if isinstance(pricer, StagedPricer) else None
         self._acceptance, self._ahead = acceptance, ahead
-        self._alone = pricer.fresh() if is_split else pricer  # prices what is not taken
+        self._alone = pricer.fresh() if is_split else pricer  # prices hypothetical steps
 
     @property
     def num_stages(self) -> int:
         return self._stages.num_stages if self._stages is not None else 1
 
     def execute(self, plan: StepPlan) -> Outcome:
-        """A step; of several stages, a plan that meets no other."""
+        """Execute one step; with several stages, one plan alone in the pipeline."""
         if self._stages is not None:
             return Outcome(self.pass_through(plan).latency)
         shape = self._computed(plan)
@@ -123,7 +120,7 @@ class SimulatedBackend:
         return _new(Outcome, (duration, None, accepted))
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
-        """What `plan` takes in each of several stages."""
+        """Ticks of `plan` in each stage."""
         assert self._stages is not None
         shape = self._computed(plan)
         times = self._stages.pass_through(shape)
@@ -135,7 +132,7 @@ class SimulatedBackend:
         return times
 
     def _computed(self, plan: StepPlan) -> BatchShape:
-        """What `plan` computes: without the drafts that the drafter has nothing to offer for."""
+        """Shape of `plan` without drafts that the drafter does not propose."""
         shape, depths = shape_of(plan, self._ahead), plan.draft_depths
         offered = self._acceptance.offered(plan) if self._acceptance is not None and depths else depths
         if offered is depths:
@@ -143,13 +140,13 @@ class SimulatedBackend:
         return shape._replace(drafting=_num_drafting(offered), num_draft_tokens=sum(offered) + plan.num_padding_tokens)
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
-        """What `num_steps` steps from `plan` on take; `growth` is what each adds to `plan.decode_windowed`."""
+        """Cost of `num_steps` steps from `plan` on; `growth`: increment of each `plan.decode_windowed` per step."""
         run = self._pricer.run(shape_of(plan), growth, num_steps)
         assert run is not None
         return run
 
     def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
-        """The first `num_steps` of `run`, which began with `plan`, have taken place."""
+        """Account for the first `num_steps` of `run`, which began with `plan`."""
         run.commit(num_steps)
         self.prompt_time.add_decoding(run.duration(num_steps))
 
@@ -160,7 +157,7 @@ class SimulatedBackend:
         return alone.price(prompts), alone.price(decodes)
 
     def _restoring(self, plan: StepPlan, duration: int, cost: RestoreCost | None) -> int:
-        """Ticks by which `plan`, which takes `duration` without, takes longer for KV that comes and goes."""
+        """Extra ticks of `plan`, else `duration` long, for KV copies."""
         if cost is None:
             return 0
         copies = plan.num_restored_tokens, plan.num_restored_blocks, plan.num_stored_blocks
@@ -168,7 +165,7 @@ class SimulatedBackend:
 
 
 def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
-    """What `plan` computes. ahead: as of `SimulatedBackend`"""
+    """Batch shape of `plan`; ahead: see `SimulatedBackend`."""
     num_decodes = len(plan.decodes)
     depths = plan.draft_depths
     if not depths:
@@ -193,7 +190,7 @@ def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
 
 
 def _num_drafting(depths: Sequence[int]) -> tuple[int, ...]:
-    """How many of `depths` are at least 1, 2 ... up to the deepest."""
+    """Number of `depths` that are at least 1, 2 ... max(depths)."""
     deepest = max(depths)
     if not deepest:
         return ()

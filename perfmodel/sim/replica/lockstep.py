@@ -1,13 +1,10 @@
 """`Lockstep`: the clock of engines that step together, one rank or several.
 
-Data-parallel ranks that share experts exchange tokens in every layer, so a step lasts as long as its slowest rank needs
-and the next begins on all of them at once; a rank without work joins in with an empty step. The plans of a step know
-the tokens of the whole group (`StepPlan.group_tokens`), which is what the experts see.
+Data-parallel ranks that share experts exchange tokens in every layer: a step lasts as long as its slowest rank, idle
+ranks run an empty step, and `StepPlan.group_tokens` has the whole group's tokens.
 
-A leap runs until something in one of the engines changes by itself (a request finishes, a block runs out). An arrival
-cuts it: the step in progress is completed, as it would have been had the steps been taken one by one.
-
-Steps that end at the same tick do so in the order of the engines' numbers, whenever they began: leaps or not.
+A leap runs until an engine changes by itself (a request finishes, a block runs out). An arrival cuts it after the step
+in progress, exactly as with single steps. Steps that end at one tick end in engine order, leaps or not.
 """
 
 from bisect import bisect_left
@@ -22,29 +19,29 @@ from perfmodel.sim.clock import STEP_PRIORITY, Alarm, TickEnvironment
 
 
 class Run(Protocol):
-    """Durations of consecutive, growing decode steps, in ticks."""
+    """Durations of consecutive, growing decode steps in ticks."""
 
     @property
     def first_duration(self) -> int: ...
 
     def duration(self, num_steps: int) -> int:
-        """What the first `num_steps` take."""
+        """Total of the first `num_steps`."""
 
     def step_durations(self, num_steps: int) -> Iterable[int]:
         """Duration of each of the first `num_steps`."""
 
     def steps_to_reach(self, elapsed: int) -> int:
-        """The smallest number of steps that take at least `elapsed`; all of them if they take less."""
+        """Fewest steps that take at least `elapsed`; all if they take less."""
 
 
 class LeapingBackend(Protocol):
-    """A backend that knows what a run of equal, growing decode steps takes without executing them one by one."""
+    """A backend that prices a run of equal, growing decode steps in closed form."""
 
     def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
-        """The `Run` of `num_steps` steps from `plan` on; `growth` is what each adds to `plan.decode_windowed`."""
+        """`Run` of `num_steps` steps from `plan` on; `growth`: increment of each `plan.decode_windowed` per step."""
 
     def commit(self, run: Any, plan: StepPlan, num_steps: int) -> None:
-        """The first `num_steps` of `run`, which began with `plan`, have taken place."""
+        """Account for the first `num_steps` of `run`, which began with `plan`."""
 
 
 class Rank(Protocol):
@@ -54,17 +51,16 @@ class Rank(Protocol):
     loop: ServeLoop
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
-        """A step, or leap, of this rank has ended."""
+        """Called after each step or leap of this rank."""
 
 
 class PromptBalance:
-    """Has data-parallel ranks compute their prompts in the same steps: says before each whether requests may start.
+    """Aligns the prompts of data-parallel ranks: decides before each step whether prompts may start.
 
-    A step with a prompt on one rank is as long for the others, which only decode. So TensorRT-LLM, with attention data
-    parallelism and `attention_dp_config.enable_balance`, lets no rank start a prompt until every rank has one to start,
-    for up to `timeout_iters` steps (`timeout_steps`, at least 1). Its steps are counted whether or not a prompt waits,
-    so a wait takes half of that on average. Source: `_balance_adp_requests` of its `py_executor.py` (1.1, 1.2), with
-    `batching_wait_iters` 0.
+    A prompt on one rank stretches the step of decoding ranks. TensorRT-LLM with attention data parallelism and
+    `attention_dp_config.enable_balance` holds prompts until every rank has one, for up to `timeout_iters` steps
+    (`timeout_steps`, at least 1). The counter also runs without waiting prompts, so a wait averages half of that.
+    Source: `_balance_adp_requests` of its `py_executor.py` (1.1, 1.2), with `batching_wait_iters` 0.
     """
 
     def __init__(self, timeout_steps: int) -> None:
@@ -73,7 +69,7 @@ class PromptBalance:
         self._is_counting = False
 
     def admits(self, ranks: Sequence[Scheduler]) -> bool:
-        """Whether the step to be planned now may start prompts. Call once per step."""
+        """Whether the step about to be planned may start prompts. Call once per step."""
         have_prompts = all(rank.num_waiting and rank.has_free_slot for rank in ranks)
         have_decodes = all(rank.num_running for rank in ranks)
         self._is_counting = have_decodes and not have_prompts
@@ -84,17 +80,17 @@ class PromptBalance:
         return self._num_waited == 0
 
     def pass_steps(self, num_steps: int) -> None:
-        """So many steps passed as the last one did, with no request waiting."""
+        """Count `num_steps` steps like the last one, with no request waiting."""
         if self._is_counting:
             self._num_waited = (self._num_waited + num_steps) % self._timeout
 
 
 class Lockstep:
-    """Turns the serve loops of its ranks over `backend`, a step or a leap at a time.
+    """Drives the serve loops of its ranks over `backend`, a step or leap at a time.
 
-    leaper:   `backend`, where it knows what equal decode steps take together; they are then advanced together
-    balance:  holds prompts of a rank back until the others have some, too
-    size:     ranks of the group that these stand for, where a slice of it is simulated; the others do as these do
+    leaper:  `backend`, if it can price leaps
+    balance: aligns prompts over ranks
+    size:    ranks of the whole group where a slice is simulated; the others behave alike
     """
 
     def __init__(
@@ -108,40 +104,40 @@ class Lockstep:
         self.env, self.backend, self._balance, self._size = env, backend, balance, size
         self._ranks: list[Rank] = []
         self._leaper = leaper
-        self._pending: Alarm | None = None  # the end of the step in progress, or a start to come
-        self._active: list[tuple[Rank, StepPlan]] = []  # those with work in the step in progress
+        self._pending: Alarm | None = None  # end of the running step, or a later start
+        self._active: list[tuple[Rank, StepPlan]] = []  # ranks with work in the running step
         self._outcomes: list[Outcome] = []  # theirs, of a single step
         self._runs: list[Run] = []  # of the active ranks, in a leap
         self._run: Run | None = None  # the slowest, in a leap
-        self._is_settled = False  # the plans of the leap are made, up to the step in progress
+        self._is_settled = False  # plans of the leap are made up to the running step
         self._num_steps = 1
         self._started = 0
         self._priority = STEP_PRIORITY
-        self.slowdown = 1.0  # steps that begin from now on take so many times as long
+        self.slowdown = 1.0  # factor on the duration of steps that begin from now on
 
     def join(self, rank: Rank) -> None:
-        """`rank` steps with the others from the beginning."""
+        """Add `rank` before the first step."""
         self._ranks.append(rank)
         self._priority = EventPriority(STEP_PRIORITY + self._ranks[0].index)
 
     def enter(self, rank: Rank, request: Request) -> None:
-        """`request` has come to `rank`'s engine."""
+        """`request` has arrived at `rank`'s engine."""
         rank.loop.add(request)
         self.look_again()
 
     def abort(self, rank: Rank, request: Request) -> bool:
-        """`request` gives up, wherever in `rank`'s engine it is; False if it is not there any more."""
+        """Abort `request` in `rank`'s engine; False if it is not there any more."""
         self.settle()
         is_gone = rank.loop.abort(request)
         self.look_again()
         return is_gone
 
     def plan_of(self, rank: Rank) -> StepPlan:
-        """The plan of `rank`, which has work, in the step in progress, or in that whose end is being told."""
+        """Plan of `rank` in the running step, or in the step being reported."""
         return next(plan for one, plan in self._active if one is rank)
 
     def settle(self) -> None:
-        """Let the engines stand as they would had all steps been taken one by one; a leap ends with the present one."""
+        """Bring engine state up to date as if stepped one by one; a leap ends with the running step."""
         if self._run is None:
             return
         self._cut(self._run)
@@ -151,14 +147,14 @@ class Lockstep:
                 rank.loop.plan_leap(plan, self._num_steps)
 
     def look_again(self) -> None:
-        """Something has changed from outside: idle engines plan anew, a leap ends with the step in progress."""
+        """External change: idle engines plan again, a leap ends with the running step."""
         if not self._active:
             self._pending = self._alarm(0, self._start)
         elif self._run is not None:
             self._cut(self._run)
 
     def slow_down(self, factor: float) -> None:
-        """Steps take `factor` times as long from the next one on."""
+        """Multiply step durations by `factor` from the next step on."""
         self.slowdown = factor
         self.look_again()
 
@@ -176,7 +172,7 @@ class Lockstep:
             self._begin()
 
     def _begin(self) -> None:
-        """Take steps and leaps, up to one during which something else happens, or until there is nothing to run."""
+        """Run steps and leaps until another event comes first or nothing can run."""
         env, priority = self.env, self._priority
         while True:
             now = env.ticks
@@ -212,14 +208,13 @@ class Lockstep:
         return run.duration(num_steps)
 
     def _wait(self, now: int) -> None:
-        """Nothing can run: until something arrives, or the wait of a batch that is not full is over."""
         wakeups = [tick for rank in self._ranks if (tick := rank.loop.next_wakeup(now)) is not None]
         self._pending = self._alarm(min(wakeups) - now, self._start) if wakeups else None
 
     def _plans(self, now: int) -> list[tuple[Rank, StepPlan]]:
-        """The ranks that have work in the step that begins, and their plans for it."""
+        """Ranks with work in the step that begins, with their plans."""
         ranks = self._ranks
-        if len(ranks) == 1 and self._balance is None:  # as nearly always; an engine alone need not know of groups
+        if len(ranks) == 1 and self._balance is None:  # nearly always; a lone engine need not know of groups
             plan = ranks[0].loop.start_step(now)
             return [] if plan is None else [(ranks[0], plan)]
         admits = self._balance is None or self._balance.admits([rank.loop.scheduler for rank in ranks])
@@ -232,7 +227,7 @@ class Lockstep:
         return active
 
     def _max_leap(self) -> int:
-        """How many steps pass before anything changes by itself on any rank."""
+        """Steps until anything changes by itself on any rank."""
         if self._leaper is None:
             return 1
         if len(self._ranks) == 1:
@@ -250,7 +245,7 @@ class Lockstep:
             self._begin()
 
     def _finish(self) -> None:
-        """The step or leap has ended now; on all ranks before any of them is asked what its requests do next."""
+        """End the step or leap on all ranks before reporting any of them."""
         active, started, now, num_steps = self._active, self._started, self.env.ticks, self._num_steps
         ended: list[tuple[Rank, StepRecord, list[Request]]] = []
         if self._run is None:
@@ -272,7 +267,7 @@ class Lockstep:
 
 
 class _SlowestRun:
-    """Steps of ranks side by side, each as long as the slowest rank needs for it, times `slowdown`."""
+    """Parallel runs; each step lasts as long as the slowest rank, times `slowdown`."""
 
     def __init__(self, runs: Sequence[Run], num_steps: int, slowdown: float) -> None:
         durations = [run.step_durations(num_steps) for run in runs]

@@ -1,17 +1,15 @@
-"""`Pipeline`: the clock of engines whose devices are stages, with several plans on their way at once.
+"""`Pipeline`: the clock of engines with pipeline stages and several plans in flight.
 
-A plan begins stage s once it is through the stage before, and the plan in front of it is through s (`FlowLine`):
+A flow line (`FlowLine`): plan n begins stage s after its own stage s-1 and after plan n-1 leaves s:
 
     begin_s(n) = max( end_{s-1}(n), end_s(n-1) )
 
-The host is the first server of this flow line: what it does before a plan starts takes its time once a plan, what it
-does beside the devices keeps it from the next one, and the plan from its end (`perfmodel.cost.steps.stages`).
+The host is the first server: its work before a plan starts is paid once per plan; its work beside the devices delays
+its next plan and this plan's end (`perfmodel.cost.steps.stages`).
 
-As in vLLM's engine core, plans are made while the queue has room and a request can be granted tokens, then the oldest
-plan is waited for, and what arrives meanwhile is looked at then. So two things are decided at the end of a plan only:
-requests that arrive while the queue has room wait for it, too, and join those that have come back in one plan.
-
-Steps are taken one by one: no leaps.
+As in vLLM's engine core, plans are made while the queue has room and a request can be granted tokens; then the oldest
+plan is awaited and arrivals are looked at. So requests that arrive while the queue has room wait for that plan, too,
+and join those that have come back in one plan. Steps are single: no leaps.
 """
 
 from collections import deque
@@ -26,10 +24,10 @@ from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, Rank
 
 
 class FlowLine:
-    """Stages that plans pass in the order in which they are made."""
+    """Stages that plans pass in FIFO order."""
 
     def __init__(self, num_stages: int) -> None:
-        self._ends = [0] * num_stages  # when each stage is through with all that was given to it
+        self._ends = [0] * num_stages  # tick at which each stage becomes free
         self._host_end = 0
 
     @property
@@ -37,7 +35,7 @@ class FlowLine:
         return len(self._ends)
 
     def end_of(self, times: StageTicks, now: int) -> int:
-        """Send a plan that takes `times` on its way: when it is back, in ticks."""
+        """Enqueue a plan of stage `times`; return the tick at which it leaves the last stage."""
         start = max(now, self._host_end)
         end, ends = start + times.serial, self._ends
         self._host_end = end + times.hidden
@@ -48,31 +46,28 @@ class FlowLine:
 
 
 class StagedBackend(Protocol):
-    """A backend that knows what a plan takes in each of its stages."""
+    """A backend that times each stage of a plan."""
 
     @property
     def num_stages(self) -> int: ...
 
     def execute(self, plan: StepPlan) -> Outcome:
-        """A plan that meets no other."""
+        """Execute a plan alone in the pipeline."""
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
-        """What `plan` takes, in ticks."""
+        """Ticks of `plan` in each stage."""
 
 
 class _Wave(NamedTuple):
-    """Plans of one step that are under way together, one of each rank with work."""
-
     active: list[tuple[Rank, StepPlan]]
     started: int
     end: int
 
 
 class Pipeline(Lockstep):
-    """Turns the serve loops of its ranks over `backend`, up to a step per stage at a time.
+    """Drives the serve loops of its ranks over `backend`, with up to one step per stage in flight.
 
-    ticks_under_way: how long some step was
-    balance, size: as of a `Lockstep`
+    ticks_under_way: ticks with a step in flight; balance, size: see `Lockstep`
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class Pipeline(Lockstep):
             active = self._plans(now)
             if not active:
                 break
-            # Of ranks in lockstep, each stage is as long as the slowest of them needs.
+            # In lockstep, each stage lasts as long as its slowest rank.
             serial, hidden, stages = zip(*(self.staged.pass_through(plan) for _, plan in active), strict=True)
             times = StageTicks(max(serial), max(hidden), tuple(map(max, zip(*stages, strict=True))))
             if (factor := self.slowdown) != 1:

@@ -1,6 +1,6 @@
-"""`EngineRank`: one engine on the simulated clock, with the server in front of it; `Replica`: those of one replica.
+"""`EngineRank`: an engine and its HTTP server on the simulated clock; `Replica`: the ranks of one model copy.
 
-Its steps are taken by a `Lockstep`, alone or beside the other ranks of a data-parallel group.
+A `Lockstep` drives its steps, alone or with the other ranks of a data-parallel group.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,7 @@ from perfmodel.sim.replica.lockstep import Lockstep
 
 
 class FrontEnd:
-    """The server before and after one engine: HTTP, tokenisation, streaming. Time that no step knows of.
-
-    It delays requests on their way in, and knows when their tokens reach the client.
-    """
+    """HTTP, tokenisation and streaming in front of one engine: latency outside of steps."""
 
     def __init__(self, server: ServerFit) -> None:
         self._in = to_ticks(server.in_s)
@@ -25,16 +22,16 @@ class FrontEnd:
         self._tokenizer_free_at = 0
 
     def delay(self, request: Request, now: int) -> int:
-        """Ticks until a request that arrives now is with the engine; one is tokenised after the other."""
+        """Ticks until the engine has a request that arrives `now`; requests are tokenised one at a time."""
         self._tokenizer_free_at = max(self._tokenizer_free_at, now) + self._in_per_token * request.num_prompt_tokens
         return self._tokenizer_free_at - now + self._in
 
     def delay_out(self, batch: int) -> int:
-        """Ticks from the end of a step that sampled a token for `batch` sequences until clients have them."""
+        """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
         return self._out + self._out_per_sequence * batch
 
     def deliver(self, request: Request) -> None:
-        """Move a finished request's times from when its tokens were sampled to when the client had them."""
+        """Shift a finished request's times from sampling to delivery."""
         assert request.first_token_at is not None
         assert request.finished_at is not None
         request.first_token_at += self.delay_out(request.first_token_batch)
@@ -44,11 +41,9 @@ class FrontEnd:
 class EngineRank:
     """An engine under simulated time.
 
-    lockstep:    the clock of this engine and those that step with it; index: its number in the cluster
-    loop, front_end: its serve loop; the HTTP server in front, if there is one
-    on_finished: called with (replica, request) for each request that is done, before the next step is planned; its
-                 times are those of the client if there is a front end
-    on_step:     called with (replica, record) for each step or leap that has ended
+    lockstep: its clock; index: its number in the cluster; loop: its serve loop; front_end: its HTTP server, if any
+    on_finished: callback (replica, request) per finished request, before the next step is planned; client times
+    on_step: callback (replica, record) per step or leap
     """
 
     def __init__(
@@ -61,7 +56,7 @@ class EngineRank:
         front_end: FrontEnd | None = None,
     ) -> None:
         self.index, self.loop = index, loop
-        self.num_outstanding = 0  # requests that wait or run here, or are on their way, and the blocks of their prompts
+        self.num_outstanding = 0  # waiting, running or on their way; blocks of their prompts
         self.num_prompt_blocks = 0
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
@@ -70,7 +65,7 @@ class EngineRank:
         lockstep.join(self)
 
     def add(self, request: Request) -> None:
-        """`request` arrives now, at the front end if there is one."""
+        """Accept `request` now, through the front end if any."""
         self.expect(request)
         if self.is_dead:
             return
@@ -87,7 +82,7 @@ class EngineRank:
             enter(None)
 
     def abort(self, request: Request) -> bool:
-        """`request`, which was added here, gives up; False if it is done, and on its way to the client."""
+        """Abort `request`; False if it is finished and on its way to the client."""
         if request.status is RequestStatus.FINISHED:
             return False
         if not self._lockstep.abort(self, request):
@@ -96,13 +91,13 @@ class EngineRank:
         return True
 
     def drop(self, request: Request) -> None:
-        """The KV of `request`, which has blocks for it, is not coming."""
+        """Free `request`, whose KV transfer was cancelled."""
         self._lockstep.abort(self, request)
 
     def die(self) -> None:
-        """It fails undetected and loses all that it has: what is sent here, or was, waits in vain until it is aborted.
+        """Fail undetected and lose all state: requests sent here wait until aborted.
 
-        As with an abort, a step that runs or is planned computes its tokens in vain.
+        As with an abort, running and planned steps still compute their tokens.
         """
         self.is_dead, scheduler = True, self.loop.scheduler
         for request in [*scheduler.running, *scheduler.waiting, *scheduler.detached.values()]:
@@ -111,12 +106,12 @@ class EngineRank:
             self._lockstep.abort(self, request)
 
     def expect(self, request: Request) -> None:
-        """`request` counts here from now on, for routers."""
+        """Count `request` in the load that routers see."""
         self.num_outstanding += 1
         self.num_prompt_blocks += -(-request.num_prompt_tokens // self.block_size)
 
     def forget(self, requests: Sequence[Request]) -> None:
-        """They do not count here any more."""
+        """Stop counting `requests`."""
         self.num_outstanding -= len(requests)
         for request in requests:
             self.num_prompt_blocks -= -(-request.num_prompt_tokens // self.block_size)
@@ -128,54 +123,53 @@ class EngineRank:
                 on_less(self.index)
 
     def watch(self, on_less: Callable[[int], None]) -> None:
-        """Call `on_less` with `index` whenever requests are forgotten, or kept blocks released."""
+        """Call `on_less(index)` when requests are forgotten or kept blocks released."""
         self._watchers.append(on_less)
 
     def delay_out(self, batch: int) -> int:
-        """Ticks from the end of a step that sampled tokens for `batch` sequences until clients have them."""
+        """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
         return 0 if self._front_end is None else self._front_end.delay_out(batch)
 
     @property
     def plan(self) -> StepPlan:
-        """The plan of the step in progress; while `on_step` is called, of the one that has ended."""
+        """Plan of the running step; within `on_step`, of the step that has ended."""
         return self._lockstep.plan_of(self)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no requests, none are on their way, and no KV is to be fetched from it."""
+        """Whether it has no requests, none on their way, and no KV to be fetched."""
         return not (self.num_outstanding or self.loop.scheduler.detached or self.loop.has_requests)
 
     @property
     def num_used_blocks(self) -> int:
-        """KV blocks in use now, by requests that run, wait with their KV, or are done and keep it."""
+        """KV blocks of requests that run, wait with their KV, or are finished and keep it."""
         self._lockstep.settle()
         return self.loop.scheduler.blocks.num_used
 
     def slow_down(self, factor: float) -> None:
-        """Its steps take `factor` times as long from the next one on."""
+        """Multiply step durations by `factor` from the next step on."""
         self._lockstep.slow_down(factor)
 
     def await_kv(self, request: Request, on_load: Callable[[Request], None]) -> None:
-        """`request`, whose KV is elsewhere, arrives now: once it has blocks for it, `on_load` is called `request`,
-        and `finish_load` has to follow."""
+        """Accept `request` with KV elsewhere: `on_load(request)` once it has blocks; `finish_load` must follow."""
         self.expect(request)
         if not self.is_dead:
             self.loop.on_load = on_load
             self._lockstep.enter(self, request)
 
     def finish_load(self, request: Request) -> None:
-        """The KV of `request` has come."""
+        """The KV of `request` has arrived."""
         self.loop.scheduler.finish_load(request)
         self._lockstep.look_again()
 
     def release(self, request: Request) -> None:
-        """The KV blocks that the finished `request` kept are free now: one that waits for them may be let in."""
+        """Free the KV blocks kept by a finished `request`, and schedule again."""
         self.loop.scheduler.release(request)
         self._lockstep.look_again()
         self._say_less()
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:
-        """A step or leap of this engine has ended, and these requests with it."""
+        """Report a finished step or leap and its `finished` requests."""
         self._on_step(self, record)
         if not finished:
             return
@@ -187,7 +181,7 @@ class EngineRank:
 
 
 class Replica:
-    """One copy of the model as fleets and routers see it: the sum of its data-parallel ranks, mostly a single one."""
+    """One copy of the model for fleets and routers: the sum of its data-parallel ranks, usually one."""
 
     def __init__(self, ranks: Sequence[EngineRank]) -> None:
         self.index = ranks[0].index
@@ -196,7 +190,7 @@ class Replica:
 
     @property
     def num_outstanding(self) -> int:
-        """Requests that wait or run here, or are on their way."""
+        """Requests waiting, running or on their way here."""
         return sum([rank.num_outstanding for rank in self.ranks])
 
     @property
@@ -205,6 +199,6 @@ class Replica:
         return sum([rank.num_prompt_blocks for rank in self.ranks])
 
     def watch(self, on_less: Callable[[int], None]) -> None:
-        """Call `on_less` with `index` whenever one of the ranks has less to do."""
+        """Call `on_less(index)` whenever a rank's load falls."""
         for rank in self.ranks:
             rank.watch(lambda _: on_less(self.index))

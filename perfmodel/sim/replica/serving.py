@@ -1,8 +1,7 @@
-"""From a scenario to its engines: the one place where engine arguments become scheduler settings, for both clocks.
+"""From a scenario to its engines: the one place that turns engine arguments into scheduler settings, for both clocks.
 
-How long a freed slot waits is no rule of an engine but what the serve loop gives (the lag of recorded closed loops, 1
-to 2 steps): under asynchronous scheduling the plan of step N+1 is made when N starts, so the slot of a request that
-ends with N stays empty for one whole step, N+1; without it the slot is filled at once.
+The lag of a freed slot (1 to 2 steps in recorded closed loops) follows from the serve loop: asynchronous scheduling
+plans step N+1 when N starts, so a slot freed by N stays empty during N+1; synchronously it is refilled at once.
 """
 
 from collections.abc import Sequence
@@ -40,20 +39,20 @@ from perfmodel.specs.scenario import Scenario
 
 
 class SecondTier(NamedTuple):
-    """capacity: in blocks; least_tokens: fewer are computed again; cost: of copies on one device's link"""
+    """capacity: blocks; least_tokens: shorter prefixes are recomputed; cost: of copies on one device's link"""
 
     capacity: int
     least_tokens: int
     cost: RestoreCost
 
     def blocks(self, has_tensors: bool = False) -> HostBlocks:
-        """An empty one; with tensors, plans say which blocks are copied where."""
+        """An empty tier; with `has_tensors` plans list block copies."""
         copies = HostCopies() if has_tensors else None
         return HostBlocks(self.capacity, self.least_tokens, self.cost.is_awaited, copies)
 
 
 def second_tier(scenario: Scenario, costs: StepCosts) -> SecondTier | None:
-    """That of each engine of `scenario`, whose steps take `costs`; None where it has none."""
+    """Second KV tier of each engine of `scenario` under `costs`; None without one."""
     offload = scenario.engine.kv_offload
     if offload is None:
         return None
@@ -63,7 +62,7 @@ def second_tier(scenario: Scenario, costs: StepCosts) -> SecondTier | None:
 
 
 def copied(tiers: Sequence[tuple[HostBlocks, float]]) -> dict[str, float]:
-    """Blocks that went to these tiers and came back, and their bytes; beside each tier, bytes of a block."""
+    """Blocks offloaded and restored over `tiers`, and their bytes; a tier comes with its bytes per block."""
     return {
         "stored_blocks": sum([host.num_stored for host, _ in tiers]),
         "restored_blocks": sum([host.num_restored for host, _ in tiers]),
@@ -76,14 +75,11 @@ def copied(tiers: Sequence[tuple[HostBlocks, float]]) -> dict[str, float]:
 def scheduler_config(
     scenario: Scenario, record_positions: bool = False, pricer: SpeculativePricer | None = None
 ) -> SchedulerConfig:
-    """The scheduler's settings; `max_model_len` defaults to what the model was made for.
-
-    pricer: see `speculation_of`
-    """
+    """Scheduler settings; `max_model_len` defaults to the model's maximum. pricer: see `speculation_of`."""
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     config = engine_scheduler_config(engine, engine.max_model_len or model.max_position_embeddings)
     slots = config.slots
-    if slots is not None and record_positions:  # what a slot keeps is counted, not held in its blocks: it is computed
+    if slots is not None and record_positions:  # a slot counts its tokens but holds no blocks: recomputed
         slots = replace(slots, reuses=False)
     return replace(
         config,
@@ -96,10 +92,10 @@ def scheduler_config(
 
 
 def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> SchedulerConfig:
-    """The scheduler's settings as far as they do not depend on the model; sequences have at most `max_model_len`."""
+    """Scheduler settings that do not depend on the model, for sequences up to `max_model_len` tokens."""
     is_contiguous = engine.kv_cache == "contiguous"
     rules, (max_num_seqs, max_plan_seqs) = engine.rules, engine.sequence_limits
-    # Estimates of what running requests may still need decide who is admitted where one plan of plain blocks is made.
+    # Admission by estimates needs plain blocks and a single plan in flight.
     is_plain = engine.kv_cache == "paged" and engine.batching == "continuous" and not rules.reserves_output
     is_plain = is_plain and engine.pipeline_parallel_size == 1 and engine.speculative_config is None
     is_estimated = is_plain and engine.scheduling_policy != "shortest-first"
@@ -133,7 +129,7 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
 
 
 def _slots_of(engine: EngineSpec) -> Slots | None:
-    """The slots of an engine that has them and keeps KV from one step to the next."""
+    """Slots of an engine that has them and keeps KV between steps."""
     rules = engine.rules.slots
     can_have = engine.batching == "continuous" and engine.kv_cache == "paged" and engine.speculative_config is None
     if rules is None or not can_have or engine.pipeline_parallel_size > 1:
@@ -149,17 +145,16 @@ def build_serve_loop(
     host: HostBlocks | None = None,
     config: SchedulerConfig | None = None,
 ) -> ServeLoop:
-    """A serve loop with an empty engine of `num_blocks` KV blocks, and a second tier for them if there is a `host`.
+    """Serve loop of an empty engine with `num_blocks` KV blocks and the optional second tier `host`.
 
-    record_positions: whether plans say where each request's tokens begin
-    config:           the scenario's, where it is known
+    record_positions: plans list token positions; config: default: that of the scenario
     """
     engine = scenario.engine
     config = config or scheduler_config(scenario, record_positions)
     model = served_model(scenario.model, engine)
     span = 0 if engine.kv_cache == "off" else model.rolling_span
     if span is not None and config.speculation is not None:
-        span += config.speculation.nodes[-1]  # a drafted token must not take the place of one that is still seen
+        span += config.speculation.nodes[-1]  # a drafted token must not evict one that is still visible
     buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
     groups = kv_groups(scenario.model, scenario.hardware, engine)
     blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host, config.estimates is not None)
@@ -177,8 +172,8 @@ def kv_block_manager(
 ) -> KVBlockManager:
     """`num_blocks` free KV blocks under the rules of `engine`.
 
-    groups: of layers that keep different parts of a sequence, if any; span, num_buffers, host: as of `KVBlockManager`
-    by_estimates: whether requests are admitted so, which needs a radix tree and no more than plain blocks
+    groups: layer groups that keep different parts of a sequence; span, num_buffers, host: see `KVBlockManager`
+    by_estimates: admission by estimates, which needs a radix tree and plain blocks
     """
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged" and _slots_of(engine) is None
     partial_first = engine.rules.reuses_partial_first
@@ -201,10 +196,10 @@ def build_locksteps(
     graph: StepGraph,
     can_leap: bool,
 ) -> list[Lockstep]:
-    """The clocks of `num_engines` engines under `engine` over `backend`: one for `num_ranks` data-parallel ranks that
-    share operators of `graph`, else one each. can_leap: whether runs of equal steps are advanced together
+    """Clocks of `num_engines` engines of `engine` over `backend` in `env`: one per `num_ranks` data-parallel ranks that
+    share operators of `graph`, else one each. can_leap: price equal decode steps together.
 
-    `num_ranks` is that of a replica, or what is simulated of it: the tokens that its experts see are the whole group's.
+    `num_ranks` counts the simulated ranks of a replica; experts see the whole group's tokens.
     """
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
@@ -221,7 +216,7 @@ def build_locksteps(
 
 
 def token_watch(scenario: Scenario) -> TokenWatch | None:
-    """A watch with the readers of the scenario's SLO, and of those of its classes; None if no limit needs it."""
+    """Token watch for reader SLOs of the scenario and its classes; None if no limit needs it."""
     if not scenario.needs_token_times:
         return None
     limits = [kind.slo or scenario.slo for kind in scenario.traffic.classes] or [scenario.slo]

@@ -1,4 +1,4 @@
-"""Step costs for scenarios, shared by those that run the same steps: of a sweep, a search, a validation."""
+"""Step costs shared by scenarios with the same steps: in sweeps, searches and validation."""
 
 from collections import deque
 from itertools import islice
@@ -19,7 +19,7 @@ from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
-# What the engine schedules by; no operator depends on it.
+# Scheduler settings; no operator depends on them.
 _SCHEDULING = {
     "attention_dp_timeout_iters",
     "batch_timeout_ms",
@@ -48,10 +48,7 @@ _recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
 def shared_step_costs(
     scenario: Scenario, calibration: Calibration | None = None, profile: EngineProfile | None = None
 ) -> StepCosts:
-    """The costs of the scenario's steps; with the tables of one of the last few scenarios if they are the same.
-
-    calibration, profile: what `scenario_fits` has found; both or neither
-    """
+    """Step costs, reusing recent equal tables. calibration, profile: both from `scenario_fits`, or neither."""
     if calibration is None or profile is None:
         calibration, profile = scenario_fits(scenario)
     spread = _context_spread(scenario) if calibration.has_ragged_cost else None
@@ -75,7 +72,7 @@ def shared_step_costs(
 
 
 def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, own: Any) -> tuple[Any, ...]:
-    """What costs depend on: equal for scenarios with equal costs. `own`: what those in question depend on beside."""
+    """Cache key: equal for scenarios with equal costs. `own`: further inputs."""
     method = scenario.sampling.method
     logits = method, profile.bytes_per_logit(method, scenario.model)
     engine = scenario.engine.model_dump(exclude=_SCHEDULING | {"speculative_config"}), scenario.engine.plans_ahead
@@ -83,8 +80,7 @@ def _key(scenario: Scenario, calibration: Calibration, profile: EngineProfile, o
 
 
 def _context_spread(scenario: Scenario) -> ContextSpread | None:
-    """Spread of the contexts that the scenario's requests have while they decode; that of one of the last few
-    scenarios if they have the very same traffic, as the draws about a run have."""
+    """Spread of decode contexts over the scenario's requests; cached for recent traffic, as draws share it."""
     for other, spread in _recent_spreads:
         is_same = other.traffic is scenario.traffic and other.model is scenario.model and other.seed == scenario.seed
         if is_same and (other.engine, other.prompt_compression) == (scenario.engine, scenario.prompt_compression):

@@ -1,1 +1,1 @@
-"""Which requests come, and when: arrivals, lengths, prefixes, traces, clients who wait for answers."""
+"""Traffic: arrivals, lengths, prefixes, traces and closed-loop clients."""

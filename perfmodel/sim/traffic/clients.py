@@ -1,12 +1,9 @@
-"""Clients: what sends the requests of a workload to the servers of a cluster on the simulated clock.
-
-Prompts shortened before they are served, and what the model that shortens them takes.
+"""Clients send a workload's requests to a simulated cluster, with optional prompt compression.
 
     prompt = ceil(ratio x tokens)        TTFT += wait + t(tokens)        t: a prompt of all tokens on the compressor
 
-The compressor has a device like one of the scenario's to itself and reads one prompt after the other, in order of
-arrival. A shared prefix is shortened to the same beginning in every prompt that has it.
-Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder).
+The compressor has its own device, like one of the scenario's, and runs prompts in FIFO order. Shared prefixes stay
+shared. Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder).
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -26,10 +23,10 @@ from perfmodel.specs.scenario import Scenario
 
 
 class Server(Protocol):
-    """What takes requests: a replica, or what passes them on to replicas."""
+    """Accepts requests: a replica, or a router in front."""
 
     def add(self, request: Request) -> None:
-        """`request` arrives now."""
+        """Accept `request` now."""
 
 
 Route = Callable[[Request], Server]
@@ -37,16 +34,15 @@ Fits = tuple[Calibration, EngineProfile]
 
 
 class OpenLoopClient:
-    """Sends each request at its own time, whatever becomes of the others."""
+    """Sends each request at its arrival time (open loop)."""
 
     def __init__(self, env: TickEnvironment, requests: Iterator[Request], route: Route) -> None:
         self._env, self._requests, self._route = env, requests, route
         self.is_done = False  # whether the last request is sent
-        self._next: Request | None = None  # the one that is sent when the alarm goes off
+        self._next: Request | None = None  # sent when the alarm goes off
         Alarm(env, 0, self._send, URGENT)
 
     def _send(self, _: Event) -> None:
-        """Send what is due now, and come back for the next."""
         now, route = self._env.ticks, self._route
         request = self._next or next(self._requests, None)
         while request is not None and request.arrival <= now:
@@ -59,13 +55,13 @@ class OpenLoopClient:
             Alarm(self._env, request.arrival - now, self._send, ARRIVAL_PRIORITY)
 
     def on_finished(self, request: Request) -> None:
-        """Nothing to do: arrivals do not wait for answers."""
+        """No-op: arrivals do not wait for answers."""
 
 
 class ClosedLoopClient:
-    """`concurrency` users; each sends the next of `requests` by `route`, its think time after its last was answered.
+    """`concurrency` users; each sends the next of `requests` to `route`, a think time after its last answer.
 
-    think_time: ticks that the user pauses after the answer to this request
+    think_time: ticks that a user pauses after the answer to a request
     """
 
     def __init__(
@@ -81,7 +77,6 @@ class ClosedLoopClient:
         Alarm(env, 0, lambda _: self._begin(concurrency), URGENT)
 
     def _begin(self, concurrency: int) -> None:
-        """The first request of each user, as far as there are requests."""
         for _ in range(concurrency):
             if self.is_done:
                 break
@@ -96,7 +91,7 @@ class ClosedLoopClient:
             self._route(request).add(request)
 
     def on_finished(self, request: Request) -> None:
-        """The user whose request this was goes on."""
+        """Schedule the user's next request."""
         delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
         delay += self._think_time(request.request_id)
         if delay:
@@ -106,12 +101,12 @@ class ClosedLoopClient:
 
 
 class ConversationClient:
-    """Sends the first turn of each conversation when it arrives, and each other a pause after the answer before it; one
-    that is not answered ends its conversation.
+    """Sends the first turn of a conversation at its arrival, later turns a pause after the previous answer; a lost turn
+    ends its conversation.
 
     conversations: turns with the ticks before them; route: where each goes
-    concurrency:   users in a closed loop, who begin another conversation their think time after their last
-    think_time:    ticks that a user pauses after the answer to this request
+    concurrency:   closed loop of so many users, who begin another conversation a think time after their last
+    think_time:    ticks that a user pauses after the answer to a request
     """
 
     def __init__(
@@ -124,7 +119,7 @@ class ConversationClient:
     ) -> None:
         self._env, self._conversations, self._route = env, conversations, route
         self._is_closed, self._think_time = concurrency is not None, think_time
-        self._later: dict[int, list[tuple[int, Request]]] = {}  # turns to come, last first, by the one that is sent
+        self._later: dict[int, list[tuple[int, Request]]] = {}  # remaining turns, last first, by the turn in flight
         self._num_later = 0  # in all conversations that have begun
         self._has_more = True
         self._next: list[tuple[int, Request]] | None = None  # begins when the alarm goes off
@@ -136,11 +131,10 @@ class ConversationClient:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last turn is sent."""
         return not self._has_more and not self._num_later
 
     def on_finished(self, request: Request) -> None:
-        """The conversation goes on, or its user does."""
+        """Schedule the next turn, or the user's next conversation."""
         later = self._later.pop(request.request_id)
         delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
         if later and request.finished_at is not None:
@@ -152,7 +146,6 @@ class ConversationClient:
             self._env.process(self._begin_after(delay + self._think_time(request.request_id)))
 
     def _begin_due(self, _: Event) -> None:
-        """Begin what is due now, and come back for the next."""
         now = self._env.ticks
         turns = self._next or next(self._conversations, None)
         while turns is not None and turns[0][1].arrival <= now:
@@ -193,14 +186,14 @@ class ConversationClient:
 
 
 class Compressor:
-    """Takes requests like a server does, and hands each to its server when its prompt is short."""
+    """Accepts requests like a server and forwards each once its prompt is compressed."""
 
     def __init__(self, env: TickEnvironment, seconds_of: Callable[[int], float], route: Route) -> None:
         self._env, self._seconds_of, self._route = env, seconds_of, route
         self._free_at = 0
 
     def add(self, request: Request) -> None:
-        """`request` arrives now, with its prompt in full."""
+        """Accept `request` with its full prompt."""
         tokens = request.num_source_tokens or request.num_prompt_tokens
         self._free_at = max(self._free_at, self._env.ticks) + to_ticks(self._seconds_of(tokens))
         delay = self._free_at - self._env.ticks
@@ -208,9 +201,9 @@ class Compressor:
 
     @classmethod
     def of(cls, env: TickEnvironment, scenario: Scenario, model: ModelSpec, fits: Fits, route: Route) -> "Compressor":
-        """One that runs `model` as the engine of `scenario` would, on one device, with nothing beside the prompt.
+        """Runs `model` as the engine of `scenario` would, on one device, prompts only.
 
-        fits: calibration and profile of the device; route: where the shortened request goes
+        env: the clock; fits: calibration and profile of the device; route: where compressed requests go
         """
         engine = EngineSpec(profile=scenario.engine.profile, enforce_eager=scenario.engine.enforce_eager)
         costs = step_costs(scenario.model_copy(update={"model": model, "engine": engine}), *fits)

@@ -1,9 +1,8 @@
-"""Conversations: requests as turns, each of which has everything before it in its prompt.
+"""Conversations: each turn's prompt contains everything before it.
 
-A conversation is a stream of tokens that only grows: a system prompt, which a group shares, then what each turn adds
-and what was answered. So a KV block has one content for as long as the conversation lasts, its number in the stream,
-and a prompt's blocks are the first so many of it. A conversation ends where the next prompt leaves no room for an
-answer, as a client's does that is refused.
+A conversation is one growing token stream: a system prompt shared by a group, then inputs and answers. So a KV block's
+content is its number in the stream, and prompts are prefixes. A conversation ends where the next prompt leaves no
+room for an answer, as a refused client's does.
 """
 
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ from perfmodel.specs.traffic import Arrivals, Pause, Stage, Traffic
 _CONTENT = 1 << 32  # numbers of one conversation's blocks
 _SYSTEM = 1 << 61  # offset of the numbers of groups' system prompts
 _NO_PAUSE = Pause(mean_s=0.0, distribution="fixed")
-_LOOKED_AT = 4096  # draws of how many turns there are, for their mean
+_LOOKED_AT = 4096  # draws that estimate the mean number of turns
 
 
 class Turn(NamedTuple):
-    """What a turn adds to the prompt, what is answered, and the pause since the last answer in seconds."""
+    """Tokens added to the prompt, tokens answered, and the pause since the last answer in seconds."""
 
     num_new_tokens: int
     num_output_tokens: int
@@ -34,10 +33,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """arrival_s: of its first turn; None in a closed loop, where the system's answers set the time
-
-    num_system_tokens, group: of the prompt that it begins with, which all of a group have in common
-    """
+    """arrival_s: first turn; None in a closed loop. num_system_tokens: system prompt, which `group` shares."""
 
     arrival_s: float | None
     turns: tuple[Turn, ...]
@@ -46,7 +42,7 @@ class Conversation:
 
 
 class TurnPrompt(NamedTuple):
-    """A turn as a request: block_contents are those of the prompt and of the answer, as far as blocks are full."""
+    """A turn as a request. block_contents: of the full blocks of prompt and answer."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -55,9 +51,9 @@ class TurnPrompt(NamedTuple):
 
 
 def turns_of(conversation: Conversation, number: int, block_size: int, max_model_len: int) -> Iterator[TurnPrompt]:
-    """The turns of conversation `number`, as far as they fit.
+    """Turns of conversation `number`, as many as fit.
 
-    block_size: tokens of a KV block; max_model_len: tokens of the longest prompt with its answer
+    block_size: tokens of a KV block; max_model_len: longest prompt plus answer in tokens
     """
     length, shared = conversation.num_system_tokens, conversation.num_system_tokens // block_size
     system = _SYSTEM + conversation.group * _CONTENT
@@ -72,9 +68,9 @@ def turns_of(conversation: Conversation, number: int, block_size: int, max_model
 
 
 def drawn_conversations(traffic: Traffic, streams: list[np.random.Generator], longest: int) -> Iterator[Conversation]:
-    """Conversations as the traffic describes them, endlessly or until its `duration_s`.
+    """Conversations drawn from `traffic`, endlessly or until its `duration_s`.
 
-    streams: draw arrivals, what is new, answers, turns and groups, pauses; longest: tokens that a length is clipped to
+    streams: for arrivals, inputs, answers, turns and groups, pauses; longest: tokens at which lengths are clipped
     """
     spec = traffic.conversations
     assert spec is not None
@@ -101,11 +97,10 @@ def drawn_conversations(traffic: Traffic, streams: list[np.random.Generator], lo
 def recorded_conversations(
     traffic: Traffic, streams: list[np.random.Generator], longest: int
 ) -> Iterator[Conversation]:
-    """Those of the traffic's trace, at its times or those of the arrivals given; what it does not say is drawn.
+    """Conversations of the traffic's trace, at its times or the given arrivals; missing fields are drawn.
 
-    streams, longest: as of `drawn_conversations`
-
-    Raises WorkloadError for a file that cannot be read, or that does not say what nobody else does.
+    streams, longest: see `drawn_conversations`. Raises WorkloadError for a file that cannot be read or lacks what
+    nothing else provides.
     """
     trace, for_answers, for_pauses = traffic.trace, streams[2], streams[4]
     assert trace is not None
@@ -141,7 +136,7 @@ def _drawn_pause(pause: Pause, rng: np.random.Generator) -> float:
 
 
 def _slowed(arrivals: Arrivals, times: float) -> Arrivals:
-    """Arrivals at rates so many times lower: of conversations, where those of requests are given."""
+    """Request arrivals as conversation arrivals: rates divided by `times`."""
     stages = tuple(Stage(rate=stage.rate / times, duration_s=stage.duration_s) for stage in arrivals.stages)
     rate = None if arrivals.rate is None else arrivals.rate / times
     return arrivals.model_copy(update={"rate": rate, "stages": stages})

@@ -1,13 +1,11 @@
-"""What traffic draws: arrival times, token counts, and which prompts begin alike; endless, in chunks.
+"""Random traffic: endless, chunked arrival times, token counts and shared prefixes.
 
-`poisson_fixed_count` is what load generators call a constant rate but is not: exponential gaps, rescaled so that
-exactly rate x duration requests fill each stage (a Poisson process conditioned on its count).
+`poisson_fixed_count` is the "constant rate" of load generators: exponential gaps, rescaled so that each stage has
+exactly rate x duration requests (a Poisson process conditioned on its count).
 
-Length distributions without an upper end (lognormal, exponential) are clipped to what the engine can take; counts that
-the user wrote down are not, so that a prompt too long is an error and not a surprise.
-
-Other draws are hashes of what they are for, with SplitMix64 (Steele, Lea and Flood 2014): no state, no table. What
-falls to a request so depends neither on who came beside it nor on the order of events.
+Unbounded length distributions (lognormal, exponential) are clipped to the engine's limit; explicit counts are not, so
+that a prompt too long is an error. Other draws are SplitMix64 hashes (Steele, Lea and Flood 2014) of what they are for:
+no state, and independent of batch mates and event order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +23,13 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Lengths, Prefix
 
 _CHUNK = 4096
-_Z99 = 2.3263478740408408  # 99th percentile of the standard normal distribution
+_Z99 = 2.3263478740408408  # 99th percentile of the standard normal
 _GROUP = 1 << 32  # content numbers of one group's prefix
 _PROMPT = 1 << 62  # offset of the content numbers of whole prompts
 
 
 def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float | None]:
-    """Arrival times in seconds; None, endlessly, for a closed loop, whose requests arrive as others are answered."""
+    """Arrival times in seconds, drawn from `rng`; endless None for a closed loop."""
     if arrivals.process == "closed_loop":
         return repeat(None)
     if arrivals.process in ("burst", "trace"):
@@ -47,7 +45,7 @@ def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.G
 
 
 def _endless(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> Iterator[float]:
-    """Times, in chunks, with gaps of mean 1 / rate."""
+    """Times with mean gap 1 / rate, drawn in chunks."""
     start = 0.0
     while True:
         if arrivals.process == "constant":
@@ -77,7 +75,7 @@ def _staged(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
         end = stage.duration_s
         if arrivals.process == "poisson_fixed_count":
             times: Iterator[float] = iter(_fixed_count(stage.rate, end, rng).tolist())
-            end = inf  # the last one falls on the end itself, give or take a rounding
+            end = inf  # the last one falls on the end, up to rounding
         else:
             times = _endless(arrivals, stage.rate, rng)
         for time in times:
@@ -106,12 +104,12 @@ def lognormal_parameters(mean: float, p99: float | None, std: float | None) -> t
 
 
 def is_unbounded(lengths: Lengths) -> bool:
-    """Whether the distribution has no upper end of its own, so that what the engine can take clips it."""
+    """Whether only the engine's limit bounds the distribution."""
     return lengths.distribution in ("lognormal", "exponential")
 
 
 def share_above(lengths: Lengths, limit: int) -> float:
-    """The share of what an unbounded distribution draws that is more than `limit` tokens; 0 for others.
+    """Share of an unbounded distribution above `limit` tokens; 0 for others.
 
     lognormal: erfc((ln limit - mu) / (sigma sqrt 2)) / 2; exponential: exp(-limit / mean)
     """
@@ -125,7 +123,7 @@ def share_above(lengths: Lengths, limit: int) -> float:
 
 
 def draw_lengths(lengths: Lengths, rng: np.random.Generator, engine_limit: int) -> Iterator[int]:
-    """Token counts from `lengths`, at least `lengths.min`, at most `lengths.max`."""
+    """Token counts from `lengths` within `lengths.min`, `lengths.max` and `engine_limit`."""
     values = _empirical_values(lengths) if lengths.distribution == "empirical" else np.empty(0)
     limit = engine_limit if is_unbounded(lengths) else 2**31
     highest = min(lengths.max or limit, limit)
@@ -170,10 +168,10 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
 def prefix_plan(
     prefix: Prefix | None, lengths: Iterator[int], rng: np.random.Generator, block_size: int, longest: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(prompt tokens, content of its leading full blocks) for each request; the length includes the shared prefix.
+    """(prompt tokens, contents of its leading full blocks) per request; the length includes the shared prefix.
 
-    lengths: of the prompts, in tokens; rng: draws the group; block_size: tokens of a block
-    longest: tokens of the longest prompt that is served: what lies beyond has no content, for the prompt is refused
+    lengths: prompt tokens; rng: draws the group; block_size: tokens of a block
+    longest: longest served prompt in tokens; longer ones are refused, so further blocks need no content
     """
     if prefix is None:
         yield from ((length, ()) for length in lengths)
@@ -187,7 +185,7 @@ def prefix_plan(
         for length in lengths:
             yield length, shared(int(rng.integers(prefix.num_groups)), length)
         return
-    # The distinct prompts in one random order, over and over.
+    # A random permutation of the distinct prompts, repeated.
     prompts: list[tuple[int, tuple[int, ...]]] = []
     for number in range(prefix.num_groups * prefix.num_prompts_per_group):
         length = next(lengths)
@@ -207,7 +205,7 @@ _WHOLE = 1 << 64
 
 
 def hashed(seed: int, number: int) -> int:
-    """64 bits of (`seed`, `number`): the output function of SplitMix64, applied twice."""
+    """64-bit hash of (`seed`, `number`): SplitMix64's output function, applied twice."""
     return _mixed(_mixed(seed & _MASK) + number)
 
 
@@ -219,7 +217,7 @@ def _mixed(x: int) -> int:
 
 
 def hashes(start: int, count: int) -> NDArray[np.uint64]:
-    """Outputs of SplitMix64 in `count` states, of which `start` is the first."""
+    """SplitMix64 outputs of `count` consecutive states from `start` on."""
     state = np.uint64(start & _MASK) + np.uint64(_GOLDEN) * np.arange(count, dtype=np.uint64)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_MIX[0])
     state = (state ^ (state >> np.uint64(27))) * np.uint64(_MIX[1])
@@ -227,15 +225,15 @@ def hashes(start: int, count: int) -> NDArray[np.uint64]:
 
 
 def uniform_draws(seed: int, request_id: int, count: int) -> NDArray[np.float64]:
-    """`count` draws from [0, 1) that belong to this request under `seed`."""
+    """`count` uniform draws from [0, 1) for this request under `seed`."""
     drawn = hashes(hashed(seed, request_id) + _GOLDEN, count) >> np.uint64(11)
     return drawn.astype(np.float64) * 2.0**-53
 
 
 class Shares:
-    """The kinds 0, 1, ... have `shares` of the requests; what they leave of the whole is of kind len(shares).
+    """Assigns requests to kinds 0, 1, ... with probabilities `shares`; the rest are of kind len(shares).
 
-    purpose: what is shared out, so that different purposes divide the same requests independently
+    purpose: makes assignments for different purposes independent
     """
 
     def __init__(self, shares: Sequence[float], seed: int, purpose: str) -> None:
@@ -245,12 +243,12 @@ class Shares:
         self._seed = hashed(seed, int.from_bytes(purpose.encode()[:8]))
 
     def of(self, number: int) -> int:
-        """The kind of request `number`."""
+        """Kind of request `number`."""
         point = hashed(self._seed, number)
         return next((kind for kind, end in enumerate(self._ends) if point <= end), len(self._ends))
 
     def of_all(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The kinds of these requests."""
+        """Kinds of requests `numbers`."""
         return np.array([self.of(number) for number in numbers.tolist()], dtype=np.int64)
 
 

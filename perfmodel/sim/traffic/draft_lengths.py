@@ -1,7 +1,7 @@
-"""How deep to draft with how many sequences: the settings of `engine.Speculation`, worked out from the cost model.
+"""Draft depths by batch size: the engine's `Speculation` settings, derived from the cost model.
 
-Adaptively, a step drafts as deep as brings most tokens per second, E(k) / t(B, k), for its B sequences and for the
-acceptance that the engine has seen recently. The engine knows no seconds, so it is given a table.
+Adaptive depth maximises tokens per second, E(k) / t(B, k), for B sequences and the acceptance recently observed. The
+engine knows no seconds, so it gets a table.
 """
 
 from dataclasses import replace
@@ -17,15 +17,15 @@ from perfmodel.specs.scenario import Scenario
 
 _REQUESTS_LOOKED_AT = 1000
 _NUM_ESTIMATES = 20  # rows of the table: equal parts of [0, 1]
-_ASSUMED_RATE = 0.7  # where none is given or measured: chat and code with common drafters lie around it
-_WITH_KV = ("draft_model", "eagle")  # methods whose drafters keep KV, in blocks as the model's
-_ALL_BATCHES_UPTO = 16  # beyond, batches are looked at in steps of an eighth
+_ASSUMED_RATE = 0.7  # default: typical of chat and code with common drafters
+_WITH_KV = ("draft_model", "eagle")  # drafters with KV of their own, in blocks like the model's
+_ALL_BATCHES_UPTO = 16  # larger batches are evaluated in steps of an eighth
 
 
 def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) -> Speculation | None:
-    """The scheduler's settings; None without speculation.
+    """Scheduler settings; None without speculation.
 
-    pricer: what steps take; by default that of the scenario's own costs. Needed where the draft length is adaptive
+    pricer: step costs, for adaptive depth; default: the scenario's own
     """
     config = scenario.engine.speculative_config
     if config is None:
@@ -47,7 +47,7 @@ def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) 
 
 
 def with_drafter(speculation: Speculation, rules: BatchingRules, method: str) -> Speculation:
-    """`speculation` with what a drafter takes that has KV of its own, under the engine's `rules`."""
+    """`speculation` plus the needs of a drafter with its own KV under the engine's `rules`, by `method`."""
     if not rules.drafters_write_ahead or method not in _WITH_KV:
         return speculation
     reads_model = method == "eagle"
@@ -62,9 +62,10 @@ def with_drafter(speculation: Speculation, rules: BatchingRules, method: str) ->
 def draft_lengths(
     scenario: Scenario, config: SpeculativeConfig, pricer: SpeculativePricer
 ) -> tuple[tuple[int, ...], ...]:
-    """`Speculation.depths`: for each part of [0, 1] in which the acceptance may lie, the depth by batch from 1.
+    """`Speculation.depths` of `scenario` and `config` under `pricer`: per interval of acceptance, the depth by batch
+    from 1.
 
-    Rates at the depths keep their proportions: all are multiplied by what the estimate is over what was expected.
+    All rates are scaled by estimated over expected acceptance.
     """
     rates, context, depths = _rates(config), mean_context(scenario), range(config.depth + 1)
     expected = _judged_rate(rates)
@@ -88,7 +89,7 @@ def draft_lengths(
 
 
 def mean_context(scenario: Scenario) -> int:
-    """Tokens that a sequence has on average while it decodes."""
+    """Mean context of a decoding sequence in tokens."""
     drafts = list(islice(Workload(scenario).drafts(), _REQUESTS_LOOKED_AT))
     outputs = sum(draft.num_output_tokens for draft in drafts)
     seen = sum(draft.num_output_tokens * (draft.num_prompt_tokens + draft.num_output_tokens / 2) for draft in drafts)
@@ -102,6 +103,6 @@ def _rates(config: SpeculativeConfig) -> tuple[float, ...]:
 
 
 def _judged_rate(rates: tuple[float, ...]) -> float:
-    """The share of the judged tokens that are right: a token is judged when all before it were right."""
+    """Share of judged tokens that are right; a token is judged if all before it were right."""
     judged = [prod(rates[:i]) for i in range(len(rates))]
     return sum(a * rate for a, rate in zip(judged, rates, strict=True)) / sum(judged)

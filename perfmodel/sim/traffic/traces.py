@@ -1,28 +1,27 @@
-"""Readers of recorded traffic. A bad line is reported with its number; nothing is skipped silently.
+"""Readers of recorded traffic. A bad line is an error with its number; nothing is skipped silently.
 
 Requests:
 
 azure:    CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023)
 mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of blocks of 512 tokens
-csv:      CSV with `arrival_s`, `input_tokens`, `output_tokens` (or `arrival`, `input`, `output`) and optionally
-          `session_id`: what a gateway's log is soon made into
+csv:      CSV with `arrival_s`, `input_tokens`, `output_tokens` (or `arrival`, `input`, `output`), optional `session_id`
 burstgpt: CSV with `Timestamp` (s), `Request tokens`, `Response tokens`; a response of 0 tokens is a recorded failure
-jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens` and optionally `block_hashes`, `hash_block_size`,
+jsonl:    JSON lines with `arrival_s`, `input_tokens`, `output_tokens`, optional `block_hashes`, `hash_block_size`,
           `session_id`
 
 Conversations:
 
-conversations: JSON lines {"arrival_s", "system_tokens", "turns": [{"input_tokens", "output_tokens", "pause_s"}]}, of
-               which only the tokens must be there
+conversations: JSON lines {"arrival_s", "system_tokens", "turns": [{"input_tokens", "output_tokens", "pause_s"}]}; only
+               the token counts are required
 sharegpt:      a JSON array, or JSON lines, of {"conversations": [{"from": "human" | "gpt" | "system", "value": text}]};
-               each answer closes a turn, what is said without one is left out
+               each answer closes a turn, text without an answer is left out
 aiperf:        JSON lines {"session_id", "turns": [{"text", "output_length", "delay" (ms), "role"}]}, the multi_turn
                format of AIPerf 0.13 (its guide to custom datasets); a leading system turn begins the prompt
-guidellm:      JSON lines whose columns have the turn's number: {"system_prompt", "prompt_0", "output_tokens_count_0",
-               "prompt_1", ...} (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
+guidellm:      JSON lines with numbered columns: {"system_prompt", "prompt_0", "output_tokens_count_0", "prompt_1", ...}
+               (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
 
-Texts are counted as one token for each four characters, begun ones whole: OpenAI's rule of thumb for English. Formats
-without the length of an answer, or its pause, take those of the traffic.
+Texts count ceil(characters / 4) tokens (OpenAI's rule of thumb for English). Missing answer lengths and pauses are
+the traffic's.
 """
 
 import csv
@@ -38,7 +37,7 @@ from perfmodel.files.reach import LARGEST_TABLE_BYTES, bounded_lines, parse_json
 
 _LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
 _LONGEST_PAUSE_S = 1e9
-_MOST_TOKENS = 1_000_000_000  # of a prompt, or an answer: far beyond any context
+_MOST_TOKENS = 1_000_000_000  # per prompt or answer: far beyond any context
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -62,7 +61,7 @@ class RecordedTurn(NamedTuple):
 
 
 class RecordedConversation(NamedTuple):
-    """arrival_s: counted as the file does; None where it has no times"""
+    """arrival_s: on the file's own clock; None if it has no times."""
 
     turns: tuple[RecordedTurn, ...]
     arrival_s: float | None = None
@@ -70,7 +69,7 @@ class RecordedConversation(NamedTuple):
 
 
 class _BadRecordError(Exception):
-    """What is wrong with a line or a conversation; `_explaining` adds where."""
+    """What is wrong with a record; `_explaining` adds where."""
 
 
 class _Place:
@@ -79,7 +78,7 @@ class _Place:
 
 @contextmanager
 def _explaining(path: Path, kind: str) -> Iterator[_Place]:
-    """Errors of what reads the file become sentences with its place, a line or a conversation (`kind`)."""
+    """Turn read errors into sentences with their place, a line or a conversation (`kind`)."""
     place = _Place()
     try:
         yield place
@@ -111,7 +110,7 @@ def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
                 )
             if max(row.num_prompt_tokens, row.num_output_tokens) > _MOST_TOKENS:
                 raise _BadRecordError(f"found more than {_MOST_TOKENS:,} tokens of one request, expected at most that")
-            if not abs(row.arrival_s) <= _LATEST_S:  # which what is no number is not, either
+            if not abs(row.arrival_s) <= _LATEST_S:  # also rejects nan
                 raise _BadRecordError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first
             if row.arrival_s - first < last:
@@ -123,7 +122,7 @@ def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
 
 
 def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConversation]:
-    """Conversations in the order of the file; those without a whole turn are left out.
+    """Conversations in file order; those without a whole turn are left out.
 
     Raises WorkloadError with file and line (in a JSON array: the number of the conversation) for what cannot be read.
     """
@@ -146,7 +145,7 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
 
 
 class _Line(NamedTuple):
-    """A line of JSON, which is parsed once its number is known."""
+    """A line of JSON, parsed once its number is known."""
 
     text: str
 
@@ -163,7 +162,7 @@ def _checked_object(record: Any) -> dict[str, Any]:
 
 
 def _csv_rows(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(number, row) of the lines; a column may have a second name, `arrival_s|arrival`, and is given by its first."""
+    """(number, row) per line; `arrival_s|arrival` allows a second column name and yields the first."""
     reader = csv.DictReader(bounded_lines(file))
     header = reader.fieldnames or ()
     choices = [column.split("|") for column in columns]
@@ -210,7 +209,7 @@ def _jsonl(record: Any) -> TraceRow:
     return TraceRow(float(row["arrival_s"]), *lengths, hashes, size, session)
 
 
-# By format: the columns of a CSV file (none: JSON lines), and what reads a row.
+# By format: CSV columns (none: JSON lines) and row parser.
 _TRACES: dict[str, tuple[tuple[str, ...], Callable[[Any], TraceRow | None]]] = {
     "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure),
     "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), _burstgpt),
@@ -258,7 +257,7 @@ def _aiperf(value: dict[str, Any]) -> RecordedConversation:
     system = 0
     for turn in value["turns"]:
         texts = turn.get("texts") or [turn["text"]]
-        # A text, or those of an object {"contents": [...]}.
+        # A string, or the texts of an object {"contents": [...]}.
         contents = [text["contents"] if isinstance(text, dict) else [text] for text in texts]
         count = sum(_counted(text) for parts in contents for text in parts)
         if turn.get("role") == "system" and not turns:

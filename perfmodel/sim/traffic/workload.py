@@ -1,8 +1,8 @@
-"""Workloads: traffic made into requests, in order of arrival, drawn as they are needed.
+"""Workloads: traffic as requests in order of arrival, drawn lazily.
 
-Equal seeds give bit-equal requests. Arrivals, input lengths, output lengths, prefixes and priorities each draw from a
-stream of their own, so changing one leaves the others as they were. How long users of a closed loop pause is drawn by
-the number of the request that was answered, so it is the same on every clock, with leaps and without.
+Equal seeds give bit-equal requests. Arrivals, inputs, outputs, prefixes and priorities have separate random streams, so
+changing one leaves the others unchanged. Think times are drawn by request number: equal on both clocks, with or without
+leaps.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -29,23 +29,19 @@ from perfmodel.sim.traffic.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Traffic
 
-ThinkTime = Callable[[int], int]  # number of the request that was answered -> ticks until the next is sent
+ThinkTime = Callable[[int], int]  # number of the answered request -> ticks until the next is sent
 _CHUNK = 1024
 _CHUNKS_KEPT = 64  # requests in flight are near each other
-_PURPOSE = 0x7468696E6B  # "think": a stream apart from those of the workload
+_PURPOSE = 0x7468696E6B  # "think": separate from the workload's streams
 
 
 def no_think_time(_: int) -> int:
-    """The next request is sent at the tick of the answer."""
+    """No pause after an answer."""
     return 0
 
 
 def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
-    """The pauses of a closed loop: of mean m and standard deviation s by a gamma distribution, which has no negative
-    values; shape (m / s)^2, scale s^2 / m.
-
-    arrivals: of the traffic; seed: of the scenario
-    """
+    """Gamma-distributed think times of mean m and standard deviation s: shape (m / s)^2, scale s^2 / m."""
     mean, stddev = arrivals.think_time_s, arrivals.think_time_stddev_s
     if not stddev:
         ticks = to_ticks(mean)
@@ -65,14 +61,14 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
     return draw
 
 
-_MOST_CLIPPED = 0.5  # of the prompts: beyond that the traffic is another one
+_MOST_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
 class RequestDraft(NamedTuple):
-    """A request before it arrives; `arrival_s` is None in a closed loop, where the system's answers set the time.
+    """A request before it arrives; `arrival_s` is None in a closed loop.
 
-    num_source_tokens: of a prompt that was shortened, before that; 0 for one that was not
-    session, turn, pause_s: of a turn of a conversation: which one, its number from 0, seconds since the last answer
+    num_source_tokens: of a compressed prompt, before compression; 0 if not compressed
+    session, turn, pause_s: conversation, turn number from 0, seconds since the last answer
     """
 
     arrival_s: float | None
@@ -86,7 +82,7 @@ class RequestDraft(NamedTuple):
     pause_s: float = 0.0
 
     def compressed(self, ratio: float) -> "RequestDraft":
-        """The request with the share `ratio` of its prompt, of which it remembers the length."""
+        """The request with its prompt shortened to `ratio`, keeping the original length."""
         tokens = self.num_prompt_tokens
         hashes = self.block_hashes[: int(len(self.block_hashes) * ratio)]
         return self._replace(num_prompt_tokens=ceil(ratio * tokens), block_hashes=hashes, num_source_tokens=tokens)
@@ -102,9 +98,9 @@ class Workload:
     """The requests of a scenario. Raises WorkloadError where the engine's max_model_len would clip most prompts.
 
     concurrency:  requests in flight in a closed loop, else None
-    num_requests: how many there will be, where that is known beforehand
-    num_drawn, num_clipped, num_cut, num_refused: requests made so far; those whose drawn prompt is clipped to what the
-                  engine takes, whose answer ends where the context is full, and that the engine refuses
+    num_requests: total, where known beforehand
+    num_drawn, num_clipped, num_cut, num_refused: requests made so far; prompts clipped to the engine's limit; answers
+                  cut at the context's end; requests that the engine refuses
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -131,17 +127,17 @@ class Workload:
             )
 
     def requests(self) -> Iterator[Request]:
-        """Requests in order of arrival, times in ticks; those of a closed loop carry arrival 0 until they are sent.
+        """Requests in order of arrival, times in ticks; in a closed loop arrival is 0 until sent.
 
-        A trace's prompt that does not fit max_model_len is in it, for the engine to refuse (`refuses`). Raises
-        WorkloadError for one that the scenario itself asks for.
+        Includes trace prompts beyond max_model_len for the engine to refuse (`refuses`). Raises WorkloadError for one
+        that the scenario itself asks for.
         """
         length, drafts = _LENGTHS.get(self.traffic.arrivals.order), self.drafts()
         for number, draft in enumerate(drafts if length is None else sorted(drafts, key=length, reverse=True)):
             yield self._request(number, draft)
 
     def drafts(self) -> Iterator[RequestDraft]:
-        """The same, before limits of the engine are applied, as they are drawn; turns conversation by conversation."""
+        """Requests as drawn, before engine limits; turns conversation by conversation."""
         if self.traffic.has_conversations:
             return chain.from_iterable(self._turns())
         drafts = self._traced() if self.traffic.trace is not None else self._drawn()
@@ -151,8 +147,7 @@ class Workload:
         return islice(drafts, self.traffic.num_requests)
 
     def conversations(self) -> Iterator[list[tuple[int, Request]]]:
-        """The turns of each conversation in order of arrival, with the ticks since the last answer; the first arrives
-        when the conversation does, the others when they are sent."""
+        """Turns by conversation in order of arrival, with ticks since the last answer; later turns arrive when sent."""
         number = 0
         for drafts in self._turns():
             turns = []
@@ -168,7 +163,7 @@ class Workload:
                 f"request {number} has a prompt of {draft.num_prompt_tokens} tokens, but max_model_len={limit} leaves "
                 f"room for at most {limit - 1} and one output token; raise engine.max_model_len or shorten the prompt"
             )
-        # As vLLM does, an answer ends where the context is full.
+        # As in vLLM, an answer ends where the context is full.
         outputs = max(min(draft.num_output_tokens, limit - draft.num_prompt_tokens), 1)
         self.num_drawn += 1
         if self.refuses(draft):
@@ -186,14 +181,14 @@ class Workload:
         return request
 
     def refuses(self, request: Request | RequestDraft) -> bool:
-        """Whether the engine refuses it: its prompt leaves no room for an answer."""
+        """Whether the prompt leaves no room for an answer."""
         return request.num_prompt_tokens >= self.max_model_len
 
     def _streams(self, count: int = 5) -> list[np.random.Generator]:
         return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(count)]
 
     def _turns(self) -> Iterator[list[RequestDraft]]:
-        """Turns of each conversation, as many as fit the context, and as there are to be requests."""
+        """Turns of each conversation within the context, up to the number of requests."""
         left, limit, traffic = self.num_requests, self.max_model_len, self.traffic
         *streams, for_priorities, for_pauses = self._streams(6)
         priorities = _priorities(traffic, for_priorities)
@@ -250,8 +245,9 @@ class Workload:
             )
 
     def _hashes(self, row: TraceRow) -> tuple[int, ...]:
-        """Hashes of the engine's full blocks from those of the trace's: a block of 512 is 32 of 16, and one that holds
-        tokens of several is equal to another where all of these are."""
+        """Hashes of the engine's full blocks from the trace's: a block of 512 is 32 of 16; a block that spans several
+        is equal if all of these are.
+        """
         size, of_trace = self.block_size, row.hash_block_size
         num_blocks = min(row.num_prompt_tokens, len(row.block_hashes) * of_trace) // size
         per_block, rest = divmod(of_trace, size)

@@ -1,7 +1,7 @@
-"""The arguments of a command as its own parser takes them: which flag, with which value, or what is wrong.
+"""Parse a command's arguments as its own parser does.
 
-As argparse and click do: `--flag value`, `--flag=value`, `-f value`, `--no-flag`, underscores for hyphens, unambiguous
-beginnings of names; the last of several counts. As vLLM does: `-O3`, `--json-flag '{"key": 1}'`, `--json-flag.key 1`,
+argparse and click: `--flag value`, `--flag=value`, `-f value`, `--no-flag`, underscores for hyphens, unambiguous
+prefixes, the last of several counts. vLLM: `-O3`, `--json-flag '{"key": 1}'`, `--json-flag.key 1`,
 `--json-flag.key+ item` (vllm/utils/argparse_utils.py, FlexibleArgumentParser).
 """
 
@@ -26,7 +26,7 @@ _MAX_LEVELS = 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A flag with its value."""
+    """A flag and its value."""
 
     rule: FlagRule
     name: str
@@ -36,10 +36,9 @@ class Given:
 
 @dataclass(slots=True)
 class Arguments:
-    """The flags of one command.
+    """Flags of one command.
 
-    description, place: what its flags mean; where it stands, for errors
-    given: by the flag's name, the last where one is given twice; notes: what was taken for what
+    description: of its flags; place: for errors; given: last value by flag name; notes: approximations made
     """
 
     description: CommandDescription
@@ -48,8 +47,7 @@ class Arguments:
     notes: list[str] = field(default_factory=list)
 
     def read(self, words: Sequence[str]) -> "Arguments":
-        """Add the flags among `words`. Raises SpecError for an unknown flag, with the nearest known ones, for a value
-        that is missing or of another kind, and for a word that nothing is known of."""
+        """Add the flags in `words`. SpecError for an unknown flag (with the nearest), a bad value, a stray word."""
         left = deque(words)
         while left:
             word = left.popleft()
@@ -75,7 +73,7 @@ class Arguments:
         return self
 
     def read_mapping(self, data: Mapping[str, Any]) -> "Arguments":
-        """Add the flags of a YAML file, whose keys they are. Raises SpecError as `read` does."""
+        """Add flags from a YAML mapping. Raises SpecError as `read` does."""
         for key, value in _flat(data):
             head, dot, tail = key.partition(".")
             name = head.replace("_", "-") + dot + tail
@@ -88,7 +86,6 @@ class Arguments:
         return self
 
     def add(self, flag: Given) -> None:
-        """A flag more."""
         before = self.given.pop(flag.name, None)
         if before is not None and before.value != flag.value:
             self.notes.append(f"{before.written} and then {flag.written}: the last counts")
@@ -98,7 +95,7 @@ class Arguments:
         return SpecError(f"{self.place}: {sentence}")
 
     def _read_flag(self, word: str, left: deque[str]) -> None:
-        """A flag, with the words of `left` that it takes."""
+        """Read a flag and its values from `left`."""
         name, value = _split(word, self.description)
         rule, is_negated = self._rule(name)
         plain = rule.name if "*" not in rule.name else name.removeprefix("--")
@@ -129,7 +126,7 @@ class Arguments:
         self.add(Given(rule, rule.same_as or plain.rstrip("+"), self._checked(rule, read, written), written))
 
     def _rule(self, name: str) -> tuple[FlagRule, bool]:
-        """What is known of a flag, and whether it is negated."""
+        """Rule of a flag, and whether it is negated."""
         about, plain = self.description, name.removeprefix("--")
         if plain in about.config:
             return FlagRule(plain, "irrelevant", "one"), False
@@ -155,7 +152,7 @@ class Arguments:
         )
 
     def _add_nested(self, parent: str, text: str) -> None:
-        """The keys of a flag's JSON, each as a flag with a dot."""
+        """Add each key of a flag's JSON as a dotted flag."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -183,7 +180,7 @@ class Arguments:
             self.add(Given(rule, rule.same_as or name, self._checked(rule, value, written), written))
 
     def _checked(self, rule: FlagRule, value: Any, written: str) -> Any:
-        """The value as the kind that the flag takes. Raises SpecError for another."""
+        """`value` converted to the flag's kind; raises SpecError."""
         if rule.modelled is None or not isinstance(value, str):
             return value
         kind = rule.modelled.kind
@@ -200,7 +197,6 @@ class Arguments:
 
 
 def _split(word: str, description: CommandDescription) -> tuple[str, str | None]:
-    """The flag and what is attached to it."""
     name, equals, value = word.partition("=")
     head, dot, tail = name.partition(".")
     attached = value if equals else None

@@ -1,8 +1,7 @@
-"""What the flags of a command mean: of an engine's server, or of a load test (hardware_specs/engines/commands).
+"""Meaning of the flags of a server or load test at one version (hardware_specs/engines/commands).
 
-A file sorts all flags of a command at one version: what each says of a scenario, which have no part in time, which
-have one that is not modelled. A flag with a dot is a key of another's JSON (`speculative-config.method`); one that ends
-with `.*` stands for all other keys there.
+Flags are modelled, irrelevant to timing, or relevant but not modelled. A dotted flag is a key of another's JSON
+(`speculative-config.method`); `.*` stands for all other keys there.
 """
 
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class EnvironmentRules(Spec):
 
 @dataclass(frozen=True, slots=True)
 class FlagRule:
-    """What is known of one flag."""
+    """Rule for one flag."""
 
     name: str
     kind: Class
@@ -83,7 +82,7 @@ class FlagRule:
     same_as: str = ""  # the flag whose other name it is
 
     def says_nothing(self, value: Any) -> bool:
-        """Whether a flag with this value is as good as none."""
+        """Whether `value` has no effect."""
         known = self.default if isinstance(self.default, list) else [self.default]
         return value is False or any(str(value).lower() == str(each).lower() for each in known if each is not None)
 
@@ -142,11 +141,11 @@ class CommandDescription(Spec):
 
     @cached_property
     def parents(self) -> frozenset[str]:
-        """Flags whose value is JSON with keys of their own."""
+        """Flags with dotted JSON keys."""
         return frozenset(name.partition(".")[0] for name in self.rules if "." in name)
 
     def rule(self, name: str) -> FlagRule | None:
-        """What is known of the flag `name`, or of the others beside it; None for an unknown one."""
+        """Rule of flag `name`, or of its wildcard; None if unknown."""
         rule, parts = self.rules.get(name), name.split(".")[:-1]
         while rule is None and parts:
             rule = self.rules.get(".".join((*parts, "*"))) or self.rules.get(".".join(parts))
@@ -156,7 +155,7 @@ class CommandDescription(Spec):
         return rule
 
     def unmodelled_variable(self, variable: str) -> str | None:
-        """What of a variable of the environment is not modelled; None for one without a part in time."""
+        """Effect of an environment variable that is not modelled; None if irrelevant to timing."""
         if any(fnmatchcase(variable, pattern) for pattern in self.environment.irrelevant):
             return None
         reasons = (why for pattern, why in self.environment.not_modelled.items() if fnmatchcase(variable, pattern))
@@ -164,19 +163,19 @@ class CommandDescription(Spec):
 
 
 def load_command(name: str) -> CommandDescription:
-    """The description of a command by its name. Raises SpecError for one that is missing or malformed."""
+    """Command description by name. Raises SpecError for a missing or malformed one."""
     return load_spec(CommandDescription, find_file("commands", name))
 
 
 def all_commands() -> tuple[CommandDescription, ...]:
-    """All that are described."""
+    """All command descriptions."""
     return tuple(load_command(name) for name in list_names("commands"))
 
 
 def about_flag(name: str) -> str:
-    """The field that the flag `name` of a server (or a key of its JSON) sets, or why it sets none; empty for no flag.
+    """Field set by server flag `name` (or a JSON key of one), or why none is; empty without a flag.
 
-    Underscores count as hyphens. Where several servers have the flag, vLLM's counts.
+    Underscores count as hyphens; vLLM's flag takes precedence.
     """
     wanted = name.replace("_", "-")
     servers = [command for command in all_commands() if command.role == "server"]

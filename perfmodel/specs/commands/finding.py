@@ -1,4 +1,4 @@
-"""Which command of a script starts a server or a load test, with what around it: docker, sudo, mpirun, `sh -c`."""
+"""Find server and load-test commands in a script, inside docker, sudo, mpirun and `sh -c`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,7 @@ _RUNS_TEXT = re.compile(r"-[a-z]*c")
 
 @dataclass(frozen=True, slots=True)
 class FoundCommand:
-    """A command that is described, in a script.
-
-    version:     of the engine, where a container's tag says so; image: the container's
-    """
+    """A described command found in a script. version: of the engine, from the tag of the container `image`."""
 
     description: CommandDescription
     words: tuple[str, ...]  # what follows its name
@@ -36,10 +33,7 @@ class FoundCommand:
 
 
 def find_commands(script: ShellScript, place: str = "the line", depth: int = 0) -> list[FoundCommand]:
-    """All that are described, in their order.
-
-    place: what errors call the script; depth: of shells that it is inside of
-    """
+    """Described commands of `script` in order. place: its name in errors; depth: of nested shells."""
     known = all_commands()
     return [started for command in script.commands for started in _started(command, known, place, depth)]
 
@@ -77,8 +71,7 @@ def _started(
 
 
 def _start(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple[int, int, CommandDescription] | None:
-    """Where a command's name begins, where its flags do, and which it is; of a container that starts it, behind the
-    image."""
+    """(start of the command's name, start of its flags, description); behind the image for containers."""
     heads = tuple({start[0] for command in known for start in command.starts})
     for begin, word in enumerate(words):
         if word.rpartition("/")[2].startswith(heads):
@@ -94,7 +87,7 @@ def _start(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple
 
 
 def _matched(words: Sequence[str], begin: int, start: Sequence[str]) -> int | None:
-    """The index behind `start` at `begin`: a program may have a path, a version (python3.12) or be a file (.py)."""
+    """Index behind `start` at `begin`; allows paths, versions (python3.12) and .py files."""
     at = begin
     for number, expected in enumerate(start):
         while number == 1 and start[0] == "python" and at < len(words) and words[at] in _PYTHON_FLAGS:
@@ -111,7 +104,7 @@ def _matched(words: Sequence[str], begin: int, start: Sequence[str]) -> int | No
 
 
 def _inner_shell(words: Sequence[str]) -> tuple[int, str] | None:
-    """How many words stand before a `sh -c TEXT`, and the text."""
+    """(words before a `sh -c TEXT`, TEXT)."""
     for index, word in enumerate(words[:-1]):
         is_shell = word.rpartition("/")[2] in _SHELLS
         for behind in range(index + 1, min(index + 4, len(words) - 1)) if is_shell else ():
@@ -133,7 +126,7 @@ def _image_name(word: str) -> str:
 
 
 def _image_among(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple[str | None, str | None]:
-    """The container image among `words`, and the version that its tag says."""
+    """(container image, version from its tag)."""
     images = {image for description in known for image in description.images}
     image = next((word for word in words if _image_name(word) in images), None)
     tag = (image or "").partition("@")[0].rpartition("/")[2].partition(":")[2]
@@ -142,7 +135,7 @@ def _image_among(words: Sequence[str], known: tuple[CommandDescription, ...]) ->
 
 
 def _variables(words: Sequence[str]) -> dict[str, str]:
-    """What `env NAME=value`, `docker run -e NAME=value` and `--env=NAME=value` set."""
+    """Variables set by `env NAME=value`, `docker run -e NAME=value` and `--env=NAME=value`."""
     values: dict[str, str] = {}
     is_behind_env = False
     for before, word in zip(("", *words), words, strict=False):

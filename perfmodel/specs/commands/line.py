@@ -1,6 +1,6 @@
-"""From command lines as they are, of a server and of a load test, to a scenario: parsed, never executed.
+"""Command lines of a server and a load test to a scenario; nothing is executed.
 
-What has no part in time, and what has one that is not modelled, is listed: nothing is passed over in silence.
+Flags that are irrelevant or not modelled are listed, never dropped silently.
 """
 
 import textwrap
@@ -34,10 +34,9 @@ _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_si
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What is asked beside the line.
+    """Inputs beside the line.
 
-    model, traffic: in place of what the line says; hardware: the devices that it runs on
-    data:    further blocks of the scenario (traffic, slo), which go before the line's
+    model, traffic: override the line's; hardware: devices; data: blocks that precede the line's (traffic, slo)
     """
 
     model: str | None = None
@@ -49,9 +48,9 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class LineScenario:
-    """data: of the scenario file; sources: field -> the words that set it; commands: the lines, and where they stand.
+    """data: of the scenario file; sources: field -> words that set it; commands: lines and where they stand.
 
-    irrelevant, unmodelled, notes, assumed: as of `Reading`
+    irrelevant, unmodelled, notes, assumed: see `Reading`
     """
 
     data: dict[str, Any]
@@ -64,13 +63,10 @@ class LineScenario:
 
 
 def read_line(text: str, asking: Asking, place: str = "line") -> LineScenario:
-    """The scenario of a command line, a script, or a compose file.
+    """Scenario of a command line, script or compose file; `asking` has what it does not say, `place` is its name in
+    errors.
 
-    asking: what the line does not say
-    place:  what errors call the text
-
-    Raises SpecError, in one sentence: for an unknown flag with the nearest known ones, for `$(...)` and variables that
-    are not set, for what is missing.
+    Raises SpecError in one sentence: for an unknown flag (with the nearest), `$(...)`, unset variables, missing values.
     """
     script = read_manifest(text, place) if is_manifest(text) else read_shell(text, place)
     commands = find_commands(script, place)
@@ -104,7 +100,7 @@ def _read_server(command: FoundCommand, script: ShellScript, asking: Asking) -> 
 
 
 def _place(reading: Reading, command: FoundCommand, hardware: str | None) -> None:
-    """Add the replicas and the device of a manifest; note what does not fit, or what `hardware` replaces."""
+    """Add a manifest's replicas and device; note mismatches and what `hardware` replaces."""
     placement = command.placement
     if placement.replicas is not None:
         reading.put("cluster.replicas", placement.replicas, f"replicas: {placement.replicas}")
@@ -132,7 +128,7 @@ def _place(reading: Reading, command: FoundCommand, hardware: str | None) -> Non
 
 
 def _arguments(command: FoundCommand, script: ShellScript, asking: Asking) -> Arguments:
-    """The flags of the line and of the file that `--config` names; which of them count the engine says."""
+    """Flags of the line and its `--config` file, in the engine's order of precedence."""
     description, place = command.description, command.place
     arguments = Arguments(description, place).read(command.words)
     name = next((name for name in description.config if name in arguments.given), None)
@@ -160,7 +156,7 @@ def _arguments(command: FoundCommand, script: ShellScript, asking: Asking) -> Ar
 
 
 def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> Reading:
-    """One server. Equal ones are replicas, prefill and decode servers pools, other nodes' ranks those of the first."""
+    """Merge servers: equal ones are replicas, prefill and decode ones pools, other nodes' ranks part of the first."""
     ranks = [(reading.take("further_rank", 0) > 0, reading.take("is_further_rank", False)) for reading in readings]
     first_nodes = [at for at, is_further in enumerate(ranks) if not any(is_further)]
     if 0 < len(first_nodes) < len(readings):
@@ -191,7 +187,7 @@ def _together(readings: Sequence[Reading], servers: Sequence[FoundCommand]) -> R
 
 
 def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[FoundCommand]) -> Reading:
-    """Pools of the roles, each engine its own; what they share is written once."""
+    """Pools by role, each with its engine; common fields written once."""
     if set(roles) != {"prefill", "decode"}:
         raise SpecError(
             f"{servers[0].place}: found {len(roles)} servers of role {roles[0]} alone; KV goes from prefill servers to "
@@ -261,7 +257,7 @@ def _scenario(base: Reading, commands: Sequence[FoundCommand], asking: Asking) -
 
 
 def _check_model(model: str, place: str) -> None:
-    """Raises SpecError for what a line has as a model and is none: several words, or a path of another machine."""
+    """Raise SpecError for several words or another machine's path as the model."""
     is_path = model.startswith(("/", "~", "."))
     if len(model.split()) != 1 and not is_path:
         raise SpecError(
@@ -278,7 +274,6 @@ def _check_model(model: str, place: str) -> None:
 
 
 def _around(commands: Sequence[FoundCommand]) -> Iterator[str]:
-    """What stood before a command, where anything did."""
     for command in commands:
         shown = " ".join(
             word
@@ -290,7 +285,7 @@ def _around(commands: Sequence[FoundCommand]) -> Iterator[str]:
 
 
 def scenario_text(scenario: LineScenario) -> str:
-    """The text of the file: each field beside the flag that said it, in comments above what is no field."""
+    """File text: each field with its flag, and comments on top for everything else."""
     remarks: dict[str, Iterable[str]] = {
         "Read, not run": scenario.commands,
         "Affects time and is not modelled": [f"{what} ({why})" for what, why in scenario.unmodelled],

@@ -1,4 +1,4 @@
-"""What the arguments of a load test say of the traffic: arrivals, lengths, shared prefixes, limits."""
+"""Arguments of a load test to traffic: arrivals, lengths, shared prefixes, limits."""
 
 import json
 from math import ceil, floor, inf
@@ -12,11 +12,9 @@ _SHAREGPT = "chat-sharegpt"
 
 
 def read_load(reading: Reading, command: str, place: str) -> None:
-    """Fill in `traffic` and `slo` from what the flags of a load test have left in `reading.line`.
+    """Fill `traffic` and `slo` from the flags left in `reading.line`; command: its name; place: for errors.
 
-    command: its name; place: where it stands, for errors
-
-    Raises SpecError for traffic that its data would have to be read for.
+    Raises SpecError for traffic whose data would have to be read.
     """
     traffic = reading.data.setdefault("traffic", {})
     readers = {"vllm-bench": _vllm_bench, "sglang-bench": _sglang_bench, "guidellm": _guidellm, "aiperf": _aiperf}
@@ -35,7 +33,7 @@ def read_load(reading: Reading, command: str, place: str) -> None:
 
 
 def _arrivals(reading: Reading, traffic: dict[str, Any]) -> None:
-    """A rate, as Poisson or gamma arrivals; without one as many at a time as are allowed, or all at once."""
+    """Poisson or gamma arrivals at a rate; else closed loop or all at once."""
     take = reading.take
     rate, concurrency = take("rate", inf), take("concurrency")
     shape, cv, duration = take("burstiness", 1.0), take("cv"), take("duration_s")
@@ -61,20 +59,20 @@ def _arrivals(reading: Reading, traffic: dict[str, Any]) -> None:
 
 
 def _uniform(mean: float, ratio: float = 0) -> dict[str, Any]:
-    """vLLM's: from mean x (1 - ratio) to mean x (1 + ratio)."""
+    """vLLM: uniform over mean x (1 - ratio) ... mean x (1 + ratio)."""
     if not ratio:
         return {"distribution": "fixed", "value": int(mean)}
     return {"distribution": "uniform", "low": max(floor(mean * (1 - ratio)), 1), "high": ceil(mean * (1 + ratio))}
 
 
 def _up_to(most: int, ratio: float) -> dict[str, Any]:
-    """SGLang's: from the ratio of the length up to all of it."""
+    """SGLang: uniform over ratio x most ... most."""
     low = max(int(most * ratio), 1)
     return _uniform(most) if low >= most else {"distribution": "uniform", "low": low, "high": most}
 
 
 def _normal(mean: float, std: float, reading: Reading) -> dict[str, Any]:
-    """A normal distribution, taken for a lognormal one of the same mean and deviation."""
+    """Normal lengths, approximated by a lognormal of equal mean and deviation."""
     if not std:
         return _uniform(mean)
     what = "a normal distribution is taken for a lognormal"
@@ -85,7 +83,7 @@ def _normal(mean: float, std: float, reading: Reading) -> dict[str, Any]:
 def _synthetic(
     traffic: dict[str, Any], prompt: dict[str, Any], answer: dict[str, Any], prefix: int = 0, groups: int = 1
 ) -> None:
-    """Lengths of made-up data; a shared prefix comes before each prompt's own tokens."""
+    """Synthetic lengths; a shared prefix precedes each prompt's own tokens."""
     if prefix:
         prompt |= {key: prompt[key] + prefix for key in ("value", "low", "high", "mean") if key in prompt}
         traffic["prefix"] = {"num_groups": groups, "shared_tokens": prefix}
@@ -135,7 +133,7 @@ def _sglang_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None
 
 
 def _data(name: str, reading: Reading, traffic: dict[str, Any], place: str) -> None:
-    """Lengths of data that has some here; of other data a traffic file must say them."""
+    """Lengths of a known data set; others need a traffic file."""
     from perfmodel.specs.scenario_file import load_traffic
 
     if name != "sharegpt":
@@ -152,7 +150,7 @@ def _data(name: str, reading: Reading, traffic: dict[str, Any], place: str) -> N
 
 
 def _aiperf(reading: Reading, traffic: dict[str, Any], place: str) -> None:
-    """One request at a time where nothing else is said, ten of them (aiperf/config/flags)."""
+    """AIPerf defaults: one request at a time, ten in all (aiperf/config/flags)."""
     line, take = reading.line, reading.take
     if "dataset" in line:
         _data(line["dataset"], reading, traffic, place)
@@ -217,7 +215,7 @@ def _guidellm(reading: Reading, traffic: dict[str, Any], place: str) -> None:
 
 
 def _amount(value: Any, flag: str, place: str) -> float:
-    """A number of a pair in a flag's value. Raises SpecError for what is none, is below 0 or endless."""
+    """Number in a flag's value; raises SpecError if negative, infinite or none."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -228,7 +226,7 @@ def _amount(value: Any, flag: str, place: str) -> float:
 
 
 def _pairs(text: str, first: str) -> dict[str, Any]:
-    """`a=1,b=2`, or JSON; one word alone is the value of `first`."""
+    """`a=1,b=2` or JSON; a single word is the value of `first`."""
     if text.lstrip().startswith("{"):
         try:
             data = json.loads(text)

@@ -1,7 +1,7 @@
-"""A compose file or a Kubernetes manifest as the commands that its containers run, and where it runs them.
+"""Compose files and Kubernetes manifests to container commands and their placement.
 
-Compose replaces `$NAME` and `${NAME}` itself, Kubernetes `$(NAME)` by what the container's environment sets, and
-leaves all else to a shell, where there is one (kubernetes.io, Define Dependent Environment Variables).
+Compose expands `$NAME` and `${NAME}`, Kubernetes `$(NAME)` from the container's environment; the rest is left to a
+shell, if any (kubernetes.io, Define Dependent Environment Variables).
 """
 
 import re
@@ -25,20 +25,22 @@ _FOR_A_SHELL = re.compile(r"\$(?:\(\w+\)|\w+|\{\w+\})")
 
 
 def is_manifest(text: str) -> bool:
-    """Whether `text` looks like YAML with containers, and not like a script."""
+    """Whether `text` looks like container YAML rather than a script."""
     return _KEYS.search(text) is not None and _BLOCKS.search(text) is not None
 
 
 def read_manifest(text: str, place: str) -> ShellScript:
-    """The commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes). Raises
-    SpecError for what is no YAML, with its line."""
+    """Commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes).
+
+    Raises SpecError for invalid YAML, with its line.
+    """
     documents = [part for part in re.split(r"^---\s*$", text, flags=re.MULTILINE) if part.strip()]
     data = (load_yaml_text(document, place).data for document in documents)
     return ShellScript(tuple(command for part in data for command in _containers(part, place, True)), {})
 
 
 def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = ANYWHERE) -> Iterator[ShellCommand]:
-    """Every mapping below `data` that names an image or a command; `around`: what stands above them."""
+    """Mappings below `data` with an image or a command; `around`: placement so far."""
     if isinstance(data, Mapping):
         around = _placed(data, around, place)
         if isinstance(data.get("image"), str) or "command" in data:
@@ -52,10 +54,10 @@ def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = 
 
 
 def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPlacement:
-    """`around` with what the keys of a manifest's mapping say of replicas, nodes and GPUs.
+    """`around` updated by a mapping's replicas, nodes and GPUs.
 
-    Compose has `deploy.replicas` or `scale` and `deploy.resources`, Kubernetes `replicas`, `size` of a LeaderWorkerSet,
-    `nodeSelector` or a node affinity, and `resources`.
+    Compose: `deploy.replicas` or `scale`, `deploy.resources`. Kubernetes: `replicas`, `size` of a LeaderWorkerSet,
+    `nodeSelector` or node affinity, `resources`.
     """
     deploy, resources = _mapping(data, "deploy"), _mapping(data, "resources")
     counts = {
@@ -84,7 +86,7 @@ def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _gpus(resources: Mapping[str, Any]) -> Iterator[Any]:
-    """How many GPUs `resources` of a container asks for, Kubernetes' limits before its requests, or compose's."""
+    """GPU counts in `resources`; Kubernetes' limits before requests."""
     for kind in ("limits", "requests", "reservations"):
         block = _mapping(resources, kind)
         yield from (value for key, value in block.items() if str(key) in _GPU_RESOURCES)
@@ -96,7 +98,7 @@ def _gpus(resources: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _products(data: Mapping[str, Any]) -> Iterator[str]:
-    """GPUs' names that a pod's nodes must be labelled with."""
+    """GPU names in node labels."""
     yield from (str(value) for key, value in _mapping(data, "nodeSelector").items() if key in _PRODUCT_LABELS)
     for rule in _rules(_mapping(data, "affinity").get("nodeAffinity")):
         if rule.get("key") in _PRODUCT_LABELS and rule.get("operator") == "In" and isinstance(rule.get("values"), list):
@@ -104,7 +106,6 @@ def _products(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rules(affinity: Any) -> Iterator[Mapping[str, Any]]:
-    """All `matchExpressions` below a node affinity."""
     for value in affinity.values() if isinstance(affinity, Mapping) else affinity if isinstance(affinity, list) else ():
         yield from _rules(value)
     if isinstance(affinity, Mapping) and "key" in affinity:
@@ -115,7 +116,7 @@ def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement:
     environment = _environment(data.get("environment") or data.get("env"))
 
     def text(value: str) -> str:
-        """Compose's `${NAME:-default}` replaced, where `$$` is a dollar and quotes are nothing special."""
+        """Expand compose's `${NAME:-default}`; `$$` is a dollar, quotes are literal."""
         if not is_compose:
             return _of_kubernetes(value, environment)
         return expanded_text(re.sub(r"[\\`]", r"\\\g<0>", value).replace("$$", "\\$"), place)
@@ -138,7 +139,7 @@ def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement:
 
 
 def _of_kubernetes(value: str, environment: Mapping[str, str]) -> str:
-    """A word with `$(NAME)` replaced; one that is no script for a shell must then be known."""
+    """Expand `$(NAME)`; undefined names are errors outside shell scripts."""
     used = [environment[name] for name in _REPLACED.findall(value) if name in environment]
     unknown = next((variable for variable in used if isinstance(variable, Unresolved)), None)
     if unknown is not None:
@@ -150,7 +151,7 @@ def _of_kubernetes(value: str, environment: Mapping[str, str]) -> str:
 
 
 def _environment(value: Any) -> dict[str, str]:
-    """What a container's variables are set to; of those that come from elsewhere, that they do."""
+    """Container variables; those set from elsewhere are marked."""
     values: dict[str, Any] = {}
     if isinstance(value, Mapping):
         values = {str(name): own for name, own in value.items()}

@@ -1,5 +1,4 @@
-"""What a server's arguments say of a scenario, one by one and together, and an engine as vLLM's arguments again, which
-`line.py` reads back."""
+"""Server arguments to scenario fields, and an engine back to vLLM arguments, which `line.py` reads back."""
 
 import json
 import re
@@ -21,7 +20,7 @@ from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 
 _LINE, _ENGINE, _CONFIG = "line.", "engine.", "engine.speculative_config"
 _GIB = 2**30
-_ALL_LAYERS = 99  # of -ngl: nobody counts them
+_ALL_LAYERS = 99  # of -ngl: above any layer count
 _GGUF_TYPE = re.compile(r"(?:[it]?q\d\w*|fp16|b?f16|f32|mxfp4)", re.IGNORECASE)
 _TYPE_AT_END = re.compile(rf"(.+?)[-_.]({_GGUF_TYPE.pattern})", re.IGNORECASE)
 _HUBS = ("hf.co", "huggingface.co")  # `ollama run` fetches repositories of these
@@ -29,17 +28,14 @@ _FLOATS = {"f16": "float16", "fp16": "float16", "bf16": "bfloat16", "f32": "floa
 # Of drafted tokens, right where a command says nothing: EAGLE's first tokens (Li et al. 2024, table 1: 0.7 to 0.8), a
 # small sibling as drafter (Chen et al. 2023: 0.71 to 0.85). What one's own server has is in its metrics.
 _RIGHT = {"ngram": RIGHT_OF_NGRAMS, "draft_model": 0.7, "medusa": 0.6, "eagle": 0.75}
-_FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # what a reader of several servers asks for
+_FOR_SEVERAL = ("role", "further_rank", "is_further_rank")  # requested by a reader of several servers
 _STEPS = 3  # sglang/srt/server_args.py, auto_choose_speculative_params
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a command says.
-
-    notes:      what was taken for what; assumed: what the command leaves open
-    """
+    """Scenario fields of a command. notes: approximations; assumed: what the command leaves open."""
 
     data: dict[str, Any] = field(default_factory=dict)  # the blocks of a scenario file that it fills
     sources: dict[str, str] = field(default_factory=dict)  # field -> the argument that set it, as it was written
@@ -50,7 +46,7 @@ class Reading:
     assumed: list[str] = field(default_factory=list)
 
     def put(self, path: str, value: Any, source: str = "") -> None:
-        """The field at `path` has `value`."""
+        """Set the field at `path`."""
         around, keys = self.data, path.split(".")
         for key in keys[:-1]:
             around = around.setdefault(key, {})
@@ -59,38 +55,38 @@ class Reading:
             self.sources[path] = source
 
     def get(self, path: str) -> Any:
-        """The value of a field, or None."""
+        """Field value, or None."""
         value: Any = self.data
         for key in path.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of an argument in `line`, which is done with from then on."""
+        """Pop an argument from `line`."""
         return self.line.pop(name, default)
 
     def source(self, name: str) -> str:
-        """An argument of `line` as it was written; empty where it was not given."""
+        """Argument of `line` as written; empty if absent."""
         return self.sources.get(f"{_LINE}{name}", "")
 
     def move(self, name: str, path: str) -> None:
-        """Make the argument `name` of `line`, if it was given, the field at `path`."""
+        """Move argument `name` of `line`, if present, to the field at `path`."""
         if name in self.line:
             self.put(path, self.take(name), self.source(name))
 
     def add_remarks(self, other: "Reading") -> None:
-        """What another command of the same scenario says beside fields."""
+        """Merge the remarks of another command of the scenario."""
         for name in ("irrelevant", "unmodelled", "notes", "assumed"):
             getattr(self, name).extend(getattr(other, name))
 
     @property
     def ranks(self) -> int:
-        """The degree of tensor parallelism."""
+        """Tensor-parallel degree."""
         return self.get("engine.tensor_parallel_size") or 1
 
 
 def read_server(arguments: Arguments, environment: Mapping[str, str]) -> Reading:
-    """What arguments and environment say, one by one."""
+    """Translate arguments and environment one by one."""
     reading, description = Reading(notes=list(arguments.notes)), arguments.description
     for given in arguments.given.values():
         _take(given, reading)
@@ -145,11 +141,9 @@ def _take(given: Given, reading: Reading) -> None:
 
 
 def complete(reading: Reading, command: str, engine: str) -> None:
-    """Fill in the fields that several arguments of a server say together.
+    """Fill fields that depend on several arguments; an undescribed `engine` follows that of its `command`.
 
-    command, engine: their names; an engine that is not described has another's
-
-    Raises SpecError for what they contradict each other in.
+    Raises SpecError for contradictions.
     """
     if engine != "vllm":
         reading.put("engine.profile", engine)
@@ -181,8 +175,9 @@ def _vllm(reading: Reading) -> None:
 
 
 def _sglang(reading: Reading) -> None:
-    """`--dp-size` with `--enable-dp-attention` splits the ranks of `--tp-size`; alone it is so many replicas behind one
-    front end, which share nothing (server_args.py, data_parallel_controller.py)."""
+    """`--dp-size` with `--enable-dp-attention` splits `--tp-size`; alone it counts independent replicas behind one
+    front end (server_args.py, data_parallel_controller.py).
+    """
     tp, dp = reading.ranks, reading.take("dp_size", 1)
     if reading.take("dp_attention", False) and dp > 1:
         if tp % dp:
@@ -234,7 +229,7 @@ def _lmdeploy(reading: Reading) -> None:
 
 
 def _llama_server(reading: Reading) -> None:
-    """`-c` is the context of all slots together, unless their number is chosen by the server, which then share it."""
+    """`-c` is the context of all slots together, unless the server chooses and shares their number."""
     name = reading.take("gguf")
     if name is not None:
         _put_gguf(reading, str(name), reading.source("gguf"))
@@ -252,7 +247,7 @@ def _llama_server(reading: Reading) -> None:
 
 
 def _ollama(reading: Reading) -> None:
-    """`llama3.1:8b-instruct-q8_0`: a family, a size, and a type, Q4_K_M where none is given; or `hf.co/owner/name`."""
+    """`llama3.1:8b-instruct-q8_0`: family, size, type (default Q4_K_M); or `hf.co/owner/name`."""
     tag = str(reading.take("tag", ""))
     host, _, repository = tag.partition("/")
     if host in _HUBS:
@@ -274,7 +269,7 @@ def _ollama(reading: Reading) -> None:
 
 
 def _put_gguf(reading: Reading, name: str, argument: str) -> None:
-    """The model of a file or of a Hugging Face repository of GGUF files. A file that is here says it all itself."""
+    """Model from a GGUF file or Hugging Face repository; a local file is read."""
     path = expanded(name)
     if may_touch(path) and path.is_file():
         reading.put("model", str(path.resolve()), argument)
@@ -290,7 +285,7 @@ def _put_gguf(reading: Reading, name: str, argument: str) -> None:
 
 
 def _put_weights(reading: Reading, model: str, kind: str, argument: str, why: str) -> None:
-    """The type of a GGUF file as the format of the weights; gpt-oss comes in its own alone."""
+    """GGUF type as weight format; gpt-oss only in its own."""
     if kind.lower() in _FLOATS:
         reading.put("engine.dtype", _FLOATS[kind.lower()], argument)
     elif kind:
@@ -301,7 +296,7 @@ def _put_weights(reading: Reading, model: str, kind: str, argument: str, why: st
 
 
 def _complete_experts(reading: Reading) -> None:
-    """Ranks that share out whole experts: all of them, or none."""
+    """Expert parallelism: all ranks or none."""
     size = reading.take("expert_ranks")
     if size is None or size < 2:
         return
@@ -313,7 +308,7 @@ def _complete_experts(reading: Reading) -> None:
 
 
 def _complete_drafts(reading: Reading) -> None:
-    """The drafter's fields, as its method has them."""
+    """Drafter fields by method."""
     method = reading.get(f"{_CONFIG}.method")
     if method is None:
         return
@@ -340,7 +335,7 @@ _BY_COMMAND: dict[str, Callable[[Reading], None]] = {
 
 
 def engine_arguments(engine: EngineSpec, model: ModelSpec) -> list[str]:
-    """vLLM's arguments to serve `model`: what differs from its defaults; ranks, lengths and the step's size always."""
+    """vLLM arguments that serve `model`: non-defaults, plus ranks, lengths and step size always."""
     arguments: list[str] = []
     nested: dict[str, dict[str, Any]] = {}
     defaults = {name: field.default for name, field in EngineSpec.model_fields.items()}
@@ -364,7 +359,7 @@ def engine_arguments(engine: EngineSpec, model: ModelSpec) -> list[str]:
         config["num_speculative_tokens"] = drafts.depth
         if drafts.is_mtp_of(model):
             config["method"] = "mtp"
-        if drafts.model is not None:  # by the name that the Hub has for it
+        if drafts.model is not None:  # by its Hub name
             config["model"] = drafts.model.hf_id or drafts.model.name
             if drafts.quantization is not None:
                 config["quantization"] = drafts.quantization
@@ -377,7 +372,7 @@ def engine_arguments(engine: EngineSpec, model: ModelSpec) -> list[str]:
 
 
 def left_out_fields(engine: EngineSpec) -> list[str]:
-    """The fields of `engine` that were given and that no argument of vLLM's says."""
+    """Explicit fields of `engine` without a vLLM argument."""
     written = {str(flag.field).removeprefix(_ENGINE).partition(".")[0] for flag in _flags().values()}
     others = engine.model_fields_set - written - {"kv_offload", "version"}
     return sorted(name for name in others if getattr(engine, name) != EngineSpec.model_fields[name].default)
@@ -385,7 +380,7 @@ def left_out_fields(engine: EngineSpec) -> list[str]:
 
 @cache
 def _flags() -> dict[str, ModelledFlag]:
-    """The flag that says each field as it is, in the order of the table."""
+    """Flag per field in table order, for direct translation."""
     return {
         name: flag
         for name, flag in load_command("vllm").modelled.items()

@@ -1,7 +1,7 @@
-"""From a pasted script to its commands: `shlex` splits them, variables that the script sets are replaced; none is run.
+"""A pasted script to its commands: `shlex` splits, variables set by the script are expanded, nothing is run.
 
-What only a run could know (the output of `$(...)`, a condition, a loop) is named where a command needs it. Source:
-POSIX.1-2024, Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays.
+What only a run could know (`$(...)`, conditions, loops) is reported where a command needs it. Source: POSIX.1-2024,
+Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays.
 """
 
 import ast
@@ -24,7 +24,7 @@ _MARK = "\ue000"  # around the number of an unresolved reference in a word that 
 
 
 def _closed(opens: str, closes: str, levels: int = 5) -> str:
-    """A pattern for what stands between two brackets, with brackets and quotes inside."""
+    """Pattern for the inside of two brackets, with nested brackets and quotes."""
     inside = other = rf"\\.|'[^']*'|\"(?:\\.|[^\"\\])*+\"|[^{opens}{closes}'\"\\]"
     for _ in range(levels):
         inside = rf"{other}|\{opens}(?:{inside})*+\{closes}"
@@ -65,7 +65,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class Unresolved(str):
-    """A word that is not known without running something: as it was written, and why."""
+    """A word that only running something would resolve: as written, and why."""
 
     reason: str  # a sentence's end: `is the output of a command, ...`
 
@@ -76,9 +76,9 @@ class Unresolved(str):
 
 
 class PodPlacement(NamedTuple):
-    """Where a manifest runs a container, as far as it says.
+    """Placement of a container in a manifest, as far as stated.
 
-    replicas: how many equal groups of `size` pods; device: the GPU's name as its node is labelled; gpus: of a pod
+    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod
     """
 
     replicas: int | None = None
@@ -92,7 +92,7 @@ ANYWHERE = PodPlacement()
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """words: of the command; environment: what is set for it, by itself or exported before; line: from 1."""
+    """environment: set by itself or exported before; line: from 1."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -102,7 +102,7 @@ class ShellCommand:
 
 @dataclass(frozen=True, slots=True)
 class ShellScript:
-    """files: those that it writes from lines of its own (`cat > FILE <<EOF`), by name."""
+    """files: heredocs written by the script (`cat > FILE <<EOF`), by name."""
 
     commands: tuple[ShellCommand, ...]
     files: Mapping[str, str]
@@ -110,9 +110,9 @@ class ShellScript:
 
 @dataclass(slots=True)
 class _Command:
-    """One command as shlex reads it: references replaced, redirections left out.
+    """A command as shlex reads it: references replaced, redirections left out.
 
-    document: the lines after `<< WORD`; target: the file that it writes to; is_array: `NAME=(...)`
+    document: heredoc lines; target: file written to; is_array: `NAME=(...)`
     """
 
     line: int
@@ -123,12 +123,9 @@ class _Command:
 
 
 def read_shell(text: str, place: str = "the line", given: Mapping[str, str] | None = None) -> ShellScript:
-    """The commands of `text`, in their order.
+    """Commands of `text` in order; `place` is its name in errors, `given` are variables set before.
 
-    place: what errors call the text
-    given: variables that are set before it
-
-    Raises SpecError for quotes and brackets that are not closed.
+    Raises SpecError for unclosed quotes and brackets.
     """
     if len(text) > _MAX_SCRIPT:
         raise SpecError(f"{place}: {len(text):,} characters, allowed {_MAX_SCRIPT:,}; give the command alone.")
@@ -144,13 +141,13 @@ def read_shell(text: str, place: str = "the line", given: Mapping[str, str] | No
 
 
 def expanded_text(text: str, place: str) -> str:
-    """Text in double quotes outside a script, with its defaults in place of what is not set."""
+    """Expand double-quoted text outside a script, with defaults for unset variables."""
     reader = _Reader(place, {})
     return reader.word(reader.replaced(text))
 
 
 class _Reader:
-    """The state of one script: its variables so far, and what of its words is not known."""
+    """State of one script: variables, and unresolved words."""
 
     def __init__(self, place: str, given: Mapping[str, str]) -> None:
         self.place, self.line = place, 1
@@ -162,7 +159,7 @@ class _Reader:
         self.expanded = 0  # characters that variables have added to this command
 
     def split(self, text: str) -> Iterator[_Command]:
-        """The commands one by one, so that each sees the variables that those before it set."""
+        """Yield commands one by one, so that each sees earlier assignments."""
         at, document_lines, in_value, in_array = 0, 0, False, False
         command = _Command(1)
         while at < len(text):
@@ -210,7 +207,7 @@ class _Reader:
         yield command
 
     def _cut_document(self, text: str, here: re.Match[str]) -> tuple[str, str]:
-        """`text` without the lines that a `<< WORD` takes, and these."""
+        """(`text` without heredoc lines, those lines)."""
         begin = text.find("\n", here.end()) + 1
         end = re.compile(rf"^{chr(9) + '*' if here['tabs'] else ''}{here['until']}$", re.MULTILINE).search(text, begin)
         if not begin or end is None:
@@ -221,7 +218,7 @@ class _Reader:
         return text[:begin] + text[end.end() + 1 :], document
 
     def command(self, part: _Command) -> ShellCommand | None:
-        """The command without the shell's own words; None where it is the shell's alone."""
+        """The command without shell keywords; None for pure shell syntax."""
         words = shlex.split("".join(part.parts))
         while words and words[0] in (*_OPENS, *_CLOSES, *_PASSED_OVER):
             self.depth = max(self.depth + (words[0] in _OPENS) - (words[0] in _CLOSES), 0)
@@ -254,7 +251,7 @@ class _Reader:
         return None
 
     def replaced(self, text: str) -> str:
-        """Text in double quotes without its escapes, its references replaced, unresolved ones by their marks."""
+        """Expand double-quoted text; unresolved references become marks."""
 
         def plain(match: re.Match[str]) -> str:
             if match["open"]:
@@ -264,7 +261,7 @@ class _Reader:
         return _IN_QUOTES.sub(plain, text)
 
     def word(self, text: str) -> str:
-        """A word with what stands behind its marks."""
+        """Replace marks in a word by what they stand for."""
         first = _MARKED.search(text)
         if first is None:
             return text
@@ -273,7 +270,7 @@ class _Reader:
         return Unresolved(shown, self.unknown[int(first[1])].reason)
 
     def _resolved(self, written: str) -> list[str]:
-        """The words that stand in place of a reference; one mark where they are not known."""
+        """Words of a reference; one mark if unknown."""
         values = self._values(written)
         if isinstance(values, str):
             name = re.fullmatch(r"\$\{(\w+)\}", written)
@@ -288,7 +285,7 @@ class _Reader:
         return values
 
     def _values(self, written: str) -> list[str] | str:
-        """What a reference stands for, or why that is not known."""
+        """Values of a reference, or why they are unknown."""
         if written.startswith("$((") and written.endswith("))"):
             known_values = {name: " ".join(values) for name, values in self.values.items()}
             self.used.update(name for name in known_values if name in written)
@@ -320,7 +317,7 @@ class _Reader:
 
 
 def _arithmetic(text: str, values: Mapping[str, str]) -> str | None:
-    """What stands between the brackets of `$(( ))` comes to; None for what is not as plain as whole numbers."""
+    """Value of `$(( ))`; None beyond integer arithmetic."""
     if len(text) > _LONGEST_SUM or _SUM.fullmatch(text) is None:
         return None
     plain = _SUM_NAME.sub(lambda name: f"({values.get(name[1], 'unknown')})", text)
@@ -331,7 +328,7 @@ def _arithmetic(text: str, values: Mapping[str, str]) -> str | None:
 
 
 def _number(node: ast.expr) -> int:
-    """Raises ValueError for what is no whole number or no operation on two."""
+    """Raises ValueError for other than integers and binary operations."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             result = value

@@ -1,1 +1,1 @@
-"""What the machine at hand is: its processor, its memory by a copy test, its GPUs by their own tools."""
+"""Detection of this machine's processor, memory bandwidth and GPUs."""

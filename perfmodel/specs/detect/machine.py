@@ -1,7 +1,6 @@
-"""This machine: its processor as the system describes it, its GPUs as their makers' tools print them, its memory by a
-copy test.
+"""This machine: processor from the operating system, GPUs from vendor tools, memory bandwidth from a copy test.
 
-Nothing is run that is not installed, and no answer is an error.
+Only installed tools are run, and their failure is no error.
 """
 
 import json
@@ -25,9 +24,9 @@ _BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
 
 
 def copy_bandwidth(seconds: float = 2.0, num_threads: int | None = None) -> float:
-    """Bytes read and written in a second by copies of large arrays.
+    """Bytes per second read and written by large array copies over `seconds`.
 
-    num_threads: one for each core that this process may run on unless given; numpy copies without Python's lock
+    num_threads: default: available cores; numpy copies without the GIL
     """
     count = num_threads or num_cores()
     moved, started = [0] * count, threading.Barrier(count + 1)
@@ -66,10 +65,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Graphics:
-    """One GPU, what its tool says of it, and which tool that was.
-
-    clock_hz: the highest of its units; power_w: what it may draw; pcie: as a table has it, `4.0x16`
-    """
+    """One GPU as reported by `tool`. clock_hz: fastest of its units; power_w: limit; pcie: as in tables, `4.0x16`."""
 
     name: str
     tool: str
@@ -80,7 +76,7 @@ class Graphics:
 
 
 def read_graphics(tool: str, printed: str) -> list[Graphics]:
-    """The GPUs in what a tool of `COMMANDS` printed; none where that is not what the tool prints of GPUs."""
+    """GPUs in the output of a tool of `COMMANDS`; none if it has another format."""
     readers = {"nvidia-smi": _nvidia, "amd-smi": _amd, "rocm-smi": _rocm, "xpu-smi": _xpu, "system_profiler": _apple}
     try:
         return list(readers[tool](printed))
@@ -94,7 +90,7 @@ def _number(text: Any, factor: float) -> float | None:
 
 
 def _nvidia(printed: str) -> Iterator[Graphics]:
-    """`NVIDIA GeForce RTX 4090, 24564, 3105, 450.00, 4, 16`: MiB, MHz, W; `[N/A]` where a figure is not known."""
+    """`NVIDIA GeForce RTX 4090, 24564, 3105, 450.00, 4, 16`: MiB, MHz, W; `[N/A]` if unknown."""
     for line in printed.strip().splitlines():
         name, memory, clock, power, version, lanes = (part.strip() for part in line.split(","))
         is_linked = version.isdecimal() and lanes.isdecimal()
@@ -103,7 +99,7 @@ def _nvidia(printed: str) -> Iterator[Graphics]:
 
 
 def _amd(printed: str) -> Iterator[Graphics]:
-    """A list of cards, or under `gpu_data`; the size of the memory as a number of MB or with its unit."""
+    """A list of cards, or under `gpu_data`; memory in MB or with its unit."""
     found = json.loads(printed)
     for card in found["gpu_data"] if isinstance(found, dict) else found:
         size = card.get("vram", {}).get("size")
@@ -112,7 +108,7 @@ def _amd(printed: str) -> Iterator[Graphics]:
 
 
 def _rocm(printed: str) -> Iterator[Graphics]:
-    """`{"card0": {"Card Series": ..., "VRAM Total Memory (B)": ...}}`; keys' capitals differ between versions."""
+    """`{"card0": {"Card Series": ..., "VRAM Total Memory (B)": ...}}`; capitalisation varies by version."""
     for name, card in json.loads(printed).items():
         facts = {key.lower(): value for key, value in card.items()} if name.startswith("card") else {}
         called = facts.get("card series") or facts.get("card model")
@@ -121,7 +117,7 @@ def _rocm(printed: str) -> Iterator[Graphics]:
 
 
 def _xpu(printed: str) -> Iterator[Graphics]:
-    """`Device ID,Device Name,Memory Physical Size`, then a line for each card: `0,"Intel(R) Arc(TM) ...","16 MiB"`."""
+    """`Device ID,Device Name,Memory Physical Size`, then per card `0,"Intel(R) Arc(TM) ...","16 MiB"`."""
     head, *lines = (line.split(",") for line in printed.strip().splitlines())
     if "Device Name" not in [part.strip() for part in head]:
         return
@@ -130,7 +126,7 @@ def _xpu(printed: str) -> Iterator[Graphics]:
 
 
 def _apple(printed: str) -> Iterator[Graphics]:
-    """The chip and its cores; others than Apple's own by their name."""
+    """Apple chips with their cores; others by name."""
     for card in json.loads(printed).get("SPDisplaysDataType", []):
         model, cores = str(card["sppci_model"]), card.get("sppci_cores")
         yield Graphics(f"{model} {cores}GPU" if cores else model, "system_profiler")
@@ -145,10 +141,7 @@ _OLDER = {"sse4": "avx", "avx": "avx2"}  # what goes without saying beside the n
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A machine's processors.
-
-    num_cores:     of all sockets; num_performance_cores: of them the large ones, where there are two kinds
-    """
+    """num_cores: of all sockets; num_performance_cores: the large ones of hybrid processors."""
 
     name: str  # as the system calls it; "" where it does not
     num_cores: int
@@ -160,7 +153,7 @@ class Processor:
 
 
 def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Processor:
-    """The processor in the text of /proc/cpuinfo, with those of /proc/meminfo and of cpufreq's cpuinfo_max_freq."""
+    """Processor from the texts of /proc/cpuinfo, /proc/meminfo and cpufreq's cpuinfo_max_freq."""
     blocks = [dict(_pairs(block)) for block in cpuinfo.strip().split("\n\n")]
     processors = [block for block in blocks if "processor" in block]
     cores = {(block.get("physical id"), block["core id"]) for block in processors if "core id" in block}
@@ -180,7 +173,7 @@ def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Proc
 
 
 def from_system_profiler(report: Mapping[str, Any]) -> Processor:
-    """The processor in what `system_profiler SPHardwareDataType -json` prints: cores as `proc 10:8:2`."""
+    """Processor from `system_profiler SPHardwareDataType -json`: cores as `proc 10:8:2`."""
     (about, *_) = report.get("SPHardwareDataType") or [{}]
     counts = [int(each) for each in re.findall(r"\d+", str(about.get("number_processors", "")))]
     total, large, small = (*counts, 0, 0, 0)[:3]
@@ -206,7 +199,7 @@ _HIGHEST = "/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Its processor, its GPUs, and how many bytes a second all cores copy."""
+    """Processor, GPUs, and copy bandwidth of all cores."""
 
     processor: Processor
     graphics: tuple[Graphics, ...]
@@ -214,7 +207,7 @@ class Machine:
 
 
 def this_machine(seconds: float = 2.0) -> Machine:
-    """What is found here; `seconds` is how long the copy test takes."""
+    """Detect this machine; the copy test takes `seconds`."""
     found: dict[str, list[Graphics]] = {}
     for tool, command in COMMANDS.items():
         printed = _printed(command)
@@ -243,7 +236,7 @@ def _text(path: str) -> str:
 
 
 def _printed(command: tuple[str, ...]) -> str | None:
-    """What a tool prints; None where it is not there, fails or takes too long."""
+    """A tool's output; None if missing, failed or too slow."""
     if shutil.which(command[0]) is None:
         return None
     try:

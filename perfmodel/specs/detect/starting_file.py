@@ -1,4 +1,4 @@
-"""A device's file to start from: what this machine says of itself, beside what is known of devices of its name."""
+"""Draft hardware files from detection and the known device of the same name."""
 
 import re
 
@@ -18,7 +18,7 @@ _ANY_MEMORY_BYTES = 16e9
 
 
 def summary(machine: Machine) -> str:
-    """What was found, as comments: each device, and the name under which it is known."""
+    """Detected devices with their catalogue names, as comments."""
     processor = machine.processor
     lines = [
         f"# Found: {processor.name or 'a processor without a name'}, {processor.num_cores} cores"
@@ -30,8 +30,7 @@ def summary(machine: Machine) -> str:
 
 
 def graphics_file(found: Graphics, name: str | None = None) -> str:
-    """The file of a GPU: the known device of its name with what its tool says. Raises SpecError for a GPU that no
-    device is called after."""
+    """File of a GPU: the known device with the tool's figures. Raises SpecError for an unknown GPU."""
     known = _known(found.name)
     if known is None:
         raise SpecError(
@@ -52,7 +51,7 @@ def graphics_file(found: Graphics, name: str | None = None) -> str:
 
 
 def processor_file(machine: Machine, name: str | None = None) -> str:
-    """The file of the processor: the known one of its name, or what follows from its cores, flags and the copy test."""
+    """File of the processor: the known one, or derived from cores, flags and the copy test."""
     found = machine.processor
     known = _known(found.name) or _unknown_processor(machine)
     main, *others = known.declared.memory

@@ -1,1 +1,1 @@
-"""The serving engine as a deployment has it: its arguments, its KV cache beyond paging, speculation."""
+"""A deployed serving engine: arguments, KV cache beyond paging, speculation."""

@@ -1,6 +1,6 @@
-"""What a serving engine is: facts of its code, and from which version on each holds (hardware_specs/engines).
+"""Facts of a serving engine's code by version (hardware_specs/engines).
 
-What is fitted to an engine (its host time, its server) is elsewhere: `hardware_specs/calibrations/engine@<name>.yaml`.
+Fitted host and server costs are in `hardware_specs/calibrations/engine@<name>.yaml`.
 """
 
 import datetime
@@ -36,15 +36,17 @@ class BackendFacts(Spec):
     float_rate: str  # the same of weights in 16 bits
 
     def takes(self, hardware: HardwareSpec) -> bool:
-        """Whether it runs on `hardware`; a device whose maker no file says may be anybody's."""
+        """Whether it runs on `hardware`; a device of unknown vendor matches any."""
         return self.kind == hardware.kind and (
             not self.makers or hardware.maker is None or hardware.maker in self.makers
         )
 
 
 def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
-    """The backend that `hardware` is run with: the one `asked` for, or the first default one that takes the device.
-    Raises SpecError, with those that there are, for one that the engine has not, or has not for the device."""
+    """Backend for `hardware`: the one `asked` for, or the first default of `backends` that takes it.
+
+    Raises SpecError, with the available ones, for one the engine lacks, or lacks for the device.
+    """
     fitting = [name for name, facts in backends.items() if facts.takes(hardware)]
     if asked is not None and asked not in fitting:
         allowed = f"allowed there: {', '.join(fitting)}" if fitting else "which the engine has no backend for"
@@ -89,14 +91,14 @@ class GraphRules(Spec):
     inside_memory_share: bool = False  # their memory counts inside gpu_memory_utilization; else it comes on top
 
     def most(self, max_num_seqs: int, max_num_batched_tokens: int, drafted: int = 0) -> int:
-        """Tokens of the largest step that is captured; `drafted`: tokens drafted for a sequence."""
+        """Tokens of the largest captured step; `drafted`: drafted tokens per sequence."""
         most = min(self.most_tokens, max_num_batched_tokens)
         if not self.per_sequence:
             return most
         return min(most, self.per_sequence * max_num_seqs * (1 + (drafted if self.per_drafted_token else 0)))
 
     def sizes_up_to(self, most: int) -> tuple[int, ...]:
-        """All sizes of up to `most` tokens, ascending."""
+        """All capture sizes up to `most` tokens, ascending."""
         found = [size for size in self.sizes if size <= most]
         ends = [*(each.first for each in self.ranges[1:]), most + 1]
         for each, end in zip(self.ranges, ends, strict=True):
@@ -106,10 +108,10 @@ class GraphRules(Spec):
     def most_with_prompts(
         self, most: int, max_num_batched_tokens: int, has_latents: bool, obstacles: Collection[GraphObstacle]
     ) -> int:
-        """Tokens of the largest step with prompts that is captured; 0: none is.
+        """Tokens of the largest captured step with prompts; 0: none.
 
-        most: of steps that decode; max_num_batched_tokens: of any step; has_latents: whether the model caches latents
-        obstacles: what the deployment has of `GraphObstacle`
+        most: of decode steps; max_num_batched_tokens: of any step; has_latents: the model caches latents; obstacles: of
+        the deployment
         """
         if not self.with_prompts or not most or not set(self.prompts_without).isdisjoint(obstacles):
             return 0
@@ -231,7 +233,6 @@ class AllToAll(Spec):
     backend: str | None = None
 
     def fits(self, hardware: HardwareSpec) -> bool:
-        """Whether a device of `hardware` does so."""
         return self.beside is None or any(link.name == self.beside for link in hardware.declared.links)
 
 
@@ -251,7 +252,7 @@ class StepBudget(Spec):
     max_num_seqs: PositiveInt
 
     def fits(self, hardware: HardwareSpec, use: Use) -> bool:
-        """Whether it is for `hardware` in this `use`."""
+        """Whether it applies to `hardware` in this `use`."""
         return (
             self.kind in (None, hardware.kind)
             and hardware.visible_memory_bytes >= self.least_memory
@@ -311,7 +312,7 @@ class ExpertsRow(Spec):
     stand_in: StandIn | None = None  # what was measured in place of them, where they were not
 
     def fits(self, form: str, generation: str | None) -> bool:
-        """Whether weights in `form` on devices of `generation` run so."""
+        """Whether it applies to weights in `form` on devices of `generation`."""
         return (not self.formats or form in self.formats) and (not self.on or generation in self.on)
 
 
@@ -385,7 +386,7 @@ class EngineDescription(Spec):
         return dict(sorted(versions.items(), key=lambda item: parse_version(item[0])))
 
     def at(self, version: str) -> EngineFacts:
-        """The facts at a described version: those of all versions, with the changes up to it."""
+        """Facts at a described version: common ones, with changes up to it."""
         facts, last = self.facts, parse_version(version)[0] if version else ()
         for text, changes in self.versions.items():
             if parse_version(text)[0] <= last:
@@ -393,7 +394,7 @@ class EngineDescription(Spec):
         return facts
 
     def choose(self, version: str | None) -> ChosenVersion:
-        """The described version that stands for `version`, the newest for None. Raises SpecError for no version."""
+        """Described version for `version` (None: the newest). Raises SpecError for no version."""
         return choose_version(version, self.versions)
 
 
@@ -412,21 +413,20 @@ class DescribedEngine:
 
 
 def load_engine_description(name_or_path: str | Path) -> EngineDescription:
-    """The engine of a file by name, alias or path. Raises SpecError for one that is missing or malformed."""
+    """Engine description by name, alias or path. Raises SpecError for a missing or malformed one."""
     return load_spec(EngineDescription, find_file("engines", name_or_path))
 
 
 @lru_cache(maxsize=256)
 def describe_engine(name_or_path: str, version: str | None = None) -> DescribedEngine:
-    """An engine, which of its described versions stands for `version`, and the facts at that. Raises SpecError for an
-    unknown engine, a malformed file, or what is no version."""
+    """Engine, described version and facts for `version`. Raises SpecError for unknown, malformed or no version."""
     description = load_engine_description(name_or_path)
     chosen = description.choose(version)
     return DescribedEngine(description, chosen, description.at(chosen.described))
 
 
 def _overlaid(base: _S, changes: _S) -> _S:
-    """`base` with what `changes` gives: blocks and tables key by key, all else in place of what was there."""
+    """`base` overlaid by `changes`: blocks and tables by key, other values replaced."""
     update: dict[str, Any] = {}
     for name in changes.model_fields_set:
         old, new = getattr(base, name), getattr(changes, name)

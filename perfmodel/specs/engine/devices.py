@@ -1,7 +1,5 @@
-"""An engine on a device: its version's defaults there, what an answer says of them, and what it refuses to start with:
-number formats, degrees of parallelism, sizes of KV blocks, lengths.
-
-Whoever reads a deployment asks here (`load_scenario`, and with it every command), so that all of them refuse the same.
+"""An engine on a device: version defaults, notes on them, and refusals to start (formats, parallelism, KV block sizes,
+lengths). `load_scenario` and so every command asks here, so all refuse alike.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,15 +22,10 @@ VERSIONED_DEFAULTS = (*_ON_EVERY_DEVICE, *_OF_A_STEP)
 def with_defaults(
     engine: EngineSpec, hardware: HardwareSpec, use: Use = "server", max_model_len: int | None = None
 ) -> EngineSpec:
-    """`engine` with its version's default for every argument that it was not given.
+    """`engine` with defaults for `hardware` and `use` filled in; `model_fields_set` keeps the given ones.
 
-    `model_fields_set` still has those that were given, so that other devices get their own defaults.
-
-    hardware:      the devices that it runs on
-    use:           server, or offline: all requests are there at once
-    max_model_len: the model's longest sequence, tokens, where `engine` gives none
-
-    Raises ValueError where the arguments given leave no room for the defaults of the others.
+    max_model_len: the model's limit in tokens, if `engine` has none. Raises ValueError where the given arguments leave
+    no valid defaults.
     """
     longest = engine.max_model_len or max_model_len
     defaults = _defaults(engine, hardware, use, longest or 0)
@@ -47,22 +40,13 @@ def with_defaults(
 
 
 def default_of(name: str, given: Mapping[str, Any], hardware: HardwareSpec, use: Use = "server") -> Any:
-    """The default of the argument `name` beside the arguments `given` of an engine, or None where no version has one.
-
-    name:     of a field of `EngineSpec`
-    given:    what a file says under `engine`, as it was read
-    hardware: the devices that it runs on
-    use:      server, or offline
-    """
+    """Default of field `name` beside the arguments `given` on `hardware` in `use`; None if there is none."""
     kept = {key: given[key] for key in ("profile", "version", *_OF_A_STEP) if key in given and key != name}
     return _defaults(EngineSpec.model_validate(kept), hardware, use, 0).get(name)
 
 
 def engine_notes(*engines: EngineSpec, roles: Sequence[str] = ()) -> tuple[str, ...]:
-    """Which versions stand in for others, and the defaults that were taken.
-
-    roles: of the engines, if there are several: defaults of some engines only are followed by the roles of these
-    """
+    """Versions that stand in for others, and defaults taken; `roles` label those of some engines only."""
     notes = []
     roles_of: dict[str, dict[str, list[str]]] = {}  # the engine's label -> default -> roles of the engines with it
     for engine, role in zip(engines, roles or [""] * len(engines), strict=True):
@@ -82,7 +66,7 @@ def engine_notes(*engines: EngineSpec, roles: Sequence[str] = ()) -> tuple[str, 
 
 
 def _defaults_taken(engine: EngineSpec) -> Iterator[str]:
-    """`block_size 16` for each default, except those that nearly all engines share."""
+    """`block_size 16` per default, except nearly universal ones."""
     plain = EngineDefaults()
     for name in VERSIONED_DEFAULTS:
         value = getattr(engine, name)
@@ -104,7 +88,7 @@ def _defaults(engine: EngineSpec, hardware: HardwareSpec, use: Use, longest: int
 
 
 def _step_size(budget: StepBudget, engine: EngineSpec, facts: EngineFacts, longest: int) -> dict[str, int]:
-    """Sequences never exceed tokens, as in vLLM (`EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`)."""
+    """At most as many sequences as tokens (vLLM, `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`)."""
     times, given = engine.num_devices if budget.per_device else 1, engine.model_fields_set
     tokens, sequences = budget.max_num_batched_tokens * times, budget.max_num_seqs * times
     if facts.batching.whole_prompts_raise_budget and not engine.enable_chunked_prefill:
@@ -123,9 +107,7 @@ def _shown(value: Any) -> str:
 
 
 def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
-    """Raises ValueError with one sentence for TF32 that nothing multiplies in, FP16 sums of other products, and
-    FlashAttention-3 off Hopper.
-    """
+    """Raise ValueError for unavailable TF32, FP16 accumulation of non-FP16 products, or FlashAttention-3 off Hopper."""
     if engine.flash_attn_version == 3 and not find_architecture(hardware.declared.architecture).has_wgmma:
         raise ValueError(
             f"found engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
@@ -156,20 +138,16 @@ _SCALED_WITHIN = (None, "default", "llama3", "longrope", "su", "mrope")
 
 
 def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
-    """Raises UnsupportedError with one sentence for what `engine` does not start with.
-
-    model: as `engine` serves it: its dtype and quantization applied
-    """
+    """Raise UnsupportedError in one sentence for what `engine` does not start with. model: in its served formats."""
     refuse_formats(model, engine, hardware)
     for field, reason, sentence in (*_backend_refusals(engine, hardware), *_size_refusals(model, engine)):
         raise UnsupportedError(sentence, reason, f"engine.{field}")
 
 
 def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
-    """Whether the attention heads can be shared out evenly, as vLLM demands.
+    """Whether attention heads divide evenly, as vLLM demands.
 
-    KV heads are shared out too, or each is on as many ranks as it takes: their number divides by the size, or the size
-    by their number (`QKVParallelLinear`).
+    KV heads are divided or replicated: one of their number and the size divides the other (`QKVParallelLinear`).
     """
     kv_heads = {layer.mixer.num_kv_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)}
     size = tensor_parallel_size
@@ -184,8 +162,7 @@ def _heads(model: ModelSpec) -> list[int]:
 
 
 def _backend_refusals(engine: EngineSpec, hardware: HardwareSpec) -> Iterator[tuple[str, str, str]]:
-    """(field, reason, sentence) for what only engines for a single machine have, and for a backend that this one has
-    not for the device."""
+    """(field, reason, sentence) for single-machine features and backends unavailable on the device."""
     facts, name = engine.described.facts, engine.described.description.name
     if facts.backends:
         try:
@@ -211,7 +188,7 @@ def _backend_refusals(engine: EngineSpec, hardware: HardwareSpec) -> Iterator[tu
 
 
 def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
-    """(field, reason, sentence) for degrees of parallelism, KV blocks and lengths."""
+    """(field, reason, sentence) for parallelism, KV blocks and lengths."""
     tp, pp, facts = engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.described.facts
     if not heads_divide(model, tp):
         heads = _heads(model)

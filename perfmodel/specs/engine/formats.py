@@ -1,4 +1,4 @@
-"""Which number formats an engine's version takes on a generation of devices: native, emulated, weight-only, refused."""
+"""Number formats by engine version and device generation: native, emulated, weight-only, refused."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,21 +24,18 @@ _ARGUMENTS = {"bf16": "dtype=bfloat16", "fp16": "dtype=float16", "int4": "w4a16"
 
 @dataclass(frozen=True, slots=True)
 class FormatUse:
-    """support: None where the engine's description does not say; kernel: which one, where it is known."""
+    """support: None if the description does not say; kernel: its name, where known."""
 
     support: FormatSupport | None
     kernel: str = ""
 
 
 def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: FormatOf = "weights") -> FormatUse:
-    """What becomes of a number format under `engine` on `hardware`.
+    """Use of a number format by `engine` on `hardware`; unknown for unlisted formats and generations.
 
-    form: of the tables of measured kernels: fp8 (a scale per tensor, channel or token), fp8_block (a scale per block of
-          weights), int8, int4, mxfp4, nvfp4, nf4
-    of:   the weights, or cached keys and values
-
-    The description is silent on formats that it does not list, and on devices without a declared generation or of one
-    that no file of ours has.
+    form: as in tables of kernels: fp8 (a scale per tensor, channel or token), fp8_block (per weight block), int8, int4,
+          mxfp4, nvfp4, nf4
+    of:   weights, or cached keys and values
     """
     rows = getattr(engine.described.facts, of).get(form)
     if rows is None or hardware.declared.architecture is None:
@@ -53,8 +50,7 @@ def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: Format
 def experts_use(
     engine: EngineSpec, hardware: HardwareSpec, quantization: QuantizationSpec, dtype: str
 ) -> ExpertsRow | None:
-    """How `engine` runs routed experts in `quantization`, or in `dtype` if they are not quantized, on `hardware`; None
-    where its description does not say."""
+    """How `engine` runs routed experts in `quantization` (or `dtype`) on `hardware`; None if not described."""
     form = dtype if "experts" in quantization.kept else form_of(quantization) or dtype
     rows = engine.described.facts.experts
     generation = _generation(rows, hardware)
@@ -62,23 +58,21 @@ def experts_use(
 
 
 def sparse_heads_per_tile(engine: EngineSpec, hardware: HardwareSpec) -> int:
-    """Heads that `engine`'s kernel for prompts with an indexer computes at least on `hardware`; 1 where its description
-    does not say."""
+    """Minimum heads per tile of the prompt kernel with an indexer; 1 if not described."""
     rows = engine.described.facts.sparse_attention
     generation = _generation(rows, hardware)
     return next((row.heads_per_tile for row in rows if not row.on or generation in row.on), 1)
 
 
 def _generation(rows: Iterable[FormatRow | ExpertsRow | SparseAttentionRow], hardware: HardwareSpec) -> str | None:
-    """The device's architecture as `rows` call it."""
     return name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
 
 
 def form_of(quantization: QuantizationSpec) -> str | None:
-    """The format of quantized weights as the descriptions list it, or None where there is none.
+    """Listed format of quantized weights, or None.
 
-    Integers are listed by what multiplies them: int8 with activations in INT8, int4 with activations in 16 bits; others
-    (w8a16, w4a8, llm_int8) have names of their own.
+    Integers are named by their products: int8 with INT8 activations, int4 with 16-bit activations; others (w8a16, w4a8,
+    llm_int8) have their own names.
     """
     weights, activations = quantization.weights, quantization.activations
     if weights is None:
@@ -93,10 +87,7 @@ def form_of(quantization: QuantizationSpec) -> str | None:
 
 
 def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
-    """Raises UnsupportedError, with the formats that work, for one that `engine` refuses on `hardware`.
-
-    model: as `engine` serves it: its dtype and quantization applied
-    """
+    """Raise UnsupportedError, with formats that work, for one refused on `hardware`. model: in its served formats."""
     for of, form, field, found in _formats(model, engine):
         if format_use(engine, hardware, form, of).support != "refused":
             continue
@@ -111,8 +102,7 @@ def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec)
 
 
 def allowed_formats(engine: EngineSpec, hardware: HardwareSpec, of: FormatOf = "weights") -> list[str]:
-    """The formats of weights, or of the KV cache, that the description of `engine` lists for `hardware`, as the
-    engine's arguments have them."""
+    """Formats of weights or KV cache listed for `hardware`, as engine arguments."""
     listed = getattr(engine.described.facts, of)
     found = [form for form in listed if format_use(engine, hardware, form, of).support not in ("refused", None)]
     if of == "kv_cache":
@@ -122,10 +112,8 @@ def allowed_formats(engine: EngineSpec, hardware: HardwareSpec, of: FormatOf = "
 
 
 def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> str:
-    """What `engine.dtype: auto` stands for: the checkpoint's, or as vLLM the 16 bits that the device has for FP32 and
-    for a 16-bit format that the engine does not take on it (`_resolve_auto_dtype` in vllm/config/model.py).
-
-    dtype, model, engine, hardware: the argument, the checkpoint, and what serves it
+    """Resolve `dtype` "auto" for `model`: the checkpoint's, or the device's 16-bit format for FP32 and for a 16-bit
+    format that `engine` does not take on `hardware` (vLLM: `_resolve_auto_dtype` in vllm/config/model.py).
     """
     if dtype != "auto":
         return dtype
@@ -137,10 +125,7 @@ def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: Hardw
 
 
 def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
-    """Notes on encoders, which are not modelled, and on formats that are not multiplied as they are stored.
-
-    model: as `engine` serves it
-    """
+    """Notes on encoders (not modelled) and formats multiplied in another one. model: as served."""
     notes, dtype, peaks = [*model.encoder_notes], model.dtype, hardware.declared.peak_flops_per_s
     label, where = engine.described.label, _on(hardware)
     if model.has_format_by_name and engine.quantization in (None, "auto"):
@@ -177,7 +162,7 @@ def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) 
 
 
 def _formats(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[FormatOf, str, str, str]]:
-    """(of what, form, field, its value) of all that is stored: the dtype, quantized weights, the KV cache."""
+    """(of, format, field, value) of dtype, quantized weights and KV cache."""
     yield "weights", model.dtype, "engine.dtype", engine.dtype
     for place, quantization in enumerate(_quantizations(model, engine)):
         form, method = form_of(quantization), quantization.method
@@ -193,7 +178,6 @@ def _formats(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[FormatOf, s
 
 
 def _quantizations(model: ModelSpec, engine: EngineSpec) -> Iterator[QuantizationSpec]:
-    """The model's own format, then those of its layers."""
     yield model.quantization
     ruled = with_layer_formats(model, engine.quantization_by_layer)
     yield from dict.fromkeys(form for layer, _ in ruled.layers for _, form in layer.formats)

@@ -1,8 +1,8 @@
-"""The `engine` block of a file as its spec takes it, and the calibration of one's own server.
+"""Resolve the `engine` block of a file, including calibrations of one's own server.
 
-`engine.profile: my-h100` names `engine@my-h100.yaml`: beside the scenario, then in the working directory, in both also
-in their folder `calibrations`, then among the shipped ones. Kernels of a device that were fitted with it are in a file
-beside it (`cpu@my-h100.yaml`). What ships has its name to itself: a file called like an engine is never read.
+`engine.profile: my-h100` is `engine@my-h100.yaml`: beside the scenario, in the working directory, in the folder
+`calibrations` of either, or shipped. Kernels fitted with it are beside it (`cpu@my-h100.yaml`). Shipped names are
+reserved: a file named like an engine is never read.
 """
 
 import pathlib
@@ -21,13 +21,13 @@ _PREFIX = "engine@"
 
 
 def device_file(calibration: str | pathlib.Path, device: str) -> pathlib.Path:
-    """Where the kernels of a device are that were fitted with a profile: `cpu@mine.yaml` beside `engine@mine.yaml`."""
+    """Kernel fits that belong to a profile: `cpu@mine.yaml` beside `engine@mine.yaml`."""
     path = pathlib.Path(calibration)
     return path.with_name(f"{device}@{path.name.removeprefix(_PREFIX)}")
 
 
 def refuse_shipped_name(name: str) -> None:
-    """Raises SpecError for what is no name of a file, and for what an engine or a shipped calibration is called."""
+    """Raise SpecError for invalid file names and names of engines or shipped calibrations."""
     try:
         as_file_name(name)
     except ValueError as error:
@@ -40,15 +40,10 @@ def refuse_shipped_name(name: str) -> None:
 
 
 def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, place: Path) -> None:
-    """Replace the names in the mapping `engine` by those of files, and check them; validation sees to all else.
+    """Resolve and check names in the mapping `engine` in place; validation checks the rest.
 
-    engine:    what the file has there, changed in place
-    positions: of the file's fields
-    folder:    that paths in the file are relative to
-    place:     of `engine` in the file
-
-    Raises SpecError with file, line, field and the nearest right name for an unknown engine, a version that nobody has
-    described, and an unknown format of the KV cache.
+    positions: for errors; folder: base of relative paths; place: of `engine` in the file
+    Raises SpecError with file, line, field and the nearest name for unknown engines, undescribed versions, KV formats.
     """
     if not isinstance(engine, dict):
         return
@@ -82,7 +77,7 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
 
 
 def _own_calibration(name: str, folder: pathlib.Path) -> pathlib.Path | None:
-    """The file of the calibration called `name`, or of this path; None where an engine is called so, or nothing is."""
+    """Calibration file by name or path; None for an engine's name or if missing."""
     path = folder / expanded(name)
     if path.name.startswith(_PREFIX) and may_touch(path) and path.is_file():
         return path
@@ -101,7 +96,7 @@ def _engine_of(calibration: pathlib.Path) -> str:
 
 
 def _profile(name: str, folder: pathlib.Path) -> str:
-    """The engine's name; of a file that is none of ours, its path."""
+    """Engine name, or the path of a user's file."""
     beside = folder / expanded(name)
     file = find_file("engines", beside if may_touch(beside) and beside.is_file() else name)
     shipped = load_engine_description(file).name

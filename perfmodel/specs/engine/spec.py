@@ -24,7 +24,7 @@ class KvEviction(Spec):
 
     @property
     def num_tokens(self) -> int:
-        """The most that a sequence keeps."""
+        """Most tokens that a sequence keeps."""
         return self.heavy_tokens + self.recent_tokens
 
 
@@ -66,7 +66,7 @@ class EplbConfig(Spec):
 
 
 def _about_flag(key: str) -> str:
-    """What a server's flag says; empty for none. The commands are described in terms of engines, so late."""
+    """Effect of a server flag; empty for none. Imported late: commands are described in terms of engines."""
     from perfmodel.specs.commands.description import about_flag
 
     return about_flag(key)
@@ -178,30 +178,30 @@ class EngineSpec(VariantSpec):
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether the next step is planned while one runs; with drafts, where the engine does so for their method."""
+        """Whether the next step is planned during one; with drafts, if the engine does so for the method."""
         drafts = self.speculative_config
         can = drafts is None or (drafts.method in self.rules.drafts_ahead and not drafts.pipelined)
         return self.async_scheduling and can
 
     @property
     def defers_frees(self) -> bool:
-        """Whether an engine that exchanges KV with others frees no blocks that a plan under way may write."""
+        """Whether an engine that exchanges KV frees no blocks that a plan in flight may write."""
         return self.rules.defers_frees and (self.plans_ahead or self.pipeline_parallel_size > 1)
 
     @property
     def gathers_tokens(self) -> bool:
-        """Whether experts shared out over data-parallel ranks get the tokens of all ranks, chosen by them or not."""
+        """Whether data-parallel ranks gather all tokens for their shared experts, routed there or not."""
         backend = self.all2all_backend or self.described.facts.defaults.all2all_backend
         return backend == "allgather_reducescatter"
 
     @property
     def described(self) -> DescribedEngine:
-        """The engine that `profile` and `version` name, with the facts of its code. Raises SpecError for no engine."""
+        """Engine and facts for `profile` and `version`. Raises SpecError for no engine."""
         return describe_engine(self.profile, self.version)
 
     @property
     def rules(self) -> BatchingRules:
-        """What a step may hold: the engine's rules, with what the scenario sets itself."""
+        """Batching rules of the engine, overlaid by the scenario's."""
         own = self.described.facts.batching
         chunks = self.enable_chunked_prefill and (
             own.chunks_prompts or "enable_chunked_prefill" in self.model_fields_set
@@ -215,7 +215,7 @@ class EngineSpec(VariantSpec):
 
     @property
     def sequence_limits(self) -> tuple[int, int]:
-        """Sequences that run at once, and those of one plan on pipeline stages (0: no limit of its own)."""
+        """(running sequences, sequences per plan on pipeline stages; 0: unlimited)."""
         most, num_stages = self.max_num_seqs, self.pipeline_parallel_size
         shared = self.described.facts.batching.sequences_on_stages
         if num_stages == 1 or shared == "shared":
@@ -224,7 +224,7 @@ class EngineSpec(VariantSpec):
 
     @property
     def captured_tokens(self) -> int:
-        """Tokens of the largest step that a CUDA graph is captured for; 0 without graphs."""
+        """Tokens of the largest step in a CUDA graph; 0 without graphs."""
         if self.enforce_eager:
             return 0
         return self.described.facts.graphs.most(self.max_num_seqs, self.max_num_batched_tokens, self._drafted)
@@ -243,12 +243,10 @@ class EngineSpec(VariantSpec):
 
     @property
     def num_devices(self) -> int:
-        """Devices of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
 
 
 def _conflicts(engine: "EngineSpec") -> Iterator[str]:
-    """A sentence for each of the arguments that contradict each other."""
     both_given = {"max_num_batched_tokens", "max_num_seqs"} <= engine.model_fields_set
     # vLLM refuses this too: a running batch must fit the budget with one token each.
     if both_given and engine.batching == "continuous" and engine.max_num_batched_tokens < engine.max_num_seqs:

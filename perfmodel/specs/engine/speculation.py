@@ -1,7 +1,7 @@
-"""`SpeculativeConfig`: tokens drafted cheaply and verified together, in one step of the model (vLLM's name).
+"""`SpeculativeConfig`: tokens drafted cheaply and verified in one model step (vLLM's name).
 
-What a draft costs follows from the method (`perfmodel.cost.steps.speculation`); how many of its tokens are right is
-`Acceptance`, which the simulator draws from and an executed run measures.
+Draft costs follow from the method (`perfmodel.cost.steps.speculation`); `Acceptance` is drawn from by the simulator and
+measured by executed runs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -75,7 +75,7 @@ class MeasuredAcceptance(Spec):
 
     @classmethod
     def read(cls, path: str | Path) -> "MeasuredAcceptance":
-        """The counts in a file. Raises SpecError where there are none."""
+        """Counts from a file. Raises SpecError where there are none."""
         try:
             return cls.model_validate_json(read_bounded(Path(path), LARGEST_JSON_BYTES))
         except OSError as error:
@@ -121,12 +121,11 @@ class Acceptance(VariantSpec):
         return self
 
     def rates(self, depth: int, widths: tuple[int, ...] | None = None) -> tuple[float, ...]:
-        """For each of `depth` positions, the probability that one of its candidates is right, given all before.
+        """Per position to `depth`: probability that a candidate is right given all before. Raises SpecError for an
+        unreadable measured file.
 
-        widths: candidates by depth; one each unless given. Where candidates are not distinguished (`rate`,
-        `per_position`, a measured file without ranks), the probability is that of all candidates together.
-
-        Raises SpecError for a measured file that cannot be read.
+        widths: candidates by depth, default one. Undistinguished candidates (`rate`, `per_position`, measured without
+        ranks) share one probability.
         """
         widths = widths or (1,) * depth
         if self.rate is not None:
@@ -144,8 +143,7 @@ class Acceptance(VariantSpec):
 
     @property
     def share_offered(self) -> float:
-        """The share of steps of a drafting sequence in which there is a draft to verify. Raises SpecError for a
-        measured file that cannot be read."""
+        """Share of a drafting sequence's steps with a draft. Raises SpecError for an unreadable measured file."""
         if self.measured is None:
             return self.offered
         counts = MeasuredAcceptance.read(self.measured)
@@ -207,7 +205,7 @@ class SpeculativeConfig(VariantSpec):
     @field_validator("method", mode="before")
     @classmethod
     def _by_its_cost(cls, method: Any) -> Any:
-        """vLLM's `eagle3`, and a multi-token predictor (`mtp`, `deepseek_mtp` ...), cost as EAGLE does."""
+        """vLLM's `eagle3` and multi-token predictors (`mtp`, `deepseek_mtp` ...) cost as EAGLE does."""
         return "eagle" if method == "eagle3" or str(method).endswith("mtp") else method
 
     @model_validator(mode="after")
@@ -217,7 +215,6 @@ class SpeculativeConfig(VariantSpec):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        """A sentence for each of the fields that contradict each other."""
         needed = _NEEDED.get(self.method)
         if needed is not None and not getattr(self, needed):
             example = ", as in w4a16" if needed == "quantization" else ""
@@ -250,12 +247,12 @@ class SpeculativeConfig(VariantSpec):
                 yield f"acceptance.per_rank has {where}; give as many"
 
     def is_mtp_of(self, model: ModelSpec) -> bool:
-        """Whether the head of `model` that predicts further tokens drafts: where it has one, it is the EAGLE head."""
+        """Whether the multi-token prediction head of `model` drafts: it serves as the EAGLE head."""
         return self.method == "eagle" and model.num_prediction_layers > 0
 
     @property
     def depth(self) -> int:
-        """How many drafted tokens a step can bring at most."""
+        """Maximum drafted tokens per step."""
         if self.tree is not None:
             return len(self.tree)
         if self.lookahead is not None:
@@ -265,16 +262,14 @@ class SpeculativeConfig(VariantSpec):
 
     @property
     def ahead(self) -> int | None:
-        """Pipelined: how many tokens every sequence is drafted while a step is verified, the guess of the model's own
-        token first; None: drafts and verification take turns."""
+        """Pipelined: tokens drafted during verification, the guess of the model's own token first; else None."""
         return self.depth + 1 if self.pipelined else None
 
     @cached_property
     def nodes_by_depth(self) -> tuple[int, ...]:
-        """Tokens verified beside a sequence's newest one when it drafts 0, 1, 2 ... deep.
+        """Tokens verified beside the newest when drafting 0, 1, 2 ... deep.
 
-        A chain has one per depth, a tree all nodes down to there. Lookahead always runs all its (W + G) (N - 1) tokens,
-        the newest one among them.
+        Chains: one per depth; trees: all nodes down to it. Lookahead: always (W + G) (N - 1), the newest included.
         """
         if self.lookahead is not None:
             all_of_it = (self.lookahead.window + self.lookahead.guesses) * self.depth - 1
@@ -283,15 +278,15 @@ class SpeculativeConfig(VariantSpec):
         return tuple(accumulate((prod(widths[: i + 1]) for i in range(len(widths))), initial=0))
 
     def expected_tokens(self, depth: int | None = None, rates: Sequence[float] | None = None) -> float:
-        """Tokens that a step brings a sequence on average, 1 included, drafting so deep (all the way unless given).
+        """Mean tokens per step and sequence, 1 included, at `depth` (default: full).
 
-        rates: acceptance by depth; by default what `acceptance`, which must be given, says
+        rates: acceptance by depth, default from `acceptance`, which must be given
 
         Leviathan et al. 2023 (eq. 1) for a rate a: (1 - a^(k+1)) / (1 - a); for trees 1 plus the sum over nodes of the
         products of acceptances on the path, as in Medusa (Cai et al. 2024).
 
-        Pipelined, a step has a draft to verify if all was right in the one before, the guess of the model's own token
-        included; else it brings one token. With probability p = p a_1 ... a_(k+1) + (1 - p) a_1 it has one.
+        Pipelined, a step has a draft only if all of the last one was right, the guess of the model's own token
+        included; else it brings one token. The probability p of a draft satisfies p = p a_1 ... a_(k+1) + (1 - p) a_1.
         """
         if rates is None:
             assert self.acceptance is not None

@@ -1,7 +1,7 @@
-"""Versions of serving engines, as their own `--version` prints them, and which described version stands for one.
+"""Engine versions as their `--version` prints them, and the described version for each.
 
-Read as PEP 440 has them, as far as engines use it: `0.21`, `v0.11.1rc2.dev200+g250fb1b8e`, `0.5.9.post1`, `1.3.0rc5`; a
-nightly without a number (`nightly-5b8c30d`, `main`) is newer than every release.
+PEP 440 as far as engines use it: `0.21`, `v0.11.1rc2.dev200+g250fb1b8e`, `0.5.9.post1`, `1.3.0rc5`; a nightly without a
+number (`nightly-5b8c30d`, `main`) is newer than every release.
 """
 
 import re
@@ -22,9 +22,8 @@ Age = Literal["described", "older", "newer"]
 
 
 class ChosenVersion(NamedTuple):
-    """asked: as it was written; None where nothing was. described: the version of the file that stands for it, or ""
-    for an engine without versions. age: whether that is the right one, or the nearest of one older than the oldest or
-    newer than the newest. note: a sentence on what was taken for what, where it is not plain.
+    """asked: as written, or None; described: version that stands for it ("" without versions); age: exact, or nearest
+    to one older or newer than all; note: a sentence on a substitution.
     """
 
     asked: str | None
@@ -34,7 +33,7 @@ class ChosenVersion(NamedTuple):
 
     @property
     def stand_in(self) -> str:
-        """A sentence where the rules are those of another minor version, the last described before; else ""."""
+        """A sentence where an earlier described minor version stands in; else ""."""
         if self.asked is None or not self.described or self.note:
             return ""
         same = parse_version(self.asked)[0][:2] == parse_version(self.described)[0][:2]
@@ -42,8 +41,7 @@ class ChosenVersion(NamedTuple):
 
 
 def parse_version(text: str) -> tuple[tuple[int, ...], Kind]:
-    """The release numbers, without trailing zeros, and the kind of a version. Raises SpecError for what is no
-    version."""
+    """(release numbers without trailing zeros, kind). Raises SpecError for no version."""
     match = _NUMBERED.fullmatch(text.strip())
     if match is None:
         if _NIGHTLY.fullmatch(text.strip()):
@@ -54,13 +52,10 @@ def parse_version(text: str) -> tuple[tuple[int, ...], Kind]:
 
 
 def choose_version(asked: str | None, described: Iterable[str]) -> ChosenVersion:
-    """Which of the `described` versions stands for the one that is `asked` for: the last at or before it.
+    """Version in `described` for the one `asked`: the last at or before it. Raises SpecError for no version.
 
-    A pre-release has the code of its release, all but the last fixes, and is taken for it; so is a nightly, which is
-    taken for the newest described where it is newer. Patches of a described minor version change nothing that is
-    described here.
-
-    Raises SpecError for what is no version.
+    A pre-release counts as its release, whose code it has but for last fixes; a newer nightly as the newest described.
+    Patch versions change nothing described here.
     """
     known = sorted((_numbers(text), text) for text in described)
     release, kind = ((), "release") if asked is None else parse_version(asked)
