@@ -1,10 +1,7 @@
 """`ExecutedBackend`: plans of the engine run on real tensors, timed by the device's clock: the forward pass, building
-index tensors and sampling included, scheduling not.
-
-A step whose shape was not seen before is first run once untimed: the BLAS compiles kernels for each new matrix shape
-(0.2 to 10 ms measured, as much as a whole step), which a serving engine does when it starts. Running a step twice
-writes the same keys and values to the same slots.
-"""
+index tensors and sampling included, scheduling not. A step whose shape was not seen before is first run once untimed:
+the BLAS compiles kernels for each new matrix shape (0.2 to 10 ms measured, as much as a whole step), which a serving
+engine does when it starts. Running a step twice writes the same keys and values to the same slots."""
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -139,10 +136,8 @@ class ExecutedBackend:
     def _timed(
         self, run: Callable[..., Result], shape: Hashable | None = None, settle: Callable[[Result], int] | None = None
     ) -> tuple[int, Result]:
-        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first.
-
-        settle: to be done once with the result, timed, too; returns nanoseconds that the clock does not see
-        """
+        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first. settle: to be done
+        once with the result, timed, too; returns nanoseconds that the clock does not see."""
         if self.warms_up and shape is not None and shape not in self._seen:
             self._seen.add(shape)
             run(is_warm_up=True)
@@ -171,7 +166,6 @@ class ExecutedBackend:
         ]
 
     def _drawn(self, request: Request, position: int, count: int = 1) -> list[int]:
-        """Random numbers of `count` tokens from `position` on; none where tokens are not drawn."""
         return [] if self._draws is None else self._draws.of(request.request_id, position, count)
 
     def _segments(self, plan: StepPlan) -> tuple[list[TokenSegment], list[tuple[Request, int]]]:

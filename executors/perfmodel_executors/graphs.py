@@ -1,9 +1,7 @@
-"""Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses.
-
-A step of n sequences runs the graph of the next captured size. Rows that pad it read a context of one token and write
-to a scratch block, and to a row of states, that no sequence owns. Should rows of states have moved, because there are
-more, graphs are captured anew. What captures is passed in, so all but the capture itself runs on any device.
-"""
+"""Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses. A step of n
+sequences runs the graph of the next captured size. Rows that pad it read a context of one token and write to a scratch
+block, and to a row of states, that no sequence owns. Should rows of states have moved, because there are more, graphs
+are captured anew. What captures is passed in, so all but the capture itself runs on any device."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -63,13 +61,9 @@ class CudaCapture:
 
 
 class DecodeInputs:
-    """The inputs of a decode step at fixed addresses, filled with one copy from the host.
-
-    Rows of block tables, which are long, are sent only where they differ from those of the step before.
-
-    is_drawn:    tokens are drawn with the rows' random numbers
-    scratch_row: of states, for rows that pad; None: the model has no states
-    """
+    """The inputs of a decode step at fixed addresses, filled with one copy from the host. Rows of block tables, which
+    are long, are sent only where they differ from those of the step before. is_drawn: tokens are drawn with the rows'
+    random numbers; scratch_row: of states, for rows that pad; None: the model has no states."""
 
     def __init__(
         self,
@@ -97,7 +91,6 @@ class DecodeInputs:
         self._staged = zeros(size)
 
     def batch(self, size: int) -> StepBatch:
-        """The inputs of `size` rows: views whose contents `fill` changes."""
         tokens, positions, slots, contexts, draws, state_rows = self._rows[:, :size].unbind()
         return StepBatch(
             tokens_T=tokens,
@@ -115,9 +108,7 @@ class DecodeInputs:
 
     def fill(self, segments: Sequence[TokenSegment], size: int, state_rows: Sequence[int] = ()) -> int:
         """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent.
-
-        state_rows: of the segments' sequences; the scratch row where there are none
-        """
+        state_rows: of the segments' sequences; the scratch row where there are none."""
         rows = [*segments, *[self._padding] * (size - len(segments))]
         changed = [index for index, row in enumerate(rows) if row.block_table != self._known[index]]
         width = max((len(rows[index].block_table) for index in changed), default=0)
@@ -149,11 +140,9 @@ class DecodeInputs:
 
 
 class StandIns(NamedTuple):
-    """Sequences to capture with, since kernels choose their tiles by how long these take.
-
-    Each has `TUNED_CONTEXT` tokens, as far as contexts and the pool allow, and a token of its own, so that experts are
-    chosen as differently as in a run. They read any blocks, and write to the scratch block alone.
-    """
+    """Sequences to capture with, since kernels choose their tiles by how long these take. Each has `TUNED_CONTEXT`
+    tokens, as far as contexts and the pool allow, and a token of its own, so that experts are chosen as differently as
+    in a run. They read any blocks, and write to the scratch block alone."""
 
     vocab_size: int
     block_size: int
@@ -180,7 +169,6 @@ def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def padded_size(num_seqs: int, sizes: Sequence[int]) -> int | None:
-    """The smallest of `sizes` that holds `num_seqs`; None if none does."""
     index = bisect_left(sizes, num_seqs)
     return sizes[index] if index < len(sizes) else None
 

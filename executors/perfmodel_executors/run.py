@@ -126,11 +126,9 @@ def validate_executor(
     budget_s: float = 40.0,
     min_rounds: int = MIN_ROUNDS,
 ) -> ValidationReport:
-    """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares.
-
-    Workload i is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the
-    speed that the machine had while calibrating.
-    """
+    """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares. Workload i
+    is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the speed that
+    the machine had while calibrating."""
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
         machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
@@ -219,10 +217,7 @@ def _run(
     tier: SecondTier | None = None,
 ) -> RunResult:
     """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it; `tier` as the
-    scenario has it.
-
-    The result's scenario has the acceptance that was measured, for whoever simulates it.
-    """
+    scenario has it. The result's scenario has the acceptance that was measured, for whoever simulates it."""
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     host = None if tier is None else tier.blocks(has_tensors=True)
     loop = build_serve_loop(scenario, num_blocks, record_positions=True, host=host)

@@ -41,9 +41,7 @@ class Passes(Protocol):
     @property
     def keeps_kv(self) -> bool: ...
 
-    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
-        """Make room for the KV blocks of `segments`, where the pool grows."""
-        ...
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None: ...
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
@@ -51,17 +49,13 @@ class Passes(Protocol):
 
 
 class Runner(Passes, Protocol):
-    """Takes steps: the new tokens of sequences in, the next token of each sampled one out.
-
-    stage_ns: what each pipeline stage took of the last step, by the runner's clock; empty where there is but one
-    """
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out. stage_ns: what each pipeline
+    stage took of the last step, by the runner's clock; empty where there is but one."""
 
     @property
     def stage_ns(self) -> Sequence[int]: ...
 
-    def new_clock(self) -> StepClock:
-        """What its steps are timed with."""
-        ...
+    def new_clock(self) -> StepClock: ...
 
     def release(self, first_block: int) -> None:
         """The sequence that begins with this block has lost its blocks."""
@@ -73,10 +67,8 @@ class Runner(Passes, Protocol):
 
 
 class StepRunner:
-    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow.
-
-    keeps_kv: without, each step computes whole sequences, and `cache` stays empty
-    """
+    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow. keeps_kv:
+    without, each step computes whole sequences, and `cache` stays empty."""
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None, keeps_kv: bool = True
@@ -159,12 +151,8 @@ class RunnerSetup:
 
 
 def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Capture | None = None) -> StepRunner:
-    """The runner of a rank of `group`.
-
-    capture: how decode steps are captured; by default as CUDA graphs on a GPU, not at all on a CPU
-
-    Raises DoesNotFitError for too little memory, PerfmodelError for what is not executed yet.
-    """
+    """The runner of a rank of `group`. capture: how decode steps are captured; by default as CUDA graphs on a GPU, not
+    at all on a CPU. Raises DoesNotFitError for too little memory, PerfmodelError for what is not executed yet."""
     model, engine, device = setup.model, setup.engine, setup.device
     if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():
         raise PerfmodelError("triton kernels run on a GPU, and the scenario is for a CPU; use --kernels torch.")

@@ -1,9 +1,7 @@
-"""Token ids of requests: the engine knows counts and block hashes only, the executor needs values.
-
-A prompt's ids follow from its block hashes, so that a cached block holds what the request that finds it would have
-computed; without a hash, from the request's id. They are random, or stretches of a text. A later turn of a conversation
-begins with what was said before it.
-"""
+"""Token ids of requests: the engine knows counts and block hashes only, the executor needs values. A prompt's ids
+follow from its block hashes, so that a cached block holds what the request that finds it would have computed; without a
+hash, from the request's id. They are random, or stretches of a text. A later turn of a conversation begins with what
+was said before it."""
 
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
@@ -15,10 +13,7 @@ from perfmodel.sim.traffic.distributions import hashes
 
 
 class TokenStore:
-    """Prompt and output token ids per request.
-
-    text: ids of a text to cut prompts from; else they are random
-    """
+    """Prompt and output token ids per request. text: ids of a text to cut prompts from; else they are random."""
 
     def __init__(self, vocab_size: int, block_size: int, seed: int = 0, text: Sequence[int] = ()) -> None:
         self._vocab_size = vocab_size

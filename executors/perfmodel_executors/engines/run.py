@@ -1,9 +1,6 @@
-"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs.
-
-vllm                    the vLLM of this environment
-vllm:PATH               that of another one: its interpreter, or its folder
-vllm:http://HOST:PORT   a server that runs already (`perfmodel_executors.engines.server`); it has no step records
-"""
+"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs. vllm
+the vLLM of this environment vllm:PATH               that of another one: its interpreter, or its folder
+vllm:http://HOST:PORT   a server that runs already (`perfmodel_executors.engines.server`); it has no step records."""
 
 import json
 import os
@@ -38,11 +35,9 @@ _LOG_TAIL = 400  # characters of what vLLM printed last
 
 
 class OnEngine(NamedTuple):
-    """A scenario to run on an engine.
-
-    model: as the scenario names it: a card, a folder with a config.json, a repository
-    out:   folder to stream `requests.csv`, `steps.csv` and `chunks.csv` (the parts of prompts in each step) to
-    """
+    """A scenario to run on an engine. model: as the scenario names it: a card, a folder with a config.json, a
+    repository; out: folder to stream `requests.csv`, `steps.csv` and `chunks.csv` (the parts of prompts in each step)
+    to."""
 
     scenario: Scenario
     model: str
@@ -52,13 +47,10 @@ class OnEngine(NamedTuple):
 def execute_on(
     target: str, scenario: Scenario, model: str, progress: Progress | None = None, out: Path | None = None
 ) -> RunResult:
-    """Serve the scenario's traffic on the vLLM that `target` names (see the module), arrivals at their times.
-
-    model, out: as of `OnEngine`; progress: called with (requests finished, requests in all if known)
-
-    Raises MissingExtraError without vLLM, UnsupportedError for what it has no argument for, PerfmodelError where it is
-    another version, refuses an argument or fails; WorkloadError for traffic without requests.
-    """
+    """Serve the scenario's traffic on the vLLM that `target` names (see the module), arrivals at their times. model,
+    out: as of `OnEngine`; progress: called with (requests finished, requests in all if known). Raises MissingExtraError
+    without vLLM, UnsupportedError for what it has no argument for, PerfmodelError where it is another version, refuses
+    an argument or fails; WorkloadError for traffic without requests."""
     return execute_all_on(target, [OnEngine(scenario, model, out)], progress)[0]
 
 
@@ -99,10 +91,8 @@ def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | N
 
 
 def interpreter_of(target: str) -> str:
-    """The interpreter that runs vLLM: our own for `vllm`, else the one named behind it.
-
-    Raises MissingExtraError where this environment has no vLLM, SpecError for what names no interpreter.
-    """
+    """The interpreter that runs vLLM: our own for `vllm`, else the one named behind it. Raises MissingExtraError where
+    this environment has no vLLM, SpecError for what names no interpreter."""
     engine, _, place = target.partition(":")
     if engine != "vllm":
         raise SpecError(f"--on {target}: allowed vllm, vllm:PATH of an interpreter, or vllm:http://HOST:PORT.")
@@ -142,7 +132,6 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
 
 
 def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:
-    """Requests, or turns of conversations, with the tokens of their prompts, as `vllm_process` reads them."""
     store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
     if not workload.traffic.has_conversations:
         for request in workload.requests():
@@ -168,8 +157,6 @@ def _as_line(request: Request, pause: int, tokens: list[int], workload: Workload
 
 
 class _Engine:
-    """The process that runs vLLM; a context manager whose lines are what it has to tell."""
-
     def __init__(self, python: str, job: Path, environment: Mapping[str, str]) -> None:
         self._python, self._environment, self._job = python, dict(environment), job
         self._log: IO[bytes] = TemporaryFile(mode="w+b")  # noqa: SIM115  # closed with the process

@@ -16,7 +16,6 @@ _EMPTY_LAUNCHES = 200
 
 
 def measure_device(bench: Bench) -> dict[str, Any]:
-    """The fields of `Ceilings`."""
     device, kind = bench.device, bench.device.type
     gemms = {
         name: {str(side): _product(side, dtype, device) for side in _SIDES[kind]} for name, dtype in _PRODUCTS.items()

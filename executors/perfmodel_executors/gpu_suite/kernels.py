@@ -33,10 +33,8 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
 
 
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
-    """A KernelRecord: the kernel's time, the baselines', and how far its result is from the reference.
-
-    Raises KernelError as `worst_difference` does. Baselines that the library refuses are left out.
-    """
+    """A KernelRecord: the kernel's time, the baselines', and how far its result is from the reference. Raises
+    KernelError as `worst_difference` does. Baselines that the library refuses are left out."""
     operator = getattr(load_kernels(bench.backend), problem.operator)
     num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(problem.make(Inputs("meta"))))
     is_reference = operator is getattr(load_kernels("torch"), problem.operator)
@@ -77,12 +75,9 @@ def _time(operator: Any, arguments: list[tuple[Any, ...]], bench: Bench) -> Timi
 def worst_difference(
     problem: Problem, operator: Any, bench: Bench, seed: int, tunes: bool = False, in_fp32: bool = False
 ) -> float:
-    """The worst `difference` to the reference, of results and of what is written in place.
-
-    in_fp32: the reference computes in fp32 what is not stored in fewer bits
-
-    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
-    """
+    """The worst `difference` to the reference, of results and of what is written in place. in_fp32: the reference
+    computes in fp32 what is not stored in fewer bits. Raises KernelError for a result that is not finite where the
+    reference is, or that differs when it is repeated."""
     reference = getattr(load_kernels("torch"), problem.operator)
     ours, theirs = (problem.make(Inputs(bench.device, seed)) for _ in range(2))
     if in_fp32 and not any(tensor.dtype in _STORED for tensor in tensors_of(theirs)):
@@ -110,10 +105,8 @@ def _in_fp32(value: Any) -> Any:
 
 
 def check_repeats(problem: Problem, operator: Any, inputs: Inputs, first: Any) -> None:
-    """Raises KernelError where equal inputs do not give equal bits: two parts of a kernel are in a race.
-
-    first: (results, arguments) of a call whose arguments `inputs` makes once more
-    """
+    """Raises KernelError where equal inputs do not give equal bits: two parts of a kernel are in a race. first:
+    (results, arguments) of a call whose arguments `inputs` makes once more."""
     arguments = problem.make(inputs)
     pairs = zip(tensors_of(first), tensors_of((operator(*arguments), arguments)), strict=True)
     if not all(torch.equal(_bits(left), _bits(right)) for left, right in pairs):
@@ -125,10 +118,8 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference over the reference's largest magnitude; of indices, the share of those that differ.
-
-    Not finite where only one of the two is. In fp32, piece by piece: the inputs of a serving problem take gigabytes.
-    """
+    """Largest difference over the reference's largest magnitude; of indices, the share of those that differ. Not finite
+    where only one of the two is. In fp32, piece by piece: the inputs of a serving problem take gigabytes."""
     if not expected.numel():
         return 0.0
     pieces = zip(*(torch.split(tensor.reshape(-1), _PIECE) for tensor in (actual, expected)), strict=True)

@@ -1,8 +1,6 @@
-"""Processes that answer one message at a time, each on a pipe of its own: what breaks or hangs one stops no other.
-
-A pool of the standard library is broken as a whole by a process that aborts. Tasks are measured in such a process, too:
-an illegal memory access or a failed graph capture leaves a CUDA context that nothing can be measured in.
-"""
+"""Processes that answer one message at a time, each on a pipe of its own: what breaks or hangs one stops no other. A
+pool of the standard library is broken as a whole by a process that aborts. Tasks are measured in such a process, too:
+an illegal memory access or a failed graph capture leaves a CUDA context that nothing can be measured in."""
 
 import multiprocessing
 import signal
@@ -56,10 +54,8 @@ class ChildProcess:
         self._connection.send(message)
 
     def receive(self, limit_s: float) -> Any:
-        """Its next message; where there is none, the process is killed.
-
-        Raises TaskTimeoutError after `limit_s` seconds, BrokenError where the process has ended.
-        """
+        """Its next message; where there is none, the process is killed. Raises TaskTimeoutError after `limit_s`
+        seconds, BrokenError where the process has ended."""
         begin = time.monotonic()
         try:
             if not self._connection.poll(max(0.0, limit_s)):
@@ -79,10 +75,8 @@ class ChildProcess:
 
 
 class ChildPool:
-    """Calls `call(job)` in processes that `prepare(*args)` has made ready, first jobs first.
-
-    num_failed: jobs that ended their process or took too long
-    """
+    """Calls `call(job)` in processes that `prepare(*args)` has made ready, first jobs first. num_failed: jobs that
+    ended their process or took too long."""
 
     def __init__(
         self, num_processes: int, prepare: Callable[..., None], args: tuple[Any, ...], call: Callable[[Any], Any]
@@ -138,7 +132,6 @@ class ChildPool:
 def _serve(
     connection: "Connection[Any, Any]", prepare: Callable[..., None], args: tuple[Any, ...], call: Callable[[Any], Any]
 ) -> None:
-    """A process of the pool: jobs in, what `call` made of them out, until the other side is gone."""
     prepare(*args)
     connection.send(None)
     with suppress(EOFError, OSError):

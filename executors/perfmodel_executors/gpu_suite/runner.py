@@ -1,8 +1,5 @@
-"""Which task comes next, when to stop, and the folder of what came of them.
-
-Parts share the budget, within a part the most informative come first. Every finished task is on disk before the next
-one begins, and is not run again.
-"""
+"""Which task comes next, when to stop, and the folder of what came of them. Parts share the budget, within a part the
+most informative come first. Every finished task is on disk before the next one begins, and is not run again."""
 
 import json
 import time
@@ -30,8 +27,6 @@ Progress = Callable[[str, "TaskOutcome", float], None]
 
 
 class Results:
-    """Records by part and key: `<part>.json` is an object of records."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
@@ -44,7 +39,6 @@ class Results:
         return key in self.part(part)
 
     def part(self, part: str) -> dict[str, Any]:
-        """All records of a part; of `suite`, what an earlier run wrote of itself."""
         if part not in self._records:
             path = self.folder / f"{part}.json"
             try:
@@ -163,10 +157,8 @@ def _run(
     outcome: TaskOutcome,
     alike: dict[str, tuple[str, int]],
 ) -> None:
-    """Measure and put down the record, or why there is none.
-
-    alike: of each group, and of starting a process, which is every task's: the last failure, and how often in a row
-    """
+    """Measure and put down the record, or why there is none. alike: of each group, and of starting a process, which is
+    every task's: the last failure, and how often in a row."""
     group = f"{task.part}: {task.group}"
     tried = [(name, *alike.get(name, ("", 0))) for name in (_STARTS, group)]
     reasons = [f"{n} failures alike of {name}: {last}" for name, last, n in tried if n >= _MOST_ALIKE]

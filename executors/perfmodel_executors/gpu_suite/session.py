@@ -36,8 +36,6 @@ _WRITE_S = 5.0  # between two writings of suite.json
 
 
 class Part(StrEnum):
-    """What can be asked for alone."""
-
     smoke = "smoke"
     kernels = "kernels"
     steps = "steps"
@@ -50,12 +48,8 @@ TASKS = dict(zip(Part, (smoke_tasks, kernel_tasks, step_tasks, serving_tasks, pa
 
 
 class SuiteRequest(NamedTuple):
-    """What is to be measured.
-
-    out:      folder of the results
-    budget_s: seconds, from `start` on, a time of `time.monotonic`
-    parts:    all where none is named; device and kernels as the command line names them
-    """
+    """What is to be measured. out: folder of the results; budget_s: seconds, from `start` on, a time of
+    `time.monotonic`; parts: all where none is named; device and kernels as the command line names them."""
 
     out: Path
     budget_s: float
@@ -66,10 +60,8 @@ class SuiteRequest(NamedTuple):
 
 
 def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Bench:
-    """The device and kernels that the command line names.
-
-    reference_s: of an earlier run whose measurements are gone on with
-    """
+    """The device and kernels that the command line names. reference_s: of an earlier run whose measurements are gone on
+    with."""
     place, hardware = present_device(device)
     backend = default_kernels(place) if kernels == "auto" else kernels
     if place.type != "cpu":
@@ -79,7 +71,6 @@ def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Ben
 
 
 def tasks_of(device: str, kernels: str, reference_s: float | None = None) -> Iterator[Task]:
-    """All tasks, as the measuring process lists them for itself."""
     bench = bench_of(device, kernels, reference_s)
     yield Task(*_CEILINGS, partial(measure_device, bench))
     for tasks in TASKS.values():
@@ -87,10 +78,8 @@ def tasks_of(device: str, kernels: str, reference_s: float | None = None) -> Ite
 
 
 def measure(request: SuiteRequest) -> TaskOutcome:
-    """Measures the device; ends within the budget, and goes on with what an earlier call left.
-
-    Raises SpecError for a folder with another device's results, PerfmodelError for a device that is not here.
-    """
+    """Measures the device; ends within the budget, and goes on with what an earlier call left. Raises SpecError for a
+    folder with another device's results, PerfmodelError for a device that is not here."""
     results = Results(request.out)
     known = results.part("suite")
     bench = bench_of(request.device, request.kernels, known.get("reference_s"))
@@ -110,7 +99,6 @@ def measure(request: SuiteRequest) -> TaskOutcome:
 
 
 def summary_of(request: SuiteRequest, outcome: TaskOutcome) -> tuple[list[str], bool]:
-    """What a call came to, line by line, and whether the smoke found nothing wrong."""
     results = Results(request.out)
     wrong = {
         part: [
@@ -182,7 +170,6 @@ class _Session:
             self._write(outcome)
 
     def _write(self, outcome: TaskOutcome) -> None:
-        """The fields of `SuiteInfo`."""
         bench, earlier, worker = self._bench, self._earlier, self._worker
         is_gpu = bench.device.type == "cuda"
         parts = " ".join(f"--part {part}" for part in self._request.parts)

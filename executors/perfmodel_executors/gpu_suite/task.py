@@ -14,11 +14,8 @@ from perfmodel_executors.measure.protocol import DriftMeter
 
 @dataclass(frozen=True)
 class Bench:
-    """The device that is measured, its hardware file, and the kernels that run on it.
-
-    drift:   of a machine that others use, too: times are restated at one speed
-    holders: let go of what is kept between tasks
-    """
+    """The device that is measured, its hardware file, and the kernels that run on it. drift: of a machine that others
+    use, too: times are restated at one speed; holders: let go of what is kept between tasks."""
 
     device: torch.device
     hardware: HardwareSpec
@@ -28,7 +25,6 @@ class Bench:
 
     @property
     def clock_ns(self) -> DeviceClock:
-        """As serving runs are timed."""
         return DeviceClock(self.device)
 
     def pace(self) -> float:
@@ -36,7 +32,6 @@ class Bench:
         return self.drift.measure() if self.drift is not None else 1.0
 
     def release_memory(self) -> None:
-        """Give back what models hold: the next one takes most of the memory for its KV cache."""
         for let_go in self.holders:
             let_go()
         gc.collect()

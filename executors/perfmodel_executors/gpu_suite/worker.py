@@ -26,9 +26,7 @@ Record = Mapping[str, Any]
 
 class Reply(NamedTuple):
     """What a task gave: its record, or why there is none; whether the process can go on; what was tuned so far.
-
-    compile_s: seconds in which this process has compiled kernels so far, and how many
-    """
+    compile_s: seconds in which this process has compiled kernels so far, and how many."""
 
     record: Record | None
     failure: str
@@ -40,9 +38,7 @@ class Reply(NamedTuple):
 
 class Worker:
     """Runs the tasks that `make(*args)` lists (a module's function), by part and key, in a process of their own.
-
-    compiled: seconds in which the measuring processes compiled kernels, and how many
-    """
+    compiled: seconds in which the measuring processes compiled kernels, and how many."""
 
     def __init__(self, make: Callable[..., Iterable[Task]], *args: Any) -> None:
         self._target = (_work, make, args)
@@ -54,22 +50,16 @@ class Worker:
         self.tiles: dict[str, str] = {}
 
     def begin(self) -> ChildProcess:
-        """Start the process, without waiting until it is ready."""
         self._process, self._is_ready = ChildProcess(*self._target), False
         self._compiled_before = self.compiled
         self.num_begun += 1
         return self._process
 
     def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
-        """The task's record.
-
-        limit_s:       seconds for the task
-        start_limit_s: seconds for the process to start, where it has to
-        is_tuned:      kernels choose their tiles; else the first ones are taken
-
-        Raises TaskError for a task that fails, BrokenError for one that ends the process or leaves the device unusable,
-        TaskTimeoutError for one that takes longer, StartError where there is no process to measure in.
-        """
+        """The task's record. limit_s: seconds for the task; start_limit_s: seconds for the process to start, where it
+        has to; is_tuned: kernels choose their tiles; else the first ones are taken. Raises TaskError for a task that
+        fails, BrokenError for one that ends the process or leaves the device unusable, TaskTimeoutError for one that
+        takes longer, StartError where there is no process to measure in."""
         process = self._process or self.begin()
         if not self._is_ready:
             try:
@@ -157,7 +147,6 @@ class _CompileListener:
 
 
 def _work(connection: "Connection[Any, Any]", make: Callable[..., Iterable[Task]], args: tuple[Any, ...]) -> None:
-    """The measuring process: names of tasks in, replies out, until the other side is gone."""
     try:
         tasks = {(task.part, task.key): task for task in make(*args)}
     except Exception as error:  # whatever it is: the other side says so

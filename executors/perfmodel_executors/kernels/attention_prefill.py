@@ -1,10 +1,6 @@
 """Causal attention of prompt chunks over paged keys and values, the chunk's own included (written before the call).
 
-    s = q k^T / sqrt(H);  capped: c tanh(s / c) (Gemma 2);  weights = exp(s) / (exp(sink) + sum exp(s)) (gpt-oss)
-
-Queries go in tiles, and each tile reads only the keys that some query of it sees: so the causal half and what lies
-outside a window cost nothing, as in a flash kernel, and the work is that of the operator's formula. Few queries, as
-those that verify drafted tokens, go to torch's own attention, which reads keys and values once for all of them.
+s = q k^T / sqrt(H);  capped: c tanh(s / c) (Gemma 2);  weights = exp(s) / (exp(sink) + sum exp(s)) (gpt-oss)
 """
 
 import math
@@ -101,7 +97,6 @@ def check_tree(ancestors_T: Tensor | None, window: int | None, chunk: int | None
 
 
 def first_visible(position: int, window: int | None, chunk: int | None) -> int:
-    """The first key position that a query at `position` sees."""
     first = 0 if window is None else max(0, position - window + 1)
     return first if chunk is None else max(first, position // chunk * chunk)
 
@@ -169,7 +164,6 @@ TINY_TERMS = ((5.0, False), (None, True), (3.0, True))  # caps, and whether ther
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd lengths, prefixes, groups and head sizes, spans that cut pages, all formats of pages, a tree; caps, sinks."""
     plain = [
         _problem([(9, 0), (2, 30), (40, 5)], (4, 2), (16, 24), dtype, dtype),
         _problem([(70, 3)], (3, 1), (20, 20), dtype, dtype, window=21),
@@ -185,8 +179,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Heads of 8B and 70B models: whole prompts, a chunk behind a long prefix, a window, narrow and wide heads; Gemma
-    2's cap."""
     bf16 = torch.bfloat16
     llama, wide = (32, 8), (64, 8)
     spans = [([(4096, 0)] * 4, llama), ([(8192, 0)], llama), ([(16384, 0)], llama), ([(1024, 0)] * 16, wide)]
@@ -259,7 +251,6 @@ def _problem(
 def _torch_attention(
     q_TNH: Tensor, pages: KVPages, tables_GM: Tensor, starts_G: Tensor, computed_G: Tensor, *_: object
 ) -> Tensor:
-    """SDPA over contiguous keys and values of equal length, causal from the last query back."""
     length = tables_GM.shape[1] * pages.block_size
     k_GKLH, v_GKLH = contiguous_kv(pages, tables_GM, length)
     q_GNTH = q_TNH.view(len(computed_G), -1, *q_TNH.shape[1:]).transpose(1, 2)

@@ -1,8 +1,6 @@
-"""The one list of kernels: each operator, the module of its definition, and whether Triton has one.
-
-Implementations are named, not imported, so that a backend's library (triton) is needed only by who uses it.
-A faster kernel is one module in the backend's folder; what a backend lacks falls back to `torch`.
-"""
+"""The one list of kernels: each operator, the module of its definition, and whether Triton has one. Implementations are
+named, not imported, so that a backend's library (triton) is needed only by who uses it. A faster kernel is one module
+in the backend's folder; what a backend lacks falls back to `torch`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -68,10 +66,8 @@ class Kernels:
 
 
 def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:
-    """The implementations of `backend`, with torch's where it has none; for `device`, if it is known already.
-
-    Raises PerfmodelError for an unknown backend, one whose library is not installed, or a device it does not run on.
-    """
+    """The implementations of `backend`, with torch's where it has none; for `device`, if it is known already. Raises
+    PerfmodelError for an unknown backend, one whose library is not installed, or a device it does not run on."""
     known = sorted({name for row in KERNELS.values() for name in row})
     if backend not in known:
         raise PerfmodelError(f"there are no {backend!r} kernels; known backends: {', '.join(known)}.")

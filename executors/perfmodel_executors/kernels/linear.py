@@ -59,7 +59,6 @@ _cpu_packings: WeakKeyDictionary[Int4Weight, tuple[Tensor, Tensor]] = WeakKeyDic
 
 
 def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype."""
     dtype, is_cpu = x_MK.dtype, x_MK.device.type == "cpu"
     if isinstance(weight, Fp8Weight):
         product_MN = functional.linear(x_MK, expanded(weight, dtype))
@@ -73,7 +72,6 @@ def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | 
 
 
 def linear_w4a16(x_MK: Tensor, weight: Int4Weight | Fp4Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype."""
     if isinstance(weight, Fp4Weight):
         return functional.linear(x_MK, expanded(weight, x_MK.dtype), bias_N)
     n, k = weight.shape
@@ -136,7 +134,6 @@ def _scaled(
 
 
 def linear_w8a8(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     return _scaled(int8_product(codes_MK, weight.values_NK), scales_M, weight.scales_N, bias_N, x_MK.dtype)
 
@@ -176,10 +173,8 @@ _WEIGHTS_AT_ONCE = 2**19  # 2 MB in fp32; an eighth of that takes twice as long,
 
 
 def linear_gguf(x_MK: Tensor, weight: GgufWeight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype: some rows at a time are unpacked, at each call, and multiplied.
-
-    So no more than those rows is ever held in full, and on a CPU they are still in its cache when they are multiplied.
-    """
+    """The product [M, N] in x's dtype: some rows at a time are unpacked, at each call, and multiplied. So no more than
+    those rows is ever held in full, and on a CPU they are still in its cache when they are multiplied."""
     n, k = weight.shape
     rows = max(1, _WEIGHTS_AT_ONCE // k)
     product_MN = torch.empty(len(x_MK), n, dtype=x_MK.dtype, device=x_MK.device)
@@ -194,13 +189,10 @@ _MOST_TOKENS_BY_FIELD = 32
 
 
 def linear_signs(x_MK: Tensor, weight: SignsWeight, bias_N: Tensor | None = None) -> Tensor:
-    """y = (q(x) S^T) * token scale * scale + b, [M, N] in x's dtype, S ternary or binary.
-
-    A field of a byte is multiplied as it is, and what its offset adds is the sum of the token's codes. Few tokens: a
-    product for each field, whose codes take two passes over the bytes; many: all fields side by side for one product.
-
-    Source: Wang et al. 2023 (BitNet), Ma et al. 2024 (BitNet b1.58); 2 bits a weight as in bitnet.cpp's I2_S.
-    """
+    """y = (q(x) S^T) * token scale * scale + b, [M, N] in x's dtype, S ternary or binary. A field of a byte is
+    multiplied as it is, and what its offset adds is the sum of the token's codes. Few tokens: a product for each field,
+    whose codes take two passes over the bytes; many: all fields side by side for one product. Source: Wang et al. 2023
+    (BitNet), Ma et al. 2024 (BitNet b1.58); 2 bits a weight as in bitnet.cpp's I2_S."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     fields = weight.fields()
     if len(x_MK) <= _MOST_TOKENS_BY_FIELD:
@@ -222,10 +214,8 @@ _compressed: WeakKeyDictionary[Sparse24Weight, Any] = WeakKeyDictionary()
 
 def linear_sparse24(x_MK: Tensor, weight: Sparse24Weight, bias_N: Tensor | None = None) -> Tensor:
     """The product [M, N] in x's dtype: on a GPU by torch's semi-structured kernels (cuSPARSELt or CUTLASS), which drive
-    the sparse tensor cores of sm_80 and newer in fp16 and bf16; elsewhere dense, exact and no faster.
-
-    Raises PerfmodelError on a GPU without sparse tensor cores for this dtype.
-    """
+    the sparse tensor cores of sm_80 and newer in fp16 and bf16; elsewhere dense, exact and no faster. Raises
+    PerfmodelError on a GPU without sparse tensor cores for this dtype."""
     if x_MK.device.type != "cuda":
         return functional.linear(x_MK, expanded(weight, x_MK.dtype), bias_N)
     if weight not in _compressed:
@@ -255,7 +245,6 @@ def _dense_product(x_MK: Tensor, weight: MatrixWeight, bias_N: Tensor | None = N
 
 
 def _scaled_mm(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """torch's FP8 product (cuBLAS, CUTLASS), with its own quantisation of x before it."""
     values_MK, scales_M = quantize_tokens_fp8(x_MK)
     scales = (scales_M[:, None], weight.scales_N[None, :])
     return torch._scaled_mm(values_MK, weight.values_NK.T, *scales, bias_N, out_dtype=x_MK.dtype, use_fast_accum=True)
@@ -363,12 +352,10 @@ _TINY_SIZES: tuple[tuple[str | None, int, int, int, bool], ...] = (
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """All formats, with and without a bias."""
     return [_problem(form, m, n, k, dtype, has_bias) for form, m, n, k, has_bias in _TINY_SIZES]
 
 
 def serving() -> list[Problem]:
-    """Decode batches that read a weight once, chunks of prompts that fill the tensor cores; plain ones of 70B, too."""
     lists: tuple[tuple[tuple[str | None, ...], tuple[tuple[int, int], ...], tuple[int, ...]], ...] = (
         ((None,), (*_SHAPES, (28672, 8192)), (1, 8, 16, 64, 128, 512, 4096)),
         (("int8_wo", "int4_wo", "w4a16_mxfp4", "w4a16_nvfp4"), _SHAPES, (1, 8, 16, 64, 512, 4096)),

@@ -1,7 +1,5 @@
-"""Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer.
-
-The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
-"""
+"""Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer. The time of
+the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens."""
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
@@ -117,10 +115,8 @@ def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer:
 
 def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
     """As `grouped_experts`, where every expert multiplies `num_rows` rows: buffers are padded with zeros, and what
-    exceeds them adds nothing. First choices go before second ones, in the order of the tokens.
-
-    Source: Lepikhin et al. 2020 (GShard), algorithm 1.
-    """
+    exceeds them adds nothing. First choices go before second ones, in the order of the tokens. Source: Lepikhin et al.
+    2020 (GShard), algorithm 1."""
     kernels, num_experts = _torch_kernels(), layer.up_EFC.shape[0]
     experts_A = experts_TX.T.flatten()
     order_A = torch.argsort(experts_A, stable=True)
@@ -190,7 +186,6 @@ _STORED_TOKENS = (1, 4, 16, 64, 1024)
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd sizes: one token, a few in one tile each, and more than the tile that needs no sorting."""
     shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(9, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
     grouped = _GROUPED._replace(num_groups=3, top_k_groups=2)  # of a number that is no power of two
     rules = (grouped, grouped._replace(groups_by="max", scoring="softmax"), RoutingRule(renormalizes=False))
@@ -216,7 +211,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Decode batches, whose time is the weights of the experts they touch, and chunks."""
     blocks = []
     for model in map(load_model, _MODELS):
         ffn = next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN))

@@ -1,8 +1,6 @@
-"""Problems of operators: calls with their inputs, for tests, ahead-of-time compilation and measurement alike.
-
-The module of an operator has two lists of them: `tiny(dtype)`, odd sizes that an interpreter gets through, and
-`serving()`, the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory.
-"""
+"""Problems of operators: calls with their inputs, for tests, ahead-of-time compilation and measurement alike. The
+module of an operator has two lists of them: `tiny(dtype)`, odd sizes that an interpreter gets through, and `serving()`,
+the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +27,6 @@ class Inputs:
         self._generator = None if self._is_meta else torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        """Standard normal times `scale`."""
         if self._is_meta:
             return torch.empty(shape, dtype=dtype, device=self.device)
         values = torch.randn(shape, generator=self._generator, device=self.device)
@@ -42,13 +39,11 @@ class Inputs:
         return torch.randint(low, high, shape, generator=self._generator, device=self.device, dtype=dtype)
 
     def permutation(self, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """0 .. size - 1 in random order."""
         if self._is_meta:
             return torch.empty(size, dtype=dtype, device=self.device)
         return torch.randperm(size, generator=self._generator, device=self.device).to(dtype)
 
     def of(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        """These very values."""
         if self._is_meta:
             return torch.empty(torch.tensor(values).shape, dtype=dtype, device=self.device)
         return torch.tensor(values, dtype=dtype, device=self.device)
@@ -94,10 +89,8 @@ _BACKENDS = {
 
 
 def by_backend(attend: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
-    """`attend`, which calls SDPA, by each backend alone, which raises RuntimeError where it does not take a call.
-
-    Left to itself SDPA takes the first one that its heuristics allow, which need not be the fastest.
-    """
+    """`attend`, which calls SDPA, by each backend alone, which raises RuntimeError where it does not take a call. Left
+    to itself SDPA takes the first one that its heuristics allow, which need not be the fastest."""
 
     def forced(backend: SDPBackend, *args: object) -> Tensor:
         with sdpa_kernel(backend):

@@ -1,9 +1,6 @@
 """RoPE of queries and keys, and the paged write of keys and values: what comes between the projection and attention.
-
 Rotations are in the half-rotation layout (pairs are elements i and i + H/2 of a head); the engine assigned the slots.
-
-Problems: queries, keys and values as slices of one projection's output, written to shuffled slots.
-"""
+Problems: queries, keys and values as slices of one projection's output, written to shuffled slots."""
 
 from dataclasses import replace
 from typing import Any
@@ -60,7 +57,6 @@ _THETA = 10_000.0
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd numbers of heads, head sizes that are no powers of two, values of another size, no table."""
     return [
         _problem(5, (3, 1), (20, 12), dtype, dtype),
         _problem(3, (6, 5), (16, 16), dtype, dtype, has_rope=False),
@@ -70,7 +66,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Prompts beyond the L2 and a decode batch of an 8B model's heads, in the formats of the cache."""
     shapes = ((8192, (32, 8)), (64, (32, 8)), (16384, (64, 8)))
     kinds = (torch.bfloat16, FP8, torch.int8)
     return [_problem(tokens, heads, (128, 128), torch.bfloat16, kv) for kv in kinds for tokens, heads in shapes]

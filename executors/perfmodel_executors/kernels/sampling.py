@@ -38,10 +38,8 @@ WEIGHT_BITS = 40  # of the integer of the largest weight, whose sum over a vocab
 
 
 def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
-    """The index of each row's largest logit, [S]; the first of equal ones.
-
-    num_nan: int64 [1], to which logits that are not numbers are added
-    """
+    """The index of each row's largest logit, [S]; the first of equal ones. num_nan: int64 [1], to which logits that are
+    not numbers are added."""
     return _numbers(logits_SV, num_nan).argmax(dim=-1)
 
 
@@ -169,7 +167,6 @@ def verify_stochastic(
 
 
 def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:
-    """Which nodes are there, bool [R, N]."""
     num_nodes = tokens_RN.shape[1]
     if num_nodes_R is None:
         return torch.ones_like(tokens_RN, dtype=torch.bool)
@@ -182,7 +179,6 @@ _TOLERANCE = 0.01
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Vocabularies that no block divides, of one piece and of several; a row with logits that are no numbers."""
     return [
         _problem("greedy", 3, 100, dtype),
         _problem("greedy", 2, 9000, dtype, num_nan=5000),
@@ -192,7 +188,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """A batch of one to a full one."""
     names = ("greedy", "sample_top_k_top_p")
     return [_problem(name, s, v, torch.float32) for name in names for v in _VOCABULARIES for s in (1, 32, 256)]
 

@@ -100,11 +100,7 @@ def fitting(
     kernel: str,
 ) -> list[TileConfig]:
     """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter).
-
-    shared_bytes: (candidate, compute capability) -> bytes of a thread block
-
-    Raises DoesNotFitError if none does.
-    """
+    shared_bytes: (candidate, compute capability) -> bytes of a thread block. Raises DoesNotFitError if none does."""
     if limits is None:
         return list(candidates)
     kept = [c for c in candidates if shared_bytes(c, limits.capability) <= limits.shared_bytes]

@@ -70,11 +70,9 @@ class StepBench:
         return self.runner.decoder
 
     def step(self, shape: StepGrants) -> Callable[[], list[int]]:
-        """One step of `shape`, its index tensors built anew in each call as in a run.
-
-        Tokens change with every second call (and come round again), so that timing covers several routings of a
-        mixture of experts, each once untimed and once timed. The first call is a warm-up.
-        """
+        """One step of `shape`, its index tensors built anew in each call as in a run. Tokens change with every second
+        call (and come round again), so that timing covers several routings of a mixture of experts, each once untimed
+        and once timed. The first call is a warm-up."""
         variants = [self._segments(shape) for _ in range(_NUM_VARIANTS)]
         self._reserve(variants[0])
         calls = count()
@@ -86,7 +84,6 @@ class StepBench:
         return run
 
     def is_graphed(self, shape: StepGrants) -> bool:
-        """Whether the runner replays a step of `shape` from a CUDA graph."""
         graphs = self.runner.graphs
         return graphs is not None and graphs.can_run(self._segments(shape))
 
@@ -108,7 +105,6 @@ class StepBench:
         return TokenSegment(tokens, computed, table, num_wanted > 0, draws=draws)
 
     def _reserve(self, segments: list[TokenSegment]) -> None:
-        """Blocks for the segments, and random numbers in those of the pool that are new."""
         cache = self.runner.cache
         if not self.runner.keeps_kv:
             return

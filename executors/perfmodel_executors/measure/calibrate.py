@@ -1,8 +1,6 @@
 """Calibration of this machine's CPU: a grid of steps of one model or several, timed in pairs, fitted to their graphs.
-
 The result predicts steps of the models it was measured on: which part of a step is due to which operator is settled
-only as far as those models' steps differ. Half a minute a model.
-"""
+only as far as those models' steps differ. Half a minute a model."""
 
 import platform
 from collections.abc import Callable, Sequence
@@ -71,10 +69,8 @@ class StepCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as an engine serves it, and the range of steps to time of it.
-
-    routing: which experts random routers prefer, and how many rows an expert takes; load: what that makes of a step
-    """
+    """A model as an engine serves it, and the range of steps to time of it. routing: which experts random routers
+    prefer, and how many rows an expert takes; load: what that makes of a step."""
 
     model: ModelSpec
     hardware: HardwareSpec
@@ -87,7 +83,6 @@ class ServedModel:
 
     @classmethod
     def of(cls, scenario: Scenario) -> "ServedModel":
-        """What the scenario serves, in the range of shapes that it can produce."""
         where = (scenario.hardware, scenario.engine, scenario_range(scenario))
         named = scenario.routing != TRAINED
         load = routing_of(scenario) if named else slowest_uniform_routing  # random routers choose nearly evenly
@@ -96,10 +91,8 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with.
-
-    copies: the timed copies of its KV blocks to a second tier and back, where the engine has one
-    """
+    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with. copies: the
+    timed copies of its KV blocks to a second tier and back, where the engine has one."""
 
     runner: StepRunner | LeadingRunner
     speculator: Speculator | PipelinedSpeculator | None
@@ -194,10 +187,8 @@ def time_together(
     ranks: Ranks | None = None,
 ) -> list[StepTimes]:
     """Times the calibration grids of several models in turns, so that their times compare; on one thread, or one of
-    each of `ranks` where a model is served by as many.
-
-    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
-    """
+    each of `ranks` where a model is served by as many. budget_s: wall seconds for the timed rounds; at least
+    `min_rounds` are run whatever they take."""
     for own in served:
         active = count_parameters(own.model).active
         if active > _MOST_PARAMETERS:  # one core computes a few steps a second, and a grid of steps needs thousands
@@ -246,7 +237,6 @@ class _Timing:
             self.copies = PairedCases(copy_cases(runner), reference, clock)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
-        """The graph of steps whose decodes all pass so many layers; None: all of them."""
         served = self._served
         model = on_device(served.model, served.hardware)
         if model.exits is not None:

@@ -1,9 +1,7 @@
-"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype.
-
-Not used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
+"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype. Not
+used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
 machine. And how fast it copies KV blocks to a second tier and back: a block's bytes at the bandwidth that the scenario
-states, the rest its latency; where nothing is left, all of it is bandwidth.
-"""
+states, the rest its latency; where nothing is left, all of it is bandwidth."""
 
 import time
 from collections.abc import Callable
@@ -102,10 +100,8 @@ def copy_cases(runner: Runner) -> dict[CopyCase, Callable[[], object]]:
 def with_measured_link(
     offload: KvOffload, hardware: HardwareSpec, measured: Measured[CopyCase], block_bytes: float
 ) -> KvOffload:
-    """`offload` over the link that was measured: a block takes what fits all copies best, relatively.
-
-    hardware: of the scenario; block_bytes: of a block in all layers
-    """
+    """`offload` over the link that was measured: a block takes what fits all copies best, relatively. hardware: of the
+    scenario; block_bytes: of a block in all layers."""
     shares = [case.num_blocks / seconds for case, seconds in measured.seconds.items()]
     block_s = sum(shares) / sum(share**2 for share in shares)
     declared = offload.link_of(hardware).bandwidth_bytes_per_s

@@ -63,8 +63,7 @@ def _longest(lengths: Lengths | None) -> int:
 
 def calibration_grid(span: StepRange) -> list[StepGrants]:
     """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps; and where
-    tokens are drafted, some 15 that verify them.
-    """
+    tokens are drafted, some 15 that verify them."""
     if span.max_tokens is not None:
         return _whole_sequences(span, span.max_tokens)
     low, high = min(24, span.max_context), span.max_context
@@ -113,9 +112,7 @@ def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
 
 def drafting_grid(span: StepRange, max_queries: int, computes_prompts: bool) -> list[StepGrants]:
     """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own.
-
-    max_queries: tokens of a sequence in the widest pass of a round
-    """
+    max_queries: tokens of a sequence in the widest pass of a round."""
     low, high = min(24, span.max_context), span.max_context
     steps = [
         StepGrants(contexts=(context,) * batch, queries=queries)

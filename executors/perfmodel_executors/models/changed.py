@@ -1,8 +1,6 @@
 """The weights of a changed model (`model_changes`), made of those in its file; a sentence for what would need training.
-
 Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns). Nothing is trained
-afterwards, and no data is looked at: quality is that of the plain cut.
-"""
+afterwards, and no data is looked at: quality is that of the plain cut."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -211,11 +209,9 @@ WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
 
 
 def changed_weights(weights: DecoderWeights, changed_from: ChangedFrom) -> DecoderWeights:
-    """The weights after all changes, in the order in which the model itself was changed.
-
-    `weights` are those of the original, neither quantised nor shared out over ranks; its matrices may be overwritten.
-    Raises PerfmodelError for a change into weights that only training could find.
-    """
+    """The weights after all changes, in the order in which the model itself was changed. `weights` are those of the
+    original, neither quantised nor shared out over ranks; its matrices may be overwritten. Raises PerfmodelError for a
+    change into weights that only training could find."""
     model, changes = changed_from.original, changed_from.changes
     for field, change in CHANGES.items():
         if getattr(changes, field) is None:

@@ -1,8 +1,6 @@
 """One decoder for every executable `ModelSpec`: layers of a mixer and a feed-forward block over a flat mixed batch.
-
 Linear layers see all tokens of a step at once, mixers see each sequence through its block table, and the LM head only
-the rows that are sampled: the structure of the step that the cost model's graph describes.
-"""
+the rows that are sampled: the structure of the step that the cost model's graph describes."""
 
 from dataclasses import replace
 from functools import partial
@@ -49,14 +47,11 @@ from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
 class Decoder:
-    """A model with its weights; keys and values are in the `KVCache` passed to each call.
-
-    Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
-    vocabulary), and all take the same steps; of pipeline stages each has its layers, and only the last one logits.
-    `weights`, if given, are those of the part. `attention`: flash, or standard, which keeps the scores in memory.
-    `sampling`: how tokens with a random number are drawn. `routing`: which experts random routers prefer, and how many
-    rows an expert takes.
-    """
+    """A model with its weights; keys and values are in the `KVCache` passed to each call. Under tensor parallelism each
+    rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the vocabulary), and all take the
+    same steps; of pipeline stages each has its layers, and only the last one logits. `weights`, if given, are those of
+    the part. `attention`: flash, or standard, which keeps the scores in memory. `sampling`: how tokens with a random
+    number are drawn. `routing`: which experts random routers prefer, and how many rows an expert takes."""
 
     def __init__(
         self,
@@ -98,10 +93,8 @@ class Decoder:
         return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`.
-
-        On a pipeline stage before the last, of no rows.
-        """
+        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline
+        stage before the last, of no rows."""
         if self.group.stage.num_stages > 1:
             return self._pass_stage(batch, cache)
         if batch.num_layers_D is None:
@@ -186,7 +179,6 @@ class Decoder:
         return tokens
 
     def head(self, x_RC: Tensor) -> Tensor:
-        """What the final norm and the LM head make of states, [R, V]."""
         model = self.model
         normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, model.norm_eps)
         logits_RV = self.group.gather(apply_linear(self.kernels, normed_RC, self.weights.lm_head), model.vocab_size)
@@ -195,7 +187,6 @@ class Decoder:
         return logits_RV if model.logit_cap is None else model.logit_cap * torch.tanh(logits_RV / model.logit_cap)
 
     def embedded(self, batch: StepBatch) -> Tensor:
-        """[T, C]: what comes before the first layer."""
         x_TC = embed(self.weights.embedding, batch.tokens_T, self.group, self.dtype)
         scale = self.model.embedding_scale
         # Rounded as the table is, which is how Gemma was trained.
@@ -258,10 +249,8 @@ class Decoder:
 
 
 def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(weights, expert ids), both [T, top_k], from a router's logits by the rules of the model's `Routing`.
-
-    bias: one value for each expert: of the logits, or of the choice alone
-    """
+    """(weights, expert ids), both [T, top_k], from a router's logits by the rules of the model's `Routing`. bias: one
+    value for each expert: of the logits, or of the choice alone."""
     own = ffn.routing
     if bias_E is not None and not own.bias_chooses:
         logits_TE, bias_E = logits_TE + bias_E, None
@@ -271,7 +260,6 @@ def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tenso
 
 
 def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
-    """Each kind of rotary positions, with the size of what it rotates."""
     mixers = [layer.mixer for layer, _ in model.layers]
     heads = {(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention) and m.rope is not None}
     return heads | {(m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention)}

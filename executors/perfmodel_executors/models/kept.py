@@ -1,7 +1,5 @@
-"""What attention keeps of a sequence beside, or instead of, the engine's blocks: tiers by age, tokens by score.
-
-All of it lies in tensors with a row for each sequence, as the states of recurrent layers do.
-"""
+"""What attention keeps of a sequence beside, or instead of, the engine's blocks: tiers by age, tokens by score. All of
+it lies in tensors with a row for each sequence, as the states of recurrent layers do."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,9 +1,7 @@
 """What a model keeps of its sequences: paged keys and values or latents, indexed by the engine's block ids, and states.
-
 The pool grows with the block ids that plans mention, of which a short run touches few. `HostPages`: the second tier, in
 memory of the host, pinned beside a GPU; a block is copied layer by layer, as engines do whose caches are a tensor for
-each layer, in the stream of the step that follows.
-"""
+each layer, in the stream of the step that follows."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,14 +66,12 @@ class KVCache:
             self._allocate(max(num_blocks, self.num_blocks * 3 // 2, 64))
 
     def reserve_states(self, num_rows: int) -> None:
-        """Make room for the states of so many sequences, where the model has some."""
         more = max(0, num_rows - self.states.num_rows)
         check_memory(f"states of {num_rows} sequences", more * self.states.row_bytes, self.device)
         self.states.reserve(num_rows)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all layers."""
         return sum(pages.block_bytes for pages in self.pages)
 
     def _allocate(self, num_blocks: int) -> None:

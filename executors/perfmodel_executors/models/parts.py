@@ -130,7 +130,6 @@ MIXER_PARTS = MappingProxyType(
 
 
 def dense_parts(ffn: DenseFFN, hidden: int) -> Parts:
-    """Parts of `FFNWeights`."""
     rows = 2 * ffn.intermediate_size if ffn.gated else ffn.intermediate_size
     return {
         "up": WeightPart((rows, hidden), "gate_up", "matrix", rank=ffn.up_rank),
@@ -159,7 +158,6 @@ def expert_parts(ffn: MoEFFN, hidden: int) -> Parts:
 
 
 def shared_parts(ffn: MoEFFN, hidden: int) -> Parts:
-    """Parts of the shared experts' `FFNWeights`."""
     width = ffn.shared_intermediate_size
     return {
         "up": WeightPart((2 * width if ffn.gated else width, hidden)),

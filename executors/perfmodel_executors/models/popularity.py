@@ -1,8 +1,6 @@
 """Experts as popular as a scenario says, of models with random weights: biases of their routers, with which tokens
-choose an expert as often as the simulator draws it. The routers of real weights stay as they were trained.
-
-Source: vLLM's routing simulator (`VLLM_MOE_ROUTING_SIMULATION_STRATEGY`), which replaces the choice instead.
-"""
+choose an expert as often as the simulator draws it. The routers of real weights stay as they were trained. Source:
+vLLM's routing simulator (`VLLM_MOE_ROUTING_SIMULATION_STRATEGY`), which replaces the choice instead."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,10 +24,8 @@ _LEAST_CHANCE = 0.5 / _SAMPLES
 def with_popularity(
     weights: Sequence[LayerWeights], layers: Sequence[Layer], routing: ExpertRouting
 ) -> list[LayerWeights]:
-    """The layers' weights with routers that choose as `routing` says; where it names no popularity, as they are.
-
-    Raises PerfmodelError for experts that are chosen group by group.
-    """
+    """The layers' weights with routers that choose as `routing` says; where it names no popularity, as they are. Raises
+    PerfmodelError for experts that are chosen group by group."""
     if routing.alpha is None and routing.popularity is None:
         return list(weights)
     found = []
@@ -47,11 +43,9 @@ def with_popularity(
 
 
 def popular_biases(chances_E: Sequence[float] | np.ndarray, ffn: MoEFFN, seed: int = 0) -> Tensor:
-    """[E] biases with which `ffn` chooses experts with these chances, where logits are standard normal.
-
-    Random routers' are: their rows have variance 1 / hidden size, and what they read has a norm behind it. Each round
-    raises the biases of experts that the drawn tokens choose too seldom, by the log of what is missing.
-    """
+    """[E] biases with which `ffn` chooses experts with these chances, where logits are standard normal. Random routers'
+    are: their rows have variance 1 / hidden size, and what they read has a norm behind it. Each round raises the biases
+    of experts that the drawn tokens choose too seldom, by the log of what is missing."""
     wanted = torch.as_tensor(np.asarray(chances_E), dtype=torch.float64).clamp_min(_LEAST_CHANCE)
     drawn = torch.randn(_SAMPLES, len(wanted), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     scores = torch.sigmoid(drawn) if ffn.routing.bias_chooses else drawn

@@ -1,8 +1,6 @@
-"""A decoder's weights in the number format that the engine's `quantization` asks for.
-
-As the cost model's `served_model` has it: embedding, LM head, router and norms stay in the model's dtype, and whatever
-else the format keeps. Formats are known by what they store and multiply in, not by the name of the method.
-"""
+"""A decoder's weights in the number format that the engine's `quantization` asks for. As the cost model's
+`served_model` has it: embedding, LM head, router and norms stay in the model's dtype, and whatever else the format
+keeps. Formats are known by what they store and multiply in, not by the name of the method."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

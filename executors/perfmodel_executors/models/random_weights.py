@@ -1,9 +1,7 @@
 """Weights of a decoder, random by seed: each matrix normal with variance 1 / fan-in, so that activations keep their
-scale.
-
-Drawn in fp32 on the device that will hold them, then rounded or quantised: on CPUs, equal seeds make equal weights on
-every machine; a GPU draws its own. Every rank draws the whole model, matrix by matrix, and keeps its part.
-"""
+scale. Drawn in fp32 on the device that will hold them, then rounded or quantised: on CPUs, equal seeds make equal
+weights on every machine; a GPU draws its own. Every rank draws the whole model, matrix by matrix, and keeps its
+part."""
 
 import math
 from typing import Any
@@ -55,7 +53,6 @@ class _Draw:
         return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def part(self, part: WeightPart) -> Weight | None:
-        """Matrices, biases of some hundredths, and ones."""
         if not part.is_there:
             return None
         if part.kind in _BIAS_KINDS:
@@ -83,9 +80,7 @@ def random_weights(
     routing: ExpertRouting = TRAINED,
 ) -> DecoderWeights:
     """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
-
-    routing: which experts the routers prefer
-    """
+    routing: which experts the routers prefer."""
     draw = _Draw(dtype, seed, device)
     table = table_quantizer(model)
     embedding = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "embedding")
@@ -109,7 +104,6 @@ def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch
 
 
 def random_matrix(num_out: int, num_in: int, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> Tensor:
-    """A matrix as those of layers, [out, in]."""
     return _Draw(dtype, seed, device).matrix(num_out, num_in)
 
 

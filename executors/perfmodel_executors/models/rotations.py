@@ -1,8 +1,6 @@
-"""Rotary tables of a model's layers, and `Rotations`: the rows that a step needs, looked up once for all layers.
-
-A table has a row for each position and a column for each pair of elements, (i, i + H/2) of a head, cosines before
-sines; elements that do not rotate have the frequency 0.
-"""
+"""Rotary tables of a model's layers, and `Rotations`: the rows that a step needs, looked up once for all layers. A
+table has a row for each position and a column for each pair of elements, (i, i + H/2) of a head, cosines before sines;
+elements that do not rotate have the frequency 0."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -87,12 +85,8 @@ SCALED_BY_LENGTH = ("dynamic", "longrope")  # by the longest sequence that is se
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, num_positions: int) -> Tensor:
-    """Radians a position, in fp32, [H / 2]: those that rotate, then zeros.
-
-    num_positions: tokens of the longest sequence that is served
-
-    Raises PerfmodelError for what is known only sequence by sequence.
-    """
+    """Radians a position, in fp32, [H / 2]: those that rotate, then zeros. num_positions: tokens of the longest
+    sequence that is served. Raises PerfmodelError for what is known only sequence by sequence."""
     dim = head_dim if rope.dim is None else rope.dim
     inverse = rope.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.scaling is not None:

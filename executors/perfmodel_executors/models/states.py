@@ -1,9 +1,7 @@
 """States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
-first of its KV blocks.
-
-A sequence that begins, or that no step has seen, finds zeros. A block belongs to one sequence at a time, prefixes being
-not shared where a model has states; so what began with a block that another sequence now has inside is over.
-"""
+first of its KV blocks. A sequence that begins, or that no step has seen, finds zeros. A block belongs to one sequence
+at a time, prefixes being not shared where a model has states; so what began with a block that another sequence now has
+inside is over."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,18 +32,14 @@ RowTensors = LayerState | HeldTokens | tuple[Tensor, ...]
 
 
 class StateRows(NamedTuple):
-    """Rows of a step's sequences: those of one token, and those of chunks."""
-
     decodes: Tensor
     chunks: Tensor
 
 
 class StatePool:
     """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
-
-    tiers:    in which attention keeps its newest tokens
-    num_rows: for which there is memory; whoever remembers tensors of `layers` finds others where it has grown
-    """
+    tiers: in which attention keeps its newest tokens; num_rows: for which there is memory; whoever remembers tensors of
+    `layers` finds others where it has grown."""
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
         self.layers: dict[int, RowTensors] = {}
@@ -85,7 +79,6 @@ class StatePool:
         return self._free.pop()
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for so many sequences, if there are states; contents are kept."""
         if self.layers and num_rows > self.num_rows:
             self._grow(num_rows - self.num_rows)
 

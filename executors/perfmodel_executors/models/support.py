@@ -26,7 +26,6 @@ _KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
 
 
 def torch_dtype(model: ModelSpec) -> torch.dtype:
-    """The dtype of weights and activations."""
     sentence = f"weights in {model.dtype} are not executed yet; set engine.dtype to bfloat16 or float32."
     refuse(model.name, {sentence: model.dtype not in _DTYPES})
     return _DTYPES[model.dtype]

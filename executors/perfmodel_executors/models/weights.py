@@ -11,10 +11,8 @@ from perfmodel_executors.parallel.experts import LocalExperts
 
 @dataclass(slots=True)
 class AttentionWeights:
-    """qkv: [(N + K) * H + K * H_v, C], then the gate's N * H_v rows if there is one; out: [C, N * H_v].
-
-    q_norm, k_norm: as wide as a head, or as all heads; sinks: a logit for each query head
-    """
+    """qkv: [(N + K) * H + K * H_v, C], then the gate's N * H_v rows if there is one; out: [C, N * H_v]. q_norm, k_norm:
+    as wide as a head, or as all heads; sinks: a logit for each query head."""
 
     qkv: Weight
     out: Weight

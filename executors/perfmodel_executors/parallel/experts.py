@@ -1,8 +1,6 @@
-"""Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies.
-
-All ranks have all tokens and choose alike; each multiplies the rows of its own experts, and sums are added up. Where
-experts are placed, and how their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`).
-"""
+"""Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies. All ranks have all tokens
+and choose alike; each multiplies the rows of its own experts, and sums are added up. Where experts are placed, and how
+their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -77,7 +75,6 @@ class LocalExperts:
 
 
 def _numbers(experts_A: Tensor, num_experts: int) -> Tensor:
-    """The number of each row among those of its expert, from 0 on."""
     order_A = torch.argsort(experts_A, stable=True)
     ends_E = torch.bincount(experts_A, minlength=num_experts).cumsum(0)
     starts_E = torch.cat((ends_E.new_zeros(1), ends_E[:-1]))

@@ -15,8 +15,6 @@ from perfmodel_executors.parallel.experts import ExpertSharing
 
 
 class PipelineStage(NamedTuple):
-    """One of `num_stages` pipeline stages, by its `number` from 0 on."""
-
     number: int = 0
     num_stages: int = 1
 
@@ -69,10 +67,7 @@ ALONE = TensorGroup()
 
 class DistributedGroup(TensorGroup):
     """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes): the ranks of a
-    tensor-parallel group, or as many pipeline stages of one rank each.
-
-    log: told of each message
-    """
+    tensor-parallel group, or as many pipeline stages of one rank each. log: told of each message."""
 
     def __init__(self, log: "MessageLog", experts: ExpertSharing | None = None, has_stages: bool = False) -> None:
         number, count = dist.get_rank(), dist.get_world_size()
@@ -107,10 +102,8 @@ class DistributedGroup(TensorGroup):
 
 
 class MessageLog:
-    """The messages of one step of a rank, and what its thread did between them.
-
-    messages: kind and payload bytes of each, as the cost model counts them (`perfmodel.ops.messages`)
-    """
+    """The messages of one step of a rank, and what its thread did between them. messages: kind and payload bytes of
+    each, as the cost model counts them (`perfmodel.ops.messages`)."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, int]] = []
@@ -133,9 +126,7 @@ class MessageLog:
 
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:
     """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros.
-
-    dtype: of what is dequantised
-    """
+    dtype: of what is dequantised."""
     if group.size == 1:
         return table_rows(embedding_VC, tokens_T, dtype)
     held = embedding_VC.shape[0]

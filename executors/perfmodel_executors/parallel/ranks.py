@@ -1,10 +1,8 @@
-"""Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it.
-
-Rank 0 has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
-Gloo over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical
-path: from message to message the CPU time of the thread that computes, on the rank that takes longest. A message costs
-what that thread does for it; its way through sockets is left out: the loopback interface is no link between devices.
-"""
+"""Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it. Rank 0
+has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs, Gloo
+over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical path:
+from message to message the CPU time of the thread that computes, on the rank that takes longest. A message costs what
+that thread does for it; its way through sockets is left out: the loopback interface is no link between devices."""
 
 import os
 import pickle
@@ -54,12 +52,9 @@ class PathClock:
 
 
 class LeadingRunner:
-    """Rank 0's runner: broadcasts each call to the other ranks, and runs it.
-
-    path_ns:  critical path of all calls so far, between CPU processes
-    stage_ns: of the last step, that of each pipeline stage, where there are several
-    log:      messages of the last step
-    """
+    """Rank 0's runner: broadcasts each call to the other ranks, and runs it. path_ns: critical path of all calls so
+    far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
+    messages of the last step."""
 
     graphs = None
 
@@ -132,10 +127,8 @@ class LeadingRunner:
 
 
 class Ranks:
-    """A group of processes, and runners of theirs: one for each setup that they are given.
-
-    others: pipes to ranks 1 and on, none where this process is alone
-    """
+    """A group of processes, and runners of theirs: one for each setup that they are given. others: pipes to ranks 1 and
+    on, none where this process is alone."""
 
     def __init__(self, others: Sequence[Connection] = ()) -> None:
         self.num_ranks = 1 + len(others)
@@ -197,10 +190,7 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
 @contextmanager
 def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
     """The runner of the engine's one rank, or of the first of several, the others following it until the end of the
-    block.
-
-    Raises PerfmodelError as `build_runner` does, on whichever rank.
-    """
+    block. Raises PerfmodelError as `build_runner` does, on whichever rank."""
     num_ranks = setup.engine.num_devices
     if num_ranks > 1:  # before processes are started that would say it too
         _check_shared_out(setup)

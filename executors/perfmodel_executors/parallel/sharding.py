@@ -1,9 +1,7 @@
-"""Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`).
-
-Columns of a product's output are shared out where the next product sums over them; that gives partial sums, which the
-ranks add up, and its bias stays with the first rank. Experts are cut so, too, or shared out whole. Where there are
-fewer KV heads than ranks, neighbours hold the same one. The vocabulary is cut in equal rows, padded with zeros.
-"""
+"""Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`). Columns of a
+product's output are shared out where the next product sums over them; that gives partial sums, which the ranks add up,
+and its bias stays with the first rank. Experts are cut so, too, or shared out whole. Where there are fewer KV heads
+than ranks, neighbours hold the same one. The vocabulary is cut in equal rows, padded with zeros."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,12 +24,8 @@ from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
 
 
 def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> ModelSpec:
-    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole.
-
-    experts: as of a `TensorGroup`
-
-    Raises PerfmodelError where they cannot be shared out evenly.
-    """
+    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole. experts: as
+    of a `TensorGroup`. Raises PerfmodelError where they cannot be shared out evenly."""
     if num_ranks == 1:
         return model
     check_divisible(model, num_ranks, experts)
@@ -41,7 +35,6 @@ def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None 
 
 
 def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
-    """The layers of one pipeline stage, as a model of their own."""
     if stage.num_stages == 1:
         return model
     layers = list(model.iter_layers())
@@ -49,10 +42,8 @@ def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
 
 
 def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> None:
-    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too).
-
-    experts: as of a `TensorGroup`
-    """
+    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too). experts:
+    as of a `TensorGroup`."""
     sentence = (
         "weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size to 1, or "
         "engine.quantization to none."
@@ -104,7 +95,6 @@ def check_stages(model: ModelSpec, num_stages: int, num_ranks: int) -> None:
 
 
 def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:
-    """This rank's rows of the embedding or the LM head."""
     if group.size == 1:
         return table_VC
     assert isinstance(table_VC, Tensor), "in blocks on several ranks"
@@ -189,7 +179,6 @@ def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
 
 
 def _whole_experts(weights: MoEWeights, group: TensorGroup, placement: Placement) -> MoEWeights:
-    """The experts that `placement` gives this rank."""
     local = LocalExperts.of(placement, group.rank, weights.router.device)
     held = list(local.held)
     return replace(

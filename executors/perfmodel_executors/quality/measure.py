@@ -110,10 +110,8 @@ _CHUNK = 512
 @dataclass(frozen=True)
 class Quality:
     """Perplexity over `num_tokens` of a text; against another configuration, that one's, and what they agree on.
-
-    exact_match: share of the tokens of greedy answers before their first difference
-    note:        what the weights were before anything was done to them
-    """
+    exact_match: share of the tokens of greedy answers before their first difference; note: what the weights were before
+    anything was done to them."""
 
     perplexity: float
     num_tokens: int
@@ -138,13 +136,10 @@ class Quality:
 def measure_quality(
     scenario: Scenario, baseline: Scenario | None = None, text: str = PYDOC, chunk: int | None = None
 ) -> Quality:
-    """Perplexity, and beside `baseline` (the same model otherwise served) the share of equal greedy outputs.
-
-    text:  pydoc, or the path of a file
-    chunk: tokens in a step, at most the engine's max_num_batched_tokens; 1 goes through the attention of decodes
-
-    Raises PerfmodelError for a model without weights of its own, MissingExtraError without what reads them.
-    """
+    """Perplexity, and beside `baseline` (the same model otherwise served) the share of equal greedy outputs. text:
+    pydoc, or the path of a file; chunk: tokens in a step, at most the engine's max_num_batched_tokens; 1 goes through
+    the attention of decodes. Raises PerfmodelError for a model without weights of its own, MissingExtraError without
+    what reads them."""
     ids, path = text_ids(scenario, text)
     ours, answers = _measured(scenario, ids, chunk, answers=baseline is not None)
     named = "pydoc's topics" if text == PYDOC else Path(text).name

@@ -32,11 +32,8 @@ class BlockLoss:
 
 def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, budget: float) -> tuple[Unit, ...]:
     """The blocks that go to the smaller format, in order, where all `num_weights` weights take `bits` each before.
-
-    losses: what each block loses there, and the bits it saves; budget: bits per weight, on average
-
-    Raises SpecError for a budget below what the smaller format takes.
-    """
+    losses: what each block loses there, and the bits it saves; budget: bits per weight, on average. Raises SpecError
+    for a budget below what the smaller format takes."""
     chosen: list[Unit] = []
     for block in sorted(losses, key=lambda block: block.loss_per_bit):
         if bits <= budget * (1 + 1e-9):

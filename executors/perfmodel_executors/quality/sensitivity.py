@@ -27,10 +27,8 @@ _TOKENS_APART = 512  # of each block alone: differences on the same tokens, whic
 @dataclass(frozen=True)
 class LayerSensitivity:
     """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
-
-    base, lower: served as the scenario says, and with all blocks in `method`
-    mixed:       with `rules`, at `bits` per weight (None: no budget was given)
-    """
+    base, lower: served as the scenario says, and with all blocks in `method`; mixed: with `rules`, at `bits` per weight
+    (None: no budget was given)."""
 
     method: str
     losses: tuple[BlockLoss, ...]
@@ -77,13 +75,9 @@ def measure_sensitivity(
     progress: Callable[[int, int | None], None] | None = None,
     num_tokens: int = _TOKENS,
 ) -> LayerSensitivity:
-    """Loss of the scenario's model with each layer (or block of one) in `method`, the others as they are served.
-
-    bits: the budget that a mix is proposed and measured for, a mean over the weights of all layers
-
-    Raises PerfmodelError for a model without weights of its own or formats that are not executed, SpecError for a
-    budget that cannot be met.
-    """
+    """Loss of the scenario's model with each layer (or block of one) in `method`, the others as they are served. bits:
+    the budget that a mix is proposed and measured for, a mean over the weights of all layers. Raises PerfmodelError for
+    a model without weights of its own or formats that are not executed, SpecError for a budget that cannot be met."""
     ids, path = text_ids(scenario, text)
     served = _Variants(scenario, method, group_size)
     units = served.units(by_block)

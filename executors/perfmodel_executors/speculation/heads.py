@@ -11,10 +11,7 @@ EAGLE (Li et al. 2024, section 3.1): one layer that continues the model's own st
     x_j = layer(F [embedding(t_j); f_{j-1}]),  F [d, 2 d];  what the model's head makes of x_j is the draft for t_{j+1}
 
 f is what the model's last layer gave; where the model has not computed a token yet, it is the draft's own x. So row j
-of the layer's KV depends on tokens up to j only, and blocks of it are shared as the model's are. The first pass of a
-round has 1 + k tokens of each sequence: those that the last round added, with the model's states in place of the
-draft's; where these are fewer, the last one is repeated behind itself, which nothing before it sees. Prompts pass
-through the layer behind the model's own pass, which gives their states.
+of the layer's KV depends on tokens up to j only, and blocks of it are shared as the model's are.
 """
 
 from collections.abc import Sequence
@@ -39,11 +36,9 @@ from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Propos
 
 
 class NewestStates:
-    """States [C] of the newest token of each KV block; grows with the block ids.
-
-    A block that other sequences find in the prefix cache is full, so what lies behind its end is there for them, too:
-    nothing has to be known of a sequence.
-    """
+    """States [C] of the newest token of each KV block; grows with the block ids. A block that other sequences find in
+    the prefix cache is full, so what lies behind its end is there for them, too: nothing has to be known of a
+    sequence."""
 
     def __init__(self, decoder: Decoder, block_size: int) -> None:
         self._block_size = block_size
@@ -51,7 +46,6 @@ class NewestStates:
         self._states_BC = torch.zeros(0, hidden, dtype=decoder.dtype, device=decoder.device)
 
     def reserve(self, num_blocks: int) -> None:
-        """Make room for block ids below `num_blocks`."""
         states_BC, more = self._states_BC, num_blocks - len(self._states_BC)
         if more > 0:
             num_bytes = num_blocks * states_BC.shape[1] * states_BC.element_size()
@@ -81,7 +75,6 @@ class NewestStates:
 
 
 def _states_of(segments: Sequence[TokenSegment], x_TC: Tensor) -> list[Tensor]:
-    """The rows of each segment in what a step gave for all of them."""
     return [x_TC[row : row + len(s.tokens)] for row, s in zip(first_rows(segments), segments, strict=True)]
 
 
@@ -257,7 +250,6 @@ class EagleProposer(_StateProposer):
         return self._newest.before([drafting]) if unread is None else unread
 
     def _first(self, drafting: Sequence[Drafting]) -> list[Tensor]:
-        """x of the newest token of each sequence, [1, C]."""
         segments, before, ends = list[TokenSegment](), list[Tensor](), list[int]()
         for sequence in drafting:
             x_TC = self._before(sequence)

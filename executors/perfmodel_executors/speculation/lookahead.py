@@ -26,10 +26,8 @@ _MOST_NGRAMS = 4096  # of a sequence; the oldest are forgotten
 
 
 def lookup(tokens: Sequence[int], longest: int, shortest: int, count: int) -> list[int]:
-    """At most `count` tokens that followed the longest suffix found earlier in `tokens`; empty if there is none.
-
-    Lists are searched as bytes: microseconds for thousands of tokens.
-    """
+    """At most `count` tokens that followed the longest suffix found earlier in `tokens`; empty if there is none. Lists
+    are searched as bytes: microseconds for thousands of tokens."""
     text = array("i", tokens).tobytes()
     for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         suffix = text[-length * _BYTES :]

@@ -10,11 +10,8 @@ from perfmodel_executors.speculation.proposer import DraftShape
 
 class AcceptanceCounts:
     """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
-    none to offer, that counts as a wrong one: it brings as much.
-
-    num_steps:   of a sequence that drafts
-    num_offered: of these, with something to verify
-    """
+    none to offer, that counts as a wrong one: it brings as much. num_steps: of a sequence that drafts; num_offered: of
+    these, with something to verify."""
 
     def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
         self._tree = tree
@@ -27,10 +24,8 @@ class AcceptanceCounts:
 
     def add(self, depth: int, path: Sequence[int], num_drafted: int, guess: bool | None = None) -> None:
         """A sequence was to draft `depth` deep, had `num_drafted` tokens verified, and those of `path` were right.
-
         guess: pipelined: whether the drafter has guessed the model's token behind them; None: it was not judged. It
-        counts with the tokens drafted in its place, the deepest ones at last, and brings nothing.
-        """
+        counts with the tokens drafted in its place, the deepest ones at last, and brings nothing."""
         self.num_steps += bool(depth)
         self.num_offered += bool(num_drafted)
         if guess is not None:
@@ -89,7 +84,6 @@ class AcceptanceCounts:
         return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))
 
     def write(self, path: Path) -> None:
-        """The counts as JSON, unless nothing was drafted."""
         measured = self.measured()
         if measured is not None:
             path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")

@@ -113,10 +113,8 @@ class DraftTree(DraftShape):
 
 class Proposer:
     """Drafts tokens. `propose` may be called twice in a step and answers the same; `settle` follows once.
-
-    depends_on_text: how many tokens are drafted is known only when they are
-    runner:          what drafts, where a decoder, its head or a part of it does
-    """
+    depends_on_text: how many tokens are drafted is known only when they are; runner: what drafts, where a decoder, its
+    head or a part of it does."""
 
     depends_on_text = False
     runner: Passes | None = None
@@ -126,9 +124,7 @@ class Proposer:
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
         """For each sequence the nodes behind its last known token, by depth; fewer where there is nothing to draft.
-
-        chunks: the parts of prompts that the step computes, for drafters that have to know them
-        """
+        chunks: the parts of prompts that the step computes, for drafters that have to know them."""
         raise NotImplementedError
 
     def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
@@ -145,11 +141,8 @@ class Proposer:
 def draft_by_level(
     drafting: Sequence[Drafting], candidates: Callable[[int, list[int], list[list[int]]], Sequence[Sequence[int]]]
 ) -> list[list[int]]:
-    """Drafts that grow by one level of nodes a pass.
-
-    candidates: (depth, sequences that draft deeper, drafts down to there) -> the likeliest tokens behind each of their
-                nodes of that depth, sequence by sequence
-    """
+    """Drafts that grow by one level of nodes a pass. candidates: (depth, sequences that draft deeper, drafts down to
+    there) -> the likeliest tokens behind each of their nodes of that depth, sequence by sequence."""
     drafts: list[list[int]] = [[] for _ in drafting]
     for depth in range(max((sequence.depth for sequence in drafting), default=0)):
         active = [i for i, sequence in enumerate(drafting) if sequence.depth > depth]

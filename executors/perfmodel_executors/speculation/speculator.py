@@ -39,10 +39,8 @@ class Verified(NamedTuple):
 
 
 class Speculator:
-    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader.
-
-    ahead: how many tokens are drafted behind a draft while it is verified
-    """
+    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader. ahead: how
+    many tokens are drafted behind a draft while it is verified."""
 
     ahead = 0
 

@@ -6,9 +6,6 @@ twice. They exchange the largest scores, then the weights, which go where the ro
 fetched on their own, in the order in which they come free: what a group reads first it also leaves first.
 
     SRAM: queries 64 (R + r), two tiles of as much; R = 512 and r = 64 in 16 bits take 216 KiB
-
-Pages may have any size: addresses are computed by the threads that fetch. What `attention_latent` has is for all other
-sizes and devices.
 """
 
 import torch
@@ -120,11 +117,8 @@ def _shrunk(acc, largest, larger):
 
 @gluon.jit
 def _attend(WHO: gl.constexpr, read, written, begin, end, scale_log2):
-    """Half `WHO` of the sums over all tiles, and the weights of every second tile.
-
-    A tile's weights are relative to the largest score up to it, so that the groups follow one another: while one makes
-    its weights, the other multiplies.
-    """
+    """Half `WHO` of the sums over all tiles, and the weights of every second tile. A tile's weights are relative to the
+    largest score up to it, so that the groups follow one another: while one makes its weights, the other multiplies."""
     queries, query_rotated, halves, rotated, maxima, totals, full, empty, ready = read
     out_ptr, lse_ptr, first_row, num_splits, heads_left = written
     OTHER: gl.constexpr = 1 - WHO

@@ -1,12 +1,9 @@
 """Top-k routing in one kernel: every program holds some tokens' logits in registers and takes k maxima from them.
-
 Renormalised over the chosen, softmax over all experts is softmax over the chosen alone: no sum over the others is
 needed. Other rules score all experts first, and may leave only those of the best groups to choose from (DeepSeek-V3).
-Of equal scores the lowest expert id comes first (the reference leaves their order open).
-
-All experts' feed-forward blocks in two grouped products and a sum (`moe_products`), without the host knowing who goes
-where: a pair is (token, choice), token * top_k + choice. No atomics: equal inputs give equal results.
-"""
+Of equal scores the lowest expert id comes first (the reference leaves their order open). All experts' feed-forward
+blocks in two grouped products and a sum (`moe_products`), without the host knowing who goes where: a pair is (token,
+choice), token * top_k + choice. No atomics: equal inputs give equal results."""
 
 import torch
 import triton
@@ -141,11 +138,9 @@ def route(
 def grouped_experts(
     x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, config: TileConfig | None = None
 ) -> Tensor:
-    """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32.
-
-    The ids of a token's experts are distinct, as `route` gives them; columns of x and of the weights are contiguous.
-    config: tiles of both products, instead of the ones that fit the problem
-    """
+    """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32. The ids of a token's
+    experts are distinct, as `route` gives them; columns of x and of the weights are contiguous. config: tiles of both
+    products, instead of the ones that fit the problem."""
     num_experts = layer.up_EFC.shape[0]
     if config is None:
         stored = layer.up_EFC if isinstance(layer.up_EFC, ExpertWeight) else None

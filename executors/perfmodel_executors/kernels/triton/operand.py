@@ -45,7 +45,6 @@ class Operand(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
-        """What `tile_sums` is passed, from the values to their stride."""
         return self.values, self.row_scales, self.group_scales, self.zeros, self.values.stride(0)
 
     @property
@@ -55,7 +54,6 @@ class Operand(NamedTuple):
 
     @property
     def problem(self) -> tuple[object, ...]:
-        """What the best tile depends on, beside the shape."""
         return self.form, self.values.dtype, self.group_size, self.zeros is None, self.meets_codes
 
     def constants(self, x: Tensor, block_k: int) -> dict[str, Any]:

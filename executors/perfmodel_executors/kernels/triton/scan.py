@@ -1,16 +1,12 @@
 """Scans in tiles of 64 tokens: what runs from tile to tile, and what all tiles do at once.
 
-    step                      a decode: bound by reading each state once and writing it once
-    erase (the delta rule)    [W | U] of the WY form, of every tile: what its tokens write, but for the state before it
+step                      a decode: bound by reading each state once and writing it once
+erase (the delta rule)    [W | U] of the WY form, of every tile: what its tokens write, but for the state before it
 
-            (I + L) [W | U] = [b k e^g | b v],    L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t
+        (I + L) [W | U] = [b k e^g | b v],    L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t
 
-    states                    from tile to tile: S' = e^g S + K^T (e^(g_end - g) w), of what its tokens write
-    outputs                   every tile: (Q K^T e^(g_t - g_s)) w + e^g Q S
-
-A program of the states has some columns of the state of one head of one sequence in registers and walks over its tiles:
-two products a tile at most, in a chain. It leaves behind the state before each tile, so that the outputs need no order.
-What tokens write is b v, or U - W S under the delta rule, which then lies where U lay.
+states                    from tile to tile: S' = e^g S + K^T (e^(g_end - g) w), of what its tokens write
+outputs                   every tile: (Q K^T e^(g_t - g_s)) w + e^g Q S
 """
 
 import torch
@@ -62,7 +58,6 @@ def _scan_step_kernel(
 
 
 def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tensor:
-    """One new token per sequence, [D, H, V]; the reference says what the arguments are."""
     q_DGK, k_DGK, v_DHV = inputs[:3]
     (num_seqs, heads, values), (groups, keys) = v_DHV.shape, q_DGK.shape[1:]
     out_DHV = v_DHV.new_empty(num_seqs, heads, values)
@@ -241,7 +236,6 @@ def _scan_outputs_kernel(
 
 
 def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RHKV: Tensor) -> Tensor:
-    """Chunks of sequences behind one another, [T, H, V]; the reference says what the arguments are."""
     q_TGK, k_TGK, v_THV, decay_TH, beta_TH, skip_H = inputs[:6]
     (num_tokens, heads, values), (groups, keys) = v_THV.shape, q_TGK.shape[1:]
     num_chunks = len(rows_G)

@@ -1,8 +1,6 @@
-"""Tiles of segments: sequences lie behind one another in a flat batch, each in tiles of its own.
-
-Segment s has its tiles from starts[s] // TILE + s on, and there are at most `T // TILE + segments` of them: a grid that
-follows from shapes, in which a few programs find nothing to do.
-"""
+"""Tiles of segments: sequences lie behind one another in a flat batch, each in tiles of its own. Segment s has its
+tiles from starts[s] // TILE + s on, and there are at most `T // TILE + segments` of them: a grid that follows from
+shapes, in which a few programs find nothing to do."""
 
 import triton
 import triton.language as tl

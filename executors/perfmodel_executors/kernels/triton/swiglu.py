@@ -1,8 +1,6 @@
-"""Activations, gated and plain, in one pass: each program takes a piece of a row, 16 bytes a thread and load.
-
-gated: reads gate and up, writes their product   3 T F bytes per element's
-plain: reads and writes                          2 T F
-"""
+"""Activations, gated and plain, in one pass: each program takes a piece of a row, 16 bytes a thread and load. gated:
+reads gate and up, writes their product   3 T F bytes per element's; plain: reads and writes                          2
+T F."""
 
 import torch
 import triton
@@ -17,7 +15,6 @@ _BLOCK = 2048  # elements of a program: two vectors of eight for each thread and
 
 @triton.jit
 def act(x, ACTIVATION: tl.constexpr):
-    """The activation of fp32 x."""
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)
     elif ACTIVATION == "sigmoid":

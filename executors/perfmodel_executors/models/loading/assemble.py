@@ -26,11 +26,8 @@ _FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 
 def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> DecoderWeights:
     """The weights in `model.weights_path`, or this rank's part, rounded to `dtype`, then quantised; of a changed model
-    made of the original's.
-
-    Raises PerfmodelError for models that our decoder would not compute as their makers do; SpecError for a file that
-    lacks a tensor or has one of another shape; MissingExtraError.
-    """
+    made of the original's. Raises PerfmodelError for models that our decoder would not compute as their makers do;
+    SpecError for a file that lacks a tensor or has one of another shape; MissingExtraError."""
     if model.changed_from is None:
         keeps = group.size == 1 and keeps_format(model)
         return _served(*_weights_of(model, dtype, device, keeps), model, group)

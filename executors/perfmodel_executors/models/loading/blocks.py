@@ -1,8 +1,5 @@
-"""Mixers and feed-forward blocks from a file.
-
-Projections of one product come one after the other, rows in the order in which we rotate them; gate and up as one
-product, experts one behind the other.
-"""
+"""Mixers and feed-forward blocks from a file. Projections of one product come one after the other, rows in the order in
+which we rotate them; gate and up as one product, experts one behind the other."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,14 +28,12 @@ from perfmodel_executors.models.weights import FFNWeights, MixerWeights, MoEWeig
 
 
 def mixer_weights(reader: Reader, mixer: Mixer, index: int) -> MixerWeights:
-    """The weights of layer `index`'s mixer."""
     make, parts_of = MIXER_PARTS[type(mixer)]
     parts, own = parts_of(mixer, reader.model.hidden_size), _READERS[type(mixer)](reader, mixer, index)
     return make(**own, **_read(reader, {name: part for name, part in parts.items() if name not in own}, index))
 
 
 def _read(reader: Reader, parts: Parts, index: int) -> dict[str, Any]:
-    """The tensors of layer `index` as the table of parts has them."""
     found: dict[str, Any] = {}
     for field, part in parts.items():
         if not part.is_there:
@@ -169,7 +164,6 @@ _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, A
 
 
 def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWeights | MoEWeights:
-    """The weights of layer `index`'s block."""
     hidden = reader.model.hidden_size
     if isinstance(ffn, DenseFFN):
         parts, names = dense_parts(ffn, hidden), ("gate", "up") if ffn.gated else ("up",)

@@ -1,9 +1,6 @@
-"""The tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
-
-GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together)
-and are put back into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the
-decoder.
-"""
+"""The tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with. GGUF: the rows
+of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together) and are put back
+into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the decoder."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,12 +156,9 @@ def _halves(rows: Tensor, num_heads: int) -> Tensor:
 
 
 class Reader:
-    """Reads the file at `path` for `model`; nothing is read before it is asked for.
-
-    keeps_format: matrices in blocks stay in them; else they are dequantised
-
-    Raises MissingExtraError without the package that reads the format, SpecError for a damaged file.
-    """
+    """Reads the file at `path` for `model`; nothing is read before it is asked for. keeps_format: matrices in blocks
+    stay in them; else they are dequantised. Raises MissingExtraError without the package that reads the format,
+    SpecError for a damaged file."""
 
     def __init__(
         self, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec, keeps_format: bool = False
@@ -213,7 +207,6 @@ class Reader:
     def raw(
         self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
     ) -> Tensor:
-        """The same as the file has it."""
         stored = self._file.get(name, layer, kind, num_heads, expert)
         self._check_shape(stored.shape, shape, name, kind, layer)
         return stored
@@ -234,5 +227,4 @@ class Reader:
         return tensor.to(self._device)
 
     def placed(self, tensor: Tensor) -> Tensor:
-        """A tensor that was made of raw ones."""
         return tensor.to(self._device, self._dtype)

@@ -1,11 +1,7 @@
 """What recurrent mixers do with the tokens of a step: those of decodes first, each a sequence, then those of chunks.
-
 Mamba-2 (Dao and Gu 2024): h_t = exp(dt A) h_{t-1} + dt B x^T, y = C h + D x, behind a convolution and a gate. States
-are [heads, N, P].
-
-Gated DeltaNet (Yang et al. 2025): a convolution, the gated delta rule over unit queries and keys, a norm and a gate.
-States are [heads, key, value].
-"""
+are [heads, N, P]. Gated DeltaNet (Yang et al. 2025): a convolution, the gated delta rule over unit queries and keys, a
+norm and a gate. States are [heads, key, value]."""
 
 import math
 
@@ -100,7 +96,6 @@ def gated_delta_net(
 
 
 def _unit(x_TD: Tensor, mixer: GatedDeltaNet, length: float = 1.0) -> Tensor:
-    """Queries or keys of each head, of `length`, [T, G, K]."""
     x_TGK = x_TD.float().view(-1, mixer.num_key_heads, mixer.key_head_dim)
     scale_TG1 = torch.rsqrt(x_TGK.square().sum(dim=-1, keepdim=True) + _NORM_EPS) * length
     return (x_TGK * scale_TG1).to(x_TD.dtype)

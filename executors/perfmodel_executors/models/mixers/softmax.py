@@ -1,8 +1,6 @@
-"""Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks.
-
-Keys and values are written to the pages before they are attended to, but in a rolling cache, where a chunk may
-overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
-"""
+"""Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks. Keys and values are written
+to the pages before they are attended to, but in a rolling cache, where a chunk may overwrite what its own first queries
+see. A step that keeps none attends to its own tokens where they are."""
 
 import math
 from itertools import pairwise
@@ -71,12 +69,9 @@ def attend(
     pages: KVPages,
     sinks_N: Tensor | None,
 ) -> Tensor:
-    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated.
-
-    sinks: a logit of each query head that takes its part of the softmax
-
-    Raises PerfmodelError for a tree where a layer does not see all keys, or attends by the standard kernel.
-    """
+    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated. sinks:
+    a logit of each query head that takes its part of the softmax. Raises PerfmodelError for a tree where a layer does
+    not see all keys, or attends by the standard kernel."""
     kernels, batch = step.kernels, step.batch
     has_own_softmax = mixer.logit_cap is not None or sinks_N is not None
     limits = {

@@ -9,12 +9,8 @@ from perfmodel_executors.models.states import StateRows
 
 
 class MixerStep(NamedTuple):
-    """A step of all layers.
-
-    state_rows:  of the step's sequences, in the states of all recurrent layers
-    norm_eps:    added to the mean square in norms
-    is_standard: attention keeps its scores in memory
-    """
+    """A step of all layers. state_rows: of the step's sequences, in the states of all recurrent layers; norm_eps: added
+    to the mean square in norms; is_standard: attention keeps its scores in memory."""
 
     kernels: Kernels
     batch: StepBatch

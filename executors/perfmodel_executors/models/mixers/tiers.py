@@ -1,9 +1,7 @@
 """Keys and values in several precisions by age: the newest in rings of their own, the oldest in the engine's blocks.
-
 Tier i of R_i tokens holds what is newer than the R_1 + ... + R_i newest and older than those before it. A step attends
 to what the tiers hold before it and, in full precision, to its own tokens; then each token that a tier no longer has is
-rewritten in the next. Source: Liu et al. 2024 (KIVI), section 3.2.
-"""
+rewritten in the next. Source: Liu et al. 2024 (KIVI), section 3.2."""
 
 from typing import NamedTuple
 
