@@ -68,8 +68,6 @@ def device_name(device: torch.device) -> str:
 
 
 class StepClock(Protocol):
-    """Nanoseconds of steps, as differences between two calls."""
-
     def __call__(self) -> int: ...
 
     @property
@@ -77,8 +75,7 @@ class StepClock(Protocol):
 
 
 class DeviceClock:
-    """Nanoseconds of a step, as differences between two calls. A GPU: wall time once all its work is done. A CPU: CPU
-    time of the calling thread, whatever else the machine does."""
+    """Nanoseconds of a step: on a GPU the wall's, once all its work is done; on a CPU the calling thread's CPU time."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device

@@ -114,7 +114,6 @@ class RequestArrivals:
 
 
 def arrivals_of(workload: Workload) -> RequestArrivals:
-    """What comes when, as the scenario says; without what the engine refuses."""
     if workload.traffic.has_conversations:
         return RequestArrivals(workload.conversations(), workload.concurrency, workload.think_time)
     chains = ([(0, request)] for request in workload.requests() if not workload.refuses(request))

@@ -29,7 +29,6 @@ _WARM_UPS = 2  # before a capture: libraries choose algorithms and allocate work
 
 
 def no_capture(compute: Compute) -> Compute:
-    """The replay is a plain call."""
     return compute
 
 
@@ -61,9 +60,8 @@ class CudaCapture:
 
 
 class DecodeInputs:
-    """The inputs of a decode step at fixed addresses, filled with one copy from the host. Rows of block tables, which
-    are long, are sent only where they differ from those of the step before. is_drawn: tokens are drawn with the rows'
-    random numbers; scratch_row: of states, for rows that pad; None: the model has no states."""
+    """The inputs of a decode step at fixed addresses, filled with one copy from the host; of block tables only those
+    that differ from the step before. is_drawn: with random numbers; scratch_row: of states, for rows that pad."""
 
     def __init__(
         self,
@@ -107,8 +105,7 @@ class DecodeInputs:
         )
 
     def fill(self, segments: Sequence[TokenSegment], size: int, state_rows: Sequence[int] = ()) -> int:
-        """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent.
-        state_rows: of the segments' sequences; the scratch row where there are none."""
+        """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent."""
         rows = [*segments, *[self._padding] * (size - len(segments))]
         changed = [index for index, row in enumerate(rows) if row.block_table != self._known[index]]
         width = max((len(rows[index].block_table) for index in changed), default=0)
@@ -140,9 +137,8 @@ class DecodeInputs:
 
 
 class StandIns(NamedTuple):
-    """Sequences to capture with, since kernels choose their tiles by how long these take. Each has `TUNED_CONTEXT`
-    tokens, as far as contexts and the pool allow, and a token of its own, so that experts are chosen as differently as
-    in a run. They read any blocks, and write to the scratch block alone."""
+    """Sequences to capture with, since kernels choose their tiles by how long these take: of `TUNED_CONTEXT` tokens
+    where that fits, each with a token of its own, so that experts are chosen as differently as in a run."""
 
     vocab_size: int
     block_size: int
@@ -161,8 +157,7 @@ class StandIns(NamedTuple):
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Decodes of the graphs up to the first that holds `max_num_seqs` sequences, ascending; this engine's description
-    (hardware_specs/engines/perfmodel.yaml) has the rule."""
+    """Batch sizes of the graphs, ascending, by the rule in hardware_specs/engines/perfmodel.yaml."""
     rules = describe_engine("perfmodel").facts.graphs
     sizes = rules.sizes_up_to(rules.most_tokens)
     return sizes[: bisect_left(sizes, max_num_seqs) + 1]
@@ -210,7 +205,6 @@ class DecodeGraphs:
         return DecodeGraphs(decoder, cache, *self._limits, self._capture)
 
     def can_run(self, segments: Sequence[TokenSegment]) -> bool:
-        """Whether the step is of decodes only, all sampled, and not larger than the largest graph."""
         return 0 < len(segments) <= self.sizes[-1] and all(
             len(segment.tokens) == 1 and segment.is_sampled and len(segment.block_table) <= self._inputs.table_width
             for segment in segments

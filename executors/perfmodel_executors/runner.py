@@ -57,9 +57,7 @@ class Runner(Passes, Protocol):
 
     def new_clock(self) -> StepClock: ...
 
-    def release(self, first_block: int) -> None:
-        """The sequence that begins with this block has lost its blocks."""
-        ...
+    def release(self, first_block: int) -> None: ...
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
@@ -118,7 +116,6 @@ class StepRunner:
             return tokens, x_TC
 
     def candidates(self, segments: Sequence[TokenSegment], count: int) -> list[list[int]]:
-        """The `count` most likely next tokens of each row that is wanted, the likeliest first."""
         if count == 1:
             return [[token] for token in self.run(segments)]
         with torch.inference_mode():

@@ -33,7 +33,6 @@ class SamplingSettings(NamedTuple):
 
 
 def settings_of(sampling: Sampling, model: ModelSpec) -> SamplingSettings | None:
-    """What the scenario says, with the defaults of its method; None where tokens are chosen greedily."""
     method = model.sampling if sampling.method == "default" else sampling.method
     if method == "greedy":
         return None
@@ -47,14 +46,11 @@ _HASH_BITS = 64
 
 
 class Draws:
-    """Random numbers of tokens under `seed`, integers of 31 bits."""
-
     def __init__(self, seed: int) -> None:
         self._seed = hashed(seed, _PURPOSE)
         self._known: dict[int, list[int]] = {}
 
     def of(self, request_id: int, position: int, count: int = 1) -> list[int]:
-        """The numbers of `count` tokens of the request, the first of them at `position`."""
         known = self._known.setdefault(request_id, [])
         if len(known) < position + count:
             # Twice as many, since a request asks for one after the other.

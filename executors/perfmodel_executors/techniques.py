@@ -35,9 +35,8 @@ def measure_technique(
     budget_s: float = 0.0,
     min_rounds: int = _MIN_ROUNDS,
 ) -> list[TechniqueRun]:
-    """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed.
-    One fit over both grids, so that the simulated ratio is the physics'. Which side is executed first alternates.
-    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take."""
+    """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed,
+    sides alternating. budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     sides = [as_executed_on_cpu(side) for side in (scenario, baseline)]
     with open_ranks(_num_ranks(sides), CPU) as ranks:
         times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)

@@ -36,8 +36,7 @@ class TokenStore:
         self._tokens[request.request_id] = list(prompt)
 
     def put(self, request: Request, position: int, token: int) -> None:
-        """`token` was sampled for `position`; recomputing a known position must not change it, so it is not stored, nor
-        is a drafted token beyond the answer's end."""
+        """`token` was sampled for `position`; a known one does not change, and none goes beyond the answer's end."""
         if position >= request.num_prompt_tokens + request.max_output_tokens:
             return
         tokens = self.of(request)

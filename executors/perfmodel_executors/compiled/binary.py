@@ -63,8 +63,7 @@ class BinaryFacts:
 
 
 def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
-    """The facts of a CUDA binary and of the assembly that it was made from. shared_bytes, tensor_memory: bytes and
-    columns, the compiler's own figures."""
+    """The facts of a CUDA binary and its assembly; shared_bytes, tensor_memory: the compiler's own figures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)

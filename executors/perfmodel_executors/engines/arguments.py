@@ -87,8 +87,7 @@ def sampling_arguments(scenario: Scenario) -> dict[str, Any]:
 
 
 def environment_of(scenario: Scenario, is_local: bool) -> dict[str, str]:
-    """Variables that vLLM reads, where they are not set already. is_local: the model is on this machine, so that
-    nothing is asked for elsewhere."""
+    """Variables that vLLM reads, where they are not set already; is_local: the model is on this machine."""
     found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if is_local:
         found["HF_HUB_OFFLINE"] = "1"

@@ -112,8 +112,7 @@ def _chunk_file(out: Path | None) -> AbstractContextManager[TextIO | None]:
 
 
 def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine came to have otherwise than `engine` says: its fields and their values. facts: `measured_on` of a
-    result."""
+    """What the engine came to have otherwise than `engine` says; facts: `measured_on` of a result."""
     used = facts.get("used", {})
     found = {name: value for part in _PARTS for name, value in used.get(part, {}).items() if name in _SETTINGS}
     if facts.get("num_blocks") and engine.num_gpu_blocks_override is not None:

@@ -35,9 +35,7 @@ _LOG_TAIL = 400  # characters of what vLLM printed last
 
 
 class OnEngine(NamedTuple):
-    """A scenario to run on an engine. model: as the scenario names it: a card, a folder with a config.json, a
-    repository; out: folder to stream `requests.csv`, `steps.csv` and `chunks.csv` (the parts of prompts in each step)
-    to."""
+    """A scenario to run on an engine, its model as the scenario names it; out: folder to stream its CSV files to."""
 
     scenario: Scenario
     model: str

@@ -54,8 +54,7 @@ class KernelBuild(NamedTuple):
 
 class Ahead:
     """Compiles what the parts of the suite will need on `bench`, beside the measuring; nothing on a CPU. wait_s: how
-    long whole models wait for it, whose steps busy cores would disturb; pool: knows how many kernels the other cores
-    have compiled, or found in the cache, and how many are left."""
+    long whole models wait for it, whose steps busy cores would disturb."""
 
     def __init__(self, bench: Bench, parts: Sequence[str], wait_s: float) -> None:
         self._until = time.monotonic() + wait_s
@@ -112,8 +111,7 @@ class _AbsentDriver:
 
 
 def compile_job(job: KernelBuild) -> Any:
-    """Compiles the kernel, and the host's code that launches it where that can be built; False where it does not
-    compile (the measuring process will find out what is wrong, and say so)."""
+    """False where the kernel does not compile: the measuring process will find out what is wrong, and say so."""
     kernel = getattr(import_module(job.module), job.kernel)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
     try:

@@ -76,8 +76,7 @@ def worst_difference(
     problem: Problem, operator: Any, bench: Bench, seed: int, tunes: bool = False, in_fp32: bool = False
 ) -> float:
     """The worst `difference` to the reference, of results and of what is written in place. in_fp32: the reference
-    computes in fp32 what is not stored in fewer bits. Raises KernelError for a result that is not finite where the
-    reference is, or that differs when it is repeated."""
+    computes in fp32. Raises KernelError for a result that is not finite, or that differs when it is repeated."""
     reference = getattr(load_kernels("torch"), problem.operator)
     ours, theirs = (problem.make(Inputs(bench.device, seed)) for _ in range(2))
     if in_fp32 and not any(tensor.dtype in _STORED for tensor in tensors_of(theirs)):
@@ -105,8 +104,7 @@ def _in_fp32(value: Any) -> Any:
 
 
 def check_repeats(problem: Problem, operator: Any, inputs: Inputs, first: Any) -> None:
-    """Raises KernelError where equal inputs do not give equal bits: two parts of a kernel are in a race. first:
-    (results, arguments) of a call whose arguments `inputs` makes once more."""
+    """Raises KernelError where equal inputs do not give equal bits, a race; first: (results, arguments) of a call."""
     arguments = problem.make(inputs)
     pairs = zip(tensors_of(first), tensors_of((operator(*arguments), arguments)), strict=True)
     if not all(torch.equal(_bits(left), _bits(right)) for left, right in pairs):

@@ -31,9 +31,8 @@ _LIMIT_S = 10.0  # of one call
 
 
 class DeviceReader:
-    """Reads the device again and again while it is open. known: of an earlier run (`as_json`), which this one
-    continues; query: a query of nvidia-smi to its answer; raises OSError or subprocess.SubprocessError where there is
-    none."""
+    """Reads the device while it is open, continuing an earlier run's `known`; query: a query of nvidia-smi to its
+    answer."""
 
     def __init__(
         self,
@@ -117,7 +116,6 @@ def _reason(error: Exception) -> str:
 
 
 def versions(is_gpu: bool) -> dict[str, str]:
-    """Versions of Python and torch; on a GPU of Triton, CUDA and the driver, too."""
     known = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if is_gpu:
         import triton

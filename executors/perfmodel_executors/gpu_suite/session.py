@@ -48,8 +48,7 @@ TASKS = dict(zip(Part, (smoke_tasks, kernel_tasks, step_tasks, serving_tasks, pa
 
 
 class SuiteRequest(NamedTuple):
-    """What is to be measured. out: folder of the results; budget_s: seconds, from `start` on, a time of
-    `time.monotonic`; parts: all where none is named; device and kernels as the command line names them."""
+    """What is to be measured, in the folder `out`; budget_s: seconds from `start` on, a time of `time.monotonic`."""
 
     out: Path
     budget_s: float
@@ -60,8 +59,7 @@ class SuiteRequest(NamedTuple):
 
 
 def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Bench:
-    """The device and kernels that the command line names. reference_s: of an earlier run whose measurements are gone on
-    with."""
+    """The device and kernels that the command line names; reference_s: of an earlier run that is gone on with."""
     place, hardware = present_device(device)
     backend = default_kernels(place) if kernels == "auto" else kernels
     if place.type != "cpu":

@@ -75,7 +75,6 @@ def smoke_tasks(bench: Bench) -> Iterator[Task]:
 
 
 def dtypes_of(bench: Bench) -> Mapping[str, torch.dtype]:
-    """Formats of the problems; without bf16 in Triton's interpreter, which computes it wrongly."""
     return {name: dtype for name, dtype in _DTYPES.items() if not (_is_interpreted(bench) and name == "bfloat16")}
 
 
@@ -89,8 +88,7 @@ def _timed(check: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
-    """The kernel against the reference, which computes in fp32 what is not stored in fewer bits. Raises KernelError as
-    `worst_difference` does."""
+    """The kernel against the reference, in fp32 but for what is stored in fewer bits; raises KernelError."""
     operator = getattr(load_kernels(bench.backend), problem.operator)
     worst = worst_difference(problem, operator, bench, seed=1, in_fp32=True)
     return {"kind": "kernel", "error": worst, "tolerance": problem.tolerance}

@@ -93,7 +93,6 @@ def reference_meter(reference_s: float | None = None) -> DriftMeter:
 
 
 def step_tasks(bench: Bench) -> Iterator[Task]:
-    """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
     decodes = [
         (f"batch {batch} context {context}", StepGrants(contexts=(context,) * batch))

@@ -28,7 +28,6 @@ class Bench:
         return DeviceClock(self.device)
 
     def pace(self) -> float:
-        """What a duration measured now is to be multiplied by."""
         return self.drift.measure() if self.drift is not None else 1.0
 
     def release_memory(self) -> None:

@@ -25,8 +25,7 @@ Record = Mapping[str, Any]
 
 
 class Reply(NamedTuple):
-    """What a task gave: its record, or why there is none; whether the process can go on; what was tuned so far.
-    compile_s: seconds in which this process has compiled kernels so far, and how many."""
+    """A task's record, or why there is none; whether the process can go on; what was tuned; what it compiled so far."""
 
     record: Record | None
     failure: str
@@ -56,10 +55,8 @@ class Worker:
         return self._process
 
     def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
-        """The task's record. limit_s: seconds for the task; start_limit_s: seconds for the process to start, where it
-        has to; is_tuned: kernels choose their tiles; else the first ones are taken. Raises TaskError for a task that
-        fails, BrokenError for one that ends the process or leaves the device unusable, TaskTimeoutError for one that
-        takes longer, StartError where there is no process to measure in."""
+        """The task's record; is_tuned: kernels choose their tiles. Raises TaskError for a task that fails, BrokenError
+        for one that ends the process or leaves the device unusable, TaskTimeoutError, StartError."""
         process = self._process or self.begin()
         if not self._is_ready:
             try:

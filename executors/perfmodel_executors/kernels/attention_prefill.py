@@ -219,8 +219,7 @@ def _problem(
     tree: list[int] | None = None,
     num_above: int = 0,
 ) -> Problem:
-    """spans: (new tokens, tokens computed before) of each chunk; tree: the bits of each chunk's nodes, behind
-    `num_above` others"""
+    """spans: (new tokens, computed before) of each chunk; tree: bits of its nodes, behind `num_above` others"""
     width = -(-max(new + done + num_above for new, done in spans) // page)
     starts = [sum(new for new, _ in spans[:i]) for i in range(len(spans) + 1)]
 

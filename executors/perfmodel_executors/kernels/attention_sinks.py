@@ -109,7 +109,6 @@ def _before(
 def _sinks_and_window(
     pages: KVPages, table_M: Tensor, first: int, last: int, sinks: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The first `sinks` tokens of a sequence, and those at [first, last), as copies."""
     size = pages.block_size
     head, begin = table_M[: -(-sinks // size)], first // size
     k, v = pages.gathered(torch.cat((head, table_M[begin : -(-last // size)])), dtype)

@@ -23,9 +23,8 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 
 @lru_cache(maxsize=65536)
 def seen_blocks(block: int, sparsity: BlockSparsity) -> tuple[int, ...]:
-    """Ascending: blocks at the beginning, blocks anywhere (the same whenever they are asked for), the nearest ones. The
-    last is the queries' own. With a fraction, BigBird's random blocks are half of those that are left beside the ones
-    at the beginning."""
+    """Ascending: blocks at the beginning, blocks anywhere (the same whenever they are asked for), the nearest ones, the
+    queries' own last. With a fraction, BigBird's random blocks are half of what the first ones leave."""
     count = sparsity.num_blocks or math.ceil((sparsity.fraction or 1.0) * (block + 1))
     if count > block:
         return tuple(range(block + 1))

@@ -13,9 +13,8 @@ from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
 
 
 def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v, [T, N, H_v]; the queries are the last T of the L tokens. Scores and weights are kept
-    in the dtype of `q`, as the kernels between which they pass store them. The masked half is computed and thrown away.
-    The query heads of a group are rows of one product, so that keys are read once."""
+    """softmax(q k^T / sqrt(H)) v, [T, N, H_v], of the last T of the L tokens. Scores and weights are kept in q's dtype,
+    as kernels between which they pass store them; the masked half is computed and thrown away."""
     (num_queries, num_heads, head_dim), (num_keys, kv_heads, _) = q_TNH.shape, k_LKH.shape
     q_KRH = q_TNH.view(num_queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
     scores_KRL = torch.bmm(q_KRH, k_LKH.permute(1, 2, 0)) * (1 / math.sqrt(head_dim))

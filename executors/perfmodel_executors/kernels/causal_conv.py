@@ -14,12 +14,7 @@ from perfmodel_executors.kernels.problem import Inputs, Problem, Sizes
 def causal_conv_decode(
     x_DK: Tensor, rows_D: Tensor, inputs_RKW: Tensor, weight_KW: Tensor, bias_K: Tensor | None
 ) -> Tensor:
-    """One new token per sequence, [D, K].
-
-    rows:   of the sequences in `inputs`
-    inputs: [R, K, taps - 1], the last ones of each sequence, the newest last; they take the token in
-    weight: [K, taps]
-    """
+    """One new token per sequence, [D, K], of `rows` in `inputs`, [R, K, taps - 1], which take the token in."""
     window_DKW = torch.cat((inputs_RKW[rows_D], x_DK[..., None]), dim=-1)
     inputs_RKW[rows_D] = window_DKW[..., 1:]
     out_DK = (window_DKW * weight_KW).sum(dim=-1)

@@ -100,8 +100,7 @@ def _check_library() -> None:
 
 
 def check_interpreter(triton: str, numpy: str) -> None:
-    """Raises MissingExtraError for versions that do not interpret: before 3.7 Triton makes integers of arrays with one
-    element, which NumPy 2.4 refuses."""
+    """Raises MissingExtraError where Triton before 3.7 meets NumPy 2.4, which makes no integers of arrays."""
     first_two = [tuple(int(part) for part in name.split(".")[:2]) for name in (triton, numpy)]
     if first_two[0] < _INTERPRETS_NEW_NUMPY and first_two[1] >= _STRICT_NUMPY:
         raise MissingExtraError(

@@ -128,8 +128,7 @@ def _codes(values: Tensor, most: int) -> Tensor:
 
 
 def _between(blocks: Tensor, groups: int, bits: int, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(scale and step of minima of blocks, integer scales, integer minima, codes): from 0 or less up to the largest,
-    with scales and minima up to `most`."""
+    """(scale and step of minima of blocks, integer scales, integer minima up to `most`, codes): from 0 or less up."""
     grouped = blocks.reshape(*blocks.shape[:-1], groups, -1)
     least = -grouped.amin(dim=-1).clamp_max(0.0)
     wanted = (grouped.amax(dim=-1).clamp_min(0.0) + least) / (2**bits - 1)

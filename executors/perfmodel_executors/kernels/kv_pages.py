@@ -121,7 +121,6 @@ class KVPages(NamedTuple):
         return unpacked(keys, k_scales, self.packing, dtype), unpacked(values, v_scales, self.packing, dtype)
 
     def write(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor) -> None:
-        """Row t of k and v goes to slot `slots[t] = block_id * block_size + offset`, quantised as the pages are."""
         for x_TKH, (pages, scales) in zip((k_TKH, v_TKH), self.sides, strict=True):
             values, own_scales = self._encoded(x_TKH)
             _as_bytes(pages).flatten(0, 1).index_copy_(0, slots_T, _as_bytes(values))
@@ -240,7 +239,6 @@ def random_pages(
 
 
 def shuffled_tables(inputs: Inputs, num_seqs: int, width: int) -> Tensor:
-    """Block tables [num_seqs, width] into pages of one block more than they name."""
     return inputs.permutation(width * num_seqs + 1)[: width * num_seqs].view(num_seqs, width)
 
 

@@ -109,8 +109,7 @@ def quantize_tokens_fp8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _token_scales(x_MK: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """(x in fp32, the largest of each token over `most`), rounded once: by a number, CUDA's division would be a product
-    with its reciprocal, and values on the edge between two codes would go the other way."""
+    """Rounded once: by a number, CUDA's division would be a product with its reciprocal, and round otherwise."""
     wide = x_MK.float()
     largest_M = wide.abs().amax(dim=1)
     return wide, (largest_M / largest_M.new_tensor(most)).clamp_min(_TINY)
@@ -173,8 +172,7 @@ _WEIGHTS_AT_ONCE = 2**19  # 2 MB in fp32; an eighth of that takes twice as long,
 
 
 def linear_gguf(x_MK: Tensor, weight: GgufWeight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype: some rows at a time are unpacked, at each call, and multiplied. So no more than
-    those rows is ever held in full, and on a CPU they are still in its cache when they are multiplied."""
+    """The product in x's dtype; rows are unpacked some at a time, so that they are still in the CPU's cache then."""
     n, k = weight.shape
     rows = max(1, _WEIGHTS_AT_ONCE // k)
     product_MN = torch.empty(len(x_MK), n, dtype=x_MK.dtype, device=x_MK.device)
@@ -189,10 +187,8 @@ _MOST_TOKENS_BY_FIELD = 32
 
 
 def linear_signs(x_MK: Tensor, weight: SignsWeight, bias_N: Tensor | None = None) -> Tensor:
-    """y = (q(x) S^T) * token scale * scale + b, [M, N] in x's dtype, S ternary or binary. A field of a byte is
-    multiplied as it is, and what its offset adds is the sum of the token's codes. Few tokens: a product for each field,
-    whose codes take two passes over the bytes; many: all fields side by side for one product. Source: Wang et al. 2023
-    (BitNet), Ma et al. 2024 (BitNet b1.58); 2 bits a weight as in bitnet.cpp's I2_S."""
+    """y = (q(x) S^T) * token scale * scale + b, S ternary or binary. Few tokens: a product for each field of a byte;
+    many: all fields side by side. Source: Wang et al. 2023 (BitNet), Ma et al. 2024 (BitNet b1.58)."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     fields = weight.fields()
     if len(x_MK) <= _MOST_TOKENS_BY_FIELD:
@@ -213,9 +209,8 @@ _compressed: WeakKeyDictionary[Sparse24Weight, Any] = WeakKeyDictionary()
 
 
 def linear_sparse24(x_MK: Tensor, weight: Sparse24Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype: on a GPU by torch's semi-structured kernels (cuSPARSELt or CUTLASS), which drive
-    the sparse tensor cores of sm_80 and newer in fp16 and bf16; elsewhere dense, exact and no faster. Raises
-    PerfmodelError on a GPU without sparse tensor cores for this dtype."""
+    """On a GPU by torch's semi-structured kernels, for sm_80 and newer in fp16 and bf16; elsewhere dense, exact and no
+    faster. Raises PerfmodelError on a GPU without sparse tensor cores for this dtype."""
     if x_MK.device.type != "cuda":
         return functional.linear(x_MK, expanded(weight, x_MK.dtype), bias_N)
     if weight not in _compressed:
@@ -233,8 +228,7 @@ _for_library: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
 
 
 def dense_weight(weight: MatrixWeight, dtype: torch.dtype) -> Tensor:
-    """[N, K] in `dtype`, for products that quantised ones are compared with; expanded at its first call, which is not
-    what is timed."""
+    """[N, K] in `dtype`, for products that quantised ones are compared with; expanded at its first call, untimed."""
     if weight not in _for_library:
         _for_library[weight] = dequantize(weight).to(dtype)
     return _for_library[weight]
@@ -285,13 +279,11 @@ def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> BlockFp8Weight
 
 
 def _mxfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp4Weight:
-    """Scales from 2^-10 to 2^-3."""
     codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
     return Fp4Weight(codes, inputs.integers(117, 125, k // 32, n, dtype=torch.uint8))
 
 
 def _nvfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp4Weight:
-    """Scales from the least E4M3 number to 448, below 1 / (448 sqrt k)."""
     codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
     scales = inputs.integers(1, 127, k // 16, n, dtype=torch.uint8)
     return Fp4Weight(codes, scales, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448))

@@ -114,9 +114,8 @@ def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer:
 
 
 def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
-    """As `grouped_experts`, where every expert multiplies `num_rows` rows: buffers are padded with zeros, and what
-    exceeds them adds nothing. First choices go before second ones, in the order of the tokens. Source: Lepikhin et al.
-    2020 (GShard), algorithm 1."""
+    """As `grouped_experts`, where every expert multiplies `num_rows` rows: padded with zeros; what exceeds them adds
+    nothing, first choices first. Source: Lepikhin et al. 2020 (GShard), algorithm 1."""
     kernels, num_experts = _torch_kernels(), layer.up_EFC.shape[0]
     experts_A = experts_TX.T.flatten()
     order_A = torch.argsort(experts_A, stable=True)

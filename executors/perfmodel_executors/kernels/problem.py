@@ -19,8 +19,6 @@ Sizes = Mapping[str, int | float | str]
 
 
 class Inputs:
-    """Makes tensors on one device, equal for equal seeds there."""
-
     def __init__(self, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.device = torch.device(device)
         self._is_meta = self.device.type == "meta"
@@ -33,7 +31,6 @@ class Inputs:
         return values.mul_(scale).to(dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Uniform in low .. high - 1."""
         if self._is_meta:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return torch.randint(low, high, shape, generator=self._generator, device=self.device, dtype=dtype)

@@ -41,11 +41,7 @@ def rope_kv_write(
     pages: KVPages,
     slots_T: Tensor,
 ) -> Tensor:
-    """The rotated queries; rotated keys and values go to their slots of `pages`, quantised as those are.
-
-    cos_sin: the table's row of each token's position (see `rope_table`); None for a layer without RoPE
-    slots:   block_id * block_size + offset of each token
-    """
+    """The rotated queries; keys and values go to their `slots` of `pages`. cos_sin: see `rope_table`; None: no RoPE."""
     if cos_sin_TH is not None:
         q_TNH, k_TKH = rope(q_TNH, cos_sin_TH), rope(k_TKH, cos_sin_TH)
     pages.write(k_TKH, v_TKH, slots_T)

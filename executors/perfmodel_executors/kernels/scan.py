@@ -115,8 +115,6 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 class _Sizes(NamedTuple):
-    """Heads, groups of them that share queries and keys, elements of a key and of a value; the delta rule or not."""
-
     heads: int
     groups: int
     keys: int

@@ -121,14 +121,8 @@ def pick(
     run: Callable[[TileConfig], None],
     device: torch.device,
 ) -> TileConfig:
-    """The configuration to run `kernel` with on `device`.
-
-    problem: what the best choice depends on: shapes (rounded, so that similar ones share a choice) and dtypes
-    candidates: lists them, the one to trust without measuring first; asked only while nothing is chosen
-    run:     launches the kernel with a candidate; harmless to repeat
-
-    Raises DoesNotFitError if the device's SRAM holds none of the candidates.
-    """
+    """The configuration to run `kernel` with. problem: what the best choice depends on; candidates: the one to trust
+    without measuring first; run: launches the kernel with one, harmless to repeat. Raises DoesNotFitError."""
     limits = limits_of(device)
     key = (kernel, limits.name if limits else device.type, problem)
     known = _chosen.get(key)

@@ -289,9 +289,8 @@ _expanded: WeakKeyDictionary[Any, dict[torch.dtype, Tensor]] = WeakKeyDictionary
 
 
 def expanded(weight: MatrixWeight, dtype: torch.dtype) -> Tensor:
-    """[N, K] in `dtype`: e4m3 values without the scales of their rows, else what the weight stands for. Remembered,
-    with the memory of a dense weight, for formats that the processor cannot multiply: expanding on each call would take
-    ten times as long as the product on a CPU."""
+    """[N, K] in `dtype` (e4m3 values without their scales), remembered for formats that the processor cannot multiply:
+    expanding at each call would take ten times as long as the product on a CPU."""
     by_dtype = _expanded.setdefault(weight, {})
     if dtype not in by_dtype:
         values = weight.values_NK if isinstance(weight, Fp8Weight) else dequantize(weight)
@@ -310,7 +309,6 @@ def quantize_int8(
 
 
 def quantize_fp8(weight_NK: Tensor, per_tensor: bool = False, quantizes_input: bool = True) -> Fp8Weight:
-    """A scale for each output, or one for all."""
     wide = weight_NK.float()
     scales_N = wide.abs().amax(dim=1)
     if per_tensor:
@@ -449,7 +447,6 @@ def _in_pairs(codes_NSI: Tensor) -> Tensor:
 
 
 def _low_and_high(packed_NJ: Tensor, span: int) -> Tensor:
-    """The codes [N, K] of `_in_pairs`."""
     bytes_NSJ = packed_NJ.view(len(packed_NJ), -1, span // 2)
     return torch.cat((bytes_NSJ & 15, bytes_NSJ >> 4), dim=2).flatten(1)
 

@@ -70,9 +70,8 @@ class StepBench:
         return self.runner.decoder
 
     def step(self, shape: StepGrants) -> Callable[[], list[int]]:
-        """One step of `shape`, its index tensors built anew in each call as in a run. Tokens change with every second
-        call (and come round again), so that timing covers several routings of a mixture of experts, each once untimed
-        and once timed. The first call is a warm-up."""
+        """One step of `shape`. Tokens change with every second call, so that timing covers several routings of experts,
+        each once untimed and once timed; the first call is a warm-up."""
         variants = [self._segments(shape) for _ in range(_NUM_VARIANTS)]
         self._reserve(variants[0])
         calls = count()

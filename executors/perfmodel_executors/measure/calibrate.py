@@ -69,8 +69,7 @@ class StepCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as an engine serves it, and the range of steps to time of it. routing: which experts random routers
-    prefer, and how many rows an expert takes; load: what that makes of a step."""
+    """A model as an engine serves it, and the range of its steps to time; load: what `routing` makes of a step."""
 
     model: ModelSpec
     hardware: HardwareSpec
@@ -114,7 +113,6 @@ class StepTimes:
         return scenario.model_copy(update={"engine": engine.model_copy(update={"kv_offload": offload})})
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
-        """A meter that restates durations at the speed the machine had while these steps were timed."""
         clock = self.runner.new_clock()
         return DriftMeter(self.reference, self.measured.reference_s, every=every, clock_ns=clock)
 
@@ -163,18 +161,14 @@ def calibrate_machine(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> CalibratedMachine:
-    """Measures this machine on the scenario's model, in the range of shapes that the scenario can produce.
-
-    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
-    ranks:    the processes that serve it, where it takes several
-    """
+    """Measures this machine on the scenario's model, in the range of shapes that it can produce; budget_s: wall seconds
+    for the timed rounds, at least `min_rounds`; ranks: the processes that serve it."""
     times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)
     fit = fit_together(scenario.hardware, times)
     return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), fit, times[0])
 
 
 def fit_together(hardware: HardwareSpec, times: Sequence[StepTimes]) -> FitResult:
-    """One fit to the steps of all models."""
     samples = [values for part in times for values in part.measured.samples.values()]
     return fit_steps(hardware, [row for part in times for row in part.rows], samples, ENGINE)
 
@@ -186,9 +180,8 @@ def time_together(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> list[StepTimes]:
-    """Times the calibration grids of several models in turns, so that their times compare; on one thread, or one of
-    each of `ranks` where a model is served by as many. budget_s: wall seconds for the timed rounds; at least
-    `min_rounds` are run whatever they take."""
+    """Times the calibration grids of several models in turns, so that their times compare, on one thread of each of
+    `ranks`; budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     for own in served:
         active = count_parameters(own.model).active
         if active > _MOST_PARAMETERS:  # one core computes a few steps a second, and a grid of steps needs thousands
@@ -245,7 +238,6 @@ class _Timing:
         return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
 
     def times(self, measured: Measured[StepCase], copies: Measured[CopyCase] | None) -> StepTimes:
-        """The measured times with the work of each step; those of copies, if there are any."""
         served, spans = self._served, self._served.model.attention_spans
         rows = [
             features(
@@ -264,7 +256,6 @@ def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
 
 
 def documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
-    """The fitted calibration with its source, date and command."""
     sessions = "; ".join(
         f"{len(part.rows)} steps of {part.decoder.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
         f"median of {part.measured.num_rounds} rounds, p90/p10 {part.measured.spread:.0%} apart)"

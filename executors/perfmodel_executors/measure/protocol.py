@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 
 
 class DriftMeter:
-    """reference_s: what `reference` took when the machine was calibrated; the last `window` runs say what it takes now.
-    every: run the reference before one in this many steps."""
+    """The last `window` runs of `reference`, one in `every` steps, against `reference_s`, its time at calibration."""
 
     def __init__(
         self,
@@ -61,7 +60,6 @@ class Measured(Generic[Key]):
 
     @property
     def spread(self) -> float:
-        """p90 / p10 - 1 of a case's samples, on average over the cases."""
         return fmean(quantile(s, 0.9) / quantile(s, 0.1) - 1 for s in self.samples.values())
 
 
@@ -78,7 +76,6 @@ def uninterrupted() -> Iterator[None]:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The q-quantile, linear between order statistics."""
     ordered = sorted(values)
     at = q * (len(ordered) - 1)
     low = int(at)

@@ -179,7 +179,6 @@ class _Flat(NamedTuple):
 def _flatten(
     singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None
 ) -> _Flat:
-    """Segments of one token as one piece, each of the others as one: NumPy sees few calls and long arrays."""
     places = _integers([segment.num_computed for segment in singles])
     in_ring = places if ring is None else ring.places(places)
     slots = [slot(s.block_table, place, block_size) for s, place in zip(singles, in_ring.tolist(), strict=True)]
@@ -248,7 +247,6 @@ def _starts(segments: Sequence[TokenSegment]) -> list[int]:
 
 
 def _tables(tables: Sequence[Sequence[int]]) -> IndexArray:
-    """Block tables, padded with block 0 to the longest."""
     padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table
@@ -260,9 +258,8 @@ def _integers(values: Sequence[int]) -> IndexArray:
 
 
 def on_device(device: torch.device, **values: IndexArray | Sequence[int] | None) -> dict[str, Any]:
-    """int64 tensors by the names of `values`, in their shapes, sent in one copy; None stays None. Each begins at a
-    multiple of 16 bytes, as an allocation of its own would: Triton compiles a kernel again for a pointer that does
-    not."""
+    """int64 tensors by name, sent in one copy; None stays None. Each begins at a multiple of 16 bytes, as an allocation
+    of its own would: else Triton compiles a kernel again."""
     arrays = {name: np.asarray(value, dtype=np.int64) for name, value in values.items() if value is not None}
     begins = list(accumulate((-(-array.size // 2) * 2 for array in arrays.values()), initial=0))  # two in 16 bytes
     flat = np.zeros(begins[-1] + 2, dtype=np.int64)  # an empty last one begins somewhere, too

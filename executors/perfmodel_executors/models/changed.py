@@ -43,7 +43,6 @@ def with_matrices(
 
 
 def _sections(mixer: Attention) -> list[int]:
-    """Rows of q, k, v and the gate, if there is one."""
     values = mixer.num_heads * mixer.v_head_dim if mixer.output_gate else 0
     dim, kv_heads = mixer.head_dim, mixer.num_kv_heads
     return [mixer.num_heads * dim, kv_heads * dim, kv_heads * mixer.v_head_dim, values]
@@ -209,9 +208,8 @@ WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
 
 
 def changed_weights(weights: DecoderWeights, changed_from: ChangedFrom) -> DecoderWeights:
-    """The weights after all changes, in the order in which the model itself was changed. `weights` are those of the
-    original, neither quantised nor shared out over ranks; its matrices may be overwritten. Raises PerfmodelError for a
-    change into weights that only training could find."""
+    """The weights after all changes, of the original's plain ones, which may be overwritten. Raises PerfmodelError for
+    a change into weights that only training could find."""
     model, changes = changed_from.original, changed_from.changes
     for field, change in CHANGES.items():
         if getattr(changes, field) is None:

@@ -214,7 +214,6 @@ class Decoder:
         return normed
 
     def _settled(self, update_TC: Tensor, weight_C: Tensor | None) -> Tensor:
-        """What a block adds to the residual stream, behind its norm and multiplier where the model has them."""
         if weight_C is not None:
             update_TC = self.kernels.rms_norm(update_TC, weight_C, self.model.norm_eps)
         return update_TC if self.model.residual_scale == 1 else update_TC * self.model.residual_scale
@@ -249,8 +248,7 @@ class Decoder:
 
 
 def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(weights, expert ids), both [T, top_k], from a router's logits by the rules of the model's `Routing`. bias: one
-    value for each expert: of the logits, or of the choice alone."""
+    """(weights, expert ids), [T, top_k], by the model's `Routing`; bias: of the logits, or of the choice alone."""
     own = ffn.routing
     if bias_E is not None and not own.bias_chooses:
         logits_TE, bias_E = logits_TE + bias_E, None

@@ -61,7 +61,6 @@ class KVCache:
         return own if pages is None else pages
 
     def reserve(self, num_blocks: int) -> None:
-        """Make room for block ids below `num_blocks`; contents are kept."""
         if num_blocks > self.num_blocks:
             self._allocate(max(num_blocks, self.num_blocks * 3 // 2, 64))
 

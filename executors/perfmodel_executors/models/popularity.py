@@ -43,9 +43,8 @@ def with_popularity(
 
 
 def popular_biases(chances_E: Sequence[float] | np.ndarray, ffn: MoEFFN, seed: int = 0) -> Tensor:
-    """[E] biases with which `ffn` chooses experts with these chances, where logits are standard normal. Random routers'
-    are: their rows have variance 1 / hidden size, and what they read has a norm behind it. Each round raises the biases
-    of experts that the drawn tokens choose too seldom, by the log of what is missing."""
+    """[E] biases with which `ffn` chooses experts with these chances, where logits are standard normal, as random
+    routers' are. Each round raises the biases of experts chosen too seldom, by the log of what is missing."""
     wanted = torch.as_tensor(np.asarray(chances_E), dtype=torch.float64).clamp_min(_LEAST_CHANCE)
     drawn = torch.randn(_SAMPLES, len(wanted), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     scores = torch.sigmoid(drawn) if ffn.routing.bias_chooses else drawn

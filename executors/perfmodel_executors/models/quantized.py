@@ -211,7 +211,6 @@ def _layer(weights: LayerWeights, layer: Layer, quantizer: _Quantizer) -> LayerW
 
 
 def _projections(qkv: Weight, mixer: Attention, quantizer: _Quantizer) -> Weight:
-    """Rows of queries, keys, values and gates; values may be in a format of their own."""
     quantize, of_values = quantizer("attention", "qk"), quantizer("attention", "v")
     forms = [getattr(way, "keywords", {}).get("form") for way in (quantize, of_values)]
     if forms[0] == forms[1] or not isinstance(qkv, Tensor) or quantize is None or of_values is None:

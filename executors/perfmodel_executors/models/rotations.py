@@ -30,8 +30,7 @@ def _linear(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: in
 
 
 def _dynamic(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
-    """As trained within the trained context; beyond it the base would depend on each sequence's length, and keys in the
-    cache would have to be rotated anew."""
+    """As trained within the trained context; beyond it the base would depend on each sequence's length."""
     trained = scaling.original_positions or num_positions
     if num_positions > trained:
         raise PerfmodelError(
@@ -113,7 +112,6 @@ class Rotations:
         self._rows: dict[tuple[Rope, int, int | None], Tensor] = {}
 
     def rows(self, rope: Rope, dim: int, last: int | None = None) -> Tensor:
-        """cos and sin of each token's position, [T, H]; of at most `last`."""
         key = (rope, dim, last)
         if key not in self._rows:
             positions_T = self._positions_T if last is None else self._positions_T.clamp(max=last)

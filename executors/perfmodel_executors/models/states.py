@@ -70,7 +70,6 @@ class StatePool:
         return StateRows(**on_device(batch.tokens_T.device, decodes=decodes, chunks=chunks))
 
     def rows_of_decodes(self, sequences: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
-        """The rows of sequences with one new token: (block table, tokens before it) each."""
         return [self._row(table, before, 1, block_size) for table, before in sequences] if self.layers else []
 
     def take_row(self) -> int:

@@ -39,13 +39,11 @@ def with_plain_weights(model: ModelSpec) -> ModelSpec:
 
 
 def kv_dtype(model: ModelSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the KV cache of a model that computes in `dtype`: the same, unless its quantisation names one."""
     name = model.quantization.kv_cache
     return dtype if name in (None, model.dtype) or kv_packing(model) else _KV_DTYPES[name]
 
 
 def kv_packing(model: ModelSpec) -> Packing | None:
-    """How integers in groups are stored in the KV cache; None for formats without groups."""
     return _packing(model.quantization, model.quantization.kv_cache)
 
 

@@ -62,8 +62,7 @@ class LocalExperts:
         return cls(tuple(held), slots_EM.to(device), torch.from_numpy(copies).to(device))
 
     def rows(self, weights_TX: Tensor, experts_TX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Token [A], weight [A, 1] and slot [A, 1] of each row that is multiplied here: a pair of a token and an expert
-        of its choice."""
+        """Token [A], weight [A, 1] and slot [A, 1] of each row that is multiplied here."""
         experts_A = experts_TX.flatten()
         if self.slots_EM.shape[1] == 1:
             slots_A = self.slots_EM[experts_A, 0]

@@ -46,7 +46,6 @@ class TensorGroup:
     stage = ONLY_STAGE
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' `partial`, on every rank."""
         return partial
 
     def gather(self, shard_SV: Tensor, size: int) -> Tensor:
@@ -54,11 +53,9 @@ class TensorGroup:
         return shard_SV
 
     def pass_on(self, state_2TC: Tensor) -> None:
-        """Give the next stage what tokens are behind this one: the residual stream, and what is yet to be added."""
         raise AssertionError("there is no other stage")
 
     def receive(self, state_2TC: Tensor) -> None:
-        """Fill in what the stage before passes on."""
         raise AssertionError("there is no other stage")
 
 
@@ -118,15 +115,13 @@ class MessageLog:
         self._marks.append(time.thread_time_ns())
 
     def end(self) -> list[int]:
-        """The step ends: nanoseconds of CPU time of this thread up to each message, and behind the last. Waiting takes
-        none."""
+        """Nanoseconds of this thread's CPU time up to each message, and behind the last; waiting takes none."""
         marks = [*self._marks, time.thread_time_ns()]
         return [after - before for before, after in pairwise(marks)]
 
 
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:
-    """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros.
-    dtype: of what is dequantised."""
+    """[T, C]: rows of a table that ranks share out evenly, in order; the others' rows count as zeros."""
     if group.size == 1:
         return table_rows(embedding_VC, tokens_T, dtype)
     held = embedding_VC.shape[0]

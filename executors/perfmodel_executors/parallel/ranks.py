@@ -189,8 +189,7 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
 
 @contextmanager
 def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
-    """The runner of the engine's one rank, or of the first of several, the others following it until the end of the
-    block. Raises PerfmodelError as `build_runner` does, on whichever rank."""
+    """The runner of the engine's one rank, or of the first of several, which follow it until the end of the block."""
     num_ranks = setup.engine.num_devices
     if num_ranks > 1:  # before processes are started that would say it too
         _check_shared_out(setup)

@@ -106,7 +106,6 @@ def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | Gg
 
 
 def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeights:
-    """What a pipeline stage holds: its layers, the embedding on the first, norm and LM head on the last."""
     if stage.num_stages == 1:
         return weights
     held = stage.layers(len(weights.layers))
@@ -120,7 +119,6 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
 
 
 def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:
-    """This rank's part of the weights of the whole `layer`, the one of this `index`."""
     if group.size == 1:
         return weights
     mixer, ffn, experts = weights.mixer, weights.ffn, group.experts

@@ -65,7 +65,6 @@ def perplexity(
 
 
 def prompts_of(ids: Sequence[int], count: int = 12, length: int = 96) -> list[list[int]]:
-    """`count` stretches of `length` tokens, evenly spread over the text."""
     step = max(1, (len(ids) - length) // count)
     return [list(ids[i * step : i * step + length]) for i in range(count)]
 
@@ -136,10 +135,8 @@ class Quality:
 def measure_quality(
     scenario: Scenario, baseline: Scenario | None = None, text: str = PYDOC, chunk: int | None = None
 ) -> Quality:
-    """Perplexity, and beside `baseline` (the same model otherwise served) the share of equal greedy outputs. text:
-    pydoc, or the path of a file; chunk: tokens in a step, at most the engine's max_num_batched_tokens; 1 goes through
-    the attention of decodes. Raises PerfmodelError for a model without weights of its own, MissingExtraError without
-    what reads them."""
+    """Perplexity, and beside `baseline` the share of equal greedy outputs; text: pydoc, or a file; chunk: tokens in a
+    step. Raises PerfmodelError for a model without weights of its own, MissingExtraError without what reads them."""
     ids, path = text_ids(scenario, text)
     ours, answers = _measured(scenario, ids, chunk, answers=baseline is not None)
     named = "pydoc's topics" if text == PYDOC else Path(text).name
@@ -151,7 +148,6 @@ def measure_quality(
 
 
 def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
-    """The text as the scenario's model reads it, and the file of its weights; see `measure_quality`."""
     torch.set_num_threads(1)
     path = scenario.model.weights_origin
     if path is None or Path(path).suffix != ".gguf":
@@ -174,7 +170,6 @@ def _measured(
 
 @contextmanager
 def open_runner(scenario: Scenario) -> Iterator[StepRunner]:
-    """The runner of the scenario's engine on its device; a device that runs out of memory is a sentence."""
     device = find_device(scenario.hardware)
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     with memory_as_a_sentence(device):

@@ -49,7 +49,6 @@ def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, 
 
 
 def rules_of(units: Sequence[Unit], method: str, group_size: int | None) -> list[LayerQuantization]:
-    """`engine.quantization_by_layer` that puts `units` into the format `method`."""
     rules = []
     for component in (None, *BLOCKS):
         layers = tuple(sorted(layer for layer, name in units if name == component))

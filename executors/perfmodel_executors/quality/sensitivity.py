@@ -107,8 +107,7 @@ def measure_sensitivity(
 
 
 class _Variants:
-    """The scenario's model with some blocks in another format: its layers' weights, put in place of those of a runner
-    that was opened with plain ones."""
+    """The scenario's model with some blocks in another format, put in place of a plain runner's."""
 
     def __init__(self, scenario: Scenario, method: str, group_size: int | None) -> None:
         engine, self.method, self.group_size = scenario.engine, method, group_size
@@ -152,7 +151,6 @@ class _Variants:
         ]
 
     def install(self, chosen: Sequence[Unit]) -> None:
-        """The runner's weights with `chosen` in the other format."""
         model = self.served(chosen)
         quantize = layer_quantizer(model)
         for index, layer in enumerate(model.iter_layers()):

@@ -47,9 +47,8 @@ def first_layers(decoder: Decoder, count: int) -> Decoder:
 
 
 def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
-    """The same model with its matrices quantised to `quantization` (a name of engine.quantization). Where a format's
-    groups of weights do not divide a matrix, they are the largest part of them that divides all. Raises PerfmodelError
-    for a format that is not executed, and for a model that is quantised already."""
+    """The same model in `quantization`, in the largest groups that divide every matrix. Raises PerfmodelError for a
+    format that is not executed, and for a model that is quantised already."""
     model = decoder.model
     served_in = model.quantization.weights or "several formats"
     if model.quantization.weights is not None or any(layer.formats for layer, _ in model.layers):
@@ -140,7 +139,6 @@ def build_speculator(
         return PipelinedSpeculator(Speculator(runner, ahead, tree, config.method), ahead)
 
     def runner_of(drafter: Decoder, cache: KVCache) -> StepRunner:
-        """A runner with graphs where `runner` has some."""
         return StepRunner(drafter, cache, None if runner.graphs is None else runner.graphs.of(drafter, cache))
 
     proposer: Proposer

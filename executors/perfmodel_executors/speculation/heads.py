@@ -36,9 +36,8 @@ from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Propos
 
 
 class NewestStates:
-    """States [C] of the newest token of each KV block; grows with the block ids. A block that other sequences find in
-    the prefix cache is full, so what lies behind its end is there for them, too: nothing has to be known of a
-    sequence."""
+    """States [C] of the newest token of each KV block. A shared block is full, so what lies behind its end holds there,
+    too."""
 
     def __init__(self, decoder: Decoder, block_size: int) -> None:
         self._block_size = block_size
@@ -102,8 +101,7 @@ class _StateProposer(Proposer):
 
 
 class MedusaHeads:
-    """One head for each of `widths`, on the states of `decoder`; untrained, as the paper begins: R_i is zero and W_i a
-    copy of the LM head, so that each head says what the model says."""
+    """A head for each of `widths`, untrained, as the paper begins: R_i is zero and W_i a copy of the LM head."""
 
     graphs: DecodeGraphs | None = None
     keeps_kv = True
@@ -142,8 +140,6 @@ class MedusaHeads:
 
 
 class MedusaProposer(_StateProposer):
-    """Drafts with heads on the state of the newest token that the model has computed."""
-
     def __init__(self, heads: MedusaHeads, tree: DraftTree) -> None:
         super().__init__(heads.decoder, heads.cache, tree)
         self.runner = self._heads = heads
@@ -173,7 +169,6 @@ class EaglePasses:
         self.cache.reserve_for([segment.block_table for segment in segments])
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
-        """A pass with embeddings in place of states."""
         decoder = self.decoder
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
             batch = build_batch(segments, self.cache.block_size, decoder.device)

@@ -61,7 +61,6 @@ class AcceptanceCounts:
         )
 
     def measured(self) -> MeasuredAcceptance | None:
-        """What was counted; None if nothing was drafted."""
         if not any(self.examined):
             return None
         return MeasuredAcceptance(
@@ -90,7 +89,6 @@ class AcceptanceCounts:
 
 
 def with_acceptance(scenario: Scenario, acceptance: Acceptance | None) -> Scenario:
-    """The scenario with the acceptance that was counted, for whoever simulates it."""
     config = scenario.engine.speculative_config
     if acceptance is None or config is None:
         return scenario

@@ -20,8 +20,7 @@ from perfmodel_executors.speculation.speculator import Speculator, Verified
 
 
 class DraftedAhead(NamedTuple):
-    """What the drafter found behind each sequence's draft, the guess of the model's token first; and its thread's CPU
-    time for it."""
+    """What the drafter found behind each draft, the guess of the model's token first, and its thread's CPU time."""
 
     tokens: list[list[int]]
     cpu_ns: int
@@ -146,9 +145,8 @@ class PipelinedProposer(Proposer):
 
 
 class PipelinedSpeculator:
-    """As `Speculator`, around one whose proposer is `proposer`. A step takes as long as the longer of both threads, by
-    their CPU times: on a shared machine the wall's time is that of the neighbours. What they wait for each other, for
-    the interpreter or for memory, is not in it."""
+    """As `Speculator`, with a drafter beside it. A step takes as long as the longer of both threads, by their CPU
+    times: on a shared machine the wall's time is that of the neighbours."""
 
     def __init__(self, verifying: Speculator, proposer: PipelinedProposer) -> None:
         self.proposer = proposer

@@ -76,7 +76,6 @@ class DraftShape:
         return nodes[::-1]
 
     def rank(self, node: int) -> int:
-        """Which candidate of its parent a node is, the likeliest first."""
         return 0
 
     def nodes(self, first: int, stop: int) -> TreeNodes:
@@ -112,9 +111,7 @@ class DraftTree(DraftShape):
 
 
 class Proposer:
-    """Drafts tokens. `propose` may be called twice in a step and answers the same; `settle` follows once.
-    depends_on_text: how many tokens are drafted is known only when they are; runner: what drafts, where a decoder, its
-    head or a part of it does."""
+    """Drafts tokens; `propose` may be called twice in a step. depends_on_text: only the text says how many."""
 
     depends_on_text = False
     runner: Passes | None = None
@@ -123,12 +120,10 @@ class Proposer:
         """Make room for what the step will write."""
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
-        """For each sequence the nodes behind its last known token, by depth; fewer where there is nothing to draft.
-        chunks: the parts of prompts that the step computes, for drafters that have to know them."""
+        """For each sequence the nodes behind its last token, by depth; chunks: the parts of prompts in the step."""
         raise NotImplementedError
 
     def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
-        """What `runner.run` gives for the segments of the round."""
         return runner.run(round_.segments, is_warm_up)
 
     def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:

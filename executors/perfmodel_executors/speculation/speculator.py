@@ -39,8 +39,7 @@ class Verified(NamedTuple):
 
 
 class Speculator:
-    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader. ahead: how
-    many tokens are drafted behind a draft while it is verified."""
+    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; ahead: tokens drafted behind a draft."""
 
     ahead = 0
 

@@ -50,16 +50,14 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def soft_capped(scores, CAP: tl.constexpr):
-    """c tanh(s / c) = c (1 - 2 / (exp(2 s / c) + 1)) of scores in units of log2, with `CAP` in natural ones (Gemma 2,
-    section 2). No overflow: an infinite power leaves the cap."""
+    """c tanh(s / c) = c (1 - 2 / (exp(2 s / c) + 1)) of scores in units of log2, `CAP` in natural ones; no overflow."""
     power = tl.exp2(scores * (2.0 / CAP))
     return (CAP * _LOG2_E) * (1.0 - 2.0 / (power + 1.0))
 
 
 @triton.jit
 def begin_softmax(sinks_ptr, query_head, has_sink, LEAST: tl.constexpr, ROWS: tl.constexpr):
-    """(largest score, sum of powers) [ROWS] before any key: those of the sinks of rows that have one (gpt-oss): a sink
-    is where the running softmax begins, its logit is the largest so far, and the sum is one."""
+    """(largest score, sum of powers) before any key: a sink is where the running softmax begins, with a sum of one."""
     largest = tl.full([ROWS], LEAST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if sinks_ptr is not None:
@@ -258,9 +256,8 @@ def combine_splits(part_DNSH: Tensor, lse_DNS: Tensor, out_DNH: Tensor) -> None:
 
 
 def num_splits_for(num_programs: int, most_tokens: int, num_units: int) -> int:
-    """Into how many parts to split the context: the fewest that fill the machine nearly as well as any number does.
-    num_programs: without splits, all equally long; most_tokens: that a context can have, by the width of the block
-    tables."""
+    """The fewest parts of the context that fill the machine nearly as well as any number does; num_programs: without
+    splits."""
     slots = num_units * _BLOCKS_PER_UNIT
     most = max(1, min(_MOST_SPLITS, most_tokens // _SPLIT_TOKENS))
 

@@ -289,7 +289,6 @@ def row_tiles(matrix_ptr, num_rows, ROWS: tl.constexpr, WIDTH: tl.constexpr, DES
 
 @triton.jit
 def tile_rows(matrix, row, ROWS: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr):
-    """[ROWS, WIDTH] from `row` on."""
     if DESCRIPTORS:
         return matrix.load([row, 0])
     else:

@@ -30,7 +30,6 @@ _SIZES = (512, 64)  # rank, rotated
 
 
 def is_for_hopper(q_NDR: Tensor, rotated: int) -> bool:
-    """Whether the kernel runs on this device, with these sizes."""
     is_wide = q_NDR.dtype in (torch.bfloat16, torch.float16)
     return capability_of(q_NDR.device) == HOPPER and is_wide and (q_NDR.shape[2], rotated) == _SIZES
 

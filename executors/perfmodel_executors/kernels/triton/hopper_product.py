@@ -78,7 +78,6 @@ def _write_rows(acc, pointers, row, column, M, N, FORMAT: gl.constexpr):
 
 @gluon.jit
 def _add_up(WHO: gl.constexpr, buffers, pointers, sizes, FORMAT: gl.constexpr):
-    """Sums of part `WHO` of the tile's rows."""
     x_buffers, weight_buffers, full, empty = buffers
     M, N, tiles_m, tiles_n, blocks = sizes
     x_scales_ptr, _, block_scales_ptr, _, _ = pointers

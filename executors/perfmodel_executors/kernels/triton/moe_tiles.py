@@ -81,9 +81,8 @@ _BLOCKS = {  # have the sums of 128 inputs beside the sums of all
 
 
 def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeight | None = None) -> int:
-    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson. Of
-    a stored `weight` as many as the tokens where those are few, and eight at least, or 16 where both operands are
-    codes."""
+    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson; of
+    a stored `weight` as many as the tokens where those are few."""
     mean = num_tokens * top_k / num_experts
     needed = mean + 2.5 * sqrt(mean)
     if weight is not None:
@@ -131,8 +130,7 @@ def shared_bytes(gates: int, element_bytes: int) -> Callable[[TileConfig, int], 
 
 
 def num_splits(num_tokens: int, num_experts: int, top_k: int, columns: int, depth: int, config: TileConfig) -> int:
-    """Parts that the sum over `depth` is computed in: 1, 2, 4 or 8, enough to fill the device when few experts are
-    touched."""
+    """Parts of the sum over `depth`: 1, 2, 4 or 8, enough to fill the device when few experts are touched."""
     programs = distinct_experts(num_experts, top_k, num_tokens) * -(-columns // config.sizes["BLOCK_N"])
     steps = -(-depth // config.sizes["BLOCK_K"])
     splits = 1
@@ -209,8 +207,7 @@ def most_tiles(num_pairs: int, num_experts: int, block_rows: int) -> int:
 
 
 class ExpertRows:
-    """Which rows go to which expert: `experts_TX`, contiguous, or what sorting made of it; tiles of `rows` rows. Sorted
-    unless the tokens, and so the rows of any expert, are few enough to fit one tile."""
+    """Which rows go to which expert, in tiles of `rows`; unsorted where any expert's rows fit one tile."""
 
     def __init__(self, experts_TX: Tensor, num_experts: int, rows: int) -> None:
         self.experts_TX, self.num_experts, self.rows = experts_TX.contiguous(), num_experts, rows

@@ -73,7 +73,6 @@ class Operand(NamedTuple):
 
 
 def operand_of(weight: MatrixWeight) -> Operand:
-    """What kernels are given of a weight, which is in one of the formats that they know."""
     match weight:
         case Tensor():
             return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)

@@ -216,7 +216,6 @@ def _draw_kernel(
 
 
 def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
-    """The index of each row's largest logit, int64 [S]; the first of equal ones."""
     rows, pieces = len(logits_SV), triton.cdiv(logits_SV.shape[1], _block(logits_SV))
     indices = torch.empty(rows, pieces, dtype=torch.int32, device=logits_SV.device)
     tokens_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
@@ -270,7 +269,6 @@ def _block(logits_SV: Tensor) -> int:
 
 
 def _maxima(logits_SV: Tensor, indices: Tensor | None, num_nan: Tensor | None) -> Tensor:
-    """The largest logit of each piece; where it is goes to `indices`."""
     (rows, vocab), block = logits_SV.shape, _block(logits_SV)
     pieces = triton.cdiv(vocab, block)
     values = torch.empty(rows, pieces, dtype=torch.float32, device=logits_SV.device)

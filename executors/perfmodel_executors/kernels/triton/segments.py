@@ -22,5 +22,4 @@ def tile_of_segment(starts_ptr, num_segments, tile, TILE: tl.constexpr):
 
 
 def num_tiles(num_tokens: int, num_segments: int, tile: int) -> int:
-    """Programs of a grid over tiles of `tile` tokens."""
     return num_tokens // tile + num_segments

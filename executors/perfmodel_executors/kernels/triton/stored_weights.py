@@ -105,10 +105,8 @@ def add_fp4(
     acc, x_ptrs, packed_ptrs, scales_ptr, row, num_rows, first, last,
     SPANS: tl.constexpr, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr, BY_BITS: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step from `first` to `last` - 1. Where a half
-    of a span is one group, its scale is part of what lifts its numbers. Where it has two, it meets the inputs of one,
-    then those of the other, and scales multiply sums: what tensor cores multiply by zero costs less than two scales in
-    a row of an operand, which would pass through SRAM."""
+    """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step. Where a half of a span has two groups, it
+    meets the inputs of one, then those of the other, and scales multiply sums."""
     HALF: tl.constexpr = SPAN // 2
     GROUPS: tl.constexpr = HALF // GROUP_SIZE  # of a half
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
@@ -263,8 +261,7 @@ def _add_blocks(
     acc, x_ptrs, x_scales_ptrs, num_x_rows, values_ptrs, scales_ptrs, K, first, last,
     BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus the products of e4m3 blocks, each in a sum of its own that joins acc in fp32 with its scales.
-    Hopper sums FP8 products with some 14 bits: over 128 inputs, instead of all, that is less than e4m3 rounds away.
+    """acc [N, M] plus products of e4m3 blocks, each in a sum of its own: Hopper sums FP8 products with some 14 bits.
     Scales are loaded one block ahead, so that no product waits for them."""
     k = tl.arange(0, BLOCK_K)
     begin = tl.minimum(first, last - 1)  # of a slice beyond the last block, which adds nothing

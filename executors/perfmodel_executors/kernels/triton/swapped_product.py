@@ -73,7 +73,6 @@ def slice_buffer(y_MN: Tensor, slices: int) -> Tensor:
 
 
 def add_slices(sums_SMN: Tensor, bias_N: Tensor | None, y_MN: Tensor) -> None:
-    """y = the sum of the slices + bias."""
     elements, block = y_MN.numel(), 512
     grid = (triton.cdiv(elements, block),)
     args = (sums_SMN, bias_N, y_MN, elements, y_MN.shape[1])

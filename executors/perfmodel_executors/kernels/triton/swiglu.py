@@ -59,7 +59,6 @@ def _activate_kernel(
 
 
 def activate(up_TF: Tensor, activation: str, gated: bool) -> Tensor:
-    """act(gate) * up for a gated block, whose input is [gate | up] and twice as wide; act(up) for a plain one."""
     up_TF = up_TF if up_TF.stride(1) == 1 else up_TF.contiguous()
     rows, width = up_TF.shape
     columns = width // 2 if gated else width

@@ -145,8 +145,7 @@ def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> dict[str, An
 
 
 def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tensor]:
-    """Qwen3-Next: for each key head its query, its key, the values and gates of the heads that share it; and their
-    betas, then their decays."""
+    """Qwen3-Next: for each key head its query, key, and the values and gates that share it; then betas, decays."""
     hidden, heads = reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
     shared = heads // mixer.num_key_heads * mixer.value_head_dim

@@ -40,7 +40,6 @@ def scanned(step: MixerStep, inputs: ScanInputs, layer: LayerState) -> Tensor:
 
 
 def mamba(step: MixerStep, x_TC: Tensor, mixer: Mamba, weights: MambaWeights, layer: LayerState) -> Tensor:
-    """What the block adds, [T, C]; the sequences' states take all T tokens in."""
     inner, groups = mixer.num_heads * mixer.head_dim, mixer.num_groups * mixer.state_size
     projected = apply_linear(step.kernels, x_TC, weights.input, weights.input_bias)
     gate_TI, x_TK, dt_TH = torch.split(projected, [inner, inner + 2 * groups, mixer.num_heads], dim=-1)
@@ -72,7 +71,6 @@ _NORM_EPS = 1e-6  # of the length of queries and keys
 def gated_delta_net(
     step: MixerStep, x_TC: Tensor, mixer: GatedDeltaNet, weights: DeltaWeights, layer: LayerState
 ) -> Tensor:
-    """What the block adds, [T, C]; the sequences' states take all T tokens in."""
     heads, values = mixer.num_value_heads, mixer.num_value_heads * mixer.value_head_dim
     keys = mixer.num_key_heads * mixer.key_head_dim
     projected = apply_linear(step.kernels, x_TC, weights.input)

@@ -69,9 +69,8 @@ def attend(
     pages: KVPages,
     sinks_N: Tensor | None,
 ) -> Tensor:
-    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated. sinks:
-    a logit of each query head that takes its part of the softmax. Raises PerfmodelError for a tree where a layer does
-    not see all keys, or attends by the standard kernel."""
+    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'; queries and keys come unrotated. Raises
+    PerfmodelError for a tree where a layer does not see all keys."""
     kernels, batch = step.kernels, step.batch
     has_own_softmax = mixer.logit_cap is not None or sinks_N is not None
     limits = {

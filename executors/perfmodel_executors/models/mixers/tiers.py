@@ -77,7 +77,6 @@ def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
 
 
 def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> tuple[Tensor, Tensor]:
-    """All keys and values that a sequence's step sees, oldest first, in the model's dtype."""
     dtype, size = own_k.dtype, tiers.pages.block_size
     borders = _borders(tiers, sequence.before)
     oldest = borders[-2] if tiers.rings else sequence.before
