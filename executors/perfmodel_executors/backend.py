@@ -51,8 +51,7 @@ class ExecutedBackend:
         text: Sequence[int] = (),
         draws: Draws | None = None,
     ) -> None:
-        self.decoder = decoder
-        self._draws = draws
+        self.decoder, self._draws = decoder, draws
         self.runner = runner or StepRunner(decoder, decoder.new_cache(block_size))
         self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed, text)
         self.speculator = speculator

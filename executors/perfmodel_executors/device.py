@@ -70,8 +70,7 @@ def device_name(device: torch.device) -> str:
 class StepClock(Protocol):
     def __call__(self) -> int: ...
 
-    @property
-    def meaning(self) -> str: ...
+    meaning: str
 
 
 class DeviceClock:
@@ -79,16 +78,13 @@ class DeviceClock:
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
+        self.meaning = "thread CPU time" if device.type == "cpu" else "wall time to the end of the device's work"
 
     def __call__(self) -> int:
         if self._device.type == "cpu":
             return time.thread_time_ns()
         torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
-
-    @property
-    def meaning(self) -> str:
-        return "thread CPU time" if self._device.type == "cpu" else "wall time to the end of the device's work"
 
 
 @contextmanager

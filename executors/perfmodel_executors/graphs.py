@@ -36,8 +36,7 @@ class CudaCapture:
     """Captures CUDA graphs that share one memory pool. Kernels choose their tiles before, unless `tunes` is false."""
 
     def __init__(self, device: torch.device, tunes: bool = True) -> None:
-        self._device = device
-        self._tunes = tunes
+        self._device, self._tunes = device, tunes
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute) -> Compute:
@@ -73,9 +72,7 @@ class DecodeInputs:
         is_drawn: bool = False,
         scratch_row: int | None = None,
     ) -> None:
-        self.table_width = table_width
-        self._is_drawn = is_drawn
-        self._scratch_row = scratch_row
+        self.table_width, self._is_drawn, self._scratch_row = table_width, is_drawn, scratch_row
         self._block_size = block_size
         self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -186,9 +183,7 @@ class DecodeGraphs:
         capture: Capture = no_capture,
     ) -> None:
         self.sizes = capture_sizes(max_num_seqs)
-        self._decoder = decoder
-        self._cache = cache
-        self._capture = capture
+        self._decoder, self._cache, self._capture = decoder, cache, capture
         self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)

@@ -29,17 +29,10 @@ from perfmodel_executors.sampling import SamplingSettings
 class Passes(Protocol):
     """Takes passes of a decoder, or of its heads; `graphs`: what decodes are replayed from."""
 
-    @property
-    def decoder(self) -> Decoder: ...
-
-    @property
-    def cache(self) -> KVCache: ...
-
-    @property
-    def graphs(self) -> DecodeGraphs | None: ...
-
-    @property
-    def keeps_kv(self) -> bool: ...
+    decoder: Decoder
+    cache: KVCache
+    graphs: DecodeGraphs | None
+    keeps_kv: bool
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None: ...
 
@@ -52,8 +45,7 @@ class Runner(Passes, Protocol):
     """Takes steps: the new tokens of sequences in, the next token of each sampled one out. stage_ns: what each pipeline
     stage took of the last step, by the runner's clock; empty where there is but one."""
 
-    @property
-    def stage_ns(self) -> Sequence[int]: ...
+    stage_ns: Sequence[int]
 
     def new_clock(self) -> StepClock: ...
 
@@ -71,9 +63,7 @@ class StepRunner:
     def __init__(
         self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None, keeps_kv: bool = True
     ) -> None:
-        self.decoder = decoder
-        self.cache = cache
-        self.graphs = graphs
+        self.decoder, self.cache, self.graphs = decoder, cache, graphs
         self.keeps_kv = keeps_kv
         self.host_pages = HostPages(cache)
         self.copy_blocks = self.host_pages.copy

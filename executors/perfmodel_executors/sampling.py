@@ -66,8 +66,7 @@ class TokenChooser:
     """Chooses tokens, greedily or as drawn, on `device` without asking it anything, so that a graph can hold it."""
 
     def __init__(self, kernels: Kernels, device: torch.device, settings: SamplingSettings | None = None) -> None:
-        self.settings = settings
-        self._kernels = kernels
+        self.settings, self._kernels = settings, kernels
         self._num_nan = torch.zeros(1, dtype=torch.int64, device=device)
         drawn = settings or SamplingSettings()
         is_used = (True, drawn.top_k > 0, drawn.top_p < 1, drawn.min_p > 0)

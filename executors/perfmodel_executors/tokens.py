@@ -16,9 +16,7 @@ class TokenStore:
     """Prompt and output token ids per request. text: ids of a text to cut prompts from; else they are random."""
 
     def __init__(self, vocab_size: int, block_size: int, seed: int = 0, text: Sequence[int] = ()) -> None:
-        self._vocab_size = vocab_size
-        self._block_size = block_size
-        self._seed = seed
+        self._vocab_size, self._block_size, self._seed = vocab_size, block_size, seed
         self._text = text
         self._tokens: dict[int, list[int]] = {}
         self._said: dict[Hashable, list[int]] = {}  # in each conversation, up to its last answer

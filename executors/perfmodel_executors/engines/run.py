@@ -1,6 +1,6 @@
-"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs. vllm
-the vLLM of this environment vllm:PATH               that of another one: its interpreter, or its folder
-vllm:http://HOST:PORT   a server that runs already (`perfmodel_executors.engines.server`); it has no step records."""
+"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs: vllm,
+the one of this environment; vllm:PATH, that of another one, its interpreter or its folder; vllm:http://HOST:PORT, a
+server that runs already (`perfmodel_executors.engines.server`), which has no step records."""
 
 import json
 import os

@@ -1,6 +1,8 @@
 """Causal attention of prompt chunks over paged keys and values, the chunk's own included (written before the call).
 
-s = q k^T / sqrt(H);  capped: c tanh(s / c) (Gemma 2);  weights = exp(s) / (exp(sink) + sum exp(s)) (gpt-oss)
+    s = q k^T / sqrt(H);  capped: c tanh(s / c) (Gemma 2);  weights = exp(s) / (exp(sink) + sum exp(s)) (gpt-oss)
+
+Queries go in tiles, and each tile reads only the keys that some query of it sees.
 """
 
 import math

@@ -1,8 +1,6 @@
 """A query sees the first `sinks` tokens and the last `window`, itself included: min(p + 1, window + sinks) keys.
-Positions are those in the cache, as in StreamingLLM (Xiao et al. 2023, section 3.2): the distance from the query to a
-key of its window is the one in the text, and to a sink it is as if the tokens in between had never been. Keys lie in
-the cache rotated by their positions in the text, which is right for the window; for the sinks, either the query is
-rotated anew, by its place in the cache (prompts), or the few sinks are turned ahead (decodes)."""
+Positions are those in the cache, as in StreamingLLM (Xiao et al. 2023, section 3.2): the distance from the query to
+a key of its window is the one in the text, and to a sink it is as if the tokens in between had never been."""
 
 import math
 from typing import NamedTuple

@@ -8,7 +8,6 @@ from itertools import count, islice
 from perfmodel.ops.work import BatchShape
 from perfmodel_executors.kernels.sampling import DRAW_BITS
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Passes
 
 _NUM_VARIANTS = 4
@@ -61,13 +60,9 @@ class StepBench:
     """Builds steps for one runner. All steps share its cache, filled with random keys and values."""
 
     def __init__(self, runner: Passes, seed: int = 0) -> None:
-        self.runner = runner
+        self.runner, self.decoder = runner, runner.decoder
         self._rng = random.Random(seed)
         self._filled = 0
-
-    @property
-    def decoder(self) -> Decoder:
-        return self.runner.decoder
 
     def step(self, shape: StepGrants) -> Callable[[], list[int]]:
         """One step of `shape`. Tokens change with every second call, so that timing covers several routings of experts,

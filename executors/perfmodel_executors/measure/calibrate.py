@@ -31,16 +31,9 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting, Sampling
+from perfmodel_executors.measure import cpu_steps
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import CopyCase, copy_cases, measure_ceilings, with_measured_link
-from perfmodel_executors.measure.cpu_steps import (
-    REFERENCE,
-    REFERENCE_WITHOUT_CACHE,
-    StepRange,
-    calibration_grid,
-    drafting_grid,
-    scenario_range,
-)
 from perfmodel_executors.measure.protocol import DriftMeter, Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.popularity import TRAINED
@@ -55,7 +48,7 @@ DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
 MIN_ROUNDS = 10
 _MOST_PARAMETERS = 5e8
 _DEFAULT = Sampling()
-_DEFAULT_RANGE = StepRange()
+_DEFAULT_RANGE = cpu_steps.StepRange()
 
 Progress = Callable[[int, int | None], None]
 
@@ -74,7 +67,7 @@ class ServedModel:
     model: ModelSpec
     hardware: HardwareSpec
     engine: EngineSpec
-    span: StepRange
+    span: cpu_steps.StepRange
     seed: int = 0
     sampling: Sampling = _DEFAULT
     routing: ExpertRouting = TRAINED
@@ -82,7 +75,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, scenario: Scenario) -> "ServedModel":
-        where = (scenario.hardware, scenario.engine, scenario_range(scenario))
+        where = (scenario.hardware, scenario.engine, cpu_steps.scenario_range(scenario))
         named = scenario.routing != TRAINED
         load = routing_of(scenario) if named else slowest_uniform_routing  # random routers choose nearly evenly
         return cls(scenario.model, *where, scenario.seed, scenario.sampling, scenario.routing, load)
@@ -132,7 +125,7 @@ def calibrate_cpu(
     progress: Progress | None = None,
     budget_s: float = 25.0,
     min_rounds: int = MIN_ROUNDS,
-    span: StepRange = _DEFAULT_RANGE,
+    span: cpu_steps.StepRange = _DEFAULT_RANGE,
 ) -> tuple[Calibration, Path]:
     """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu`.
 
@@ -213,16 +206,18 @@ class _Timing:
         if isinstance(runner, StepRunner):
             self._speculator = build_speculator(runner, engine, seed=served.seed)
         bench = StepBench(runner, served.seed)
-        reference = bench.step(REFERENCE if runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
+        reference = bench.step(cpu_steps.REFERENCE if runner.keeps_kv else cpu_steps.REFERENCE_WITHOUT_CACHE)
         self._graphs = {False: self._graph()}
-        cases = {StepCase(shape): bench.step(shape) for shape in calibration_grid(span)}
+        cases = {StepCase(shape): bench.step(shape) for shape in cpu_steps.calibration_grid(span)}
         drafter = drafter_of(model, engine, "greedy")
         passes = None if self._speculator is None else self._speculator.proposer.runner
         if drafter is not None and passes is not None:
             self._graphs[True] = drafter.graph
             bench = StepBench(passes, served.seed)
             assert engine.speculative_config is not None
-            grid = drafting_grid(span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
+            grid = cpu_steps.drafting_grid(
+                span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts
+            )
             cases |= {StepCase(shape, True): bench.step(shape) for shape in grid}
         self.group = PairedCases(cases, reference, clock)
         self.copies: PairedCases[CopyCase] | None = None

@@ -27,9 +27,7 @@ class DriftMeter:
         window: int = 5,
         clock_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
-        self._reference = reference
-        self.reference_s = reference_s
-        self._every = every
+        self._reference, self.reference_s, self._every = reference, reference_s, every
         self._recent: deque[int] = deque(maxlen=window)
         self._clock_ns = clock_ns
         self._num_calls = 0

@@ -19,6 +19,7 @@ from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule
+from perfmodel_executors.models import support
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
@@ -29,17 +30,6 @@ from perfmodel_executors.models.popularity import TRAINED
 from perfmodel_executors.models.random_weights import random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
-from perfmodel_executors.models.support import (
-    CPU,
-    check_blocks,
-    check_capacity,
-    check_executable,
-    check_memory,
-    kv_dtype,
-    kv_packing,
-    kv_tiers,
-    torch_dtype,
-)
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
@@ -60,20 +50,18 @@ class Decoder:
         seed: int = 0,
         kernels: Kernels | None = None,
         weights: DecoderWeights | None = None,
-        device: torch.device = CPU,
+        device: torch.device = support.CPU,
         group: TensorGroup = ALONE,
         attention: str = "flash",
         sampling: SamplingSettings | None = None,
         routing: ExpertRouting = TRAINED,
     ) -> None:
-        check_executable(model, attention)
+        support.check_executable(model, attention)
         if weights is None:
-            check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
+            support.check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
         self.part = stage_model(shard_model(model, group.size, group.experts), group.stage)
-        self.dtype = dtype
-        self.device = device
-        self.group = group
+        self.dtype, self.device, self.group = dtype, device, group
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
@@ -87,9 +75,9 @@ class Decoder:
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
-        check_blocks(self.model, block_size)
-        form, packing = kv_dtype(self.model, self.dtype), kv_packing(self.model)
-        tiers = kv_tiers(self.model, self.dtype)
+        support.check_blocks(self.model, block_size)
+        form, packing = support.kv_dtype(self.model, self.dtype), support.kv_packing(self.model)
+        tiers = support.kv_tiers(self.model, self.dtype)
         return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
@@ -267,7 +255,7 @@ def load_decoder(
     model: ModelSpec,
     engine: EngineSpec,
     seed: int = 0,
-    device: torch.device = CPU,
+    device: torch.device = support.CPU,
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
     sampling: SamplingSettings | None = None,
@@ -278,13 +266,13 @@ def load_decoder(
     is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in served.ropes)
     if longest is not None and (is_asked or longest > served.max_position_embeddings):
         served = replace(served, max_position_embeddings=longest)  # which decides how positions are rotated
-    check_executable(served, engine.attention)
-    check_capacity(served, routing, group.experts is not None)
-    dtype, weights = torch_dtype(served), None
+    support.check_executable(served, engine.attention)
+    support.check_capacity(served, routing, group.experts is not None)
+    dtype, weights = support.torch_dtype(served), None
     if has_static_scales(served) and device.type != "meta":
         own = engine.model_copy(update={"quantization": None})
         weights = loads_smoothed(served, lambda plain: load_decoder(plain, own, seed, device, None, group), seed)
     elif served.weights_origin is not None and device.type != "meta":
-        check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
+        support.check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)

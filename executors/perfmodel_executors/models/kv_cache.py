@@ -33,8 +33,7 @@ class KVCache:
         model_dtype: torch.dtype | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
-        self.block_size = block_size
-        self.device = device
+        self.block_size, self.device = block_size, device
         self.num_blocks = 0
         self._tiers = tuple(tiers)
         self.states = StatePool(model, model_dtype or dtype, device, self._tiers)

@@ -29,8 +29,7 @@ _BIAS_KINDS = ("bias", "sinks", "e_score_correction_bias", "gate_up_proj_bias", 
 
 class _Draw:
     def __init__(self, dtype: torch.dtype, seed: int, device: torch.device) -> None:
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         # Tensors without memory are not drawn.
         self.generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 

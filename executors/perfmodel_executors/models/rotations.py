@@ -107,8 +107,7 @@ class Rotations:
     """Rotations of tokens at `positions`, by the tables [positions, H] of each kind of rope and size of a head."""
 
     def __init__(self, tables: Tables, positions_T: Tensor) -> None:
-        self.tables = tables
-        self._positions_T = positions_T
+        self.tables, self._positions_T = tables, positions_T
         self._rows: dict[tuple[Rope, int, int | None], Tensor] = {}
 
     def rows(self, rope: Rope, dim: int, last: int | None = None) -> Tensor:

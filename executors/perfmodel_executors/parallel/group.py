@@ -70,8 +70,7 @@ class DistributedGroup(TensorGroup):
         number, count = dist.get_rank(), dist.get_world_size()
         self.rank, self.size = (0, 1) if has_stages else (number, count)
         self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
-        self.experts = experts
-        self._log = log
+        self.experts, self._log = experts, log
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         if self.size == 1:

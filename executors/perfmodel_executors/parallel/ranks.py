@@ -1,8 +1,7 @@
 """Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it. Rank 0
-has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs, Gloo
-over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical path:
-from message to message the CPU time of the thread that computes, on the rank that takes longest. A message costs what
-that thread does for it; its way through sockets is left out: the loopback interface is no link between devices."""
+has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
+Gloo over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical
+path: from message to message the CPU time of the thread that computes, on the rank that takes longest."""
 
 import os
 import pickle
@@ -21,9 +20,8 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.device import DeviceClock, StepClock
+from perfmodel_executors.graphs import DecodeGraphs
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.parallel.experts import ExpertSharing
 from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
 from perfmodel_executors.parallel.sharding import check_divisible, check_stages
@@ -56,29 +54,16 @@ class LeadingRunner:
     far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
     messages of the last step."""
 
-    graphs = None
+    graphs: DecodeGraphs | None = None
 
     def __init__(self, number: int, local: StepRunner, others: Sequence[Connection], log: MessageLog) -> None:
         self.path_ns = 0
         self.stage_ns: Sequence[int] = ()
         self.log = log
-        self._number = number
-        self._local = local
-        self._others = others
+        self._number, self._local, self._others = number, local, others
+        self.decoder, self.cache, self.keeps_kv = local.decoder, local.cache, local.keeps_kv
         self._is_timed = local.decoder.device.type == "cpu"
         self._has_stages = local.decoder.group.stage.num_stages > 1
-
-    @property
-    def decoder(self) -> Decoder:
-        return self._local.decoder
-
-    @property
-    def cache(self) -> KVCache:
-        return self._local.cache
-
-    @property
-    def keeps_kv(self) -> bool:
-        return self._local.keeps_kv
 
     def new_clock(self) -> StepClock:
         return PathClock(self) if self._is_timed else DeviceClock(self.decoder.device)

@@ -9,16 +9,12 @@ All heads run once a round, whatever the depth of single sequences; all nodes of
 EAGLE (Li et al. 2024, section 3.1): one layer that continues the model's own states, token by token,
 
     x_j = layer(F [embedding(t_j); f_{j-1}]),  F [d, 2 d];  what the model's head makes of x_j is the draft for t_{j+1}
-
-f is what the model's last layer gave; where the model has not computed a token yet, it is the draft's own x. So row j
-of the layer's KV depends on tokens up to j only, and blocks of it are shared as the model's are.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -107,8 +103,7 @@ class MedusaHeads:
     keeps_kv = True
 
     def __init__(self, decoder: Decoder, cache: KVCache, widths: Sequence[int]) -> None:
-        self.decoder = decoder
-        self.cache = cache
+        self.decoder, self.cache = decoder, cache
         self.widths = tuple(widths)
         hidden, vocab, dtype = decoder.model.hidden_size, decoder.model.vocab_size, decoder.dtype
         num_bytes = len(self.widths) * hidden * (hidden + vocab) * dtype.itemsize
@@ -159,11 +154,11 @@ class MedusaProposer(_StateProposer):
 class EaglePasses:
     """The layer as `decoder`, between the model's embedding and head; `projection` is F, in front of it."""
 
-    graphs: ClassVar[DecodeGraphs | None] = None
-    keeps_kv: ClassVar[bool] = True
     decoder: Decoder
     cache: KVCache
     projection_CD: Tensor  # noqa: N815
+    graphs: DecodeGraphs | None = None
+    keeps_kv: bool = True
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])

@@ -14,9 +14,7 @@ class AcceptanceCounts:
     these, with something to verify."""
 
     def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
-        self._tree = tree
-        self._method = method
-        self._model = model
+        self._tree, self._method, self._model = tree, method, model
         self.examined = [0] * tree.depth
         self.by_rank = [[0] * width for width in tree.widths]
         self._num_guessed, self._has_guesses = 0, False  # pipelined: of `accepted`, the model's own tokens

@@ -1,9 +1,7 @@
 """Pipelined drafting (Liu et al. 2025, PEARL): a draft model that goes on while the model verifies, in its own thread.
-In each step the drafter begins behind a sequence's draft, or behind its newest token where it has none: it guesses the
-token that the model will add, and drafts k more: the next draft, if the model agrees with all of them. Its KV cache is
-on the block tables of the model's. What it drafts ahead lies partly behind a sequence's last block: in blocks of its
-own, before those that the tables name, from which it is copied in the next step. So that a step may be taken twice, the
-next one writes to other such blocks."""
+In each step the drafter begins behind a sequence's draft, or behind its newest token where it has none: it guesses
+the token that the model will add, and drafts k more: the next draft, if the model agrees with all of them. Its KV
+cache is on the block tables of the model's."""
 
 import time
 from collections.abc import Sequence

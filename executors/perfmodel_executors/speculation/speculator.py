@@ -44,9 +44,7 @@ class Speculator:
     ahead = 0
 
     def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftShape, method: str = "") -> None:
-        self.proposer = proposer
-        self.tree = tree
-        self._runner = runner
+        self.proposer, self.tree, self._runner = proposer, tree, runner
         self._method = method
 
     def new_counts(self) -> AcceptanceCounts:

@@ -4,6 +4,7 @@ The query heads of a KV head are the rows of one tile (at least 16, of which the
 values are read once:
 
     bytes = b_kv K (H + H_v) C + b N (H + H_v) D    C: visible tokens of all D sequences
+
 With splits (flash-decoding) each program takes a share of the context, and a second kernel combines what they found.
 """
 

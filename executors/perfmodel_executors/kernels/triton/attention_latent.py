@@ -3,10 +3,9 @@
     decode   s_j = q_c . c_j + q_r . r_j,  out = sum_j softmax(s)_j c_j        bytes = b (R + r) C for C tokens
     prompt   k_j = W_k c_j, v_j = W_v c_j                                      2 R (P + V) FLOPs of a head and token
 
-Hopper has a kernel of its own for decodes of the sizes of DeepSeek's models (`hopper_latent`).
-Prompts: expanded and not absorbed, a pair of a query and a key is 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r),
-640 instead of 2,176 for DeepSeek-V3; only few new tokens behind a long prefix are less work absorbed, and go as so many
-decodes.
+Hopper has a kernel of its own for decodes of the sizes of DeepSeek's models (`hopper_latent`). Prompts: expanded and
+not absorbed, a pair of a query and a key is 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r), 640 instead of 2,176
+for DeepSeek-V3; only few new tokens behind a long prefix are less work absorbed, and go as so many decodes.
 """
 
 import math

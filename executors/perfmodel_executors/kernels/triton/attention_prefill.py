@@ -1,9 +1,7 @@
 """Flash attention of prompt chunks over paged keys and values.
 
 A program has a tile of queries of one KV head: the heads of its group side by side for each token, so that keys and
-values are read once for all of them and short chunks (and trees of drafted tokens) still fill a tile. It walks over the
-keys that its queries see in three parts: where a window or chunk begins (masked), where every query sees every key (no
-masks: nearly all of a long prompt), and the diagonal or the tree (masked).
+values are read once for all of them and short chunks (and trees of drafted tokens) still fill a tile.
 
     FLOPs = 2 (H + H_v) N pairs    HBM bytes = b N (H + H_v) T + b_kv K (H + H_v) keys, re-read from L2 by later tiles
 """

@@ -2,8 +2,7 @@
 
 As FlashMLA does it: a program has 64 query heads, and tiles of 64 tokens go in pairs. Each group of warps makes the
 scores of one tile of a pair and sums up one half of the columns of both: 128 registers of sums a thread, and no product
-twice. They exchange the largest scores, then the weights, which go where the rotated keys were. Halves of tiles are
-fetched on their own, in the order in which they come free: what a group reads first it also leaves first.
+twice. They exchange the largest scores, then the weights, which go where the rotated keys were.
 
     SRAM: queries 64 (R + r), two tiles of as much; R = 512 and r = 64 in 16 bits take 216 KiB
 """

@@ -1,9 +1,7 @@
 """How Triton kernels read and write quantised pages. FP8 is written by integer arithmetic on every device (a few
-operations per new element), so that it is the same everywhere. It is read by the hardware's conversion where there is
-one (Ada and later), else by shifting its bits into those of an fp16. What is read becomes fp16, which holds every value
-of both formats exactly: the products run in fp16 then, or in fp32 for fp32 queries. Values of decodes are read as pairs
-of neighbouring elements (`load_pairs`): tensor cores want them along the tokens, and what transposes on the way from
-SRAM moves 16 bits at a time; bytes would be loaded one by one."""
+operations per new element), so that it is the same everywhere. It is read by the hardware's conversion where there
+is one (Ada and later), else by shifting its bits into those of an fp16. What is read becomes fp16, which holds every
+value of both formats exactly: the products run in fp16 then, or in fp32 for fp32 queries."""
 
 import torch
 import triton

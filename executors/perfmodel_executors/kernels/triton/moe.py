@@ -1,9 +1,7 @@
 """Top-k routing in one kernel: every program holds some tokens' logits in registers and takes k maxima from them.
 Renormalised over the chosen, softmax over all experts is softmax over the chosen alone: no sum over the others is
-needed. Other rules score all experts first, and may leave only those of the best groups to choose from (DeepSeek-V3).
-Of equal scores the lowest expert id comes first (the reference leaves their order open). All experts' feed-forward
-blocks in two grouped products and a sum (`moe_products`), without the host knowing who goes where: a pair is (token,
-choice), token * top_k + choice. No atomics: equal inputs give equal results."""
+needed. Other rules score all experts first, and may leave only those of the best groups to choose from
+(DeepSeek-V3). Of equal scores the lowest expert id comes first (the reference leaves their order open)."""
 
 import torch
 import triton

@@ -1,11 +1,7 @@
 """Choice of the next token without a sort, with many programs a row. Greedy, in two stages: the best of each piece of
-the vocabulary (enough programs for a single row), then of the pieces. Sampling keeps what reaches a threshold (see its
-definition in torch), which radix selection finds: the bits of a weight, as an integer, are in the order of the weights,
-and are settled digit by digit, the exponent first, then 8, 8 and 7 bits of the mantissa. A pass adds up, for each value
-that the next digit can have, what top-k counts (tokens: a histogram of each program) or top-p sums (integers of
-weights: atomics, equal in any order); the next begins by choosing the digit. The last two kernels sum up what is kept
-of each piece, choose the piece and in it the token. The row is read from L2 some eleven times, by as many programs as
-it has pieces; one program a row, bisecting, took some 250 us at a vocabulary of 128k."""
+the vocabulary (enough programs for a single row), then of the pieces. Sampling keeps what reaches a threshold (see
+its definition in torch), which radix selection finds: the bits of a weight, as an integer, are in the order of the
+weights, and are settled digit by digit, the exponent first, then 8, 8 and 7 bits of the mantissa."""
 
 import torch
 import triton

@@ -1,12 +1,14 @@
 """Scans in tiles of 64 tokens: what runs from tile to tile, and what all tiles do at once.
 
-step                      a decode: bound by reading each state once and writing it once
-erase (the delta rule)    [W | U] of the WY form, of every tile: what its tokens write, but for the state before it
+    step                      a decode: bound by reading each state once and writing it once
+    erase (the delta rule)    [W | U] of the WY form, of every tile: what its tokens write, but for the state before it
 
-        (I + L) [W | U] = [b k e^g | b v],    L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t
+            (I + L) [W | U] = [b k e^g | b v],    L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t
 
-states                    from tile to tile: S' = e^g S + K^T (e^(g_end - g) w), of what its tokens write
-outputs                   every tile: (Q K^T e^(g_t - g_s)) w + e^g Q S
+    states                    from tile to tile: S' = e^g S + K^T (e^(g_end - g) w), of what its tokens write
+    outputs                   every tile: (Q K^T e^(g_t - g_s)) w + e^g Q S
+
+What tokens write is b v, or U - W S under the delta rule, which then lies where U lay.
 """
 
 import torch

@@ -1,10 +1,6 @@
 """y^T = W x^T: W is the left operand, so that it fills the 64 to 128 rows that a tensor-core instruction has and the
 tokens its columns, of which 8 are enough. Nothing of W is read twice while the tokens are few. Tensor cores take
-fragments of the left operand from registers, where codes are widened on their way from SRAM. Up to eight tokens a tile
-with codes has eight columns, and Hopper runs the instructions of Ampere, which let a thread read its codes as words;
-its own instructions want them two by two. With few tiles K is cut into slices, whose sums a second kernel adds up: one
-order, so equal inputs give equal bits; no host synchronisation, no counters that outlive a call, nothing that a CUDA
-graph could not capture."""
+fragments of the left operand from registers, where codes are widened on their way from SRAM."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -41,8 +41,7 @@ class GgufFile:
         _need("gguf", path)
         from gguf import GGUFReader
 
-        self._path = path
-        self._is_paired = is_paired
+        self._path, self._is_paired = path, is_paired
         try:
             self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
         except (ValueError, IndexError, KeyError, OSError) as error:
@@ -163,16 +162,13 @@ class Reader:
     def __init__(
         self, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec, keeps_format: bool = False
     ) -> None:
-        self.model = model
-        self._keeps_format = keeps_format
+        self.model, self._keeps_format = model, keeps_format
         self._file: GgufFile | SafetensorsFiles
         if path.suffix == ".gguf":
             self._file = GgufFile(path, is_paired=model.model_type == "llama")
         else:
             self._file = SafetensorsFiles(path)
-        self._path = path
-        self._dtype = dtype
-        self._device = device
+        self._path, self._dtype, self._device = path, dtype, device
 
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
         return self._file.has(name, layer, kind)

@@ -39,11 +39,12 @@ def softmax_attention(
         q_TNH = q_TNH * (mixer.softmax_scale * math.sqrt(dim))
     v_TKH = v.view(num_tokens, kv_heads, v_dim)
     if isinstance(pages, HeldTokens):
-        out_TD = attend_evicting(step, mixer, q_TNH, k_TKH, v_TKH, pages).flatten(1)
+        out_TNH = attend_evicting(step, mixer, q_TNH, k_TKH, v_TKH, pages)
     elif isinstance(pages, KVTiers):
-        out_TD = attend_in_tiers(step, mixer, q_TNH, k_TKH, v_TKH, pages).flatten(1)
+        out_TNH = attend_in_tiers(step, mixer, q_TNH, k_TKH, v_TKH, pages)
     else:
-        out_TD = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, weights.sinks).flatten(1)
+        out_TNH = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, weights.sinks)
+    out_TD = out_TNH.flatten(1)
     if gate:
         out_TD = out_TD * torch.sigmoid(gate_TD)
     return apply_linear(kernels, out_TD, weights.out, weights.out_bias)
