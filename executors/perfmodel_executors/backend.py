@@ -26,17 +26,9 @@ Result = TypeVar("Result")
 
 
 class ExecutedBackend:
-    """Executes plans with `decoder`. Needs plans made with `SchedulerConfig.record_positions`.
-
-    clock_ns: what durations are differences of; by default the runner's clock
-    warms_up: run each new step shape once untimed
-    runner:   takes the steps; by default one of `decoder`, with a pool of KV blocks that grows
-    drift:    if given, durations are stated at the speed that the machine had when the meter was set
-    speculator: drafts tokens, and verifies those of plans that have them; of the same runner
-    text:     ids of what prompts are cut from; by default they are random
-    draws:    random numbers of tokens, where the decoder draws them
-    stage_ticks: of the last plan, on each of several pipeline stages
-    """
+    """Executes plans with `decoder`; needs plans made with `SchedulerConfig.record_positions`. warms_up: run each new
+    step shape once untimed; drift: durations are stated at the speed that the machine had when the meter was set; text:
+    ids of what prompts are cut from, by default random; stage_ticks: of the last plan, on each of several stages."""
 
     def __init__(
         self,

@@ -131,13 +131,9 @@ def serve(
     clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
-    """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
-
-    loop, backend: plan steps, and run them; on_finished, on_step: called with what has ended
-    concurrency, think_time: closed loop with so many requests in flight, and the ticks before the next one is sent
-    clock:                   virtual unless given
-    stages:                  several, on a virtual clock
-    """
+    """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended. on_finished,
+    on_step: called with what has ended; concurrency, think_time: closed loop, ticks before the next request; clock:
+    virtual unless given; stages: several, on a virtual clock."""
     arrivals = RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
     return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
 

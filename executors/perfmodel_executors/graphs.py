@@ -166,12 +166,9 @@ def padded_size(num_seqs: int, sizes: Sequence[int]) -> int | None:
 
 
 class DecodeGraphs:
-    """Runs steps of decodes only, each by the graph of its padded size; a size is captured when first needed.
-
-    cache:       a pool that does not move, with the block `scratch` beside those that the engine hands out; it gets
-                 room for the states of `max_num_seqs` sequences
-    max_context: tokens of the longest sequence
-    """
+    """Runs steps of decodes only, each by the graph of its padded size, captured when first needed. cache: a pool that
+    does not move, with the block `scratch` beside those that the engine hands out; max_context: tokens of the longest
+    sequence."""
 
     def __init__(
         self,

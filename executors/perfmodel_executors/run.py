@@ -47,18 +47,11 @@ def execute_scenario(
     wrap: Callable[[Backend], Backend] = lambda backend: backend,
     drift: DriftMeter | None = None,
 ) -> RunResult:
-    """Serves the scenario's traffic on this machine's CPU or GPUs.
-
-    progress: called now and then with (requests finished, requests in all if known)
-    out:      folder to stream `requests.csv` and `steps.csv` to, `acceptance.json` where tokens are drafted, and
-              `tiles.json` where kernels have chosen theirs
-    live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
-    kernels:  torch | triton; by default those of the device
-    wrap:     stands in front of the backend that executes, to see what passes
-    drift:    restates durations at the speed that the machine had when the meter was set
-
-    Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
-    """
+    """Serves the scenario's traffic on this machine's CPU or GPUs. progress: called now and then with (requests
+    finished, requests in all if known); out: folder for `requests.csv`, `steps.csv`, `acceptance.json` of drafts,
+    `tiles.json`; live: take the wall's time, by default the clock is virtual; kernels: torch | triton; wrap: stands in
+    front of the backend that executes; drift: restates durations at the speed that the machine had when the meter was
+    set. Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does."""
     torch.set_num_threads(1)
     scenario = as_executed(scenario)
     engine, model = scenario.engine, scenario.model

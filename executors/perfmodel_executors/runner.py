@@ -20,7 +20,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import HostPages, KVCache
-from perfmodel_executors.models.popularity import TRAINED
+from perfmodel_executors.models.random_weights import TRAINED
 from perfmodel_executors.models.support import check_capturable, check_served, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.sampling import SamplingSettings
@@ -115,13 +115,8 @@ class StepRunner:
 
 @dataclass(frozen=True)
 class RunnerSetup:
-    """What a rank has to know to build its runner.
-
-    num_blocks: KV blocks that the engine hands out; on a GPU they are allocated at once
-    kernels:    backend; None is the device's own
-    sampling:   how tokens are drawn; None: the likeliest one is taken
-    routing:    which experts random routers prefer, and how many rows an expert takes
-    """
+    """What a rank has to know to build its runner. num_blocks: KV blocks that the engine hands out, on a GPU allocated
+    at once; sampling: None: the likeliest token is taken."""
 
     model: ModelSpec
     engine: EngineSpec

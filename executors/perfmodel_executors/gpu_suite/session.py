@@ -17,16 +17,21 @@ import torch
 from perfmodel.errors import SpecError
 from perfmodel_executors.device import default_kernels, device_name, present_device
 from perfmodel_executors.gpu_suite.ahead import Ahead
-from perfmodel_executors.gpu_suite.ceilings import measure_device
-from perfmodel_executors.gpu_suite.kernels import kernel_tasks
-from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError, TaskTimeoutError
+from perfmodel_executors.gpu_suite.kernels import kernel_tasks, measure_device
+from perfmodel_executors.gpu_suite.processes import (
+    BudgetSpentError,
+    StartError,
+    TaskError,
+    TaskTimeoutError,
+    TuningRetries,
+    Worker,
+)
 from perfmodel_executors.gpu_suite.readings import DeviceReader, commit, versions
 from perfmodel_executors.gpu_suite.runner import Results, TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.serving import pair_tasks, serving_tasks
 from perfmodel_executors.gpu_suite.smoke import smoke_tasks
 from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.gpu_suite.worker import TuningRetries, Worker
 
 _GRACE_S = 10.0  # after the budget, for the last task
 _START_S = 120.0  # of a measuring process

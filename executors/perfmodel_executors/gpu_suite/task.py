@@ -40,14 +40,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Task:
-    """One record to be.
-
-    part, key: where the record goes
-    rank:      within its part, the most informative first
-    seconds:   a guess, so that the last task before the end of the budget is not begun in vain
-    group:     tasks that fail alike: several in a row say enough of it (an operator, a model in one format)
-    limit_s:   seconds after which it hangs
-    """
+    """One record to be, at `part` and `key`. rank: within its part, the most informative first; seconds: a guess;
+    group: tasks that fail alike (an operator, a model in one format); limit_s: seconds after which it hangs."""
 
     part: str
     key: str

@@ -48,14 +48,8 @@ def attention_decode(
     cap: float | None = None,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v].
-
-    block_tables: block ids of each sequence, padded with anything up to the longest
-    context_lens: tokens in the KV cache, the new one included
-    window:       only the last `window` tokens are seen
-    chunk:        only the tokens of the new token's own chunk of this length are seen
-    cap, sinks:   as those of `attention_prefill`
-    """
+    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]. context_lens: tokens in the KV cache, the new one
+    included; block_tables, window, chunk, cap, sinks: as those of `attention_prefill`."""
     block_size = pages.block_size
     out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):

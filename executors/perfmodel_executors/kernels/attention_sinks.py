@@ -44,11 +44,8 @@ def attention_sinks_decode(
     is_rolling: bool,
     rope_table_PH: Tensor | None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v of one token per sequence over its sinks and window, [D, N, H_v].
-
-    is_rolling: the pages are a ring; else they hold the whole sequence
-    rope_table: cos and sin of all positions, None without RoPE
-    """
+    """softmax(q k^T / sqrt(H)) v of one token per sequence over its sinks and window, [D, N, H_v]. is_rolling: the
+    pages are a ring; rope_table: cos and sin of all positions, None without RoPE."""
     size = pages.block_size
     out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):

@@ -264,15 +264,12 @@ def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> formats.BlockF
     return formats.BlockFp8Weight(inputs.normal(n, k, dtype=torch.float8_e4m3fn), scales)
 
 
-def _mxfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> formats.Fp4Weight:
-    codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
-    return formats.Fp4Weight(codes, inputs.integers(117, 125, k // 32, n, dtype=torch.uint8))
-
-
-def _nvfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> formats.Fp4Weight:
-    codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
-    scales = inputs.integers(1, 127, k // 16, n, dtype=torch.uint8)
-    return formats.Fp4Weight(codes, scales, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448))
+def _fp4(inputs: Inputs, n: int, k: int, _: torch.dtype, *, group: int) -> formats.Fp4Weight:
+    codes, is_mx = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), group == 32
+    scales = inputs.integers(*((117, 125) if is_mx else (1, 127)), k // group, n, dtype=torch.uint8)
+    return formats.Fp4Weight(
+        codes, scales, None if is_mx else inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448)
+    )
 
 
 def _weight_only(weights: str, group: int = 0) -> LinearFormat:
@@ -296,8 +293,8 @@ FORMATS: Mapping[str, SampleFormat] = MappingProxyType(
         "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
         "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
         "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
-        "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), _mxfp4),
-        "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), _nvfp4),
+        "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
+        "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), partial(_fp4, group=16)),
     }
 )
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
@@ -309,19 +306,10 @@ _SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))  # n, k of 
 
 # Odd sizes, few and many tokens, several slices of K: format (None: plain), m, n, k, whether there is a bias.
 _TINY_SIZES: tuple[tuple[str | None, int, int, int, bool], ...] = (
-    (None, 1, 48, 144, False),
-    (None, 5, 72, 1100, True),
-    (None, 70, 130, 80, True),
-    (None, 130, 40, 600, False),
-    ("int8_wo", 3, 72, 1100, True),
-    ("int8_wo", 70, 40, 144, False),
-    ("fp8_wo", 5, 40, 144, False),
-    ("int4_wo", 3, 72, 1024, True),
-    ("int4_wo", 70, 40, 384, False),
-    ("int4_wo_zeros", 9, 40, 192, True),
-    ("w4a16_mxfp4", 3, 72, 1088, True),
-    ("w4a16_mxfp4", 70, 40, 192, False),
-    ("w4a16_nvfp4", 5, 72, 320, True),
+    *((None, 1, 48, 144, False), (None, 5, 72, 1100, True), (None, 70, 130, 80, True), (None, 130, 40, 600, False)),
+    *(("int8_wo", 3, 72, 1100, True), ("int8_wo", 70, 40, 144, False), ("fp8_wo", 5, 40, 144, False)),
+    *(("int4_wo", 3, 72, 1024, True), ("int4_wo", 70, 40, 384, False), ("int4_wo_zeros", 9, 40, 192, True)),
+    *(("w4a16_mxfp4", 3, 72, 1088, True), ("w4a16_mxfp4", 70, 40, 192, False), ("w4a16_nvfp4", 5, 72, 320, True)),
     *((form, 260, 40, 192, True) for form in ("int8_wo", "int4_wo_zeros", "w4a16_mxfp4", "w4a16_nvfp4")),
     *((form, 3, 72, 1100, True) for form in ("int8", "fp8")),
     *((form, 70, 40, 144, False) for form in ("int8", "fp8", "fp8_block")),

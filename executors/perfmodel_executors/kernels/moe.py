@@ -31,12 +31,9 @@ LEAST_SUM = 1e-20  # of scores, before weights are divided by it (DeepSeek-V3)
 
 
 class RoutingRule(NamedTuple):
-    """scoring:      softmax over all experts, or the sigmoid of each
-    renormalizes: the weights of the chosen experts are divided by their sum
-    scale:        and then multiplied by this
-    num_groups:   of neighbouring experts; a token's are in the best `top_k_groups` of them
-    groups_by:    the score of a group: that of its best expert (max), or the sum of its best two (top2)
-    """
+    """scoring: softmax over all experts, or the sigmoid of each; renormalizes: weights of the chosen are divided by
+    their sum, then multiplied by `scale`. A token's experts are in the best `top_k_groups` of `num_groups` neighbours,
+    by their best expert (groups_by max) or the sum of their best two (top2)."""
 
     scoring: str = "softmax"
     renormalizes: bool = True
@@ -51,14 +48,8 @@ PLAIN_RULE = RoutingRule()
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """down(act(up(x))) for each expert, in the activations of a `Kernels.activate`.
-
-    up_EFC:       [gate | up] if gated, which is twice as wide as what `down` reads
-    down_ECI:     back to the width of x
-    activation:   by its name in a model card
-    gated:        whether the activated half of `up` multiplies the other
-    up_bias_EF, down_bias_EC: added behind either product (gpt-oss); None: without
-    """
+    """down(act(up(x))) for each expert, in the activations of a `Kernels.activate`. up_EFC: [gate | up] if gated, where
+    the activated half multiplies the other; biases: added behind either product (gpt-oss); None: without."""
 
     up_EFC: Tensor | ExpertWeight
     down_ECI: Tensor | ExpertWeight

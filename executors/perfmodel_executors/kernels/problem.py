@@ -48,15 +48,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of an operator.
-
-    operator:  a row of KERNELS
-    sizes:     what the call is about, by the names that tables of measured kernels use (m, n, k; batch_size, isl, ...)
-    make:      the arguments, from a maker of inputs; called twice with equal seeds it gives equal arguments
-    work:      FLOPs and least bytes, as the cost model counts them; None where nothing is measured
-    tolerance: largest |difference| to the reference, as a share of the reference's largest magnitude
-    baselines: library calls for the same arguments, by name; the fastest is compared with
-    """
+    """One call of an operator. sizes: by the names that tables of measured kernels use; make: equal arguments of equal
+    seeds; work: as the cost model counts it, None where nothing is measured; tolerance: largest |difference| as a share
+    of the reference's largest magnitude; baselines: library calls for the same arguments, by name."""
 
     operator: str
     sizes: Sizes

@@ -15,13 +15,9 @@ _NUM_VARIANTS = 4
 
 @dataclass(frozen=True)
 class StepGrants:
-    """A step by its grants.
-
-    contexts: KV length of each decode, the new token included
-    queries:  tokens of each decode, the drafted ones that it verifies included
-    chunks:   (new tokens, tokens already computed, whether its last token is sampled) of each prompt chunk
-    layers:   how many layers the decodes pass; None: all
-    """
+    """A step by its grants: KV length of each decode, the new token included; (new tokens, computed, whether its last
+    token is sampled) of each prompt chunk; tokens of each decode, drafted ones included; layers the decodes pass (None:
+    all)."""
 
     contexts: tuple[int, ...] = ()
     chunks: tuple[tuple[int, int, bool], ...] = ()

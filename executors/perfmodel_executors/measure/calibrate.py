@@ -36,7 +36,7 @@ from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import CopyCase, copy_cases, measure_ceilings, with_measured_link
 from perfmodel_executors.measure.protocol import DriftMeter, Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.models.popularity import TRAINED
+from perfmodel_executors.models.random_weights import TRAINED
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -127,12 +127,8 @@ def calibrate_cpu(
     min_rounds: int = MIN_ROUNDS,
     span: cpu_steps.StepRange = _DEFAULT_RANGE,
 ) -> tuple[Calibration, Path]:
-    """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu`.
-
-    out:      the file to write; by default where `engine.profile: perfmodel` looks for it
-    budget_s: wall seconds of timed rounds per model; at least `min_rounds` are run whatever they take
-    span:     of the steps to time
-    """
+    """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu` to `out`.
+    budget_s: wall seconds of timed rounds per model, at least `min_rounds`; span: of the steps to time."""
     hardware, engine = load_hardware("cpu"), EngineSpec(dtype="bfloat16", profile=ENGINE)
     specs = [load_model(name) for name in models or DEFAULT_MODELS]
     served = [ServedModel(model, hardware, engine, span) for model in specs]

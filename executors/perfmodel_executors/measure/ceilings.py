@@ -3,19 +3,19 @@ used by the fit (operators in a loop flatter themselves); recorded beside a cali
 machine. And how fast it copies KV blocks to a second tier and back: a block's bytes at the bandwidth that the scenario
 states, the rest its latency; where nothing is left, all of it is bandwidth."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from perfmodel.specs.engine.spec import KvOffload
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel_executors.measure.device_timer import time_calls
 from perfmodel_executors.measure.protocol import Measured
+from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import Runner
 
 _COPY_MIB = (1, 8, 64)
@@ -39,31 +39,26 @@ class CpuCeilings:
         return f"copy (read + write) {copies}; {_GEMM_SIDE} x {_GEMM_SIDE} GEMM {gemms}"
 
 
-def measure_ceilings(repeats: int = 5) -> CpuCeilings:
-    """Medians of thread CPU time over `repeats`; about a second in all."""
+def measure_ceilings() -> CpuCeilings:
+    """Medians of thread CPU time; about a second in all."""
     copies = {}
     for size in _COPY_MIB:
         source = torch.ones(size << 20, dtype=torch.uint8)
         target = torch.empty_like(source)
-        copies[size] = 2 * source.numel() / _seconds(partial(target.copy_, source), repeats)
+        copies[size] = 2 * source.numel() / _seconds(partial(target.copy_, source))
     gemms: dict[str, dict[int, float]] = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         weight = torch.randn(_GEMM_SIDE, _GEMM_SIDE).to(dtype)
         for rows in _GEMM_ROWS:
             x = torch.randn(rows, _GEMM_SIDE).to(dtype)
-            seconds = _seconds(partial(torch.nn.functional.linear, x, weight), repeats)
-            gemms.setdefault(name, {})[rows] = 2 * rows * _GEMM_SIDE**2 / seconds
+            product_s = _seconds(partial(torch.nn.functional.linear, x, weight))
+            gemms.setdefault(name, {})[rows] = 2 * rows * _GEMM_SIDE**2 / product_s
     return CpuCeilings(copies, gemms)
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
+def _seconds(call: Callable[[], object]) -> float:
     call()
-    samples = []
-    for _ in range(repeats):
-        start = time.thread_time_ns()
-        call()
-        samples.append(time.thread_time_ns() - start)
-    return max(median(samples), 1) * 1e-9
+    return time_calls([call], CPU).seconds
 
 
 _BLOCKS = (1, 4, 16)

@@ -19,12 +19,9 @@ _DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class StepRange:
-    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach.
-
-    max_queries: tokens of a decode that verifies drafted ones; 1: none does
-    max_tokens:  where nothing is kept and all steps compute whole sequences: of all of them; None: there is a KV cache
-    exits:       numbers of layers behind which to have decodes leave
-    """
+    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach. max_queries:
+    tokens of a decode that verifies drafts; max_tokens: of whole sequences, None: there is a KV cache; exits: layers
+    behind which decodes leave."""
 
     max_batch: int = 16
     max_context: int = 1024

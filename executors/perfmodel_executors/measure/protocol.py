@@ -99,10 +99,9 @@ def measure_together(
     clock_ns: Callable[[], int] = time.thread_time_ns,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> list[Measured[Key]]:
-    """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts.
-    Groups take turns in every round, so that times of different groups compare. Every case runs twice untimed first,
-    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them.
-    `progress` is called with (rounds done, rounds at least)."""
+    """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts;
+    groups take turns in every round. Every case runs twice untimed first, and once before each sample, so that it finds
+    the caches as its own kind of step leaves them. progress: called with (rounds done, rounds at least)."""
     rng = random.Random(seed)
     sessions = [_Session(group, clock_ns) for group in groups]
     started, rounds = time.monotonic(), 0

@@ -31,16 +31,10 @@ class TreeNodes(NamedTuple):
 
 
 class TokenSegment(NamedTuple):
-    """The new tokens of one sequence in one step.
-
-    tokens:       ids of the new tokens, following `num_computed` ones already in the KV cache
-    block_table:  the sequence's KV blocks, in order, the new tokens' included
-    is_sampled:   whether the token after the last one is wanted
-    is_verified:  whether the tokens after all of them are
-    nodes:        for tokens that are nodes of a tree and not a text; `num_computed` are those before the tree
-    num_layers:   how many layers a single token passes; None: all
-    draws:        random numbers, 31 bits, of the tokens that are wanted; none: the likeliest ones are
-    """
+    """The new tokens of one sequence in one step, behind `num_computed` ones in the KV cache. is_sampled: whether the
+    token after the last one is wanted; is_verified: those after all; nodes: for tokens of a tree, before which
+    `num_computed` are; num_layers: that a single token passes, None: all; draws: 31 bits each, none: the likeliest are
+    wanted."""
 
     tokens: Sequence[int]
     num_computed: int

@@ -48,9 +48,7 @@ def _sections(mixer: Attention) -> list[int]:
     return [mixer.num_heads * dim, kv_heads * dim, kv_heads * mixer.v_head_dim, values]
 
 
-def with_kv_heads(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
+def with_kv_heads(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, _: ModelChanges) -> DecoderWeights:
     """Each KV head the mean of those that it replaces (Ainslie et al. 2023); the training that follows is left out."""
     triples = zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True)
     return replace(weights, layers=[_with_kv_heads(*triple) for triple in triples])
@@ -77,9 +75,7 @@ def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerW
     return replace(weights, mixer=replace(mixer, qkv=merged(_plain(mixer.qkv)), qkv_bias=bias))
 
 
-def with_low_rank(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
+def with_low_rank(weights: DecoderWeights, _: ModelSpec, after: ModelSpec, __: ModelChanges) -> DecoderWeights:
     """Each factored matrix by its largest singular values (Eckart and Young 1936), their roots on either side."""
     layers = []
     for own, spec in zip(weights.layers, after.iter_layers(), strict=True):
@@ -101,20 +97,10 @@ def _thin(weight: Weight, rank: int | None) -> Weight:
     return LowRankWeight(inputs.to(weight.dtype).contiguous(), outputs.to(weight.dtype).contiguous())
 
 
-def with_shared_layers(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
-    """The first layers, used in turn."""
-    return replace(weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers))
-
-
-def with_tied_table(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
+def with_tied_table(weights: DecoderWeights, _: ModelSpec, after: ModelSpec, __: ModelChanges) -> DecoderWeights:
     """The embedding as LM head, or a copy of its own."""
-    head = weights.lm_head
-    assert isinstance(head, Tensor), "a model is changed before it is quantised"
-    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else head.clone())
+    assert isinstance(weights.lm_head, Tensor), "a model is changed before it is quantised"
+    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else weights.lm_head.clone())
 
 
 def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges) -> DecoderWeights:
@@ -196,13 +182,13 @@ WeightChange = Callable[[DecoderWeights, ModelSpec, ModelSpec, ModelChanges], De
 WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
     {
         "num_kv_heads": with_kv_heads,
-        "window": None,
-        "sparse": None,
         "prune": pruned,
         "low_rank": with_low_rank,
-        "share_layers": with_shared_layers,
+        "share_layers": lambda weights, _, after, __: replace(
+            weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers)
+        ),
         "tie_embeddings": with_tied_table,
-        "early_exit": None,
+        **dict.fromkeys(("window", "sparse", "early_exit")),
     }
 )
 

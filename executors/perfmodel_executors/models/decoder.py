@@ -26,8 +26,7 @@ from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.mixers import MIXERS, MixerStep
 from perfmodel_executors.models.mixers.softmax import keys_and_values, ring_of
-from perfmodel_executors.models.popularity import TRAINED
-from perfmodel_executors.models.random_weights import random_weights
+from perfmodel_executors.models.random_weights import TRAINED, random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
@@ -37,11 +36,9 @@ from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
 class Decoder:
-    """A model with its weights; keys and values are in the `KVCache` passed to each call. Under tensor parallelism each
-    rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the vocabulary), and all take the
-    same steps; of pipeline stages each has its layers, and only the last one logits. `weights`, if given, are those of
-    the part. `attention`: flash, or standard, which keeps the scores in memory. `sampling`: how tokens with a random
-    number are drawn. `routing`: which experts random routers prefer, and how many rows an expert takes."""
+    """A model with its weights; keys and values are in the `KVCache` passed to each call. Each rank of `group` has its
+    `part` of the model and takes the same steps; of pipeline stages each has its layers, and only the last one logits.
+    `weights`, if given, are those of the part. attention: flash, or standard, which keeps the scores in memory."""
 
     def __init__(
         self,
@@ -83,17 +80,26 @@ class Decoder:
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline
         stage before the last, of no rows."""
-        if self.group.stage.num_stages > 1:
-            return self._pass_stage(batch, cache)
+        group, update_TC = self.group, None
+        if group.stage.num_stages > 1:
+            if group.stage.is_first:
+                residual_TC = self.embedded(batch)
+            else:
+                shape = (2, len(batch.tokens_T), self.model.hidden_size)
+                state_2TC = torch.empty(shape, dtype=self.dtype, device=self.device)
+                group.receive(state_2TC)
+                residual_TC, update_TC = state_2TC
+            residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, update_TC)
+            assert update_TC is not None, "a stage has a layer"
+            if group.stage.is_last:
+                return self.logits(residual_TC + update_TC, batch)
+            group.pass_on(torch.stack((residual_TC, update_TC)))
+            return residual_TC[:0]
         if batch.num_layers_D is None:
             return self.logits(self.through(batch, cache), batch)
-
-        def run_layers(part: StepBatch, first: int, stop: int, x_TC: Tensor | None) -> Tensor:
-            return self.through(part, cache, first, stop, x_TC)
-
         asks = self.model.exits is not None and self.model.exits.asks_lm_head
-        fill = partial(self._fill, cache)
-        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self.head if asks else None)
+        ways = (lambda part, *where: self.through(part, cache, *where), partial(self._fill, cache))
+        x_TC = leave_early(batch, self.model.num_layers, *ways, self.head if asks else None)
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
@@ -106,22 +112,6 @@ class Decoder:
         residual_TC = self.embedded(batch) if x_TC is None else x_TC
         residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, None, slice(first, stop))
         return residual_TC if update_TC is None else residual_TC + update_TC
-
-    def _pass_stage(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        group, update_TC = self.group, None
-        if group.stage.is_first:
-            residual_TC = self.embedded(batch)
-        else:
-            shape = (2, len(batch.tokens_T), self.model.hidden_size)
-            state_2TC = torch.empty(shape, dtype=self.dtype, device=self.device)
-            group.receive(state_2TC)
-            residual_TC, update_TC = state_2TC
-        residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, update_TC)
-        assert update_TC is not None, "a stage has a layer"
-        if group.stage.is_last:
-            return self.logits(residual_TC + update_TC, batch)
-        group.pass_on(torch.stack((residual_TC, update_TC)))
-        return residual_TC[:0]
 
     def _pass_layers(
         self,

@@ -90,20 +90,15 @@ class KVCache:
         blocks = [block for table in block_tables for block in table]
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         tensors = [tensor for pages in self.pages for tensor in pages.tensors]
-        kept = [_bytes(tensor)[index] for tensor in tensors]
+        kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
         with ExitStack() as stack:
             stack.enter_context(self.states.restored([table[0] for table in block_tables if table]))
             yield
         for tensor, values in zip(tensors, kept, strict=True):
-            _bytes(tensor)[index] = values
+            tensor.view(torch.uint8)[index] = values
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory in a type that a CPU indexes, whatever the format."""
-    return tensor.view(torch.uint8)
 
 
 _FIRST_SLOTS = 64

@@ -9,12 +9,8 @@ from perfmodel_executors.models import weights
 
 
 class WeightPart(NamedTuple):
-    """A tensor, if it `is_there`.
-
-    name: in files, a key of NAMES; kind: what follows it there, or `matrix`, a weight that may be in another format,
-    or `norm`, to which the model may add something
-    rank: of two thin matrices in its place
-    """
+    """A tensor, if it `is_there`. name: in files, a key of NAMES; kind: what follows it there, or `matrix`, which may
+    be in another format, or `norm`, to which the model may add something; rank: of two thin matrices in its place."""
 
     shape: tuple[int, ...]
     name: str = ""

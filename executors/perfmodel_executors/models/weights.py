@@ -95,11 +95,9 @@ class FFNWeights:
 
 @dataclass(slots=True)
 class MoEWeights:
-    """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block.
-
-    router_bias: [E]; up_bias, down_bias: a row for each expert
-    local: which of the experts these are, where they are shared out whole; the router is that of all
-    """
+    """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block; router_bias: [E];
+    up_bias, down_bias: a row for each expert; local: which of the experts these are, where ranks share them out
+    whole."""
 
     router: Tensor
     up: Tensor | ExpertWeight

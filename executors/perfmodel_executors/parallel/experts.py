@@ -40,12 +40,8 @@ class ExpertSharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocalExperts:
-    """The experts of a layer that a rank holds.
-
-    held:     their numbers, by slot
-    slots_EM: the slot here of each expert's copy that takes every M-th of its rows, by which; -1: on another rank
-    copies_E: how many copies of each expert there are
-    """
+    """The experts that a rank holds, by slot. slots_EM: the slot of each expert's copy that takes every M-th of its
+    rows, -1: on another rank; copies_E: how many copies of each expert there are."""
 
     held: tuple[int, ...]
     slots_EM: Tensor  # noqa: N815

@@ -34,11 +34,8 @@ ONLY_STAGE = PipelineStage()
 
 
 class TensorGroup:
-    """`rank` of `size` ranks; every rank makes the same calls in the same order. This one is alone.
-
-    experts: how whole experts are shared out; None: each is cut by its width
-    stage:   the pipeline stage that the ranks compute
-    """
+    """`rank` of `size` ranks, which all make the same calls in the same order; this one is alone. experts: how whole
+    experts are shared out; None: each is cut by its width."""
 
     rank = 0
     size = 1

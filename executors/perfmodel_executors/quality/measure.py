@@ -38,11 +38,8 @@ class Perplexity:
 def perplexity(
     runner: StepRunner, ids: Sequence[int], num_tokens: int = 1536, window: int = 512, chunk: int = 512
 ) -> Perplexity:
-    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other.
-
-    window: tokens of a sequence; the text's next ones begin another
-    chunk:  new tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache
-    """
+    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other; chunk: new
+    tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache."""
     windows = min(num_tokens, len(ids) - 1) // window
     if not windows:
         raise ValueError(f"{len(ids)} tokens are less than a window of {window} and the token after it")
@@ -108,9 +105,8 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Quality:
-    """Perplexity over `num_tokens` of a text; against another configuration, that one's, and what they agree on.
-    exact_match: share of the tokens of greedy answers before their first difference; note: what the weights were before
-    anything was done to them."""
+    """Perplexity over `num_tokens` of a text; against another configuration, that one's, and exact_match, the share of
+    tokens of greedy answers before their first difference."""
 
     perplexity: float
     num_tokens: int

@@ -9,9 +9,8 @@ from perfmodel_executors.speculation.proposer import DraftShape
 
 
 class AcceptanceCounts:
-    """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
-    none to offer, that counts as a wrong one: it brings as much. num_steps: of a sequence that drafts; num_offered: of
-    these, with something to verify."""
+    """Counts over a run. A token is examined when all before it were right; a drafter that had none to offer counts as
+    wrong. num_steps: of a sequence that drafts; num_offered: of these, with something to verify."""
 
     def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
         self._tree, self._method, self._model = tree, method, model

@@ -10,16 +10,9 @@ Part = TypeVar("Part")
 
 
 class Drafting(NamedTuple):
-    """A sequence of this step whose earlier tokens are all computed.
-
-    key:          its request
-    tokens:       all that are known; the last one is computed in this step
-    block_table:  its KV blocks, those for drafted tokens included
-    depth:        how deep to draft; 0: not at all
-    is_prompt:    whether its last token is of the prompt (and its block may be found by others from now on)
-    draws:        random numbers of the tokens behind its last one, by depth; none: the likeliest ones are wanted
-    ahead:        pipelined: how many tokens to draft behind its draft, while that is verified
-    """
+    """A sequence of this step, by its request, whose tokens but the last are computed. depth: how deep to draft, 0: not
+    at all; is_prompt: whether its last token is of the prompt (others may find its block from now on); draws: random
+    numbers of the tokens behind, by depth; ahead: pipelined: tokens to draft behind its draft."""
 
     key: int
     tokens: Sequence[int]
@@ -43,15 +36,9 @@ class Round(NamedTuple):
 
 
 class DraftShape:
-    """Nodes behind the last known token, which is node 0, and what each sees.
-
-    widths:    candidates by depth, as far as they are counted; as many depths of drafted tokens can be right
-    parents:   the node before each of those that are judged, which come first; -1 for node 0
-    depths:    how far each is behind node 0
-    ancestors: bit j is set if a node sees node j, itself included
-    is_chain:  whether the nodes are a text
-    has_ranks: whether candidates of one depth are distinguished
-    """
+    """Nodes behind the last known token, which is node 0. widths: candidates by depth; parents: the node before each of
+    those that are judged, which come first; ancestors: bit j is set if a node sees node j, itself included; is_chain:
+    the nodes are a text; has_ranks: candidates of one depth are distinguished."""
 
     is_chain = False
     has_ranks = False

@@ -15,15 +15,9 @@ from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Propo
 
 
 class Verified(NamedTuple):
-    """What came of a step.
-
-    tokens:  for each sequence those it got, then one for each chunk that is sampled
-    paths:   for each sequence the nodes of its tree that were right
-    num_drafted: for each sequence the tokens that were there to be verified
-    guessed: pipelined: for each sequence whether the drafter, with all of its draft right, guessed the model's token;
-             None where it was not asked, or something before was wrong
-    waited_ns: what the device's clock does not see: how much longer a drafter beside it took
-    """
+    """What came of a step, for each sequence: tokens that it got (then one for each sampled chunk), nodes that were
+    right, how many were verified; guessed: pipelined: whether the drafter guessed the model's token behind a right
+    draft; waited_ns: what the device's clock does not see: how much longer a drafter beside it took."""
 
     tokens: list[list[int]]
     paths: list[list[int]]

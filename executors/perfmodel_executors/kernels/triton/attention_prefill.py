@@ -55,10 +55,8 @@ def candidates_for(
 
 
 def shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], product: int, stored: int) -> int:
-    """An upper bound: queries, and the pipeline's buffers of keys, values, block ids and scales. product, stored: bytes
-    of an element in the products, and in the pages. Where the tensor cores read SRAM, there is one more buffer, which
-    is filled while they read; what they read of quantised pages is a widened copy. Elsewhere the weights are exchanged
-    between warps."""
+    """An upper bound: queries, and the pipeline's buffers of keys, values, block ids and scales. Where the tensor cores
+    read SRAM, one more buffer is filled meanwhile; what they read of quantised pages is a widened copy."""
     rows, keys = config.sizes["ROWS"], config.sizes["KEYS"]
     buffers = page_buffers(config.options.num_stages)
     widened = exchanged = 0

@@ -60,10 +60,9 @@ def encode_int8(x, scale):
 
 @triton.jit
 def token_rows(table_ptr, position, is_inside, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Rows of the flattened pages [B * S] that hold the tokens at `position` of a sequence. In 32 bits, which count the
-    tokens of any memory; only their elements need 64. Positions are never negative, so that a page and a place in it
-    are a shift and a mask. The mask is written as one: from a remainder Triton 3.6 concludes that rows begin at
-    multiples of the page, and reads rows of odd sizes 16 bytes at a time."""
+    """Rows of the flattened pages [B * S] that hold the tokens at `position`, in 32 bits. Positions are never negative:
+    a page and a place in it are a shift and a mask, written as one: from a remainder Triton 3.6 concludes that rows
+    begin at multiples of the page, and reads rows of odd sizes 16 bytes at a time."""
     token = position.to(tl.uint32)
     place = token & (PAGE - 1) if PAGE & (PAGE - 1) == 0 else token % PAGE
     if MASKED:

@@ -145,10 +145,8 @@ def _has_group_products(rows: int, capability: int) -> bool:
 
 
 class SortedPairs(NamedTuple):
-    """order:     [A] pairs (token * top_k + choice) in the order of their experts, each expert's in ascending order
-    tiles:     [most, 3] of each tile: its expert, where in `order` it begins, how many rows it has; valid up to
-    num_tiles: [1], the tiles there are
-    """
+    """order: [A] pairs (token * top_k + choice) by expert, each expert's ascending; tiles: [most, 3] of each tile: its
+    expert, where in `order` it begins, how many rows it has; valid up to num_tiles: [1]."""
 
     order: Tensor
     tiles: Tensor

@@ -20,17 +20,9 @@ _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instruct
 
 
 class Operand(NamedTuple):
-    """A stored matrix [N, K].
-
-    form:         plain, rows (8 bits, a scale for each output), int4, fp4 (groups of inputs), blocks (of e4m3)
-    bits:         of a stored value
-    shape:        N, K
-    values:       as stored, a row for each output
-    row_scales, group_scales, zeros: as the containers have them
-    group_size:   inputs that share a scale; 0 without groups
-    unit:         inputs that are packed together: a step is as deep as whole units; 0: any depth
-    meets_codes:  whether activations are quantised, too
-    """
+    """A stored matrix [N, K], a row for each output. form: plain, rows (8 bits, a scale for each output), int4, fp4
+    (groups of inputs), blocks (of e4m3); group_size: inputs that share a scale, 0 without groups; unit: inputs packed
+    together, 0: any depth of a step; meets_codes: whether activations are quantised, too."""
 
     form: str
     bits: int

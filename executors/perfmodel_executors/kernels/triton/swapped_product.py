@@ -121,10 +121,9 @@ def candidates(operand: Operand, m: int, device: torch.device) -> Iterator[TileC
 
 def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capability: int) -> int:
     """Shared memory of a thread block. Operands of asynchronous products (Hopper; Blackwell, whose tensor memory takes
-    no integers) must outlive their issue, and there is one stage more; codes have left theirs for registers by then.
-    Barriers of tensor memory take 16 bytes, or 8 where the next group waits for the sums of the last. Scales of INT4
-    pass through SRAM in a block with a thread for each output; so do, at most, those of blocks. element_bytes: of the
-    activations before they are quantised."""
+    no integers) must outlive their issue: one stage more, but for codes, which have left theirs by then. Barriers of
+    tensor memory take 16 bytes, or 8 where the next group waits; scales of INT4 and, at most, of blocks pass through
+    SRAM."""
     sizes, stages = config.sizes, config.options.num_stages
     is_integer = operand.meets_codes and operand.values.dtype == torch.int8
     is_ahead = 90 <= capability < (100 if is_integer else 120) and sizes["BLOCK_N"] >= 64 and sizes["BLOCK_M"] >= 16
@@ -179,15 +178,9 @@ def swapped_product(
     config: TileConfig | None = None,
     codes: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The product [M, N] in x's dtype.
-
-    kernel:  the operator, under whose name tiles are tuned
-    x_MK:    the activations; their rows may lie apart, their elements not
-    operand: the weight
-    bias_N:  added to each row, if there is one
-    config:  the tile, instead of the one that fits the problem
-    codes:   x in the weight's format, and the scales of its rows, where activations are quantised
-    """
+    """The product [M, N] in x's dtype. kernel: the operator, under whose name tiles are tuned; x_MK: rows may lie
+    apart, elements not; config: the tile, instead of the one that fits; codes: x in the weight's format, and its
+    scales."""
     m, (n, k) = len(x_MK), operand.shape
     y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
     values_MK, scales_M = codes or (x_MK, None)

@@ -28,14 +28,9 @@ _PLAIN = ("f32", "f16", "bf16")
 
 
 class GgufFile:
-    """`is_paired`: rows of q and k lie in pairs.
-
-    The methods of both kinds of files raise SpecError for a tensor that is not there, or that cannot be read.
-
-    has:    whether the tensor `name` (a key of NAMES) of a layer is there; `kind`: what follows the name
-    get:    the tensor of a layer, and of an expert where those have their own; `num_heads` share the rows of q and k
-    matrix: the same as it is stored, where that is a format that we multiply by
-    """
+    """`is_paired`: rows of q and k lie in pairs. Both kinds of files have `has` (whether the tensor `name`, a key of
+    NAMES, of a layer is there), `get`, and `matrix`, as it is stored where we multiply by that format; they raise
+    SpecError for a tensor that is not there, or cannot be read."""
 
     def __init__(self, path: Path, is_paired: bool) -> None:
         _need("gguf", path)
@@ -176,15 +171,9 @@ class Reader:
     def tensor(
         self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
     ) -> Tensor:
-        """The tensor `name`, a key of NAMES, in the dtype of the decoder.
-
-        shape:     what it must be
-        kind:      what follows the name in the file
-        num_heads: that share the rows of q and k
-        expert:    its number, where experts have tensors of their own
-
-        Raises SpecError for a tensor that is not there, or has another shape.
-        """
+        """The tensor `name`, a key of NAMES, of this shape, in the dtype of the decoder. kind: what follows the name in
+        the file; num_heads: that share rows of q and k; expert: where experts have tensors of their own. Raises
+        SpecError for a missing one, or another shape."""
         return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
