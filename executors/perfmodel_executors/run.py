@@ -92,10 +92,7 @@ def execute_scenario(
 
 
 def _backend(
-    scenario: Scenario,
-    runner: Runner,
-    speculator: Speculator | PipelinedSpeculator | None,
-    drift: DriftMeter | None,
+    scenario: Scenario, runner: Runner, speculator: Speculator | PipelinedSpeculator | None, drift: DriftMeter | None
 ) -> ExecutedBackend:
     is_drawn = settings_of(scenario.sampling, scenario.model) is not None
     return ExecutedBackend(

@@ -19,7 +19,7 @@ from torch import Tensor
 from perfmodel.ops.attention.latent import latent_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend, visible
-from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, shuffled_tables
+from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, grown, shuffled_tables
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 
@@ -63,9 +63,7 @@ class LatentPages(NamedTuple):
         return math.prod(self.latents_BSW.shape[1:]) * self.latents_BSW.element_size()
 
     def grown(self, num_blocks: int) -> "LatentPages":
-        grown = self.latents_BSW.new_zeros(num_blocks, *self.latents_BSW.shape[1:])
-        grown[: len(self.latents_BSW)] = self.latents_BSW
-        return LatentPages(grown)
+        return LatentPages(grown(self.latents_BSW, num_blocks))
 
     def write(self, latents_TW: Tensor, slots_T: Tensor) -> None:
         self.latents_BSW.flatten(0, 1).index_copy_(0, slots_T, latents_TW)
@@ -83,11 +81,7 @@ class LatentPages(NamedTuple):
 
 
 def attention_latent_decode(
-    q_DNH: Tensor,
-    pages: LatentPages,
-    block_tables_DM: Tensor,
-    context_lens_D: Tensor,
-    heads: LatentHeads,
+    q_DNH: Tensor, pages: LatentPages, block_tables_DM: Tensor, context_lens_D: Tensor, heads: LatentHeads
 ) -> Tensor:
     """One new token per sequence, [D, N, V]. q: queries, P elements that meet keys made of latents, then r rotated
     ones; block_tables, context_lens: blocks of each sequence, and its tokens, the new one included."""

@@ -109,8 +109,8 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        scales = [None if scale is None else _grown(scale, num_blocks) for _, scale in self.sides]
-        k, v = _grown(self.k_BSKH, num_blocks), _grown(self.v_BSKH, num_blocks)
+        scales = [None if scale is None else grown(scale, num_blocks) for _, scale in self.sides]
+        k, v = grown(self.k_BSKH, num_blocks), grown(self.v_BSKH, num_blocks)
         return KVPages(k, v, scales[0], scales[1], self.packing)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -209,10 +209,10 @@ def _as_bytes(pages: Tensor) -> Tensor:
     return pages.view(torch.uint8) if pages.dtype == FP8 else pages
 
 
-def _grown(pages: Tensor, num_blocks: int) -> Tensor:
-    grown = torch.zeros(num_blocks, *pages.shape[1:], dtype=pages.dtype, device=pages.device)
-    grown[: pages.shape[0]] = pages
-    return grown
+def grown(pages: Tensor, num_blocks: int) -> Tensor:
+    larger = torch.zeros(num_blocks, *pages.shape[1:], dtype=pages.dtype, device=pages.device)
+    larger[: pages.shape[0]] = pages
+    return larger
 
 
 # The names of tables of measured kernels, and how far a sum over keys may differ from the reference's.

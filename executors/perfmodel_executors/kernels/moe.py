@@ -253,12 +253,7 @@ def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
 
 
 def _experts(
-    tokens: int,
-    width: int,
-    ffn: MoEFFN,
-    dtype: torch.dtype,
-    chosen: _Choices | None = None,
-    form: str | None = None,
+    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, chosen: _Choices | None = None, form: str | None = None
 ) -> Problem:
     """A problem with the experts `chosen`, else random (and no work counted); form: format of weights, None plain."""
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)

@@ -21,28 +21,19 @@ Sizes = Mapping[str, int | float | str]
 class Inputs:
     def __init__(self, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.device = torch.device(device)
-        self._is_meta = self.device.type == "meta"
-        self._generator = None if self._is_meta else torch.Generator(self.device).manual_seed(seed)
+        self._generator = None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        if self._is_meta:
-            return torch.empty(shape, dtype=dtype, device=self.device)
         values = torch.randn(shape, generator=self._generator, device=self.device)
         return values.mul_(scale).to(dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        if self._is_meta:
-            return torch.empty(shape, dtype=dtype, device=self.device)
         return torch.randint(low, high, shape, generator=self._generator, device=self.device, dtype=dtype)
 
     def permutation(self, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        if self._is_meta:
-            return torch.empty(size, dtype=dtype, device=self.device)
         return torch.randperm(size, generator=self._generator, device=self.device).to(dtype)
 
     def of(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        if self._is_meta:
-            return torch.empty(torch.tensor(values).shape, dtype=dtype, device=self.device)
         return torch.tensor(values, dtype=dtype, device=self.device)
 
 

@@ -34,12 +34,7 @@ def kv_write(k_TKH: Tensor, v_TKH: Tensor, pages: KVPages, slots_T: Tensor) -> N
 
 
 def rope_kv_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_sin_TH: Tensor | None,
-    pages: KVPages,
-    slots_T: Tensor,
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cos_sin_TH: Tensor | None, pages: KVPages, slots_T: Tensor
 ) -> Tensor:
     """The rotated queries; keys and values go to their `slots` of `pages`. cos_sin: see `rope_table`; None: no RoPE."""
     if cos_sin_TH is not None:

@@ -266,11 +266,7 @@ def grouped_up(x_TC: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: 
 
 
 def grouped_down(
-    hidden_AI: Tensor,
-    weights_TX: Tensor,
-    placement: ExpertRows,
-    layer: ExpertLayer,
-    forced: TileConfig | None = None,
+    hidden_AI: Tensor, weights_TX: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: TileConfig | None = None
 ) -> Tensor:
     """[T, C]: the weighted sum of each token's experts, in hidden's dtype."""
     down, weights_TX = layer.down_ECI, weights_TX.contiguous()

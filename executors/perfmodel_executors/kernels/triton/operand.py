@@ -5,16 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats import (
-    FP4_SPAN,
-    FP8_BLOCK,
-    BlockFp8Weight,
-    Fp4Weight,
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-    MatrixWeight,
-)
+from perfmodel_executors.kernels import weight_formats as formats
 
 _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instructions of the device
 
@@ -64,16 +55,18 @@ class Operand(NamedTuple):
         return self.unit * next(count for count in range(most, 0, -1) if units % count == 0)
 
 
-def operand_of(weight: MatrixWeight) -> Operand:
+def operand_of(weight: formats.MatrixWeight) -> Operand:
     match weight:
         case Tensor():
             return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)
-        case Int4Weight(codes, scales, zeros, group):
+        case formats.Int4Weight(codes, scales, zeros, group):
             return Operand("int4", 4, weight.shape, codes, None, scales, zeros, group, group)
-        case Fp4Weight(codes, scales, rows):
-            return Operand("fp4", 4, weight.shape, codes, rows, scales, None, weight.group_size, FP4_SPAN)
-        case BlockFp8Weight(values, scales):
-            return Operand("blocks", 8, weight.shape, values, None, scales, None, FP8_BLOCK, FP8_BLOCK, True)
-        case Int8Weight(values, scales, meets_codes) | Fp8Weight(values, scales, meets_codes):
+        case formats.Fp4Weight(codes, scales, rows):
+            return Operand("fp4", 4, weight.shape, codes, rows, scales, None, weight.group_size, formats.FP4_SPAN)
+        case formats.BlockFp8Weight(values, scales):
+            return Operand(
+                "blocks", 8, weight.shape, values, None, scales, None, formats.FP8_BLOCK, formats.FP8_BLOCK, True
+            )
+        case formats.Int8Weight(values, scales, meets_codes) | formats.Fp8Weight(values, scales, meets_codes):
             return Operand("rows", 8, weight.shape, values, scales, meets_codes=meets_codes)
     raise AssertionError(f"no kernel reads {type(weight).__name__}")

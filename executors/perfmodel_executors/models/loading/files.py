@@ -15,13 +15,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.headers import weight_files
 from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
 from perfmodel_executors.kernels.stored_rows import reordered
-from perfmodel_executors.kernels.weight_formats import (
-    FP8_BLOCK,
-    BlockFp8Weight,
-    GgufWeight,
-    MatrixWeight,
-    dequantize,
-)
+from perfmodel_executors.kernels.weight_formats import FP8_BLOCK, BlockFp8Weight, GgufWeight, MatrixWeight, dequantize
 from perfmodel_executors.models.loading.names import NAMES
 
 _PLAIN = ("f32", "f16", "bf16")
