@@ -23,7 +23,7 @@ from perfmodel_executors.gpu_suite.task import Task
 from perfmodel_executors.kernels.tiles import choices, untuned
 
 _END_LIMIT_S = 5.0  # a process within the driver may not be killed at once: it is left behind
-_START_LIMIT_S = 120.0  # of a process, many of which load torch at once
+START_LIMIT_S = 120.0  # of a process, many of which load torch at once
 _JOB_LIMIT_S = 120.0  # of one kernel
 _MOST_BROKEN = 2  # processes that the tasks of a group may end before its kernels are tuned no more
 _UNTUNED_PARTS = ("smoke",)  # whose kernels run with their first tiles in any case
@@ -134,7 +134,7 @@ class ChildPool:
                 self._processes.append(process)
                 if self._ended.is_set():
                     process.kill()
-                process.receive(_START_LIMIT_S)
+                process.receive(START_LIMIT_S)
             process.send(job)
             process.receive(_JOB_LIMIT_S)
             self._idle.append(process)
@@ -182,7 +182,7 @@ class Worker:
         self.num_begun += 1
         return self._process
 
-    def run(self, task: Task, limit_s: float, start_limit_s: float = _START_LIMIT_S, is_tuned: bool = True) -> Record:
+    def run(self, task: Task, limit_s: float, start_limit_s: float = START_LIMIT_S, is_tuned: bool = True) -> Record:
         """The task's record; is_tuned: kernels choose their tiles. Raises TaskError for a task that fails, BrokenError
         for one that ends the process or leaves the device unusable, TaskTimeoutError, StartError."""
         process = self._process or self.begin()

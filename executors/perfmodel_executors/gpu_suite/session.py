@@ -16,16 +16,9 @@ import torch
 
 from perfmodel.errors import SpecError
 from perfmodel_executors.device import default_kernels, device_name, present_device
+from perfmodel_executors.gpu_suite import processes
 from perfmodel_executors.gpu_suite.ahead import Ahead
 from perfmodel_executors.gpu_suite.kernels import kernel_tasks, measure_device
-from perfmodel_executors.gpu_suite.processes import (
-    BudgetSpentError,
-    StartError,
-    TaskError,
-    TaskTimeoutError,
-    TuningRetries,
-    Worker,
-)
 from perfmodel_executors.gpu_suite.readings import DeviceReader, commit, versions
 from perfmodel_executors.gpu_suite.runner import Results, TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.serving import pair_tasks, serving_tasks
@@ -34,7 +27,6 @@ from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
 
 _GRACE_S = 10.0  # after the budget, for the last task
-_START_S = 120.0  # of a measuring process
 _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 _WRITE_S = 5.0  # between two writings of suite.json
@@ -124,11 +116,11 @@ class _Session:
         self._earlier = dict(results.part("suite"))
         self._parts = list(request.parts) or list(Part)
         self._reference_s = bench.drift.reference_s if bench.drift is not None else None
-        self._worker = Worker(tasks_of, request.device, request.kernels, self._reference_s)
+        self._worker = processes.Worker(tasks_of, request.device, request.kernels, self._reference_s)
         self._worker.begin()
         self._reader = DeviceReader(bench.device.type == "cuda", self._earlier.get("readings"))
         self._ceilings: Mapping[str, Any] = self._earlier.get("ceilings") or {}
-        self._retries = TuningRetries(self._run, self._earlier.get("untuned"))
+        self._retries = processes.TuningRetries(self._run, self._earlier.get("untuned"))
         self._written = 0.0
         self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
 
@@ -140,7 +132,7 @@ class _Session:
         if not self._ceilings:
             try:
                 self._ceilings = self._retries.execute(Task(*_CEILINGS, dict))
-            except TaskError as error:  # the rest is measured all the same
+            except processes.TaskError as error:  # the rest is measured all the same
                 _say(f"failed: ceilings: {error}")
         tasks = [task for name in self._parts for task in TASKS[name](self._bench)]
         outcome = run_tasks(
@@ -160,10 +152,10 @@ class _Session:
     def _run(self, task: Task, is_tuned: bool) -> Mapping[str, Any]:
         left_s = max(0.0, self._request.budget_s - self._spent_s) + _GRACE_S
         try:
-            return self._worker.run(task, min(task.limit_s, left_s), min(_START_S, left_s), is_tuned)
-        except (TaskTimeoutError, StartError) as error:
+            return self._worker.run(task, min(task.limit_s, left_s), min(processes.START_LIMIT_S, left_s), is_tuned)
+        except (processes.TaskTimeoutError, processes.StartError) as error:
             if self._spent_s >= self._request.budget_s:
-                raise BudgetSpentError(str(error)) from None
+                raise processes.BudgetSpentError(str(error)) from None
             raise
 
     def _progress(self, key: str, outcome: TaskOutcome, elapsed_s: float) -> None:

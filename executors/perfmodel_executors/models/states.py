@@ -13,8 +13,10 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.models.batch import StepBatch, on_device
 from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
+from perfmodel_executors.models.rotations import Rotations
 
 _FIRST_ROWS = 8
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,6 +36,18 @@ RowTensors = LayerState | HeldTokens | tuple[Tensor, ...]
 class StateRows(NamedTuple):
     decodes: Tensor
     chunks: Tensor
+
+
+class MixerStep(NamedTuple):
+    """A step of all layers. state_rows: of the step's sequences, in the states of all recurrent layers; norm_eps: added
+    to the mean square in norms; is_standard: attention keeps its scores in memory."""
+
+    kernels: Kernels
+    batch: StepBatch
+    rotations: Rotations
+    state_rows: StateRows
+    norm_eps: float
+    is_standard: bool = False
 
 
 class StatePool:

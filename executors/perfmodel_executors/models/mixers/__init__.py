@@ -13,7 +13,7 @@ from perfmodel_executors.models.mixers.latent import latent_attention
 from perfmodel_executors.models.mixers.linear import linear_attention
 from perfmodel_executors.models.mixers.recurrent import gated_delta_net, mamba
 from perfmodel_executors.models.mixers.softmax import softmax_attention
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 
 __all__ = ["MIXERS", "MixerStep"]
 

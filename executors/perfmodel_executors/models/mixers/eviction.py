@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention
 from perfmodel_executors.models.kept import HeldTokens
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 
 _NONE = -1  # position of an empty place
 

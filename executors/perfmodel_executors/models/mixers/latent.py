@@ -9,7 +9,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import LatentAttention
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 from perfmodel_executors.models.weights import LatentWeights
 
 

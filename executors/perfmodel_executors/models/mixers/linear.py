@@ -20,8 +20,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import LinearAttention
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.models.mixers.step import MixerStep
-from perfmodel_executors.models.states import LayerState
+from perfmodel_executors.models.states import LayerState, MixerStep
 from perfmodel_executors.models.weights import LinearAttentionWeights
 
 _CHUNK = 128

@@ -12,8 +12,7 @@ from torch.nn import functional
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.scan import ScanInputs
-from perfmodel_executors.models.mixers.step import MixerStep
-from perfmodel_executors.models.states import LayerState
+from perfmodel_executors.models.states import LayerState, MixerStep
 from perfmodel_executors.models.weights import DeltaWeights, MambaWeights
 
 

@@ -19,8 +19,8 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kept import HeldTokens, KVTiers
 from perfmodel_executors.models.mixers.eviction import attend_evicting
-from perfmodel_executors.models.mixers.step import MixerStep
 from perfmodel_executors.models.mixers.tiers import attend_in_tiers
+from perfmodel_executors.models.states import MixerStep
 from perfmodel_executors.models.weights import AttentionWeights
 
 

@@ -12,7 +12,7 @@ from perfmodel.models.architecture import Attention
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import attend
 from perfmodel_executors.models.kept import KVTiers
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 
 
 class _Sequence(NamedTuple):
