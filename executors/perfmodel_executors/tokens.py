@@ -1,7 +1,6 @@
 """Token ids of requests: the engine knows counts and block hashes only, the executor needs values. A prompt's ids
 follow from its block hashes, so that a cached block holds what the request that finds it would have computed; without a
-hash, from the request's id. They are random, or stretches of a text. A later turn of a conversation begins with what
-was said before it."""
+hash, from the request's id."""
 
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b

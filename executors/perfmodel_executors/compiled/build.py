@@ -1,7 +1,6 @@
 """Compile a recorded launch for a GPU that need not be there. The signature is what Triton derives from the arguments:
 pointers by their element type, integers as i32 or i64, `None` and integers equal to 1 as constants; pointers and
-integers divisible by 16 are declared as such, without which it neither vectorises nor pipelines. Integers in
-`do_not_specialize` (numbers of tokens) are only their type."""
+integers divisible by 16 are declared as such, without which it neither vectorises nor pipelines."""
 
 from dataclasses import dataclass, field
 from typing import Any

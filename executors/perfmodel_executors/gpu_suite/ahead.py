@@ -1,6 +1,5 @@
 """Kernels of the suite compiled ahead, by all cores, into the cache that the measuring process reads. What will be
-compiled is found by recording the launches of every candidate on tensors without memory. Compiled is what Triton itself
-makes of such a call, so that its cache knows it by the same key; no process here touches the device."""
+compiled is found by recording the launches of every candidate on tensors without memory."""
 
 import os
 import sys

@@ -1,7 +1,6 @@
 """Block-sparse attention over paged keys and values: what a query's block does not see is neither read nor computed.
 Patterns are BigBird's and Longformer's, for text that is generated. Blocks of tokens are whole pages, so that what is
-seen is gathered page by page. Positions are those in the text. Problems: BigBird's pattern and windows of blocks, odd
-ones and those of long prompts."""
+seen is gathered page by page. Positions are those in the text."""
 
 import math
 import random

@@ -1,6 +1,5 @@
 """The one list of kernels: each operator, the module of its definition, and whether Triton has one. Implementations are
-named, not imported, so that a backend's library (triton) is needed only by who uses it. A faster kernel is one module
-in the backend's folder; what a backend lacks falls back to `torch`."""
+named, not imported, so that a backend's library (triton) is needed only by who uses it."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,6 @@
 """What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype. Not
 used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
-machine. And how fast it copies KV blocks to a second tier and back: a block's bytes at the bandwidth that the scenario
-states, the rest its latency; where nothing is left, all of it is bandwidth."""
+machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

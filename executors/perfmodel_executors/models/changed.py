@@ -1,6 +1,5 @@
 """The weights of a changed model (`model_changes`), made of those in its file; a sentence for what would need training.
-Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns). Nothing is trained
-afterwards, and no data is looked at: quality is that of the plain cut."""
+Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns)."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a model keeps of its sequences: paged keys and values or latents, indexed by the engine's block ids, and states.
-The pool grows with the block ids that plans mention, of which a short run touches few. `HostPages`: the second tier, in
-memory of the host, pinned beside a GPU; a block is copied layer by layer, as engines do whose caches are a tensor for
-each layer, in the stream of the step that follows."""
+The pool grows with the block ids that plans mention, of which a short run touches few."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
-first of its KV blocks. A sequence that begins, or that no step has seen, finds zeros. A block belongs to one sequence
-at a time, prefixes being not shared where a model has states; so what began with a block that another sequence now has
-inside is over."""
+first of its KV blocks. A sequence that begins, or that no step has seen, finds zeros."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

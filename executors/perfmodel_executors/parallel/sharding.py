@@ -1,7 +1,6 @@
 """Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`). Columns of a
 product's output are shared out where the next product sums over them; that gives partial sums, which the ranks add up,
-and its bias stays with the first rank. Experts are cut so, too, or shared out whole. Where there are fewer KV heads
-than ranks, neighbours hold the same one. The vocabulary is cut in equal rows, padded with zeros."""
+and its bias stays with the first rank. Experts are cut so, too, or shared out whole."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """`Speculator`: one step with drafts: they are made, verified together with all else that runs, and kept as far as they
 are what the model itself would have said: its likeliest token, or the one that it draws with the random number of the
-token's position. So drafts change no text; and a token x that was drafted for certain is kept with probability p(x), as
-by rejection (`rejection_sampling`)."""
+token's position."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

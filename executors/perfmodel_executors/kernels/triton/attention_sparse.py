@@ -1,7 +1,6 @@
 """Block-sparse attention by the kernels of plain attention, over tables of the blocks that are seen. What a query's
 block sees are whole pages, and keys carry their positions in them: so a decode is one over a shorter table, and each
-block of a prompt is a chunk of its own, behind a prefix of the blocks that it sees. Nothing else is read, and the
-tables are made on the device, from shapes: a CUDA graph holds the decodes."""
+block of a prompt is a chunk of its own, behind a prefix of the blocks that it sees."""
 
 from functools import lru_cache
 

@@ -1,7 +1,6 @@
 """The causal convolution on a GPU: bound by reading x once and writing as much. A program has some channels of a tile
 of tokens of one sequence (`segments`); for each tap it loads the tile again, a token further back, which the caches
-have. The program of a sequence's first tile reads the inputs that the sequence left behind, and it alone writes those
-that it leaves now, after it has read them."""
+have."""
 
 import torch
 import triton

@@ -1,7 +1,6 @@
 """y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations. Tiles of x
 times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or through
-the copy engine of sm_90 and newer (tensor descriptors). Hopper has its own kernel (`hopper_product`). Where there
-are fewer tiles than the device runs at once, K is cut into slices, as in `swapped_product`."""
+the copy engine of sm_90 and newer (tensor descriptors)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

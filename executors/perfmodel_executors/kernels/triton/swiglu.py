@@ -1,6 +1,5 @@
-"""Activations, gated and plain, in one pass: each program takes a piece of a row, 16 bytes a thread and load. gated:
-reads gate and up, writes their product   3 T F bytes per element's; plain: reads and writes                          2
-T F."""
+"""Activations, gated and plain, in one pass: each program takes a piece of a row, 16 bytes a thread and load. Bytes:
+3 T F b gated (reads gate and up, writes their product), 2 T F b plain, of elements of b bytes."""
 
 import torch
 import triton
