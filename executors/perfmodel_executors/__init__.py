@@ -1,7 +1,5 @@
-"""The executed clock: the engine's plans run on real tensors. The only package that imports torch.
-
-`import perfmodel_executors` itself loads nothing heavy; its functions load torch when they are called.
-"""
+"""The executed clock: the engine's plans run on real tensors. The only package that imports torch. `import
+perfmodel_executors` itself loads nothing heavy; its functions load torch when they are called."""
 
 __all__ = [
     "calibrate_cpu",

@@ -1,10 +1,7 @@
 """`ExecutedBackend`: plans of the engine run on real tensors, timed by the device's clock: the forward pass, building
-index tensors and sampling included, scheduling not.
-
-A step whose shape was not seen before is first run once untimed: the BLAS compiles kernels for each new matrix shape
-(0.2 to 10 ms measured, as much as a whole step), which a serving engine does when it starts. Running a step twice
-writes the same keys and values to the same slots.
-"""
+index tensors and sampling included, scheduling not. A step whose shape was not seen before is first run once untimed:
+the BLAS compiles kernels for each new matrix shape (0.2 to 10 ms measured, as much as a whole step), which a serving
+engine does when it starts. Running a step twice writes the same keys and values to the same slots."""
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -29,17 +26,9 @@ Result = TypeVar("Result")
 
 
 class ExecutedBackend:
-    """Executes plans with `decoder`. Needs plans made with `SchedulerConfig.record_positions`.
-
-    clock_ns: what durations are differences of; by default the runner's clock
-    warms_up: run each new step shape once untimed
-    runner:   takes the steps; by default one of `decoder`, with a pool of KV blocks that grows
-    drift:    if given, durations are stated at the speed that the machine had when the meter was set
-    speculator: drafts tokens, and verifies those of plans that have them; of the same runner
-    text:     ids of what prompts are cut from; by default they are random
-    draws:    random numbers of tokens, where the decoder draws them
-    stage_ticks: of the last plan, on each of several pipeline stages
-    """
+    """Executes plans with `decoder`; needs plans made with `SchedulerConfig.record_positions`. warms_up: run each new
+    step shape once untimed; drift: durations are stated at the speed that the machine had when the meter was set; text:
+    ids of what prompts are cut from, by default random; stage_ticks: of the last plan, on each of several stages."""
 
     def __init__(
         self,
@@ -54,8 +43,7 @@ class ExecutedBackend:
         text: Sequence[int] = (),
         draws: Draws | None = None,
     ) -> None:
-        self.decoder = decoder
-        self._draws = draws
+        self.decoder, self._draws = decoder, draws
         self.runner = runner or StepRunner(decoder, decoder.new_cache(block_size))
         self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed, text)
         self.speculator = speculator
@@ -139,10 +127,8 @@ class ExecutedBackend:
     def _timed(
         self, run: Callable[..., Result], shape: Hashable | None = None, settle: Callable[[Result], int] | None = None
     ) -> tuple[int, Result]:
-        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first.
-
-        settle: to be done once with the result, timed, too; returns nanoseconds that the clock does not see
-        """
+        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first. settle: to be done
+        once with the result, timed, too; returns nanoseconds that the clock does not see."""
         if self.warms_up and shape is not None and shape not in self._seen:
             self._seen.add(shape)
             run(is_warm_up=True)
@@ -171,7 +157,6 @@ class ExecutedBackend:
         ]
 
     def _drawn(self, request: Request, position: int, count: int = 1) -> list[int]:
-        """Random numbers of `count` tokens from `position` on; none where tokens are not drawn."""
         return [] if self._draws is None else self._draws.of(request.request_id, position, count)
 
     def _segments(self, plan: StepPlan) -> tuple[list[TokenSegment], list[tuple[Request, int]]]:

@@ -15,12 +15,9 @@ from perfmodel_executors.models.support import CPU
 
 
 def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> torch.device:
-    """The device of `rank` among `num_devices` of `hardware` in this machine.
-
-    A GPU is the one asked for if the name it gives itself is among the file's names and aliases.
-
-    Raises PerfmodelError for hardware that is not here, is not here so often, or that nothing is executed on.
-    """
+    """The device of `rank` among `num_devices` of `hardware` in this machine. A GPU is the one asked for if the name it
+    gives itself is among the file's names and aliases. Raises PerfmodelError for hardware that is not here, is not here
+    so often, or that nothing is executed on."""
     if hardware.kind == "cpu":
         return CPU
     if hardware.kind != "gpu":
@@ -50,10 +47,8 @@ def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> 
 
 
 def present_device(kind: str = "auto") -> tuple[torch.device, HardwareSpec]:
-    """What is here, with its hardware file. kind: cuda | cpu | auto, a GPU where there is one.
-
-    Raises PerfmodelError where there is no GPU, SpecError for a GPU without a hardware file.
-    """
+    """What is here, with its hardware file. kind: cuda | cpu | auto, a GPU where there is one. Raises PerfmodelError
+    where there is no GPU, SpecError for a GPU without a hardware file."""
     if kind not in ("auto", "cpu", "cuda"):
         raise SpecError(f"--device {kind}: allowed auto, cuda, cpu.")
     present = _present_gpus()
@@ -65,7 +60,6 @@ def present_device(kind: str = "auto") -> tuple[torch.device, HardwareSpec]:
 
 
 def default_kernels(device: torch.device) -> str:
-    """The backend that runs on `device` unless another is asked for."""
     return "triton" if device.type == "cuda" else "torch"
 
 
@@ -74,34 +68,23 @@ def device_name(device: torch.device) -> str:
 
 
 class StepClock(Protocol):
-    """Nanoseconds of steps, as differences between two calls."""
-
     def __call__(self) -> int: ...
 
-    @property
-    def meaning(self) -> str:
-        """What durations are, for a report."""
-        ...
+    meaning: str
 
 
 class DeviceClock:
-    """Nanoseconds of a step, as differences between two calls.
-
-    A GPU: wall time once all its work is done. A CPU: CPU time of the calling thread, whatever else the machine does.
-    """
+    """Nanoseconds of a step: on a GPU the wall's, once all its work is done; on a CPU the calling thread's CPU time."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
+        self.meaning = "thread CPU time" if device.type == "cpu" else "wall time to the end of the device's work"
 
     def __call__(self) -> int:
         if self._device.type == "cpu":
             return time.thread_time_ns()
         torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
-
-    @property
-    def meaning(self) -> str:
-        return "thread CPU time" if self._device.type == "cpu" else "wall time to the end of the device's work"
 
 
 @contextmanager
@@ -123,5 +106,4 @@ def _present_gpus() -> list[str]:
 
 
 def interprets_triton() -> bool:
-    """Whether Triton kernels run in its interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,8 +1,6 @@
-"""The executed clock: turns the serve loop over a backend that does the work.
-
-By default it is *virtual*: it advances by each step's measured duration and jumps over idle time, so that queueing is
-replayed exactly and a run takes as long as its work. `WallClock` runs live.
-"""
+"""The executed clock: turns the serve loop over a backend that does the work. By default it is *virtual*: it advances
+by each step's measured duration and jumps over idle time, so that queueing is replayed exactly and a run takes as long
+as its work. `WallClock` runs live."""
 
 import heapq
 import time
@@ -20,8 +18,6 @@ _PS_PER_NS = 1000
 
 
 class VirtualClock:
-    """Picoseconds since the start of a run; advances by the durations that it is given."""
-
     def __init__(self) -> None:
         self._tick = 0
 
@@ -30,17 +26,13 @@ class VirtualClock:
         return self._tick
 
     def pass_step(self, duration: int) -> None:
-        """A step that took `duration` has just been executed."""
         self._tick += duration
 
     def wait_until(self, tick: int) -> None:
-        """Nothing happens before `tick`."""
         self._tick = max(self._tick, tick)
 
 
 class WallClock(VirtualClock):
-    """Follows the machine's monotonic clock, and sleeps when there is nothing to do."""
-
     def __init__(self) -> None:
         self._start_ns = time.monotonic_ns()
 
@@ -92,13 +84,11 @@ class RequestArrivals:
 
     @property
     def next_tick(self) -> int | None:
-        """When the next request comes that is known to."""
         begin = self._next_begin
         ticks = [*([] if begin is None else [begin]), *(tick for tick, _, _ in self._due[:1])]
         return min(ticks, default=None)
 
     def pop_due(self, now: int) -> Iterator[Request]:
-        """Those that have come by `now`."""
         while (begin := self._next_begin) is not None and begin <= now:
             assert self._next is not None
             if self._is_closed:
@@ -110,7 +100,6 @@ class RequestArrivals:
             yield heapq.heappop(self._due)[2]
 
     def on_finished(self, request: Request, now: int) -> None:
-        """Its conversation goes on, or its user does."""
         later = self._later.pop(request.request_id)
         if later:
             pause, turn = later.pop()
@@ -125,7 +114,6 @@ class RequestArrivals:
 
 
 def arrivals_of(workload: Workload) -> RequestArrivals:
-    """What comes when, as the scenario says; without what the engine refuses."""
     if workload.traffic.has_conversations:
         return RequestArrivals(workload.conversations(), workload.concurrency, workload.think_time)
     chains = ([(0, request)] for request in workload.requests() if not workload.refuses(request))
@@ -143,13 +131,9 @@ def serve(
     clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
-    """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended.
-
-    loop, backend: plan steps, and run them; on_finished, on_step: called with what has ended
-    concurrency, think_time: closed loop with so many requests in flight, and the ticks before the next one is sent
-    clock:                   virtual unless given
-    stages:                  several, on a virtual clock
-    """
+    """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended. on_finished,
+    on_step: called with what has ended; concurrency, think_time: closed loop, ticks before the next request; clock:
+    virtual unless given; stages: several, on a virtual clock."""
     arrivals = RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
     return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
 
@@ -163,11 +147,9 @@ def serve_arrivals(
     clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
-    """Serves all that arrives and returns the tick at which the last step ended; see `serve`.
-
-    Of several pipeline stages plans are executed when they are made, one after another, and end when they would be
-    through: which tokens a plan has does not depend on those under way with it.
-    """
+    """Serves all that arrives and returns the tick at which the last step ended; see `serve`. Of several pipeline
+    stages plans are executed when they are made, one after another, and end when they would be through: which tokens a
+    plan has does not depend on those under way with it."""
     clock = clock or VirtualClock()
     under_way: deque[_UnderWay] = deque()
     while True:

@@ -1,9 +1,7 @@
-"""Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses.
-
-A step of n sequences runs the graph of the next captured size. Rows that pad it read a context of one token and write
-to a scratch block, and to a row of states, that no sequence owns. Should rows of states have moved, because there are
-more, graphs are captured anew. What captures is passed in, so all but the capture itself runs on any device.
-"""
+"""Decode steps as CUDA graphs: captured once per batch size, replayed with the inputs at fixed addresses. A step of n
+sequences runs the graph of the next captured size. Rows that pad it read a context of one token and write to a scratch
+block, and to a row of states, that no sequence owns. Should rows of states have moved, because there are more, graphs
+are captured anew. What captures is passed in, so all but the capture itself runs on any device."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -31,7 +29,6 @@ _WARM_UPS = 2  # before a capture: libraries choose algorithms and allocate work
 
 
 def no_capture(compute: Compute) -> Compute:
-    """The replay is a plain call."""
     return compute
 
 
@@ -39,8 +36,7 @@ class CudaCapture:
     """Captures CUDA graphs that share one memory pool. Kernels choose their tiles before, unless `tunes` is false."""
 
     def __init__(self, device: torch.device, tunes: bool = True) -> None:
-        self._device = device
-        self._tunes = tunes
+        self._device, self._tunes = device, tunes
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute) -> Compute:
@@ -63,13 +59,8 @@ class CudaCapture:
 
 
 class DecodeInputs:
-    """The inputs of a decode step at fixed addresses, filled with one copy from the host.
-
-    Rows of block tables, which are long, are sent only where they differ from those of the step before.
-
-    is_drawn:    tokens are drawn with the rows' random numbers
-    scratch_row: of states, for rows that pad; None: the model has no states
-    """
+    """The inputs of a decode step at fixed addresses, filled with one copy from the host; of block tables only those
+    that differ from the step before. is_drawn: with random numbers; scratch_row: of states, for rows that pad."""
 
     def __init__(
         self,
@@ -81,9 +72,7 @@ class DecodeInputs:
         is_drawn: bool = False,
         scratch_row: int | None = None,
     ) -> None:
-        self.table_width = table_width
-        self._is_drawn = is_drawn
-        self._scratch_row = scratch_row
+        self.table_width, self._is_drawn, self._scratch_row = table_width, is_drawn, scratch_row
         self._block_size = block_size
         self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -97,7 +86,6 @@ class DecodeInputs:
         self._staged = zeros(size)
 
     def batch(self, size: int) -> StepBatch:
-        """The inputs of `size` rows: views whose contents `fill` changes."""
         tokens, positions, slots, contexts, draws, state_rows = self._rows[:, :size].unbind()
         return StepBatch(
             tokens_T=tokens,
@@ -114,10 +102,7 @@ class DecodeInputs:
         )
 
     def fill(self, segments: Sequence[TokenSegment], size: int, state_rows: Sequence[int] = ()) -> int:
-        """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent.
-
-        state_rows: of the segments' sequences; the scratch row where there are none
-        """
+        """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent."""
         rows = [*segments, *[self._padding] * (size - len(segments))]
         changed = [index for index, row in enumerate(rows) if row.block_table != self._known[index]]
         width = max((len(rows[index].block_table) for index in changed), default=0)
@@ -149,11 +134,8 @@ class DecodeInputs:
 
 
 class StandIns(NamedTuple):
-    """Sequences to capture with, since kernels choose their tiles by how long these take.
-
-    Each has `TUNED_CONTEXT` tokens, as far as contexts and the pool allow, and a token of its own, so that experts are
-    chosen as differently as in a run. They read any blocks, and write to the scratch block alone.
-    """
+    """Sequences to capture with, since kernels choose their tiles by how long these take: of `TUNED_CONTEXT` tokens
+    where that fits, each with a token of its own, so that experts are chosen as differently as in a run."""
 
     vocab_size: int
     block_size: int
@@ -172,26 +154,21 @@ class StandIns(NamedTuple):
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Decodes of the graphs up to the first that holds `max_num_seqs` sequences, ascending; this engine's description
-    (hardware_specs/engines/perfmodel.yaml) has the rule."""
+    """Batch sizes of the graphs, ascending, by the rule in hardware_specs/engines/perfmodel.yaml."""
     rules = describe_engine("perfmodel").facts.graphs
     sizes = rules.sizes_up_to(rules.most_tokens)
     return sizes[: bisect_left(sizes, max_num_seqs) + 1]
 
 
 def padded_size(num_seqs: int, sizes: Sequence[int]) -> int | None:
-    """The smallest of `sizes` that holds `num_seqs`; None if none does."""
     index = bisect_left(sizes, num_seqs)
     return sizes[index] if index < len(sizes) else None
 
 
 class DecodeGraphs:
-    """Runs steps of decodes only, each by the graph of its padded size; a size is captured when first needed.
-
-    cache:       a pool that does not move, with the block `scratch` beside those that the engine hands out; it gets
-                 room for the states of `max_num_seqs` sequences
-    max_context: tokens of the longest sequence
-    """
+    """Runs steps of decodes only, each by the graph of its padded size, captured when first needed. cache: a pool that
+    does not move, with the block `scratch` beside those that the engine hands out; max_context: tokens of the longest
+    sequence."""
 
     def __init__(
         self,
@@ -203,9 +180,7 @@ class DecodeGraphs:
         capture: Capture = no_capture,
     ) -> None:
         self.sizes = capture_sizes(max_num_seqs)
-        self._decoder = decoder
-        self._cache = cache
-        self._capture = capture
+        self._decoder, self._cache, self._capture = decoder, cache, capture
         self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
@@ -222,7 +197,6 @@ class DecodeGraphs:
         return DecodeGraphs(decoder, cache, *self._limits, self._capture)
 
     def can_run(self, segments: Sequence[TokenSegment]) -> bool:
-        """Whether the step is of decodes only, all sampled, and not larger than the largest graph."""
         return 0 < len(segments) <= self.sizes[-1] and all(
             len(segment.tokens) == 1 and segment.is_sampled and len(segment.block_table) <= self._inputs.table_width
             for segment in segments

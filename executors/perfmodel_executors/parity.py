@@ -1,7 +1,5 @@
-"""A decoder loaded from a reference's files beside the reference itself: the largest difference of all logits.
-
-Tiny random models of Hugging Face `transformers`, one for each family and feature whose computation is compared.
-"""
+"""A decoder loaded from a reference's files beside the reference itself: the largest difference of all logits. Tiny
+random models of Hugging Face `transformers`, one for each family and feature whose computation is compared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -47,18 +47,11 @@ def execute_scenario(
     wrap: Callable[[Backend], Backend] = lambda backend: backend,
     drift: DriftMeter | None = None,
 ) -> RunResult:
-    """Serves the scenario's traffic on this machine's CPU or GPUs.
-
-    progress: called now and then with (requests finished, requests in all if known)
-    out:      folder to stream `requests.csv` and `steps.csv` to, `acceptance.json` where tokens are drafted, and
-              `tiles.json` where kernels have chosen theirs
-    live:     wait for arrivals and take the wall's time; by default the clock is virtual and counts steps alone
-    kernels:  torch | triton; by default those of the device
-    wrap:     stands in front of the backend that executes, to see what passes
-    drift:    restates durations at the speed that the machine had when the meter was set
-
-    Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does.
-    """
+    """Serves the scenario's traffic on this machine's CPU or GPUs. progress: called now and then with (requests
+    finished, requests in all if known); out: folder for `requests.csv`, `steps.csv`, `acceptance.json` of drafts,
+    `tiles.json`; live: take the wall's time, by default the clock is virtual; kernels: torch | triton; wrap: stands in
+    front of the backend that executes; drift: restates durations at the speed that the machine had when the meter was
+    set. Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does."""
     torch.set_num_threads(1)
     scenario = as_executed(scenario)
     engine, model = scenario.engine, scenario.model
@@ -99,10 +92,7 @@ def execute_scenario(
 
 
 def _backend(
-    scenario: Scenario,
-    runner: Runner,
-    speculator: Speculator | PipelinedSpeculator | None,
-    drift: DriftMeter | None,
+    scenario: Scenario, runner: Runner, speculator: Speculator | PipelinedSpeculator | None, drift: DriftMeter | None
 ) -> ExecutedBackend:
     is_drawn = settings_of(scenario.sampling, scenario.model) is not None
     return ExecutedBackend(
@@ -126,11 +116,9 @@ def validate_executor(
     budget_s: float = 40.0,
     min_rounds: int = MIN_ROUNDS,
 ) -> ValidationReport:
-    """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares.
-
-    Workload i is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the
-    speed that the machine had while calibrating.
-    """
+    """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares. Workload i
+    is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the speed that
+    the machine had while calibrating."""
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
         machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
@@ -219,10 +207,7 @@ def _run(
     tier: SecondTier | None = None,
 ) -> RunResult:
     """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it; `tier` as the
-    scenario has it.
-
-    The result's scenario has the acceptance that was measured, for whoever simulates it.
-    """
+    scenario has it. The result's scenario has the acceptance that was measured, for whoever simulates it."""
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     host = None if tier is None else tier.blocks(has_tensors=True)
     loop = build_serve_loop(scenario, num_blocks, record_positions=True, host=host)

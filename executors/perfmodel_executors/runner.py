@@ -20,7 +20,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import HostPages, KVCache
-from perfmodel_executors.models.popularity import TRAINED
+from perfmodel_executors.models.random_weights import TRAINED
 from perfmodel_executors.models.support import check_capturable, check_served, kv_packing
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.sampling import SamplingSettings
@@ -29,21 +29,12 @@ from perfmodel_executors.sampling import SamplingSettings
 class Passes(Protocol):
     """Takes passes of a decoder, or of its heads; `graphs`: what decodes are replayed from."""
 
-    @property
-    def decoder(self) -> Decoder: ...
+    decoder: Decoder
+    cache: KVCache
+    graphs: DecodeGraphs | None
+    keeps_kv: bool
 
-    @property
-    def cache(self) -> KVCache: ...
-
-    @property
-    def graphs(self) -> DecodeGraphs | None: ...
-
-    @property
-    def keeps_kv(self) -> bool: ...
-
-    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
-        """Make room for the KV blocks of `segments`, where the pool grows."""
-        ...
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None: ...
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
@@ -51,21 +42,14 @@ class Passes(Protocol):
 
 
 class Runner(Passes, Protocol):
-    """Takes steps: the new tokens of sequences in, the next token of each sampled one out.
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out. stage_ns: what each pipeline
+    stage took of the last step, by the runner's clock; empty where there is but one."""
 
-    stage_ns: what each pipeline stage took of the last step, by the runner's clock; empty where there is but one
-    """
+    stage_ns: Sequence[int]
 
-    @property
-    def stage_ns(self) -> Sequence[int]: ...
+    def new_clock(self) -> StepClock: ...
 
-    def new_clock(self) -> StepClock:
-        """What its steps are timed with."""
-        ...
-
-    def release(self, first_block: int) -> None:
-        """The sequence that begins with this block has lost its blocks."""
-        ...
+    def release(self, first_block: int) -> None: ...
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
@@ -73,17 +57,13 @@ class Runner(Passes, Protocol):
 
 
 class StepRunner:
-    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow.
-
-    keeps_kv: without, each step computes whole sequences, and `cache` stays empty
-    """
+    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow. keeps_kv:
+    without, each step computes whole sequences, and `cache` stays empty."""
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None, keeps_kv: bool = True
     ) -> None:
-        self.decoder = decoder
-        self.cache = cache
-        self.graphs = graphs
+        self.decoder, self.cache, self.graphs = decoder, cache, graphs
         self.keeps_kv = keeps_kv
         self.host_pages = HostPages(cache)
         self.copy_blocks = self.host_pages.copy
@@ -126,7 +106,6 @@ class StepRunner:
             return tokens, x_TC
 
     def candidates(self, segments: Sequence[TokenSegment], count: int) -> list[list[int]]:
-        """The `count` most likely next tokens of each row that is wanted, the likeliest first."""
         if count == 1:
             return [[token] for token in self.run(segments)]
         with torch.inference_mode():
@@ -136,13 +115,8 @@ class StepRunner:
 
 @dataclass(frozen=True)
 class RunnerSetup:
-    """What a rank has to know to build its runner.
-
-    num_blocks: KV blocks that the engine hands out; on a GPU they are allocated at once
-    kernels:    backend; None is the device's own
-    sampling:   how tokens are drawn; None: the likeliest one is taken
-    routing:    which experts random routers prefer, and how many rows an expert takes
-    """
+    """What a rank has to know to build its runner. num_blocks: KV blocks that the engine hands out, on a GPU allocated
+    at once; sampling: None: the likeliest token is taken."""
 
     model: ModelSpec
     engine: EngineSpec
@@ -159,12 +133,8 @@ class RunnerSetup:
 
 
 def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Capture | None = None) -> StepRunner:
-    """The runner of a rank of `group`.
-
-    capture: how decode steps are captured; by default as CUDA graphs on a GPU, not at all on a CPU
-
-    Raises DoesNotFitError for too little memory, PerfmodelError for what is not executed yet.
-    """
+    """The runner of a rank of `group`. capture: how decode steps are captured; by default as CUDA graphs on a GPU, not
+    at all on a CPU. Raises DoesNotFitError for too little memory, PerfmodelError for what is not executed yet."""
     model, engine, device = setup.model, setup.engine, setup.device
     if setup.backend == "triton" and device.type == "cpu" and not interprets_triton():
         raise PerfmodelError("triton kernels run on a GPU, and the scenario is for a CPU; use --kernels torch.")

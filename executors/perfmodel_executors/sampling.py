@@ -1,8 +1,6 @@
-"""How an executed run draws its tokens: settings of a scenario, and a random number for each token.
-
-A token's number is a hash of seed, request and position, whoever runs beside it: batches, chunks, preemptions and
-drafts change no token, and another run with the seed gives the same text.
-"""
+"""How an executed run draws its tokens: settings of a scenario, and a random number for each token. A token's number is
+a hash of seed, request and position, whoever runs beside it: batches, chunks, preemptions and drafts change no token,
+and another run with the seed gives the same text."""
 
 from typing import NamedTuple
 
@@ -35,7 +33,6 @@ class SamplingSettings(NamedTuple):
 
 
 def settings_of(sampling: Sampling, model: ModelSpec) -> SamplingSettings | None:
-    """What the scenario says, with the defaults of its method; None where tokens are chosen greedily."""
     method = model.sampling if sampling.method == "default" else sampling.method
     if method == "greedy":
         return None
@@ -49,14 +46,11 @@ _HASH_BITS = 64
 
 
 class Draws:
-    """Random numbers of tokens under `seed`, integers of 31 bits."""
-
     def __init__(self, seed: int) -> None:
         self._seed = hashed(seed, _PURPOSE)
         self._known: dict[int, list[int]] = {}
 
     def of(self, request_id: int, position: int, count: int = 1) -> list[int]:
-        """The numbers of `count` tokens of the request, the first of them at `position`."""
         known = self._known.setdefault(request_id, [])
         if len(known) < position + count:
             # Twice as many, since a request asks for one after the other.
@@ -72,8 +66,7 @@ class TokenChooser:
     """Chooses tokens, greedily or as drawn, on `device` without asking it anything, so that a graph can hold it."""
 
     def __init__(self, kernels: Kernels, device: torch.device, settings: SamplingSettings | None = None) -> None:
-        self.settings = settings
-        self._kernels = kernels
+        self.settings, self._kernels = settings, kernels
         self._num_nan = torch.zeros(1, dtype=torch.int64, device=device)
         drawn = settings or SamplingSettings()
         is_used = (True, drawn.top_k > 0, drawn.top_p < 1, drawn.min_p > 0)

@@ -35,12 +35,8 @@ def measure_technique(
     budget_s: float = 0.0,
     min_rounds: int = _MIN_ROUNDS,
 ) -> list[TechniqueRun]:
-    """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed.
-
-    One fit over both grids, so that the simulated ratio is the physics'. Which side is executed first alternates.
-
-    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
-    """
+    """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed,
+    sides alternating. budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     sides = [as_executed_on_cpu(side) for side in (scenario, baseline)]
     with open_ranks(_num_ranks(sides), CPU) as ranks:
         times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)
@@ -60,7 +56,6 @@ def measure_technique(
 
 
 def _num_ranks(sides: Sequence[Scenario]) -> int:
-    """Ranks of the sides that have several, which must be as many: one group of processes serves them all."""
     counts = sorted({number for side in sides if (number := num_ranks(side)) > 1})
     if len(counts) > 1:
         raise SpecError(

@@ -1,9 +1,6 @@
-"""Token ids of requests: the engine knows counts and block hashes only, the executor needs values.
-
-A prompt's ids follow from its block hashes, so that a cached block holds what the request that finds it would have
-computed; without a hash, from the request's id. They are random, or stretches of a text. A later turn of a conversation
-begins with what was said before it.
-"""
+"""Token ids of requests: the engine knows counts and block hashes only, the executor needs values. A prompt's ids
+follow from its block hashes, so that a cached block holds what the request that finds it would have computed; without a
+hash, from the request's id."""
 
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
@@ -15,15 +12,10 @@ from perfmodel.sim.traffic.distributions import hashes
 
 
 class TokenStore:
-    """Prompt and output token ids per request.
-
-    text: ids of a text to cut prompts from; else they are random
-    """
+    """Prompt and output token ids per request. text: ids of a text to cut prompts from; else they are random."""
 
     def __init__(self, vocab_size: int, block_size: int, seed: int = 0, text: Sequence[int] = ()) -> None:
-        self._vocab_size = vocab_size
-        self._block_size = block_size
-        self._seed = seed
+        self._vocab_size, self._block_size, self._seed = vocab_size, block_size, seed
         self._text = text
         self._tokens: dict[int, list[int]] = {}
         self._said: dict[Hashable, list[int]] = {}  # in each conversation, up to its last answer
@@ -41,8 +33,7 @@ class TokenStore:
         self._tokens[request.request_id] = list(prompt)
 
     def put(self, request: Request, position: int, token: int) -> None:
-        """`token` was sampled for `position`; recomputing a known position must not change it, so it is not stored, nor
-        is a drafted token beyond the answer's end."""
+        """`token` was sampled for `position`; a known one does not change, and none goes beyond the answer's end."""
         if position >= request.num_prompt_tokens + request.max_output_tokens:
             return
         tokens = self.of(request)

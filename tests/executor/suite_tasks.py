@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from perfmodel_executors.gpu_suite import worker
+from perfmodel_executors.gpu_suite import processes
 from perfmodel_executors.gpu_suite.task import Task
 from perfmodel_executors.kernels import tiles
 
@@ -61,7 +61,7 @@ def _poison():
     # What the process asks after a failure: every later call of the driver fails, too.
     torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
     torch.cuda.synchronize = fails
-    assert worker.torch.cuda.synchronize is fails
+    assert processes.torch.cuda.synchronize is fails
     fails()
 
 

@@ -20,7 +20,7 @@ from perfmodel_executors.models.decoder import (  # noqa: E402
     load_decoder,
     route_tokens,
 )
-from perfmodel_executors.models.popularity import popular_biases  # noqa: E402
+from perfmodel_executors.models.random_weights import popular_biases  # noqa: E402
 
 FLOAT32 = EngineSpec(dtype="float32")
 SKEWED = ExpertRouting(distribution="power_law", alpha=1.2)

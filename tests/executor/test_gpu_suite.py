@@ -20,6 +20,7 @@ from perfmodel.errors import PerfmodelError, SpecError  # noqa: E402
 from perfmodel.evidence.sources.measured import SmokeCheck, read_measurements  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.gpu_suite.kernels import difference, tensors_of  # noqa: E402
+from perfmodel_executors.gpu_suite.processes import Worker  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import SHARES, Results, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.smoke import (  # noqa: E402
     SERVED,
@@ -30,7 +31,6 @@ from perfmodel_executors.gpu_suite.smoke import (  # noqa: E402
     smoke_tasks,
 )
 from perfmodel_executors.gpu_suite.task import Bench, Task  # noqa: E402
-from perfmodel_executors.gpu_suite.worker import Worker  # noqa: E402
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import KernelError  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402

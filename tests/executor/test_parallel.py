@@ -14,7 +14,7 @@ from perfmodel.models.architecture import DenseFFN  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
-from perfmodel_executors.models.popularity import TRAINED  # noqa: E402
+from perfmodel_executors.models.random_weights import TRAINED  # noqa: E402
 from perfmodel_executors.parallel.group import ALONE, ONLY_STAGE  # noqa: E402
 from perfmodel_executors.parallel.ranks import open_runner  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup  # noqa: E402

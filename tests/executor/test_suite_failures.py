@@ -13,12 +13,11 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.errors import SpecError  # noqa: E402
 from perfmodel_executors.gpu_suite import processes  # noqa: E402
-from perfmodel_executors.gpu_suite.processes import BudgetSpentError, ChildPool  # noqa: E402
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, ChildPool, TuningRetries, Worker  # noqa: E402
 from perfmodel_executors.gpu_suite.readings import FIELDS, DeviceReader  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import FIRST, Results, run_tasks  # noqa: E402
 from perfmodel_executors.gpu_suite.session import SuiteRequest, measure  # noqa: E402
 from perfmodel_executors.gpu_suite.task import Task  # noqa: E402
-from perfmodel_executors.gpu_suite.worker import TuningRetries, Worker  # noqa: E402
 
 
 class Asked:

@@ -63,10 +63,7 @@ class BinaryFacts:
 
 
 def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
-    """The facts of a CUDA binary and of the assembly that it was made from.
-
-    shared_bytes, tensor_memory: bytes and columns, the compiler's own figures
-    """
+    """The facts of a CUDA binary and its assembly; shared_bytes, tensor_memory: the compiler's own figures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -164,10 +161,8 @@ def shared_limit_bytes(hardware: HardwareSpec) -> int:
 
 
 def occupancy(hardware: HardwareSpec, num_warps: int, registers_per_thread: int, shared_bytes: int) -> Occupancy:
-    """Occupancy of a kernel with blocks of `num_warps` warps, each of `shared_bytes`, static and dynamic.
-
-    Raises SpecError for a block that the device cannot hold at all, and for a device without known limits.
-    """
+    """Occupancy of a kernel with blocks of `num_warps` warps, each of `shared_bytes`, static and dynamic. Raises
+    SpecError for a block that the device cannot hold at all, and for a device without known limits."""
     limits = _LIMITS.get(hardware.declared.compile_target or "")
     if limits is None:
         raise SpecError(

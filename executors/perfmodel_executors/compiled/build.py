@@ -1,9 +1,6 @@
-"""Compile a recorded launch for a GPU that need not be there.
-
-The signature is what Triton derives from the arguments: pointers by their element type, integers as i32 or i64, `None`
-and integers equal to 1 as constants; pointers and integers divisible by 16 are declared as such, without which it
-neither vectorises nor pipelines. Integers in `do_not_specialize` (numbers of tokens) are only their type.
-"""
+"""Compile a recorded launch for a GPU that need not be there. The signature is what Triton derives from the arguments:
+pointers by their element type, integers as i32 or i64, `None` and integers equal to 1 as constants; pointers and
+integers divisible by 16 are declared as such, without which it neither vectorises nor pipelines."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +33,6 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel's binary for one device, and how many of its blocks run at once there."""
-
     name: str
     device: str
     num_warps: int
@@ -51,11 +46,8 @@ class CompiledKernel:
 
 
 def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
-    """The launch's kernel, compiled for `hardware`.
-
-    Raises SpecError for a device that Triton kernels are not built for, or whose SRAM cannot hold the kernel's tiles;
-    KernelError for a kernel that does not compile.
-    """
+    """The launch's kernel, compiled for `hardware`. Raises SpecError for a device that Triton kernels are not built
+    for, or whose SRAM cannot hold the kernel's tiles; KernelError for a kernel that does not compile."""
     capability = compute_capability(hardware)
     from triton import compile as compile_source
     from triton.backends.compiler import GPUTarget
@@ -86,7 +78,6 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
 
 
 def device_limits(hardware: HardwareSpec) -> DeviceLimits:
-    """What the choice of tiles depends on, from the hardware file."""
     return DeviceLimits(hardware.name, compute_capability(hardware), shared_limit_bytes(hardware))
 
 

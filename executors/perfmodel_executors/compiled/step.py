@@ -22,12 +22,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class StepKernel:
-    """One distinct kernel of a step.
-
-    count:  launches of it in the step
-    blocks: thread blocks of one launch
-    waves:  how often its blocks fill the device: 0.3 leaves two thirds of it idle, 1.1 runs nearly twice as long as 1.0
-    """
+    """One distinct kernel of a step, with its launches; waves: how often the blocks of one launch fill the device."""
 
     kernel: CompiledKernel
     count: int
@@ -38,11 +33,8 @@ class StepKernel:
 def compile_step(
     scenario: Scenario, shape: BatchShape, progress: Callable[[int, int], None] | None = None
 ) -> list[StepKernel]:
-    """The kernels of a step of `shape`, in the order of their first launch.
-
-    Raises SpecError for hardware that Triton kernels are not built for, PerfmodelError for a model that is not
-    executed.
-    """
+    """The kernels of a step of `shape`, in the order of their first launch. Raises SpecError for hardware that Triton
+    kernels are not built for, PerfmodelError for a model that is not executed."""
     hardware = scenario.hardware
     limits = device_limits(hardware)
     decoder = load_decoder(scenario.model, scenario.engine, device=META, kernels=load_kernels("triton"))
@@ -83,7 +75,6 @@ def record_step(decoder: Decoder, block_size: int, shape: BatchShape) -> None:
 def explain_occupancy(
     scenario: Scenario, shape: BatchShape, progress: Callable[[int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """The kernels of `compile_step` as plain rows, for a table or JSON."""
     return [
         {
             "kernel": each.kernel.name,

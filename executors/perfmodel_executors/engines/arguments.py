@@ -80,7 +80,6 @@ def engine_arguments(scenario: Scenario, model: str, has_weights: bool) -> dict[
 
 
 def sampling_arguments(scenario: Scenario) -> dict[str, Any]:
-    """Arguments of SamplingParams."""
     settings = settings_of(scenario.sampling, scenario.model)
     if settings is None:
         return {"temperature": 0.0}
@@ -88,10 +87,7 @@ def sampling_arguments(scenario: Scenario) -> dict[str, Any]:
 
 
 def environment_of(scenario: Scenario, is_local: bool) -> dict[str, str]:
-    """Variables that vLLM reads, where they are not set already.
-
-    is_local: the model is on this machine, so that nothing is asked for elsewhere
-    """
+    """Variables that vLLM reads, where they are not set already; is_local: the model is on this machine."""
     found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if is_local:
         found["HF_HUB_OFFLINE"] = "1"
@@ -105,9 +101,7 @@ def environment_of(scenario: Scenario, is_local: bool) -> dict[str, str]:
 
 def write_model(model: str, folder: Path) -> tuple[str, bool]:
     """(what vLLM finds the model by, whether its weights are there); of a card the config.json is written to `folder`.
-
-    model: a folder, a config.json, a card's name or path, or a repository of the Hub. Raises SpecError for others.
-    """
+    model: a folder, a config.json, a card's name or path, or a repository of the Hub. Raises SpecError for others."""
     path = expanded(model)
     if path.name == "config.json" and path.is_file():
         path = path.parent

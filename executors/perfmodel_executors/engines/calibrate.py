@@ -18,12 +18,8 @@ def calibrate_on(
     target: str, scenarios: Sequence[tuple[Scenario, str]], progress: Progress | None = None
 ) -> Calibration:
     """Run (scenario, its model's name) one after another on the engine that `target` names, and fit their steps.
-
-    progress: called with (requests of the current run finished, in all if known)
-
-    Raises SpecError for several models or devices, PerfmodelError for a server, which records no steps, and what
-    `execute_on` raises.
-    """
+    progress: called with (requests of the current run finished, in all if known). Raises SpecError for several models
+    or devices, PerfmodelError for a server, which records no steps, and what `execute_on` raises."""
     first, name = scenarios[0]
     for scenario, model in scenarios[1:]:
         if (model, scenario.hardware) != (name, first.hardware):

@@ -31,12 +31,9 @@ _SETTINGS = (
 def collected(
     scenario: Scenario, lines: Iterator[list[Any]], facts: dict[str, Any], progress: Progress | None, out: Path | None
 ) -> RunResult:
-    """The records of one load, as `lines` bring them, up to the one that says that it is done.
-
-    facts: of the engine; progress, out: as of `execute_on`
-
-    Raises WorkloadError where there was no request, and what `lines` raise; records written so far stay.
-    """
+    """The records of one load, as `lines` bring them, up to the one that says that it is done. facts: of the engine;
+    progress, out: as of `execute_on`. Raises WorkloadError where there was no request, and what `lines` raise; records
+    written so far stay."""
     turns, expected = scenario.traffic.has_conversations, Workload(scenario).num_requests
     totals: dict[str, Any] = {}
     conversations = Workload(scenario).conversations() if turns else ()
@@ -107,7 +104,6 @@ def _request(fields: list[int]) -> Request:
 
 
 def _chunk_file(out: Path | None) -> AbstractContextManager[TextIO | None]:
-    """`chunks.csv`: the parts of prompts that each step computed."""
     if out is None:
         return nullcontext()
     file = (out / CHUNKS).open("w", encoding="utf-8", newline="\n")
@@ -116,10 +112,7 @@ def _chunk_file(out: Path | None) -> AbstractContextManager[TextIO | None]:
 
 
 def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine came to have otherwise than `engine` says: its fields and their values.
-
-    facts: `measured_on` of a result
-    """
+    """What the engine came to have otherwise than `engine` says; facts: `measured_on` of a result."""
     used = facts.get("used", {})
     found = {name: value for part in _PARTS for name, value in used.get(part, {}).items() if name in _SETTINGS}
     if facts.get("num_blocks") and engine.num_gpu_blocks_override is not None:
@@ -129,7 +122,6 @@ def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, 
 
 
 def described(result: RunResult, weights: str, arguments: dict[str, Any], environment: Mapping[str, str]) -> RunResult:
-    """`result` with what it ran on, in words and as data."""
     facts = dict(result.measured_on or {})
     own = {name: value for name, value in arguments.items() if name != "model" or not Path(str(value)).is_absolute()}
     facts |= {"arguments": own, "environment": dict(environment)}

@@ -1,15 +1,13 @@
-"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs.
-
-vllm                    the vLLM of this environment
-vllm:PATH               that of another one: its interpreter, or its folder
-vllm:http://HOST:PORT   a server that runs already (`perfmodel_executors.engines.server`); it has no step records
-"""
+"""`perfmodel execute --on vllm...`: a scenario on vLLM itself, its records in the form of our own executed runs: vllm,
+the one of this environment; vllm:PATH, that of another one, its interpreter or its folder; vllm:http://HOST:PORT, a
+server that runs already (`perfmodel_executors.engines.server`), which has no step records."""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -38,11 +36,7 @@ _LOG_TAIL = 400  # characters of what vLLM printed last
 
 
 class OnEngine(NamedTuple):
-    """A scenario to run on an engine.
-
-    model: as the scenario names it: a card, a folder with a config.json, a repository
-    out:   folder to stream `requests.csv`, `steps.csv` and `chunks.csv` (the parts of prompts in each step) to
-    """
+    """A scenario to run on an engine, its model as the scenario names it; out: folder to stream its CSV files to."""
 
     scenario: Scenario
     model: str
@@ -52,13 +46,9 @@ class OnEngine(NamedTuple):
 def execute_on(
     target: str, scenario: Scenario, model: str, progress: Progress | None = None, out: Path | None = None
 ) -> RunResult:
-    """Serve the scenario's traffic on the vLLM that `target` names (see the module), arrivals at their times.
-
-    model, out: as of `OnEngine`; progress: called with (requests finished, requests in all if known)
-
-    Raises MissingExtraError without vLLM, UnsupportedError for what it has no argument for, PerfmodelError where it is
-    another version, refuses an argument or fails; WorkloadError for traffic without requests.
-    """
+    """Serve the scenario's traffic on the vLLM that `target` names, arrivals at their times; progress: called with
+    (requests finished, in all if known). Raises MissingExtraError without vLLM, UnsupportedError for what it has no
+    argument for, PerfmodelError where it refuses or fails; WorkloadError for traffic without requests."""
     return execute_all_on(target, [OnEngine(scenario, model, out)], progress)[0]
 
 
@@ -90,7 +80,7 @@ def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | N
         file = Path(folder, "job.json")
         file.write_text(json.dumps(job), encoding="utf-8", newline="\n")
         environment = environment_of(first, is_local=Path(name).exists()) | os.environ
-        with _Engine(python, file, environment) as lines:
+        with _engine(python, file, environment) as lines:
             facts: dict[str, Any] = next(lines)[1]
             results = [collected(run.scenario, lines, facts, progress, run.out) for run in runs]
     weights = "the weights of the checkpoint" if has_weights else "dummy weights"
@@ -99,10 +89,8 @@ def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | N
 
 
 def interpreter_of(target: str) -> str:
-    """The interpreter that runs vLLM: our own for `vllm`, else the one named behind it.
-
-    Raises MissingExtraError where this environment has no vLLM, SpecError for what names no interpreter.
-    """
+    """The interpreter that runs vLLM: our own for `vllm`, else the one named behind it. Raises MissingExtraError where
+    this environment has no vLLM, SpecError for what names no interpreter."""
     engine, _, place = target.partition(":")
     if engine != "vllm":
         raise SpecError(f"--on {target}: allowed vllm, vllm:PATH of an interpreter, or vllm:http://HOST:PORT.")
@@ -142,7 +130,6 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
 
 
 def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:
-    """Requests, or turns of conversations, with the tokens of their prompts, as `vllm_process` reads them."""
     store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
     if not workload.traffic.has_conversations:
         for request in workload.requests():
@@ -167,70 +154,63 @@ def _as_line(request: Request, pause: int, tokens: list[int], workload: Workload
     return [request.request_id, pause // _PS_PER_NS, list(tokens), request.max_output_tokens, request.priority, think]
 
 
-class _Engine:
-    """The process that runs vLLM; a context manager whose lines are what it has to tell."""
-
-    def __init__(self, python: str, job: Path, environment: Mapping[str, str]) -> None:
-        self._python, self._environment, self._job = python, dict(environment), job
-        self._log: IO[bytes] = TemporaryFile(mode="w+b")  # noqa: SIM115  # closed with the process
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Iterator[list[Any]]:
-        reading, writing = os.pipe()
+@contextmanager
+def _engine(python: str, job: Path, environment: Mapping[str, str]) -> Iterator[Iterator[list[Any]]]:
+    reading, writing = os.pipe()
+    with TemporaryFile(mode="w+b") as log:
         try:
-            self._process = subprocess.Popen(
-                [self._python, *_START_ARGUMENTS, self._job, str(writing)],
-                env=self._environment,
+            process = subprocess.Popen(
+                [python, *_START_ARGUMENTS, job, str(writing)],
+                env=environment,
                 pass_fds=(writing,),
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,  # Ctrl-C is for us: we end it, and keep what it has told
             )
         except OSError as error:
             os.close(reading)
-            raise SpecError(f"--on vllm:{self._python}: cannot be run ({error.strerror or error}).") from None
+            raise SpecError(f"--on vllm:{python}: cannot be run ({error.strerror or error}).") from None
         finally:
             os.close(writing)
-        return self._lines(reading)
+        try:
+            yield _lines(reading, python, job, process, log)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._log.close()
 
-    def _lines(self, reading: int) -> Iterator[list[Any]]:
-        """What it tells, until it is done. Raises PerfmodelError where it fails before."""
-        with os.fdopen(reading, encoding="utf-8") as lines:
-            for text in lines:
-                line: list[Any] = json.loads(text)
-                if line[0] == "error":
-                    raise self._error(line[1], line[2])
-                yield line
-        assert self._process is not None
-        raise PerfmodelError(f"vLLM ended with status {self._process.wait()} before the run was over: {self._tail()}")
+def _lines(
+    reading: int, python: str, job: Path, process: subprocess.Popen[bytes], log: IO[bytes]
+) -> Iterator[list[Any]]:
+    """What it tells, until it is done. Raises PerfmodelError where it fails before."""
+    with os.fdopen(reading, encoding="utf-8") as lines:
+        for text in lines:
+            line: list[Any] = json.loads(text)
+            if line[0] == "error":
+                raise _error(python, job, line[1], shorten(line[2], _LOG_TAIL, placeholder=" ..."))
+            yield line
+    status = process.wait()
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - _LOG_TAIL))
+    tail = " ".join(log.read().decode(errors="replace").split()) or "it printed nothing"
+    raise PerfmodelError(f"vLLM ended with status {status} before the run was over: {tail}")
 
-    def _error(self, kind: str, text: str) -> PerfmodelError:
-        said = shorten(text, _LOG_TAIL, placeholder=" ...")
-        job = json.loads(self._job.read_text(encoding="utf-8"))
-        sentences = {
-            "absent": _absent(self._python),
-            "broken": f"the vLLM of {self._python} cannot be imported: {said}",
-            "version": f"found vLLM {said}, and the scenario is of {job['version']}; install that one, or --set "
-            f"engine.version={said.split('+')[0]}.",
-            "device": f"this vLLM runs on {said}, and the scenario's hardware is a {job['kind']}; --set hardware=NAME.",
-            "refused": f"vLLM does not start with these arguments: {said}",
-            "failed": f"vLLM failed in the middle of the run: {said}",
-        }
-        return (MissingExtraError if kind == "absent" else PerfmodelError)(sentences[kind])
 
-    def _tail(self) -> str:
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
-        return " ".join(self._log.read().decode(errors="replace").split()) or "it printed nothing"
+def _error(python: str, job: Path, kind: str, reason: str) -> PerfmodelError:
+    asked = json.loads(job.read_text(encoding="utf-8"))
+    sentences = {
+        "absent": _absent(python),
+        "broken": f"the vLLM of {python} cannot be imported: {reason}",
+        "version": f"found vLLM {reason}, and the scenario is of {asked['version']}; install that one, or --set "
+        f"engine.version={reason.split('+')[0]}.",
+        "device": f"this vLLM runs on {reason}, and the scenario's hardware is a {asked['kind']}; --set hardware=NAME.",
+        "refused": f"vLLM does not start with these arguments: {reason}",
+        "failed": f"vLLM failed in the middle of the run: {reason}",
+    }
+    return (MissingExtraError if kind == "absent" else PerfmodelError)(sentences[kind])

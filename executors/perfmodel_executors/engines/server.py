@@ -1,8 +1,6 @@
-"""A scenario against a vLLM server that runs already: the same prompts, at their times, by streaming HTTP.
-
-A token's time is that of the piece of the stream that brings it. A server does not say which steps there were, nor whom
-it preempted; hits of its prefix cache only with `--enable-prompt-tokens-details`. A connection for each request.
-"""
+"""A scenario against a vLLM server that runs already: the same prompts, at their times, by streaming HTTP. A token's
+time is that of the piece of the stream that brings it. A server does not say which steps there were, nor whom it
+preempted; hits of its prefix cache only with `--enable-prompt-tokens-details`. A connection for each request."""
 
 import asyncio
 import json
@@ -33,12 +31,8 @@ def execute_on_server(
     url: str, scenario: Scenario, progress: Progress | None = None, out: Path | None = None
 ) -> RunResult:
     """The scenario's traffic, sent to the server at `url`; its model's vocabulary must hold the scenario's tokens.
-
-    progress, out: as of `execute_on`
-
-    Raises SpecError for another address than http://HOST:PORT, PerfmodelError where nothing answers there, or a request
-    is refused.
-    """
+    progress, out: as of `execute_on`. Raises SpecError for another address than http://HOST:PORT, PerfmodelError where
+    nothing answers there, or a request is refused."""
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None or parts.path.strip("/"):
         raise SpecError(f"--on vllm:{url}: allowed vllm:http://HOST:PORT, without a path and without TLS.")
@@ -108,8 +102,6 @@ async def _serve(client: _Client, scenario: Scenario, progress: Progress | None,
 
 
 class _Run:
-    """Requests under way; `on_answer` is called when one has ended."""
-
     def __init__(
         self, client: _Client, scenario: Scenario, model: str, arrivals: RequestArrivals, collector: Collector
     ) -> None:

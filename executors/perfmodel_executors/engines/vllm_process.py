@@ -1,9 +1,6 @@
 """Runs a load on vLLM, in vLLM's own interpreter: `python -P vllm_process.py JOB FD`. Standard library and vLLM alone.
 
-The engine and its load run in one thread: requests are added when they are due, then the engine steps. Each step is
-noted around the scheduler's own `schedule` and each token when the engine hands it out. A step begins when the one
-before it has handed out its tokens, or when the first request comes to an idle engine, so that all of the host's time
-is in it.
+A step begins when the one before it has handed out its tokens, or when the first request comes to an idle engine.
 
 JOB is a JSON file: `arguments` of vLLM's EngineArgs, `version` (None: any), `kind` of device, and `loads`, which are
 run one after another, the prefix cache emptied between them. A load has `sampling` parameters, `chains` of requests,
@@ -64,7 +61,6 @@ class _Arrivals:
         self._due: list[tuple[int, int, list[list[Any]]]] = []  # chains that go on
 
     def _begins(self) -> list[int]:
-        """When the next chain begins, if it is known to."""
         if not self._waiting or (self._is_closed and not self._users):
             return []
         return [self._users[0] if self._is_closed else self._waiting[0][0][1]]
@@ -86,7 +82,6 @@ class _Arrivals:
         return now, chain[0], chain[1:]
 
     def on_finished(self, request: list[Any], later: list[list[Any]], now: int) -> None:
-        """A request is done: its chain goes on, or its user thinks and begins another."""
         if later:
             heapq.heappush(self._due, (now + later[0][1], later[0][0], later))
         elif self._is_closed:
@@ -172,8 +167,6 @@ class _StepLog:
 
 
 class _Request:
-    """One under way: who it is, when it came and got its tokens."""
-
     __slots__ = ("arrival", "cached", "fields", "first", "last", "later", "num_prompt", "outputs", "said")
 
     def __init__(self, arrival: int, fields: list[Any], later: list[Any], said: list[int]) -> None:
@@ -268,7 +261,6 @@ class _LoadRun:
 
 
 def _scalars(config: Any) -> dict[str, Any]:
-    """The settings of one of vLLM's configurations that are plain values."""
     values = {name: getattr(config, name) for name in sorted(vars(config)) if not name.startswith("_")}
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | None)}
 
@@ -334,7 +326,6 @@ def _engine(job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _sampling(load: dict[str, Any]) -> Any:
-    """Makes SamplingParams of a number of tokens."""
     module = importlib.import_module("vllm.sampling_params")
     how = {"ignore_eos": True, "detokenize": False, "output_kind": module.RequestOutputKind.DELTA}
     return lambda num_tokens: module.SamplingParams(max_tokens=num_tokens, **how, **load["sampling"])

@@ -10,8 +10,7 @@ from perfmodel.errors import PerfmodelError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: one sentence and status 2 for what is wrong with the arguments; 1 where a check of the smoke failed
-    or found a wrong result, the rest being measured all the same."""
+    """0; 1 where a check of the smoke failed or found a wrong result; 2 and one sentence for wrong arguments."""
     start = time.monotonic()  # loading torch is part of the budget
     from perfmodel_executors.gpu_suite.session import Part, SuiteRequest, measure, summary_of
 

@@ -1,8 +1,5 @@
-"""Kernels of the suite compiled ahead, by all cores, into the cache that the measuring process reads.
-
-What will be compiled is found by recording the launches of every candidate on tensors without memory. Compiled is what
-Triton itself makes of such a call, so that its cache knows it by the same key; no process here touches the device.
-"""
+"""Kernels of the suite compiled ahead, by all cores, into the cache that the measuring process reads. What will be
+compiled is found by recording the launches of every candidate on tensors without memory."""
 
 import os
 import sys
@@ -46,8 +43,6 @@ _BESIDE = ("smoke", "kernels")  # parts that busy cores do not disturb
 
 
 class KernelBuild(NamedTuple):
-    """A kernel to compile: arguments as Triton distinguishes them, a tensor by its dtype."""
-
     module: str
     kernel: str
     args: tuple[Any, ...]
@@ -57,11 +52,8 @@ class KernelBuild(NamedTuple):
 
 
 class Ahead:
-    """Compiles what the parts of the suite will need on `bench`, beside the measuring; nothing on a CPU.
-
-    wait_s: how long whole models wait for it, whose steps busy cores would disturb
-    pool:   knows how many kernels the other cores have compiled, or found in the cache, and how many are left
-    """
+    """Compiles what the parts of the suite will need on `bench`, beside the measuring; nothing on a CPU. wait_s: how
+    long whole models wait for it, whose steps busy cores would disturb."""
 
     def __init__(self, bench: Bench, parts: Sequence[str], wait_s: float) -> None:
         self._until = time.monotonic() + wait_s
@@ -74,7 +66,6 @@ class Ahead:
             self._thread.start()
 
     def _compile(self, bench: Bench, parts: Sequence[str]) -> None:
-        """Gives the pool the kernels of one part after the other, and ends it when all are compiled."""
         known: set[KernelBuild] = set()
         for part in parts:
             try:
@@ -93,7 +84,6 @@ class Ahead:
 
 
 def prepare(capability: int) -> None:
-    """Makes this process compile for a device of `capability`, whatever is here."""
     from triton.runtime import driver
 
     if sys.platform != "win32":
@@ -120,8 +110,7 @@ class _AbsentDriver:
 
 
 def compile_job(job: KernelBuild) -> Any:
-    """Compiles the kernel, and the host's code that launches it where that can be built; False where it does not
-    compile (the measuring process will find out what is wrong, and say so)."""
+    """False where the kernel does not compile: the measuring process will find out what is wrong, and say so."""
     kernel = getattr(import_module(job.module), job.kernel)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
     try:
@@ -136,7 +125,6 @@ def compile_job(job: KernelBuild) -> Any:
 
 
 def jobs_of(launches: Iterable[Launch]) -> list[KernelBuild]:
-    """The distinct kernels of `launches`, in their order."""
     return list(dict.fromkeys(map(_job, launches)))
 
 
@@ -195,7 +183,6 @@ def _calls(part: str, hardware: HardwareSpec) -> Iterator[Callable[[], object]]:
 
 
 def _problem_calls(kind: str, dtype: torch.dtype) -> Iterator[Callable[[], object]]:
-    """By rank, as they are measured."""
     kernels = load_kernels("triton")
 
     def run(problem: Problem) -> None:
@@ -213,7 +200,6 @@ def _served(scenario: Scenario) -> None:
 
 
 def _steps(scenario: Scenario, batches: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
-    """prompts: (new tokens, computed before)"""
     # One layer of each kind: the others launch the same.
     model = replace(scenario.model, layers=tuple((layer, 1) for layer, _ in scenario.model.layers))
     decoder = load_decoder(model, scenario.engine, device=META, kernels=load_kernels("triton"))

@@ -1,9 +1,9 @@
-"""Kernels of the suite: every operator's serving problems, right and fast."""
+"""Kernels of the suite: every operator's serving problems, right and fast; and what the device can do at best."""
 
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,10 @@ from perfmodel_executors.measure.device_timer import Timing, num_copies, time_ca
 _PIECE = 1 << 26  # elements compared at once
 _LEAST_SCALE = 1e-6
 _STORED = frozenset({torch.int8, torch.uint8, torch.float8_e4m3fn})
+_COPY_MIB = {"cuda": (32, 256, 2048), "cpu": (1, 8, 64)}
+_SIDES = {"cuda": (4096, 8192), "cpu": (256, 512)}
+_PRODUCTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_EMPTY_LAUNCHES = 200
 
 
 def kernel_tasks(bench: Bench) -> Iterator[Task]:
@@ -33,10 +37,8 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
 
 
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
-    """A KernelRecord: the kernel's time, the baselines', and how far its result is from the reference.
-
-    Raises KernelError as `worst_difference` does. Baselines that the library refuses are left out.
-    """
+    """A KernelRecord: the kernel's time, the baselines', and how far its result is from the reference. Raises
+    KernelError as `worst_difference` does. Baselines that the library refuses are left out."""
     operator = getattr(load_kernels(bench.backend), problem.operator)
     num_bytes = sum(t.numel() * t.element_size() for t in tensors_of(problem.make(Inputs("meta"))))
     is_reference = operator is getattr(load_kernels("torch"), problem.operator)
@@ -77,12 +79,8 @@ def _time(operator: Any, arguments: list[tuple[Any, ...]], bench: Bench) -> Timi
 def worst_difference(
     problem: Problem, operator: Any, bench: Bench, seed: int, tunes: bool = False, in_fp32: bool = False
 ) -> float:
-    """The worst `difference` to the reference, of results and of what is written in place.
-
-    in_fp32: the reference computes in fp32 what is not stored in fewer bits
-
-    Raises KernelError for a result that is not finite where the reference is, or that differs when it is repeated.
-    """
+    """The worst `difference` to the reference, of results and of what is written in place. in_fp32: the reference
+    computes in fp32. Raises KernelError for a result that is not finite, or that differs when it is repeated."""
     reference = getattr(load_kernels("torch"), problem.operator)
     ours, theirs = (problem.make(Inputs(bench.device, seed)) for _ in range(2))
     if in_fp32 and not any(tensor.dtype in _STORED for tensor in tensors_of(theirs)):
@@ -110,10 +108,7 @@ def _in_fp32(value: Any) -> Any:
 
 
 def check_repeats(problem: Problem, operator: Any, inputs: Inputs, first: Any) -> None:
-    """Raises KernelError where equal inputs do not give equal bits: two parts of a kernel are in a race.
-
-    first: (results, arguments) of a call whose arguments `inputs` makes once more
-    """
+    """Raises KernelError where equal inputs do not give equal bits, a race; first: (results, arguments) of a call."""
     arguments = problem.make(inputs)
     pairs = zip(tensors_of(first), tensors_of((operator(*arguments), arguments)), strict=True)
     if not all(torch.equal(_bits(left), _bits(right)) for left, right in pairs):
@@ -125,10 +120,8 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference over the reference's largest magnitude; of indices, the share of those that differ.
-
-    Not finite where only one of the two is. In fp32, piece by piece: the inputs of a serving problem take gigabytes.
-    """
+    """Largest difference over the reference's largest magnitude; of indices, the share of those that differ. Not finite
+    where only one of the two is. In fp32, piece by piece: the inputs of a serving problem take gigabytes."""
     if not expected.numel():
         return 0.0
     pieces = zip(*(torch.split(tensor.reshape(-1), _PIECE) for tensor in (actual, expected)), strict=True)
@@ -152,3 +145,44 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, tuple | list):
         return [tensor for part in value for tensor in tensors_of(part)]
     return []
+
+
+def measure_device(bench: Bench) -> dict[str, Any]:
+    device, kind = bench.device, bench.device.type
+    gemms = {
+        name: {str(side): _product(side, dtype, device) for side in _SIDES[kind]} for name, dtype in _PRODUCTS.items()
+    }
+    ceilings: dict[str, Any] = {
+        "copy_bytes_per_s": {str(mib): _copy(mib, device) for mib in _COPY_MIB[kind]},
+        "gemm_flops_per_s": gemms,
+    }
+    if kind == "cuda":
+        with suppress(RuntimeError):  # a library without FP8
+            # Through the library, on devices that have it (Ada, Hopper and newer).
+            sides = _SIDES[kind] if torch.cuda.get_device_capability(device) >= (8, 9) else ()
+            gemms["fp8"] = {str(side): _product(side, torch.float8_e4m3fn, device) for side in sides}
+        x = torch.zeros(1, device=device)
+
+        def launch() -> None:
+            for _ in range(_EMPTY_LAUNCHES):
+                x.add_(1.0)
+
+        # Seconds from one tiny kernel to the next in a replayed graph.
+        ceilings["graph_launch_s"] = time_calls([launch], device).seconds / _EMPTY_LAUNCHES
+    return {name: value for name, value in ceilings.items() if value}
+
+
+def _copy(mib: int, device: torch.device) -> float:
+    source = torch.empty(mib << 20, dtype=torch.uint8, device=device).random_(0, 255)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / time_calls([partial(target.copy_, source)], device).seconds
+
+
+def _product(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    """FLOPs per second of a product of random matrices: zeros run faster, for the power that they do not draw."""
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    call = partial(torch.mm, a, b)
+    if dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=device)
+        call = partial(torch._scaled_mm, a, b.t(), one, one, out_dtype=torch.bfloat16)
+    return 2 * side**3 / time_calls([call], device).seconds

@@ -1,7 +1,5 @@
-"""The machine that is measured: versions, driver and commit; a GPU's clocks, power and temperature meanwhile.
-
-A GPU's are as `nvidia-smi` says; the settings are only read.
-"""
+"""The machine that is measured: versions, driver and commit; a GPU's clocks, power and temperature meanwhile. A GPU's
+are as `nvidia-smi` says; the settings are only read."""
 
 import os
 import platform
@@ -33,11 +31,8 @@ _LIMIT_S = 10.0  # of one call
 
 
 class DeviceReader:
-    """Reads the device again and again while it is open.
-
-    known:  of an earlier run (`as_json`), which this one continues
-    query:  a query of nvidia-smi to its answer; raises OSError or subprocess.SubprocessError where there is none
-    """
+    """Reads the device while it is open, continuing an earlier run's `known`; query: a query of nvidia-smi to its
+    answer."""
 
     def __init__(
         self,
@@ -121,7 +116,6 @@ def _reason(error: Exception) -> str:
 
 
 def versions(is_gpu: bool) -> dict[str, str]:
-    """Versions of Python and torch; on a GPU of Triton, CUDA and the driver, too."""
     known = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if is_gpu:
         import triton
@@ -140,7 +134,6 @@ def commit() -> str:
 
 @lru_cache
 def _first_line(*command: str) -> str:
-    """Empty where the program is not there, or fails."""
     try:
         text = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_LIMIT_S).stdout
     except (OSError, subprocess.SubprocessError):

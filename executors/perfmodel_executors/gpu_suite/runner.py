@@ -1,8 +1,5 @@
-"""Which task comes next, when to stop, and the folder of what came of them.
-
-Parts share the budget, within a part the most informative come first. Every finished task is on disk before the next
-one begins, and is not run again.
-"""
+"""Which task comes next, when to stop, and the folder of what came of them. Parts share the budget, within a part the
+most informative come first. Every finished task is on disk before the next one begins, and is not run again."""
 
 import json
 import time
@@ -13,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError, sentence_of
 from perfmodel_executors.gpu_suite.task import Task
-from perfmodel_executors.gpu_suite.worker import sentence_of
 
 # Of the budget after the smoke: kernels compile and tune, so they take most of it; the others load whole models.
 SHARES: Mapping[str, float] = {"kernels": 0.4, "steps": 0.25, "serving": 0.2, "pairs": 0.15}
@@ -30,8 +26,6 @@ Progress = Callable[[str, "TaskOutcome", float], None]
 
 
 class Results:
-    """Records by part and key: `<part>.json` is an object of records."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
@@ -44,7 +38,6 @@ class Results:
         return key in self.part(part)
 
     def part(self, part: str) -> dict[str, Any]:
-        """All records of a part; of `suite`, what an earlier run wrote of itself."""
         if part not in self._records:
             path = self.folder / f"{part}.json"
             try:
@@ -76,14 +69,8 @@ def _compact(value: Any) -> Any:
 
 @dataclass
 class TaskOutcome:
-    """What a run did.
-
-    done:     tasks measured, by part
-    left_out: keys that the budget did not reach
-    failures: sentences by key, those of earlier runs included until the task succeeds
-    num_failed: tasks of this run without a record, by part
-    spent_s:  seconds by part, failures included
-    """
+    """What a run did, by part: tasks measured, those without a record, seconds. left_out: keys that the budget did not
+    reach; failures: sentences by key, those of earlier runs included until the task succeeds."""
 
     done: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -104,16 +91,10 @@ def run_tasks(
     switch_s: float = _SWITCH_S,
     failed: Mapping[str, str] | None = None,
 ) -> TaskOutcome:
-    """Runs what is not in `results` yet, until the next task would probably end after the budget.
-
-    A task that fails is noted and the others go on; what an earlier run measured is kept and not run again.
-
-    progress: called before each task with its key, what was done so far, and the seconds that have passed
-    execute:  measures a task
-    is_open:  whether a part may begin; if none may, all do
-    switch_s: seconds that a part may run ahead of its share before another one takes over
-    failed:   failures of earlier runs; those tasks come last within their part
-    """
+    """Runs what is not in `results` yet, until the next task would probably end after the budget; one that fails is
+    noted. progress: called before each task with its key, what was done, and seconds; execute: measures a task;
+    is_open: whether a part may begin (if none may, all do); switch_s: seconds that a part may run ahead of its share;
+    failed: failures of earlier runs, whose tasks come last within their part."""
     outcome, begin = TaskOutcome(failures=dict(failed or {})), clock_s()
     tasks = list(tasks)
     queues: dict[str, deque[Task]] = {task.part: deque() for task in tasks}
@@ -163,10 +144,8 @@ def _run(
     outcome: TaskOutcome,
     alike: dict[str, tuple[str, int]],
 ) -> None:
-    """Measure and put down the record, or why there is none.
-
-    alike: of each group, and of starting a process, which is every task's: the last failure, and how often in a row
-    """
+    """Measure and put down the record, or why there is none. alike: of each group, and of starting a process, which is
+    every task's: the last failure, and how often in a row."""
     group = f"{task.part}: {task.group}"
     tried = [(name, *alike.get(name, ("", 0))) for name in (_STARTS, group)]
     reasons = [f"{n} failures alike of {name}: {last}" for name, last, n in tried if n >= _MOST_ALIKE]

@@ -48,8 +48,6 @@ _COLUMNS = ("arrival_s", "ttft_s", "tpot_s", "e2el_s", "num_prompt_tokens", "num
 
 
 class _Recorder:
-    """Notes the shape and the duration of every step."""
-
     def __init__(self) -> None:
         self.shapes: list[tuple[Any, ...]] = []
         self.seconds: list[float] = []
@@ -67,7 +65,6 @@ class _Recorder:
 
 
 def serving_tasks(bench: Bench) -> Iterator[Task]:
-    """The scenarios, the most informative first."""
     kind = bench.device.type
     for rank, name in enumerate(SCENARIOS):
         overrides = [f"hardware={bench.hardware.name}", *(_small(name) if kind == "cpu" else ())]
@@ -85,7 +82,6 @@ def _small(name: str) -> Iterator[str]:
 
 
 def pair_tasks(bench: Bench) -> Iterator[Task]:
-    """Both sides of each pair, the most informative first, of those that the device's folder has."""
     kind, folder = bench.device.type, data_dir("scenarios")
     files = [folder / _FOLDERS[kind] / f"{name}.yaml" for name in PAIRS]
     for rank, file in enumerate(file for file in files if file.is_file()):
@@ -96,7 +92,6 @@ def pair_tasks(bench: Bench) -> Iterator[Task]:
 
 
 def sides_of(name: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Overrides that leave the technique in the scenario, and that take it out."""
     technique = block_as(load_scenario(name).technique, Technique)
     if technique is None:
         raise SpecError(f"{name}: found no `technique` block; give its name, baseline and metric.")

@@ -16,28 +16,23 @@ import torch
 
 from perfmodel.errors import SpecError
 from perfmodel_executors.device import default_kernels, device_name, present_device
+from perfmodel_executors.gpu_suite import processes
 from perfmodel_executors.gpu_suite.ahead import Ahead
-from perfmodel_executors.gpu_suite.ceilings import measure_device
-from perfmodel_executors.gpu_suite.kernels import kernel_tasks
-from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError, TaskTimeoutError
+from perfmodel_executors.gpu_suite.kernels import kernel_tasks, measure_device
 from perfmodel_executors.gpu_suite.readings import DeviceReader, commit, versions
 from perfmodel_executors.gpu_suite.runner import Results, TaskOutcome, run_tasks
 from perfmodel_executors.gpu_suite.serving import pair_tasks, serving_tasks
 from perfmodel_executors.gpu_suite.smoke import smoke_tasks
 from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
-from perfmodel_executors.gpu_suite.worker import TuningRetries, Worker
 
 _GRACE_S = 10.0  # after the budget, for the last task
-_START_S = 120.0  # of a measuring process
 _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 _WRITE_S = 5.0  # between two writings of suite.json
 
 
 class Part(StrEnum):
-    """What can be asked for alone."""
-
     smoke = "smoke"
     kernels = "kernels"
     steps = "steps"
@@ -50,12 +45,7 @@ TASKS = dict(zip(Part, (smoke_tasks, kernel_tasks, step_tasks, serving_tasks, pa
 
 
 class SuiteRequest(NamedTuple):
-    """What is to be measured.
-
-    out:      folder of the results
-    budget_s: seconds, from `start` on, a time of `time.monotonic`
-    parts:    all where none is named; device and kernels as the command line names them
-    """
+    """What is to be measured, in the folder `out`; budget_s: seconds from `start` on, a time of `time.monotonic`."""
 
     out: Path
     budget_s: float
@@ -66,10 +56,7 @@ class SuiteRequest(NamedTuple):
 
 
 def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Bench:
-    """The device and kernels that the command line names.
-
-    reference_s: of an earlier run whose measurements are gone on with
-    """
+    """The device and kernels that the command line names; reference_s: of an earlier run that is gone on with."""
     place, hardware = present_device(device)
     backend = default_kernels(place) if kernels == "auto" else kernels
     if place.type != "cpu":
@@ -79,7 +66,6 @@ def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Ben
 
 
 def tasks_of(device: str, kernels: str, reference_s: float | None = None) -> Iterator[Task]:
-    """All tasks, as the measuring process lists them for itself."""
     bench = bench_of(device, kernels, reference_s)
     yield Task(*_CEILINGS, partial(measure_device, bench))
     for tasks in TASKS.values():
@@ -87,10 +73,8 @@ def tasks_of(device: str, kernels: str, reference_s: float | None = None) -> Ite
 
 
 def measure(request: SuiteRequest) -> TaskOutcome:
-    """Measures the device; ends within the budget, and goes on with what an earlier call left.
-
-    Raises SpecError for a folder with another device's results, PerfmodelError for a device that is not here.
-    """
+    """Measures the device; ends within the budget, and goes on with what an earlier call left. Raises SpecError for a
+    folder with another device's results, PerfmodelError for a device that is not here."""
     results = Results(request.out)
     known = results.part("suite")
     bench = bench_of(request.device, request.kernels, known.get("reference_s"))
@@ -110,7 +94,6 @@ def measure(request: SuiteRequest) -> TaskOutcome:
 
 
 def summary_of(request: SuiteRequest, outcome: TaskOutcome) -> tuple[list[str], bool]:
-    """What a call came to, line by line, and whether the smoke found nothing wrong."""
     results = Results(request.out)
     wrong = {
         part: [
@@ -133,11 +116,11 @@ class _Session:
         self._earlier = dict(results.part("suite"))
         self._parts = list(request.parts) or list(Part)
         self._reference_s = bench.drift.reference_s if bench.drift is not None else None
-        self._worker = Worker(tasks_of, request.device, request.kernels, self._reference_s)
+        self._worker = processes.Worker(tasks_of, request.device, request.kernels, self._reference_s)
         self._worker.begin()
         self._reader = DeviceReader(bench.device.type == "cuda", self._earlier.get("readings"))
         self._ceilings: Mapping[str, Any] = self._earlier.get("ceilings") or {}
-        self._retries = TuningRetries(self._run, self._earlier.get("untuned"))
+        self._retries = processes.TuningRetries(self._run, self._earlier.get("untuned"))
         self._written = 0.0
         self._ahead = Ahead(bench, self._parts, _AHEAD_SHARE * request.budget_s)
 
@@ -149,7 +132,7 @@ class _Session:
         if not self._ceilings:
             try:
                 self._ceilings = self._retries.execute(Task(*_CEILINGS, dict))
-            except TaskError as error:  # the rest is measured all the same
+            except processes.TaskError as error:  # the rest is measured all the same
                 _say(f"failed: ceilings: {error}")
         tasks = [task for name in self._parts for task in TASKS[name](self._bench)]
         outcome = run_tasks(
@@ -169,10 +152,10 @@ class _Session:
     def _run(self, task: Task, is_tuned: bool) -> Mapping[str, Any]:
         left_s = max(0.0, self._request.budget_s - self._spent_s) + _GRACE_S
         try:
-            return self._worker.run(task, min(task.limit_s, left_s), min(_START_S, left_s), is_tuned)
-        except (TaskTimeoutError, StartError) as error:
+            return self._worker.run(task, min(task.limit_s, left_s), min(processes.START_LIMIT_S, left_s), is_tuned)
+        except (processes.TaskTimeoutError, processes.StartError) as error:
             if self._spent_s >= self._request.budget_s:
-                raise BudgetSpentError(str(error)) from None
+                raise processes.BudgetSpentError(str(error)) from None
             raise
 
     def _progress(self, key: str, outcome: TaskOutcome, elapsed_s: float) -> None:
@@ -182,7 +165,6 @@ class _Session:
             self._write(outcome)
 
     def _write(self, outcome: TaskOutcome) -> None:
-        """The fields of `SuiteInfo`."""
         bench, earlier, worker = self._bench, self._earlier, self._worker
         is_gpu = bench.device.type == "cuda"
         parts = " ".join(f"--part {part}" for part in self._request.parts)

@@ -75,7 +75,6 @@ def smoke_tasks(bench: Bench) -> Iterator[Task]:
 
 
 def dtypes_of(bench: Bench) -> Mapping[str, torch.dtype]:
-    """Formats of the problems; without bf16 in Triton's interpreter, which computes it wrongly."""
     return {name: dtype for name, dtype in _DTYPES.items() if not (_is_interpreted(bench) and name == "bfloat16")}
 
 
@@ -84,23 +83,18 @@ def _is_interpreted(bench: Bench) -> bool:
 
 
 def _timed(check: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """A SmokeCheck; its time is the wall's, with all that is compiled meanwhile."""
     start = time.monotonic()
     return {**check(), "wall_s": time.monotonic() - start}
 
 
 def check_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
-    """The kernel against the reference, which computes in fp32 what is not stored in fewer bits.
-
-    Raises KernelError as `worst_difference` does.
-    """
+    """The kernel against the reference, in fp32 but for what is stored in fewer bits; raises KernelError."""
     operator = getattr(load_kernels(bench.backend), problem.operator)
     worst = worst_difference(problem, operator, bench, seed=1, in_fp32=True)
     return {"kind": "kernel", "error": worst, "tolerance": problem.tolerance}
 
 
 def served_scenario(model: str, overrides: tuple[str, ...], bench: Bench) -> Scenario:
-    """What the tokens of `model` are compared in."""
     limits = (
         f"hardware={bench.hardware.name}",
         f"model={model}",
@@ -132,10 +126,8 @@ def check_tokens(model: str, overrides: tuple[str, ...], bench: Bench) -> dict[s
 
 
 def check_parity(name: str, bench: Bench) -> dict[str, Any]:
-    """The decoder on this device against the reference on the CPU: the largest difference of a logit.
-
-    Raises KernelError where the likeliest tokens are others.
-    """
+    """The decoder on this device against the reference on the CPU: the largest difference of a logit. Raises
+    KernelError where the likeliest tokens are others."""
     from perfmodel_executors.parity import REFERENCES, TOLERANCE, build, executed, largest_difference
 
     reference = REFERENCES[name]

@@ -1,8 +1,6 @@
 """Whole steps of the suite: three models over batch and context, prompts of several lengths, as the engine runs them.
-
 Decodes are replayed from CUDA graphs where the engine has them, prompts are launched eagerly. A sample is what a
-serving run counts: building the index tensors, the step, and the sampled tokens back on the host.
-"""
+serving run counts: building the index tensors, the step, and the sampled tokens back on the host."""
 
 import time
 from collections.abc import Iterator
@@ -41,8 +39,6 @@ _LOAD_S = 20.0  # a model's weights, random, and its first kernels
 
 
 class _Shelf:
-    """One model at a time: the next one takes the place of the last."""
-
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._loaded: dict[tuple[str, tuple[str, ...]], StepBench] = {}
@@ -97,7 +93,6 @@ def reference_meter(reference_s: float | None = None) -> DriftMeter:
 
 
 def step_tasks(bench: Bench) -> Iterator[Task]:
-    """Model by model, since loading one takes as long as ten of its steps."""
     kind, shelf = bench.device.type, _Shelf(bench)
     decodes = [
         (f"batch {batch} context {context}", StepGrants(contexts=(context,) * batch))

@@ -14,11 +14,8 @@ from perfmodel_executors.measure.protocol import DriftMeter
 
 @dataclass(frozen=True)
 class Bench:
-    """The device that is measured, its hardware file, and the kernels that run on it.
-
-    drift:   of a machine that others use, too: times are restated at one speed
-    holders: let go of what is kept between tasks
-    """
+    """The device that is measured, its hardware file, and the kernels that run on it. drift: of a machine that others
+    use, too: times are restated at one speed; holders: let go of what is kept between tasks."""
 
     device: torch.device
     hardware: HardwareSpec
@@ -28,15 +25,12 @@ class Bench:
 
     @property
     def clock_ns(self) -> DeviceClock:
-        """As serving runs are timed."""
         return DeviceClock(self.device)
 
     def pace(self) -> float:
-        """What a duration measured now is to be multiplied by."""
         return self.drift.measure() if self.drift is not None else 1.0
 
     def release_memory(self) -> None:
-        """Give back what models hold: the next one takes most of the memory for its KV cache."""
         for let_go in self.holders:
             let_go()
         gc.collect()
@@ -46,14 +40,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Task:
-    """One record to be.
-
-    part, key: where the record goes
-    rank:      within its part, the most informative first
-    seconds:   a guess, so that the last task before the end of the budget is not begun in vain
-    group:     tasks that fail alike: several in a row say enough of it (an operator, a model in one format)
-    limit_s:   seconds after which it hangs
-    """
+    """One record to be, at `part` and `key`. rank: within its part, the most informative first; seconds: a guess;
+    group: tasks that fail alike (an operator, a model in one format); limit_s: seconds after which it hangs."""
 
     part: str
     key: str

@@ -28,7 +28,6 @@ OPERATORS = MappingProxyType(
 
 
 def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor | None = None) -> Tensor:
-    """x W^T + b in x's dtype."""
     if isinstance(weight, Tensor):
         product_TD: Tensor = kernels.linear(x_TC, weight, bias_D)
         return product_TD

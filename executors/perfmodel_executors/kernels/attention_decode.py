@@ -1,8 +1,6 @@
-"""Attention of one new token per sequence over its paged keys and values.
-
-Sequence by sequence, so that the time is a sum over sequences of (a constant + a part linear in the context): no
-padding to the longest context, whose cost would depend on which sequences meet in a batch.
-"""
+"""Attention of one new token per sequence over its paged keys and values. Sequence by sequence, so that the time is a
+sum over sequences of (a constant + a part linear in the context): no padding to the longest context, whose cost would
+depend on which sequences meet in a batch."""
 
 from typing import Any
 
@@ -26,11 +24,9 @@ from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
 
 
 def attend_one(q_NH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v, [N, H_v], of the N query heads of one token.
-
-    The query heads of a group act as the rows of one query: 4-10 times faster on a CPU than enable_gqa. A group of one
-    head is taken twice: torch multiplies a single 16-bit row by a kernel that takes 3-5 times as long as for two rows.
-    """
+    """softmax(q k^T / sqrt(H)) v, [N, H_v], of the N query heads of one token. The query heads of a group act as the
+    rows of one query: 4-10 times faster on a CPU than enable_gqa. A group of one head is taken twice: torch multiplies
+    a single 16-bit row by a kernel that takes 3-5 times as long as for two rows."""
     num_heads, head_dim = q_NH.shape
     num_kv_heads = k_LKH.shape[1]
     group = num_heads // num_kv_heads
@@ -52,14 +48,8 @@ def attention_decode(
     cap: float | None = None,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v].
-
-    block_tables: block ids of each sequence, padded with anything up to the longest
-    context_lens: tokens in the KV cache, the new one included
-    window:       only the last `window` tokens are seen
-    chunk:        only the tokens of the new token's own chunk of this length are seen
-    cap, sinks:   as those of `attention_prefill`
-    """
+    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]. context_lens: tokens in the KV cache, the new one
+    included; block_tables, window, chunk, cap, sinks: as those of `attention_prefill`."""
     block_size = pages.block_size
     out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
@@ -81,7 +71,6 @@ attention_softmax_decode = attention_decode  # the name under which calls with a
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd contexts, groups and head sizes, spans that cut pages, every format of pages; caps, sinks."""
     short, long = [1, 17, 40], [70, 33]
     plain = [
         _problem(short, (4, 2), (16, 24), dtype, dtype),
@@ -96,8 +85,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Heads of 8B and 70B models: batches that fill the machine, few long contexts that need splits, a window; sinks as
-    gpt-oss has them."""
     bf16 = torch.bfloat16
     shapes: list[tuple[int, int, tuple[int, int], int | None]] = [
         (64, 4096, (32, 8), None),
@@ -151,7 +138,6 @@ def _problem(
 
 
 def _torch_attention(q_DNH: Tensor, pages: KVPages, tables_DM: Tensor, contexts_D: Tensor, *_: object) -> Tensor:
-    """SDPA over contiguous keys and values of equal length, a group's heads as the rows of one query."""
     k_DKLH, v_DKLH = contiguous_kv(pages, tables_DM, tables_DM.shape[1] * pages.block_size)
     q_DKGH = q_DNH.view(len(contexts_D), pages.num_kv_heads, -1, q_DNH.shape[2])
     return functional.scaled_dot_product_attention(q_DKGH, k_DKLH, v_DKLH).flatten(1, 2)

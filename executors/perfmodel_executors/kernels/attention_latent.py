@@ -19,7 +19,7 @@ from torch import Tensor
 from perfmodel.ops.attention.latent import latent_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend, visible
-from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, shuffled_tables
+from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, grown, shuffled_tables
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 
@@ -52,7 +52,6 @@ class LatentPages(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is stored."""
         return (self.latents_BSW,)
 
     @property
@@ -61,21 +60,15 @@ class LatentPages(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block."""
         return math.prod(self.latents_BSW.shape[1:]) * self.latents_BSW.element_size()
 
     def grown(self, num_blocks: int) -> "LatentPages":
-        """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        grown = self.latents_BSW.new_zeros(num_blocks, *self.latents_BSW.shape[1:])
-        grown[: len(self.latents_BSW)] = self.latents_BSW
-        return LatentPages(grown)
+        return LatentPages(grown(self.latents_BSW, num_blocks))
 
     def write(self, latents_TW: Tensor, slots_T: Tensor) -> None:
-        """Row t goes to slot `slots[t] = block_id * block_size + offset`."""
         self.latents_BSW.flatten(0, 1).index_copy_(0, slots_T, latents_TW)
 
     def gathered(self, blocks_M: Tensor) -> Tensor:
-        """Latents [M * S, R + r] of the named blocks."""
         return self.latents_BSW.index_select(0, blocks_M).flatten(0, 1)
 
     def move(self, sources_M: Tensor, targets_M: Tensor) -> None:
@@ -84,22 +77,14 @@ class LatentPages(NamedTuple):
         rows[targets_M] = rows[sources_M]
 
     def fill_normal(self, first_block: int) -> None:
-        """Random contents for the blocks from `first_block` on: standard normal."""
         torch.nn.init.normal_(self.latents_BSW[first_block:])
 
 
 def attention_latent_decode(
-    q_DNH: Tensor,
-    pages: LatentPages,
-    block_tables_DM: Tensor,
-    context_lens_D: Tensor,
-    heads: LatentHeads,
+    q_DNH: Tensor, pages: LatentPages, block_tables_DM: Tensor, context_lens_D: Tensor, heads: LatentHeads
 ) -> Tensor:
-    """One new token per sequence, [D, N, V].
-
-    q:      queries, P elements that meet keys made of latents, then r rotated ones
-    block_tables, context_lens: blocks of each sequence, and its tokens, the new one included
-    """
+    """One new token per sequence, [D, N, V]. q: queries, P elements that meet keys made of latents, then r rotated
+    ones; block_tables, context_lens: blocks of each sequence, and its tokens, the new one included."""
     keys_NPR, values_NVR, scale = heads
     num_nope, rank = keys_NPR.shape[1:]
     absorbed_DNR = torch.einsum("dnp,npr->dnr", q_DNH[..., :num_nope], keys_NPR)
@@ -148,7 +133,6 @@ _DEEPSEEK = (128, 64, 512, 128)  # elements of a query that meet keys of latents
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd contexts and sizes, fewer heads than a tile has rows and more; few tokens behind a long prefix, and many."""
     small = (12, 8, 32, 10)
     return [
         _problem([1, 19, 40], 6, small, dtype, 4),
@@ -160,7 +144,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Heads of DeepSeek-V3 on one device and on eight."""
     sizes: list[tuple[list[int] | list[tuple[int, int]], int]] = [
         ([4096] * 32, 128),
         ([2048] * 128, 128),

@@ -2,9 +2,7 @@
 
     s = q k^T / sqrt(H);  capped: c tanh(s / c) (Gemma 2);  weights = exp(s) / (exp(sink) + sum exp(s)) (gpt-oss)
 
-Queries go in tiles, and each tile reads only the keys that some query of it sees: so the causal half and what lies
-outside a window cost nothing, as in a flash kernel, and the work is that of the operator's formula. Few queries, as
-those that verify drafted tokens, go to torch's own attention, which reads keys and values once for all of them.
+Queries go in tiles, and each tile reads only the keys that some query of it sees.
 """
 
 import math
@@ -17,15 +15,7 @@ from torch.nn import functional
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel_executors.kernels.kv_pages import (
-    FP8,
-    NAMES,
-    TOLERANCE,
-    KVPages,
-    contiguous_kv,
-    random_pages,
-    shuffled_tables,
-)
+from perfmodel_executors.kernels import kv_pages
 from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
 
 QUERY_TILE = 128  # 64 to 256 measured equal within 15 % at chunks of 128 to 1024
@@ -35,7 +25,7 @@ FEW_QUERIES = 16
 
 def attention_prefill(
     q_TNH: Tensor,
-    pages: KVPages,
+    pages: kv_pages.KVPages,
     block_tables_GM: Tensor,
     query_starts_G: Tensor,
     num_computed_G: Tensor,
@@ -101,7 +91,6 @@ def check_tree(ancestors_T: Tensor | None, window: int | None, chunk: int | None
 
 
 def first_visible(position: int, window: int | None, chunk: int | None) -> int:
-    """The first key position that a query at `position` sees."""
     first = 0 if window is None else max(0, position - window + 1)
     return first if chunk is None else max(first, position // chunk * chunk)
 
@@ -169,14 +158,13 @@ TINY_TERMS = ((5.0, False), (None, True), (3.0, True))  # caps, and whether ther
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd lengths, prefixes, groups and head sizes, spans that cut pages, all formats of pages, a tree; caps, sinks."""
     plain = [
         _problem([(9, 0), (2, 30), (40, 5)], (4, 2), (16, 24), dtype, dtype),
         _problem([(70, 3)], (3, 1), (20, 20), dtype, dtype, window=21),
         _problem([(50, 20)], (2, 2), (16, 16), dtype, dtype, chunk=24),
     ]
     others = [
-        _problem([(33, 70)], (2, 1), (32, 16), dtype, FP8, page=32),
+        _problem([(33, 70)], (2, 1), (32, 16), dtype, kv_pages.FP8, page=32),
         _problem([(33, 70)], (2, 1), (16, 16), dtype, torch.int8),
         _problem([(6, 75), (6, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE),
         _problem([(3, 75), (3, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE[3:], num_above=3),
@@ -185,8 +173,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Heads of 8B and 70B models: whole prompts, a chunk behind a long prefix, a window, narrow and wide heads; Gemma
-    2's cap."""
     bf16 = torch.bfloat16
     llama, wide = (32, 8), (64, 8)
     spans = [([(4096, 0)] * 4, llama), ([(8192, 0)], llama), ([(16384, 0)], llama), ([(1024, 0)] * 16, wide)]
@@ -197,7 +183,7 @@ def serving() -> list[Problem]:
         _problem([(8192, 0)], llama, (64, 64), bf16, bf16),
         _problem([(8192, 0)], (16, 8), (256, 256), bf16, bf16),
     ]
-    quantised = [_problem(*chunks[0], (128, 128), bf16, kv) for kv in (FP8, torch.int8)]
+    quantised = [_problem(*chunks[0], (128, 128), bf16, kv) for kv in (kv_pages.FP8, torch.int8)]
     tree = _problem([(6, 8192)] * 32, llama, (128, 128), bf16, bf16, tree=_TREE)
     return [*plain, *quantised, tree, *(with_terms(problem, 50.0, False) for problem in plain[-4:])]
 
@@ -227,41 +213,39 @@ def _problem(
     tree: list[int] | None = None,
     num_above: int = 0,
 ) -> Problem:
-    """spans: (new tokens, tokens computed before) of each chunk; tree: the bits of each chunk's nodes, behind
-    `num_above` others"""
+    """spans: (new tokens, computed before) of each chunk; tree: bits of its nodes, behind `num_above` others"""
     width = -(-max(new + done + num_above for new, done in spans) // page)
     starts = [sum(new for new, _ in spans[:i]) for i in range(len(spans) + 1)]
 
     def make(inputs: Inputs) -> tuple[Any, ...]:
         q = inputs.normal(starts[-1], heads[0], dims[0], dtype=dtype)
-        pages = random_pages(inputs, width * len(spans) + 1, page, heads[1], dims, dtype, kv_dtype)
-        tables = shuffled_tables(inputs, len(spans), width)
+        pages = kv_pages.random_pages(inputs, width * len(spans) + 1, page, heads[1], dims, dtype, kv_dtype)
+        tables = kv_pages.shuffled_tables(inputs, len(spans), width)
         bits = inputs.of(tree * len(spans), torch.int64) if tree else None
         chunks = (inputs.of(starts, torch.int64), inputs.of([done for _, done in spans], torch.int64))
         nodes = inputs.of([new + num_above for new, _ in spans], torch.int64) if num_above else None
         return q, pages, tables, *chunks, window, chunk, None, None, bits, nodes
 
-    size = Heads(*heads, *dims, NAMES[dtype], dtype.itemsize, kv_dtype.itemsize, window, chunk)
+    size = Heads(*heads, *dims, kv_pages.NAMES[dtype], dtype.itemsize, kv_dtype.itemsize, window, chunk)
     is_plain = kv_dtype == dtype and window is None and chunk is None and tree is None and len(set(spans)) == 1
     return Problem(
         "attention_prefill",
         {"batch_size": len(spans), "isl": max(new for new, _ in spans), "step": max(done for _, done in spans),
          "num_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": dims[0], "v_head_dim": dims[1],
          "window_size": window or 0, "chunk": chunk or 0, "block_size": page, "tree": "yes" if tree else "no",
-         "attn_dtype": NAMES[dtype], "kv_cache_dtype": NAMES[kv_dtype]},
+         "attn_dtype": kv_pages.NAMES[dtype], "kv_cache_dtype": kv_pages.NAMES[kv_dtype]},
         make,
         flash_prefill(list(spans), size),
-        TOLERANCE[dtype],
+        kv_pages.TOLERANCE[dtype],
         by_backend(_torch_attention) if is_plain else {},
     )  # fmt: skip
 
 
 def _torch_attention(
-    q_TNH: Tensor, pages: KVPages, tables_GM: Tensor, starts_G: Tensor, computed_G: Tensor, *_: object
+    q_TNH: Tensor, pages: kv_pages.KVPages, tables_GM: Tensor, starts_G: Tensor, computed_G: Tensor, *_: object
 ) -> Tensor:
-    """SDPA over contiguous keys and values of equal length, causal from the last query back."""
     length = tables_GM.shape[1] * pages.block_size
-    k_GKLH, v_GKLH = contiguous_kv(pages, tables_GM, length)
+    k_GKLH, v_GKLH = kv_pages.contiguous_kv(pages, tables_GM, length)
     q_GNTH = q_TNH.view(len(computed_G), -1, *q_TNH.shape[1:]).transpose(1, 2)
     how: dict[str, Any] = {"is_causal": True}
     if q_GNTH.shape[2] != length:

@@ -1,10 +1,6 @@
 """A query sees the first `sinks` tokens and the last `window`, itself included: min(p + 1, window + sinks) keys.
-
-Positions are those in the cache, as in StreamingLLM (Xiao et al. 2023, section 3.2): the distance from the query to a
-key of its window is the one in the text, and to a sink it is as if the tokens in between had never been. Keys lie in
-the cache rotated by their positions in the text, which is right for the window; for the sinks, either the query is
-rotated anew, by its place in the cache (prompts), or the few sinks are turned ahead (decodes).
-"""
+Positions are those in the cache, as in StreamingLLM (Xiao et al. 2023, section 3.2): the distance from the query to
+a key of its window is the one in the text, and to a sink it is as if the tokens in between had never been."""
 
 import math
 from typing import NamedTuple
@@ -29,11 +25,9 @@ class Ring(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens that it holds at most."""
         return self.window + self.sinks
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places of the tokens at `positions`, in 0 .. size - 1."""
         return np.where(positions < self.sinks, positions, self.sinks + (positions - self.sinks) % self.window)
 
     def holds(self, positions: NDArray[np.int64], num_tokens: int) -> NDArray[np.bool_]:
@@ -50,11 +44,8 @@ def attention_sinks_decode(
     is_rolling: bool,
     rope_table_PH: Tensor | None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v of one token per sequence over its sinks and window, [D, N, H_v].
-
-    is_rolling: the pages are a ring; else they hold the whole sequence
-    rope_table: cos and sin of all positions, None without RoPE
-    """
+    """softmax(q k^T / sqrt(H)) v of one token per sequence over its sinks and window, [D, N, H_v]. is_rolling: the
+    pages are a ring; rope_table: cos and sin of all positions, None without RoPE."""
     size = pages.block_size
     out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
@@ -83,10 +74,8 @@ def attention_sinks_prefill(
     is_rolling: bool,
 ) -> Tensor:
     """The same for each chunk of a prompt, [T, N, H_v]; its own keys are `k` and `v`, the pages hold those before it,
-    which in a rolling cache a chunk longer than the window overwrites where its first queries still see them.
-
-    q_sinks: the queries rotated by min(position, window + sinks - 1), their place in the cache
-    """
+    which in a rolling cache a chunk longer than the window overwrites where its first queries still see them. q_sinks:
+    the queries rotated by min(position, window + sinks - 1), their place in the cache."""
     starts: list[int] = query_starts_G.tolist()
     k_TKH, v_TKH = (_as_stored(x, pages.dtype) for x in (k_TKH, v_TKH))
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], v_TKH.shape[2])
@@ -115,7 +104,6 @@ def _before(
 def _sinks_and_window(
     pages: KVPages, table_M: Tensor, first: int, last: int, sinks: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The first `sinks` tokens of a sequence, and those at [first, last), as copies."""
     size = pages.block_size
     head, begin = table_M[: -(-sinks // size)], first // size
     k, v = pages.gathered(torch.cat((head, table_M[begin : -(-last // size)])), dtype)
@@ -126,11 +114,9 @@ def _sinks_and_window(
 def _attend_in_tiles(
     out_TNH: Tensor, q_TNH: Tensor, q_sinks_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, computed: int, ring: Ring
 ) -> None:
-    """Attention of tiles of queries, each over the sinks and over the keys that some query of it has in its window.
-
-    A tile reads its own keys and a window: tiles of half a window read half as much again as their queries see.
-    Keys lie by their positions, without those that no query sees; `computed`: tokens before the chunk.
-    """
+    """Attention of tiles of queries, each over the sinks and over the keys that some query of it has in its window. A
+    tile reads its own keys and a window: tiles of half a window read half as much again as their queries see. Keys lie
+    by their positions, without those that no query sees; `computed`: tokens before the chunk."""
     num_queries, device = len(q_TNH), q_TNH.device
     num_sinks, near = min(ring.sinks, computed + num_queries), max(ring.sinks, computed - ring.window + 1)
     tile = min(QUERY_TILE, max(ring.window // 2, FEW_QUERIES))

@@ -1,10 +1,6 @@
 """Block-sparse attention over paged keys and values: what a query's block does not see is neither read nor computed.
-
 Patterns are BigBird's and Longformer's, for text that is generated. Blocks of tokens are whole pages, so that what is
-seen is gathered page by page. Positions are those in the text.
-
-Problems: BigBird's pattern and windows of blocks, odd ones and those of long prompts.
-"""
+seen is gathered page by page. Positions are those in the text."""
 
 import math
 import random
@@ -26,11 +22,8 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 
 @lru_cache(maxsize=65536)
 def seen_blocks(block: int, sparsity: BlockSparsity) -> tuple[int, ...]:
-    """Ascending: blocks at the beginning, blocks anywhere (the same whenever they are asked for), the nearest ones.
-
-    The last is the queries' own. With a fraction, BigBird's random blocks are half of those that are left beside the
-    ones at the beginning.
-    """
+    """Ascending: blocks at the beginning, blocks anywhere (the same whenever they are asked for), the nearest ones, the
+    queries' own last. With a fraction, BigBird's random blocks are half of what the first ones leave."""
     count = sparsity.num_blocks or math.ceil((sparsity.fraction or 1.0) * (block + 1))
     if count > block:
         return tuple(range(block + 1))
@@ -95,14 +88,12 @@ def _seen(
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """What plain attention has, in plain pages of 16 tokens, over one to three blocks."""
     patterns = BlockSparsity(16, 3, None, 1, 1), BlockSparsity(32, None, 0.5, 1), BlockSparsity(16, 1)
     problems = [*decodes.tiny(dtype), *prompts.tiny(dtype)]
     return [_over(problem, pattern) for problem in problems if _is_plain(problem) for pattern in patterns]
 
 
 def serving() -> list[Problem]:
-    """Eight blocks of 64 tokens, of which BigBird has two at the beginning and three anywhere."""
     problems = [*decodes.serving()[:3], *prompts.serving()[:3]]
     return [_over(problem, BlockSparsity(64, 8, None, 2, 3)) for problem in problems if _is_plain(problem)]
 

@@ -1,7 +1,5 @@
-"""Causal attention of one sequence with the scores in memory: a product, a softmax, a product.
-
-Problems: one prompt, its keys and values contiguous.
-"""
+"""Causal attention of one sequence with the scores in memory: a product, a softmax, a product. Problems: one prompt,
+its keys and values contiguous."""
 
 import math
 
@@ -15,11 +13,8 @@ from perfmodel_executors.kernels.problem import Inputs, Problem, by_backend
 
 
 def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v, [T, N, H_v]; the queries are the last T of the L tokens.
-
-    Scores and weights are kept in the dtype of `q`, as the kernels between which they pass store them. The masked half
-    is computed and thrown away. The query heads of a group are rows of one product, so that keys are read once.
-    """
+    """softmax(q k^T / sqrt(H)) v, [T, N, H_v], of the last T of the L tokens. Scores and weights are kept in q's dtype,
+    as kernels between which they pass store them; the masked half is computed and thrown away."""
     (num_queries, num_heads, head_dim), (num_keys, kv_heads, _) = q_TNH.shape, k_LKH.shape
     q_KRH = q_TNH.view(num_queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
     scores_KRL = torch.bmm(q_KRH, k_LKH.permute(1, 2, 0)) * (1 / math.sqrt(head_dim))
@@ -34,12 +29,10 @@ def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd lengths, groups and head sizes, queries behind a prefix."""
     return [_problem(37, 0, (4, 2), (16, 24), dtype), _problem(9, 61, (3, 1), (20, 16), dtype)]
 
 
 def serving() -> list[Problem]:
-    """An 8B model's heads: the scores of 8k tokens take 4 GB."""
     return [_problem(n, 0, (32, 8), (128, 128), torch.bfloat16) for n in (2048, 4096, 8192)]
 
 
@@ -60,6 +53,5 @@ def _problem(new: int, done: int, heads: tuple[int, int], dims: tuple[int, int],
 
 
 def _torch_attention(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
-    """SDPA, which keeps no scores."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_TNH, k_LKH, v_LKH))
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)

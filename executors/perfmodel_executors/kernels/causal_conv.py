@@ -14,12 +14,7 @@ from perfmodel_executors.kernels.problem import Inputs, Problem, Sizes
 def causal_conv_decode(
     x_DK: Tensor, rows_D: Tensor, inputs_RKW: Tensor, weight_KW: Tensor, bias_K: Tensor | None
 ) -> Tensor:
-    """One new token per sequence, [D, K].
-
-    rows:   of the sequences in `inputs`
-    inputs: [R, K, taps - 1], the last ones of each sequence, the newest last; they take the token in
-    weight: [K, taps]
-    """
+    """One new token per sequence, [D, K], of `rows` in `inputs`, [R, K, taps - 1], which take the token in."""
     window_DKW = torch.cat((inputs_RKW[rows_D], x_DK[..., None]), dim=-1)
     inputs_RKW[rows_D] = window_DKW[..., 1:]
     out_DK = (window_DKW * weight_KW).sum(dim=-1)
@@ -40,14 +35,12 @@ def causal_conv_prefill(
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd widths, chunks shorter than the taps and longer than a tile, other numbers of taps, with and without bias."""
     chunks = [[1, 40, 2], [33], [3, 70, 1]]
     prompts = [_prefill(lengths, 70 + i, 4 - i, dtype, i % 2 == 0) for i, lengths in enumerate(chunks)]
     return [_decode(3, 70, 4, dtype, True), _decode(2, 300, 2, dtype, False), *prompts]
 
 
 def serving() -> list[Problem]:
-    """Channels of Qwen3-Next-80B (8,192) and of Mamba-2 2.7B (5,376)."""
     bf16 = torch.bfloat16
     decodes = [_decode(size, width, 4, bf16, True) for size, width in ((1, 8192), (64, 8192), (256, 5376))]
     return [*decodes, _prefill([8192], 8192, 4, bf16, False), _prefill([1024] * 8, 5376, 4, bf16, True)]
@@ -76,7 +69,6 @@ def _prefill(lengths: list[int], channels: int, taps: int, dtype: torch.dtype, h
 def _weights(
     inputs: Inputs, num_seqs: int, channels: int, taps: int, has_bias: bool, x: torch.Tensor
 ) -> tuple[Any, ...]:
-    """What sequences left behind, the weights, the bias."""
     left = inputs.normal(num_seqs + 2, channels, taps - 1, dtype=x.dtype)
     weight = inputs.normal(channels, taps, dtype=x.dtype, scale=taps**-0.5)
     return left, weight, inputs.normal(channels, dtype=x.dtype) if has_bias else None

@@ -1,8 +1,5 @@
-"""The one list of kernels: each operator, the module of its definition, and whether Triton has one.
-
-Implementations are named, not imported, so that a backend's library (triton) is needed only by who uses it.
-A faster kernel is one module in the backend's folder; what a backend lacks falls back to `torch`.
-"""
+"""The one list of kernels: each operator, the module of its definition, and whether Triton has one. Implementations are
+named, not imported, so that a backend's library (triton) is needed only by who uses it."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -68,10 +65,8 @@ class Kernels:
 
 
 def load_kernels(backend: str = "torch", device: torch.device | None = None) -> Kernels:
-    """The implementations of `backend`, with torch's where it has none; for `device`, if it is known already.
-
-    Raises PerfmodelError for an unknown backend, one whose library is not installed, or a device it does not run on.
-    """
+    """The implementations of `backend`, with torch's where it has none; for `device`, if it is known already. Raises
+    PerfmodelError for an unknown backend, one whose library is not installed, or a device it does not run on."""
     known = sorted({name for row in KERNELS.values() for name in row})
     if backend not in known:
         raise PerfmodelError(f"there are no {backend!r} kernels; known backends: {', '.join(known)}.")
@@ -104,8 +99,7 @@ def _check_library() -> None:
 
 
 def check_interpreter(triton: str, numpy: str) -> None:
-    """Raises MissingExtraError for versions that do not interpret: before 3.7 Triton makes integers of arrays with one
-    element, which NumPy 2.4 refuses."""
+    """Raises MissingExtraError where Triton before 3.7 meets NumPy 2.4, which makes no integers of arrays."""
     first_two = [tuple(int(part) for part in name.split(".")[:2]) for name in (triton, numpy)]
     if first_two[0] < _INTERPRETS_NEW_NUMPY and first_two[1] >= _STRICT_NUMPY:
         raise MissingExtraError(

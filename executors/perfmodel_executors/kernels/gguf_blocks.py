@@ -1,9 +1,7 @@
-"""llama.cpp's blocks (layouts of ggml-common.h) as numbers, and numbers as blocks; all fields of all blocks at once.
-
-A weight is code * scale + offset, with a scale (and an offset) for each group of a block. Blocks of 32 have one group,
+"""llama.cpp's blocks (layouts of ggml-common.h) as numbers, and numbers as blocks; all fields of all blocks at once. A
+weight is code * scale + offset, with a scale (and an offset) for each group of a block. Blocks of 32 have one group,
 and their scale in fp16; those of 256 ("k") have 8 or 16 groups, whose scales are integers times one of the block.
-Groups are rounded to nearest: without the searches of llama.cpp's own quantiser.
-"""
+Groups are rounded to nearest: without the searches of llama.cpp's own quantiser."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,10 +39,7 @@ def unpack_blocks(blocks_NJ: Tensor, form: str) -> Tensor:
 
 
 def pack_blocks(weight_NK: Tensor, form: str) -> Tensor:
-    """Bytes, as `unpack_blocks` reads them.
-
-    Raises PerfmodelError where blocks do not fill the rows.
-    """
+    """Bytes, as `unpack_blocks` reads them. Raises PerfmodelError where blocks do not fill the rows."""
     elements, _ = BLOCK_SIZES[form]
     n, k = weight_NK.shape
     if k % elements:
@@ -133,8 +128,7 @@ def _codes(values: Tensor, most: int) -> Tensor:
 
 
 def _between(blocks: Tensor, groups: int, bits: int, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(scale and step of minima of blocks, integer scales, integer minima, codes): from 0 or less up to the largest,
-    with scales and minima up to `most`."""
+    """(scale and step of minima of blocks, integer scales, integer minima up to `most`, codes): from 0 or less up."""
     grouped = blocks.reshape(*blocks.shape[:-1], groups, -1)
     least = -grouped.amin(dim=-1).clamp_max(0.0)
     wanted = (grouped.amax(dim=-1).clamp_min(0.0) + least) / (2**bits - 1)

@@ -27,10 +27,8 @@ _LEAST_STEP = 2.0**-24  # the smallest fp16: of groups of equal elements
 
 
 class Packing(NamedTuple):
-    """bits: of an element; group_size: elements that share a scale and a zero point, in fp16.
-
-    Element i of a head shares its byte with i + H / n, i + 2 H / n, ...: unpacked halves or quarters follow each other.
-    """
+    """bits: of an element; group_size: elements that share a scale and a zero point, in fp16. Element i of a head
+    shares its byte with i + H / n, i + 2 H / n, ...: unpacked halves or quarters follow each other."""
 
     bits: int
     group_size: int
@@ -40,7 +38,6 @@ class Packing(NamedTuple):
         return 8 // self.bits
 
     def fits(self, head_dim: int) -> bool:
-        """Whether heads of this size are whole groups and whole bytes."""
         return head_dim % self.group_size == 0 and head_dim % self.per_byte == 0
 
 
@@ -70,9 +67,7 @@ def unpacked(bytes_TKP: Tensor, scales_TKG2: Tensor, packing: Packing, dtype: to
 
 class KVPages(NamedTuple):
     """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens; with `packing`, bytes of several elements.
-
-    Scales: [B, K, S] if int8, so that what one head reads of a page is contiguous; [B, S, K, G, 2] with `packing`.
-    """
+    Scales: [B, K, S] if int8, so that what one head reads of a page is contiguous; [B, S, K, G, 2] with `packing`."""
 
     k_BSKH: Tensor
     v_BSKH: Tensor
@@ -82,17 +77,14 @@ class KVPages(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is stored."""
         return tuple(tensor for tensor in self[:4] if tensor is not None)
 
     @property
     def sides(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
-        """(elements, scales) of keys, of values."""
         return (self.k_BSKH, self.k_scale_BKS), (self.v_BSKH, self.v_scale_BKS)
 
     @property
     def v_dim(self) -> int:
-        """Elements of a head's value."""
         return self.v_BSKH.shape[3] * (1 if self.packing is None else self.packing.per_byte)
 
     @property
@@ -113,17 +105,15 @@ class KVPages(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block."""
         return sum(math.prod(t.shape[1:]) * t.element_size() for t in self.tensors)
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        scales = [None if scale is None else _grown(scale, num_blocks) for _, scale in self.sides]
-        k, v = _grown(self.k_BSKH, num_blocks), _grown(self.v_BSKH, num_blocks)
+        scales = [None if scale is None else grown(scale, num_blocks) for _, scale in self.sides]
+        k, v = grown(self.k_BSKH, num_blocks), grown(self.v_BSKH, num_blocks)
         return KVPages(k, v, scales[0], scales[1], self.packing)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys [M * S, K, H] and values of the named blocks, in `dtype`."""
         if self.packing is None:
             k, v = (dequantized(values, scales, blocks_M, dtype) for values, scales in self.sides)
             return k, v
@@ -131,7 +121,6 @@ class KVPages(NamedTuple):
         return unpacked(keys, k_scales, self.packing, dtype), unpacked(values, v_scales, self.packing, dtype)
 
     def write(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor) -> None:
-        """Row t of k and v goes to slot `slots[t] = block_id * block_size + offset`, quantised as the pages are."""
         for x_TKH, (pages, scales) in zip((k_TKH, v_TKH), self.sides, strict=True):
             values, own_scales = self._encoded(x_TKH)
             _as_bytes(pages).flatten(0, 1).index_copy_(0, slots_T, _as_bytes(values))
@@ -150,7 +139,6 @@ class KVPages(NamedTuple):
                 self._set_scales(scales, targets_M, scales.flatten(0, 1)[sources_M])
 
     def fill_normal(self, first_block: int) -> None:
-        """Random contents for the blocks from `first_block` on: standard normal."""
         per_byte = 1 if self.packing is None else self.packing.per_byte
         for pages, scales in self.sides:
             new = pages[first_block:]
@@ -183,7 +171,6 @@ def empty_pages(
     device: torch.device | str = "cpu",
     packing: Packing | None = None,
 ) -> KVPages:
-    """Pages of zeros; `head_dims` are those of keys and of values."""
     tokens = (num_blocks, block_size, num_kv_heads)
     if packing is not None:
         k, v = (torch.zeros(*tokens, d // packing.per_byte, dtype=torch.uint8, device=device) for d in head_dims)
@@ -222,10 +209,10 @@ def _as_bytes(pages: Tensor) -> Tensor:
     return pages.view(torch.uint8) if pages.dtype == FP8 else pages
 
 
-def _grown(pages: Tensor, num_blocks: int) -> Tensor:
-    grown = torch.zeros(num_blocks, *pages.shape[1:], dtype=pages.dtype, device=pages.device)
-    grown[: pages.shape[0]] = pages
-    return grown
+def grown(pages: Tensor, num_blocks: int) -> Tensor:
+    larger = torch.zeros(num_blocks, *pages.shape[1:], dtype=pages.dtype, device=pages.device)
+    larger[: pages.shape[0]] = pages
+    return larger
 
 
 # The names of tables of measured kernels, and how far a sum over keys may differ from the reference's.
@@ -244,7 +231,6 @@ def random_pages(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> KVPages:
-    """Standard normal keys and values of `dtype`, stored as `kv_dtype`."""
     (k, k_scale), (v, v_scale) = (
         quantized(inputs.normal(num_blocks, block_size, num_kv_heads, dim, dtype=dtype), kv_dtype) for dim in head_dims
     )
@@ -253,7 +239,6 @@ def random_pages(
 
 
 def shuffled_tables(inputs: Inputs, num_seqs: int, width: int) -> Tensor:
-    """Block tables [num_seqs, width] into pages of one block more than they name."""
     return inputs.permutation(width * num_seqs + 1)[: width * num_seqs].view(num_seqs, width)
 
 

@@ -1,8 +1,6 @@
-"""The one place where Triton kernels are launched, on tensors of any device.
-
-What changes from step to step (numbers of tokens, widths of block tables) is named in a kernel's `do_not_specialize`:
-else Triton compiles it again in the middle of a serving run, for the first such number that is 1, or divisible by 16.
-"""
+"""The one place where Triton kernels are launched, on tensors of any device. What changes from step to step (numbers of
+tokens, widths of block tables) is named in a kernel's `do_not_specialize`: else Triton compiles it again in the middle
+of a serving run, for the first such number that is 1, or divisible by 16."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

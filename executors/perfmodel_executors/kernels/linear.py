@@ -21,26 +21,10 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.number_formats import bytes_per_weight
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
+from perfmodel_executors.kernels import weight_formats as formats
 from perfmodel_executors.kernels.gguf_blocks import unpack_blocks
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.stored_rows import Stacked
-from perfmodel_executors.kernels.weight_formats import (
-    FP8_BLOCK,
-    FP8_MAX,
-    INT8_MAX,
-    BlockFp8Weight,
-    Fp4Weight,
-    Fp8Weight,
-    GgufWeight,
-    Int4Int8Weight,
-    Int4Weight,
-    Int8Weight,
-    MatrixWeight,
-    SignsWeight,
-    Sparse24Weight,
-    dequantize,
-    expanded,
-)
 
 
 def linear(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None = None) -> Tensor:
@@ -55,14 +39,13 @@ _INT8_CPU_STEP = 16  # inputs that torch's kernel takes at once: where they do n
 _MOST_TOKENS_INT4 = 512
 _INT4_CPU_GROUPS = (32, 64, 128, 256)
 
-_cpu_packings: WeakKeyDictionary[Int4Weight, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_cpu_packings: WeakKeyDictionary[formats.Int4Weight, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
-def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype."""
+def linear_w8a16(x_MK: Tensor, weight: formats.Int8Weight | formats.Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
     dtype, is_cpu = x_MK.dtype, x_MK.device.type == "cpu"
-    if isinstance(weight, Fp8Weight):
-        product_MN = functional.linear(x_MK, expanded(weight, dtype))
+    if isinstance(weight, formats.Fp8Weight):
+        product_MN = functional.linear(x_MK, formats.expanded(weight, dtype))
     elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT8 and not x_MK.shape[1] % _INT8_CPU_STEP:
         ones_N = torch.ones(len(weight.values_NK), dtype=dtype)
         product_MN = torch._weight_int8pack_mm(x_MK.contiguous(), weight.values_NK, ones_N)
@@ -72,14 +55,13 @@ def linear_w8a16(x_MK: Tensor, weight: Int8Weight | Fp8Weight, bias_N: Tensor | 
     return (scaled_MN if bias_N is None else scaled_MN + bias_N).to(dtype)
 
 
-def linear_w4a16(x_MK: Tensor, weight: Int4Weight | Fp4Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype."""
-    if isinstance(weight, Fp4Weight):
-        return functional.linear(x_MK, expanded(weight, x_MK.dtype), bias_N)
+def linear_w4a16(x_MK: Tensor, weight: formats.Int4Weight | formats.Fp4Weight, bias_N: Tensor | None = None) -> Tensor:
+    if isinstance(weight, formats.Fp4Weight):
+        return functional.linear(x_MK, formats.expanded(weight, x_MK.dtype), bias_N)
     n, k = weight.shape
     is_packed = x_MK.device.type == "cpu" and x_MK.dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT4
     if not is_packed or n % 32 or k % 32 or weight.group_size not in _INT4_CPU_GROUPS:
-        return functional.linear(x_MK, dequantize(weight).to(x_MK.dtype), bias_N)
+        return functional.linear(x_MK, formats.dequantize(weight).to(x_MK.dtype), bias_N)
     if weight not in _cpu_packings:  # torch's own layout of the codes, and [K / G, N, 2] scales with what it adds (0)
         codes = torch._convert_weight_to_int4pack_for_cpu(weight.codes().to(torch.int32), 1)
         scales_GN = weight.scales_GN.to(torch.bfloat16)
@@ -100,19 +82,18 @@ _CUDA_UNIT = 8  # and inputs and outputs that are no multiples of this
 
 def quantize_tokens_int8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """(codes int8 [M, K], scales fp32 [M]); x is codes * scales."""
-    wide, scales_M = _token_scales(x_MK, INT8_MAX)
+    wide, scales_M = _token_scales(x_MK, formats.INT8_MAX)
     return (wide / scales_M[:, None]).round_().to(torch.int8), scales_M
 
 
 def quantize_tokens_fp8(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """(e4m3 [M, K], scales fp32 [M]); x is values * scales."""
-    wide, scales_M = _token_scales(x_MK, FP8_MAX)
-    return (wide / scales_M[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales_M
+    wide, scales_M = _token_scales(x_MK, formats.FP8_MAX)
+    return (wide / scales_M[:, None]).clamp_(-formats.FP8_MAX, formats.FP8_MAX).to(torch.float8_e4m3fn), scales_M
 
 
 def _token_scales(x_MK: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """(x in fp32, the largest of each token over `most`), rounded once: by a number, CUDA's division would be a product
-    with its reciprocal, and values on the edge between two codes would go the other way."""
+    """Rounded once: by a number, CUDA's division would be a product with its reciprocal, and round otherwise."""
     wide = x_MK.float()
     largest_M = wide.abs().amax(dim=1)
     return wide, (largest_M / largest_M.new_tensor(most)).clamp_min(_TINY)
@@ -135,51 +116,47 @@ def _scaled(
     return (scaled_MN if bias_N is None else scaled_MN + bias_N).to(dtype)
 
 
-def linear_w8a8(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype."""
+def linear_w8a8(x_MK: Tensor, weight: formats.Int8Weight, bias_N: Tensor | None = None) -> Tensor:
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     return _scaled(int8_product(codes_MK, weight.values_NK), scales_M, weight.scales_N, bias_N, x_MK.dtype)
 
 
-def linear_w8a8_static(x_MK: Tensor, weight: Int8Weight, bias_N: Tensor | None = None) -> Tensor:
+def linear_w8a8_static(x_MK: Tensor, weight: formats.Int8Weight, bias_N: Tensor | None = None) -> Tensor:
     """As `linear_w8a8`, with the weight's scale for all activations; what exceeds it saturates."""
     assert weight.input_scale is not None
-    codes_MK = (x_MK.float() / weight.input_scale).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
+    codes_MK = (x_MK.float() / weight.input_scale).round_().clamp_(-formats.INT8_MAX, formats.INT8_MAX).to(torch.int8)
     scales_M = weight.input_scale.expand(len(x_MK))
     return _scaled(int8_product(codes_MK, weight.values_NK), scales_M, weight.scales_N, bias_N, x_MK.dtype)
 
 
-def linear_w4a8(x_MK: Tensor, weight: Int4Int8Weight, bias_N: Tensor | None = None) -> Tensor:
+def linear_w4a8(x_MK: Tensor, weight: formats.Int4Int8Weight, bias_N: Tensor | None = None) -> Tensor:
     """As `linear_w8a8`, by the INT8 numbers that the codes are unpacked to at each call."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     return _scaled(int8_product(codes_MK, weight.int8_values()), scales_M, weight.row_scales_N, bias_N, x_MK.dtype)
 
 
-def linear_fp8(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
+def linear_fp8(x_MK: Tensor, weight: formats.Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
     """The product [M, N] in x's dtype; emulated in bf16, which holds every e4m3 value, or in x's dtype if wider."""
     values_MK, scales_M = quantize_tokens_fp8(x_MK)
     dtype = torch.float32 if x_MK.dtype == torch.float32 else torch.bfloat16
-    product_MN = functional.linear(values_MK.to(dtype), expanded(weight, dtype))
+    product_MN = functional.linear(values_MK.to(dtype), formats.expanded(weight, dtype))
     return _scaled(product_MN, scales_M, weight.scales_N, bias_N, x_MK.dtype)
 
 
-def linear_fp8_block(x_MK: Tensor, weight: BlockFp8Weight, bias_N: Tensor | None = None) -> Tensor:
+def linear_fp8_block(x_MK: Tensor, weight: formats.BlockFp8Weight, bias_N: Tensor | None = None) -> Tensor:
     """The product [M, N] in x's dtype: x to e4m3 in groups of 128 and back, then by what the weight stands for."""
     m, k = x_MK.shape
-    groups = functional.pad(x_MK, (0, -k % FP8_BLOCK)).reshape(-1, FP8_BLOCK)
+    groups = functional.pad(x_MK, (0, -k % formats.FP8_BLOCK)).reshape(-1, formats.FP8_BLOCK)
     values, scales = quantize_tokens_fp8(groups)
     rounded_MK = (values.float() * scales[:, None]).view(m, -1)[:, :k]
-    return functional.linear(rounded_MK.to(x_MK.dtype), expanded(weight, x_MK.dtype), bias_N)
+    return functional.linear(rounded_MK.to(x_MK.dtype), formats.expanded(weight, x_MK.dtype), bias_N)
 
 
 _WEIGHTS_AT_ONCE = 2**19  # 2 MB in fp32; an eighth of that takes twice as long, for each operation has its own cost
 
 
-def linear_gguf(x_MK: Tensor, weight: GgufWeight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype: some rows at a time are unpacked, at each call, and multiplied.
-
-    So no more than those rows is ever held in full, and on a CPU they are still in its cache when they are multiplied.
-    """
+def linear_gguf(x_MK: Tensor, weight: formats.GgufWeight, bias_N: Tensor | None = None) -> Tensor:
+    """The product in x's dtype; rows are unpacked some at a time, so that they are still in the CPU's cache then."""
     n, k = weight.shape
     rows = max(1, _WEIGHTS_AT_ONCE // k)
     product_MN = torch.empty(len(x_MK), n, dtype=x_MK.dtype, device=x_MK.device)
@@ -193,14 +170,9 @@ def linear_gguf(x_MK: Tensor, weight: GgufWeight, bias_N: Tensor | None = None) 
 _MOST_TOKENS_BY_FIELD = 32
 
 
-def linear_signs(x_MK: Tensor, weight: SignsWeight, bias_N: Tensor | None = None) -> Tensor:
-    """y = (q(x) S^T) * token scale * scale + b, [M, N] in x's dtype, S ternary or binary.
-
-    A field of a byte is multiplied as it is, and what its offset adds is the sum of the token's codes. Few tokens: a
-    product for each field, whose codes take two passes over the bytes; many: all fields side by side for one product.
-
-    Source: Wang et al. 2023 (BitNet), Ma et al. 2024 (BitNet b1.58); 2 bits a weight as in bitnet.cpp's I2_S.
-    """
+def linear_signs(x_MK: Tensor, weight: formats.SignsWeight, bias_N: Tensor | None = None) -> Tensor:
+    """y = (q(x) S^T) * token scale * scale + b, S ternary or binary. Few tokens: a product for each field of a byte;
+    many: all fields side by side. Source: Wang et al. 2023 (BitNet), Ma et al. 2024 (BitNet b1.58)."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     fields = weight.fields()
     if len(x_MK) <= _MOST_TOKENS_BY_FIELD:
@@ -217,17 +189,14 @@ def linear_signs(x_MK: Tensor, weight: SignsWeight, bias_N: Tensor | None = None
 
 _LEAST_CAPABILITY_24 = (8, 0)
 
-_compressed: WeakKeyDictionary[Sparse24Weight, Any] = WeakKeyDictionary()
+_compressed: WeakKeyDictionary[formats.Sparse24Weight, Any] = WeakKeyDictionary()
 
 
-def linear_sparse24(x_MK: Tensor, weight: Sparse24Weight, bias_N: Tensor | None = None) -> Tensor:
-    """The product [M, N] in x's dtype: on a GPU by torch's semi-structured kernels (cuSPARSELt or CUTLASS), which drive
-    the sparse tensor cores of sm_80 and newer in fp16 and bf16; elsewhere dense, exact and no faster.
-
-    Raises PerfmodelError on a GPU without sparse tensor cores for this dtype.
-    """
+def linear_sparse24(x_MK: Tensor, weight: formats.Sparse24Weight, bias_N: Tensor | None = None) -> Tensor:
+    """On a GPU by torch's semi-structured kernels, for sm_80 and newer in fp16 and bf16; elsewhere dense, exact and no
+    faster. Raises PerfmodelError on a GPU without sparse tensor cores for this dtype."""
     if x_MK.device.type != "cuda":
-        return functional.linear(x_MK, expanded(weight, x_MK.dtype), bias_N)
+        return functional.linear(x_MK, formats.expanded(weight, x_MK.dtype), bias_N)
     if weight not in _compressed:
         capability, dtype = torch.cuda.get_device_capability(x_MK.device), weight.values_NJ.dtype
         if capability < _LEAST_CAPABILITY_24 or dtype not in (torch.float16, torch.bfloat16):
@@ -235,27 +204,25 @@ def linear_sparse24(x_MK: Tensor, weight: Sparse24Weight, bias_N: Tensor | None 
                 f"2:4 sparse products need sm_80 or newer and float16 or bfloat16; this is "
                 f"sm_{capability[0]}{capability[1]} with {str(dtype).removeprefix('torch.')}. Use a dense weight."
             )
-        _compressed[weight] = torch.sparse.to_sparse_semi_structured(dequantize(weight).to(dtype))
+        _compressed[weight] = torch.sparse.to_sparse_semi_structured(formats.dequantize(weight).to(dtype))
     return functional.linear(x_MK, _compressed[weight], bias_N)
 
 
 _for_library: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
 
 
-def dense_weight(weight: MatrixWeight, dtype: torch.dtype) -> Tensor:
-    """[N, K] in `dtype`, for products that quantised ones are compared with; expanded at its first call, which is not
-    what is timed."""
+def dense_weight(weight: formats.MatrixWeight, dtype: torch.dtype) -> Tensor:
+    """[N, K] in `dtype`, for products that quantised ones are compared with; expanded at its first call, untimed."""
     if weight not in _for_library:
-        _for_library[weight] = dequantize(weight).to(dtype)
+        _for_library[weight] = formats.dequantize(weight).to(dtype)
     return _for_library[weight]
 
 
-def _dense_product(x_MK: Tensor, weight: MatrixWeight, bias_N: Tensor | None = None) -> Tensor:
+def _dense_product(x_MK: Tensor, weight: formats.MatrixWeight, bias_N: Tensor | None = None) -> Tensor:
     return functional.linear(x_MK, dense_weight(weight, x_MK.dtype), bias_N)
 
 
-def _scaled_mm(x_MK: Tensor, weight: Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
-    """torch's FP8 product (cuBLAS, CUTLASS), with its own quantisation of x before it."""
+def _scaled_mm(x_MK: Tensor, weight: formats.Fp8Weight, bias_N: Tensor | None = None) -> Tensor:
     values_MK, scales_M = quantize_tokens_fp8(x_MK)
     scales = (scales_M[:, None], weight.scales_N[None, :])
     return torch._scaled_mm(values_MK, weight.values_NK.T, *scales, bias_N, out_dtype=x_MK.dtype, use_fast_accum=True)
@@ -273,39 +240,36 @@ class SampleFormat(NamedTuple):
     make: _Make
 
 
-def _int8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> Int8Weight:
+def _int8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> formats.Int8Weight:
     codes = inputs.integers(-127, 128, n, k, dtype=torch.int8)
-    return Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
+    return formats.Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
 
 
-def _fp8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> Fp8Weight:
+def _fp8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> formats.Fp8Weight:
     values = inputs.normal(n, k, dtype=torch.float8_e4m3fn)
-    return Fp8Weight(values, inputs.normal(n, dtype=torch.float32, scale=k**-0.5), quantizes_input)
+    return formats.Fp8Weight(values, inputs.normal(n, dtype=torch.float32, scale=k**-0.5), quantizes_input)
 
 
-def _int4(inputs: Inputs, n: int, k: int, dtype: torch.dtype, *, group: int, has_zeros: bool = False) -> Int4Weight:
+def _int4(
+    inputs: Inputs, n: int, k: int, dtype: torch.dtype, *, group: int, has_zeros: bool = False
+) -> formats.Int4Weight:
     zeros = inputs.integers(0, 16, k // group, n, dtype=torch.uint8) if has_zeros else None
     scales = inputs.normal(k // group, n, dtype=dtype, scale=k**-0.5 / 4)
-    return Int4Weight(inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), scales, zeros, group)
+    return formats.Int4Weight(inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), scales, zeros, group)
 
 
-def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> BlockFp8Weight:
-    blocks = (-(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
+def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> formats.BlockFp8Weight:
+    blocks = (-(-n // formats.FP8_BLOCK), -(-k // formats.FP8_BLOCK))
     scales = inputs.normal(*blocks, dtype=torch.float32, scale=k**-0.5)
-    return BlockFp8Weight(inputs.normal(n, k, dtype=torch.float8_e4m3fn), scales)
+    return formats.BlockFp8Weight(inputs.normal(n, k, dtype=torch.float8_e4m3fn), scales)
 
 
-def _mxfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp4Weight:
-    """Scales from 2^-10 to 2^-3."""
-    codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
-    return Fp4Weight(codes, inputs.integers(117, 125, k // 32, n, dtype=torch.uint8))
-
-
-def _nvfp4(inputs: Inputs, n: int, k: int, _: torch.dtype) -> Fp4Weight:
-    """Scales from the least E4M3 number to 448, below 1 / (448 sqrt k)."""
-    codes = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8)
-    scales = inputs.integers(1, 127, k // 16, n, dtype=torch.uint8)
-    return Fp4Weight(codes, scales, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448))
+def _fp4(inputs: Inputs, n: int, k: int, _: torch.dtype, *, group: int) -> formats.Fp4Weight:
+    codes, is_mx = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), group == 32
+    scales = inputs.integers(*((117, 125) if is_mx else (1, 127)), k // group, n, dtype=torch.uint8)
+    return formats.Fp4Weight(
+        codes, scales, None if is_mx else inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448)
+    )
 
 
 def _weight_only(weights: str, group: int = 0) -> LinearFormat:
@@ -329,8 +293,8 @@ FORMATS: Mapping[str, SampleFormat] = MappingProxyType(
         "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
         "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
         "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
-        "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), _mxfp4),
-        "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), _nvfp4),
+        "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
+        "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), partial(_fp4, group=16)),
     }
 )
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
@@ -342,19 +306,10 @@ _SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096))  # n, k of 
 
 # Odd sizes, few and many tokens, several slices of K: format (None: plain), m, n, k, whether there is a bias.
 _TINY_SIZES: tuple[tuple[str | None, int, int, int, bool], ...] = (
-    (None, 1, 48, 144, False),
-    (None, 5, 72, 1100, True),
-    (None, 70, 130, 80, True),
-    (None, 130, 40, 600, False),
-    ("int8_wo", 3, 72, 1100, True),
-    ("int8_wo", 70, 40, 144, False),
-    ("fp8_wo", 5, 40, 144, False),
-    ("int4_wo", 3, 72, 1024, True),
-    ("int4_wo", 70, 40, 384, False),
-    ("int4_wo_zeros", 9, 40, 192, True),
-    ("w4a16_mxfp4", 3, 72, 1088, True),
-    ("w4a16_mxfp4", 70, 40, 192, False),
-    ("w4a16_nvfp4", 5, 72, 320, True),
+    *((None, 1, 48, 144, False), (None, 5, 72, 1100, True), (None, 70, 130, 80, True), (None, 130, 40, 600, False)),
+    *(("int8_wo", 3, 72, 1100, True), ("int8_wo", 70, 40, 144, False), ("fp8_wo", 5, 40, 144, False)),
+    *(("int4_wo", 3, 72, 1024, True), ("int4_wo", 70, 40, 384, False), ("int4_wo_zeros", 9, 40, 192, True)),
+    *(("w4a16_mxfp4", 3, 72, 1088, True), ("w4a16_mxfp4", 70, 40, 192, False), ("w4a16_nvfp4", 5, 72, 320, True)),
     *((form, 260, 40, 192, True) for form in ("int8_wo", "int4_wo_zeros", "w4a16_mxfp4", "w4a16_nvfp4")),
     *((form, 3, 72, 1100, True) for form in ("int8", "fp8")),
     *((form, 70, 40, 144, False) for form in ("int8", "fp8", "fp8_block")),
@@ -363,12 +318,10 @@ _TINY_SIZES: tuple[tuple[str | None, int, int, int, bool], ...] = (
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """All formats, with and without a bias."""
     return [_problem(form, m, n, k, dtype, has_bias) for form, m, n, k, has_bias in _TINY_SIZES]
 
 
 def serving() -> list[Problem]:
-    """Decode batches that read a weight once, chunks of prompts that fill the tensor cores; plain ones of 70B, too."""
     lists: tuple[tuple[tuple[str | None, ...], tuple[tuple[int, int], ...], tuple[int, ...]], ...] = (
         ((None,), (*_SHAPES, (28672, 8192)), (1, 8, 16, 64, 128, 512, 4096)),
         (("int8_wo", "int4_wo", "w4a16_mxfp4", "w4a16_nvfp4"), _SHAPES, (1, 8, 16, 64, 512, 4096)),

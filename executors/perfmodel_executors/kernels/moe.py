@@ -1,7 +1,5 @@
-"""Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer.
-
-The time of the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens.
-"""
+"""Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer. The time of
+the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens."""
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
@@ -33,12 +31,9 @@ LEAST_SUM = 1e-20  # of scores, before weights are divided by it (DeepSeek-V3)
 
 
 class RoutingRule(NamedTuple):
-    """scoring:      softmax over all experts, or the sigmoid of each
-    renormalizes: the weights of the chosen experts are divided by their sum
-    scale:        and then multiplied by this
-    num_groups:   of neighbouring experts; a token's are in the best `top_k_groups` of them
-    groups_by:    the score of a group: that of its best expert (max), or the sum of its best two (top2)
-    """
+    """scoring: softmax over all experts, or the sigmoid of each; renormalizes: weights of the chosen are divided by
+    their sum, then multiplied by `scale`. A token's experts are in the best `top_k_groups` of `num_groups` neighbours,
+    by their best expert (groups_by max) or the sum of their best two (top2)."""
 
     scoring: str = "softmax"
     renormalizes: bool = True
@@ -53,14 +48,8 @@ PLAIN_RULE = RoutingRule()
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """down(act(up(x))) for each expert, in the activations of a `Kernels.activate`.
-
-    up_EFC:       [gate | up] if gated, which is twice as wide as what `down` reads
-    down_ECI:     back to the width of x
-    activation:   by its name in a model card
-    gated:        whether the activated half of `up` multiplies the other
-    up_bias_EF, down_bias_EC: added behind either product (gpt-oss); None: without
-    """
+    """down(act(up(x))) for each expert, in the activations of a `Kernels.activate`. up_EFC: [gate | up] if gated, where
+    the activated half multiplies the other; biases: added behind either product (gpt-oss); None: without."""
 
     up_EFC: Tensor | ExpertWeight
     down_ECI: Tensor | ExpertWeight
@@ -116,11 +105,8 @@ def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer:
 
 
 def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
-    """As `grouped_experts`, where every expert multiplies `num_rows` rows: buffers are padded with zeros, and what
-    exceeds them adds nothing. First choices go before second ones, in the order of the tokens.
-
-    Source: Lepikhin et al. 2020 (GShard), algorithm 1.
-    """
+    """As `grouped_experts`, where every expert multiplies `num_rows` rows: padded with zeros; what exceeds them adds
+    nothing, first choices first. Source: Lepikhin et al. 2020 (GShard), algorithm 1."""
     kernels, num_experts = _torch_kernels(), layer.up_EFC.shape[0]
     experts_A = experts_TX.T.flatten()
     order_A = torch.argsort(experts_A, stable=True)
@@ -190,7 +176,6 @@ _STORED_TOKENS = (1, 4, 16, 64, 1024)
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd sizes: one token, a few in one tile each, and more than the tile that needs no sorting."""
     shapes = ((1, MoEFFN(4, 2, 24)), (5, MoEFFN(9, 3, 20, gated=False, activation="relu2")), (19, MoEFFN(3, 1, 33)))
     grouped = _GROUPED._replace(num_groups=3, top_k_groups=2)  # of a number that is no power of two
     rules = (grouped, grouped._replace(groups_by="max", scoring="softmax"), RoutingRule(renormalizes=False))
@@ -216,7 +201,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Decode batches, whose time is the weights of the experts they touch, and chunks."""
     blocks = []
     for model in map(load_model, _MODELS):
         ffn = next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN))
@@ -269,12 +253,7 @@ def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
 
 
 def _experts(
-    tokens: int,
-    width: int,
-    ffn: MoEFFN,
-    dtype: torch.dtype,
-    chosen: _Choices | None = None,
-    form: str | None = None,
+    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, chosen: _Choices | None = None, form: str | None = None
 ) -> Problem:
     """A problem with the experts `chosen`, else random (and no work counted); form: format of weights, None plain."""
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)

@@ -1,8 +1,6 @@
-"""Problems of operators: calls with their inputs, for tests, ahead-of-time compilation and measurement alike.
-
-The module of an operator has two lists of them: `tiny(dtype)`, odd sizes that an interpreter gets through, and
-`serving()`, the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory.
-"""
+"""Problems of operators: calls with their inputs, for tests, ahead-of-time compilation and measurement alike. The
+module of an operator has two lists of them: `tiny(dtype)`, odd sizes that an interpreter gets through, and `serving()`,
+the sizes that matter on a GPU. A problem makes its inputs on any device; on `meta` they have no memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,50 +19,29 @@ Sizes = Mapping[str, int | float | str]
 
 
 class Inputs:
-    """Makes tensors on one device, equal for equal seeds there."""
-
     def __init__(self, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.device = torch.device(device)
-        self._is_meta = self.device.type == "meta"
-        self._generator = None if self._is_meta else torch.Generator(self.device).manual_seed(seed)
+        self._generator = None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        """Standard normal times `scale`."""
-        if self._is_meta:
-            return torch.empty(shape, dtype=dtype, device=self.device)
         values = torch.randn(shape, generator=self._generator, device=self.device)
         return values.mul_(scale).to(dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Uniform in low .. high - 1."""
-        if self._is_meta:
-            return torch.empty(shape, dtype=dtype, device=self.device)
         return torch.randint(low, high, shape, generator=self._generator, device=self.device, dtype=dtype)
 
     def permutation(self, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """0 .. size - 1 in random order."""
-        if self._is_meta:
-            return torch.empty(size, dtype=dtype, device=self.device)
         return torch.randperm(size, generator=self._generator, device=self.device).to(dtype)
 
     def of(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        """These very values."""
-        if self._is_meta:
-            return torch.empty(torch.tensor(values).shape, dtype=dtype, device=self.device)
         return torch.tensor(values, dtype=dtype, device=self.device)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of an operator.
-
-    operator:  a row of KERNELS
-    sizes:     what the call is about, by the names that tables of measured kernels use (m, n, k; batch_size, isl, ...)
-    make:      the arguments, from a maker of inputs; called twice with equal seeds it gives equal arguments
-    work:      FLOPs and least bytes, as the cost model counts them; None where nothing is measured
-    tolerance: largest |difference| to the reference, as a share of the reference's largest magnitude
-    baselines: library calls for the same arguments, by name; the fastest is compared with
-    """
+    """One call of an operator. sizes: by the names that tables of measured kernels use; make: equal arguments of equal
+    seeds; work: as the cost model counts it, None where nothing is measured; tolerance: largest |difference| as a share
+    of the reference's largest magnitude; baselines: library calls for the same arguments, by name."""
 
     operator: str
     sizes: Sizes
@@ -94,10 +71,8 @@ _BACKENDS = {
 
 
 def by_backend(attend: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
-    """`attend`, which calls SDPA, by each backend alone, which raises RuntimeError where it does not take a call.
-
-    Left to itself SDPA takes the first one that its heuristics allow, which need not be the fastest.
-    """
+    """`attend`, which calls SDPA, by each backend alone, which raises RuntimeError where it does not take a call. Left
+    to itself SDPA takes the first one that its heuristics allow, which need not be the fastest."""
 
     def forced(backend: SDPBackend, *args: object) -> Tensor:
         with sdpa_kernel(backend):

@@ -9,7 +9,6 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 
 
 def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """Normalised x, in x's dtype."""
     return functional.rms_norm(x_TC, weight_C.shape, weight_C, eps)
 
 
@@ -25,13 +24,11 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd rows and columns."""
     shapes = ((1, 8), (3, 129), (5, 64))
     return [_problem(name, *shape, dtype) for name in ("rms_norm", "add_rms_norm") for shape in shapes]
 
 
 def serving() -> list[Problem]:
-    """A decode batch, a chunk, and sizes beyond the L2 (32 MB and more) at widths of 1B, 8B and 70B models."""
     shapes = ((64, 4096), (2048, 4096), (8192, 2048), (8192, 4096), (8192, 8192))
     return [_problem(name, *shape, torch.bfloat16) for name in ("add_rms_norm", "rms_norm") for shape in shapes]
 

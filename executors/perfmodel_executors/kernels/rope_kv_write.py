@@ -1,9 +1,6 @@
 """RoPE of queries and keys, and the paged write of keys and values: what comes between the projection and attention.
-
 Rotations are in the half-rotation layout (pairs are elements i and i + H/2 of a head); the engine assigned the slots.
-
-Problems: queries, keys and values as slices of one projection's output, written to shuffled slots.
-"""
+Problems: queries, keys and values as slices of one projection's output, written to shuffled slots."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,18 +34,9 @@ def kv_write(k_TKH: Tensor, v_TKH: Tensor, pages: KVPages, slots_T: Tensor) -> N
 
 
 def rope_kv_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_sin_TH: Tensor | None,
-    pages: KVPages,
-    slots_T: Tensor,
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cos_sin_TH: Tensor | None, pages: KVPages, slots_T: Tensor
 ) -> Tensor:
-    """The rotated queries; rotated keys and values go to their slots of `pages`, quantised as those are.
-
-    cos_sin: the table's row of each token's position (see `rope_table`); None for a layer without RoPE
-    slots:   block_id * block_size + offset of each token
-    """
+    """The rotated queries; keys and values go to their `slots` of `pages`. cos_sin: see `rope_table`; None: no RoPE."""
     if cos_sin_TH is not None:
         q_TNH, k_TKH = rope(q_TNH, cos_sin_TH), rope(k_TKH, cos_sin_TH)
     pages.write(k_TKH, v_TKH, slots_T)
@@ -60,7 +48,6 @@ _THETA = 10_000.0
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd numbers of heads, head sizes that are no powers of two, values of another size, no table."""
     return [
         _problem(5, (3, 1), (20, 12), dtype, dtype),
         _problem(3, (6, 5), (16, 16), dtype, dtype, has_rope=False),
@@ -70,7 +57,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """Prompts beyond the L2 and a decode batch of an 8B model's heads, in the formats of the cache."""
     shapes = ((8192, (32, 8)), (64, (32, 8)), (16384, (64, 8)))
     kinds = (torch.bfloat16, FP8, torch.int8)
     return [_problem(tokens, heads, (128, 128), torch.bfloat16, kv) for kv in kinds for tokens, heads in shapes]

@@ -38,10 +38,8 @@ WEIGHT_BITS = 40  # of the integer of the largest weight, whose sum over a vocab
 
 
 def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
-    """The index of each row's largest logit, [S]; the first of equal ones.
-
-    num_nan: int64 [1], to which logits that are not numbers are added
-    """
+    """The index of each row's largest logit, [S]; the first of equal ones. num_nan: int64 [1], to which logits that are
+    not numbers are added."""
     return _numbers(logits_SV, num_nan).argmax(dim=-1)
 
 
@@ -54,15 +52,9 @@ def sample_top_k_top_p(
     min_p_S: Tensor | None = None,
     num_nan: Tensor | None = None,
 ) -> Tensor:
-    """One token for each row, int64 [S].
-
-    draws_S:       int64 in 0 .. 2^31 - 1
-    temperature_S: fp32; 0 takes the most likely token, the first of equal ones
-    top_k_S:       int32; how many tokens to draw from, 0 for all
-    top_p_S:       fp32; which share of the probability, 1 for all
-    min_p_S:       fp32; the least probability over the largest, 0 for all
-    num_nan:       int64 [1], to which logits that are not numbers are added
-    """
+    """One token for each row, int64 [S]. draws_S: int64 in 0 .. 2^31 - 1; temperature_S: fp32, 0 takes the first of the
+    most likely tokens; top_k_S: int32, 0 for all; top_p_S: fp32, 1 for all; min_p_S: fp32, least probability over the
+    largest; num_nan: int64 [1], to which logits that are not numbers are added."""
     logits_SV = _numbers(logits_SV, num_nan).float()
     is_greedy_S1 = (temperature_S <= 0)[:, None]
     inverse_S1 = 1.0 / torch.where(is_greedy_S1, 1.0, temperature_S[:, None])
@@ -116,13 +108,9 @@ _TINY = 1e-30  # below it, nothing of a distribution is left
 def verify_greedy(
     tokens_RN: Tensor, parents: Sequence[int], chosen_RN: Tensor, num_nodes_R: Tensor | None = None
 ) -> Tensor:
-    """The last node kept of each sequence, int64 [R]; what follows it is `chosen` there.
-
-    tokens:    ids of the nodes, the known token first
-    parents:   the node before each; -1 for node 0
-    chosen:    the target's most likely token after each node
-    num_nodes: how many of a sequence's nodes were drafted, the known token included; None for all
-    """
+    """The last node kept of each sequence, int64 [R]; what follows it is `chosen` there. tokens: of the nodes, the
+    known one first; parents: -1 for node 0; chosen: the target's most likely token after each node; num_nodes: drafted
+    of a sequence, the known token included; None for all."""
     drafted_RN = _drafted(tokens_RN, num_nodes_R)
     kept, depths = [torch.ones_like(drafted_RN[:, 0])], [1]
     for node, parent in list(enumerate(parents))[1:]:
@@ -141,13 +129,9 @@ def verify_stochastic(
     uniform_RN: Tensor,
     num_nodes_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The last node kept of each sequence and the token that follows it, int64 [R] each.
-
-    tokens, parents, num_nodes: as for `verify_greedy`
-    draft:   the distribution that each node was drawn from; node 0's is not read
-    target:  the target's distribution after each node
-    uniform: in [0, 1), independent; node 0's draws the token that follows the last node kept
-    """
+    """The last node kept of each sequence and the token that follows it, int64 [R] each. draft: the distribution that
+    each node was drawn from; target: after each node; uniform: in [0, 1), independent; node 0's draws the token that
+    follows the last node kept; the others as for `verify_greedy`."""
     drafted_RN = _drafted(tokens_RN, num_nodes_R)
     at_R = torch.zeros_like(tokens_RN[:, 0])
     left_RV = target_RNV[:, 0].double()
@@ -169,7 +153,6 @@ def verify_stochastic(
 
 
 def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:
-    """Which nodes are there, bool [R, N]."""
     num_nodes = tokens_RN.shape[1]
     if num_nodes_R is None:
         return torch.ones_like(tokens_RN, dtype=torch.bool)
@@ -182,7 +165,6 @@ _TOLERANCE = 0.01
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Vocabularies that no block divides, of one piece and of several; a row with logits that are no numbers."""
     return [
         _problem("greedy", 3, 100, dtype),
         _problem("greedy", 2, 9000, dtype, num_nan=5000),
@@ -192,7 +174,6 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    """A batch of one to a full one."""
     names = ("greedy", "sample_top_k_top_p")
     return [_problem(name, s, v, torch.float32) for name in names for v in _VOCABULARIES for s in (1, 32, 256)]
 

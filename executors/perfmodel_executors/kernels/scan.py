@@ -1,12 +1,7 @@
-"""Scans in torch, in fp32: one update for a new token, chunks of matrix products for prompts.
-
-Inputs have the names of linear attention: Mamba-2's C, B, x and dt are q, k, v and beta.
-
-Mamba-2: Dao and Gu 2024, listing 1. The gated delta rule: Yang et al. 2025, in the WY form: a triangular system for
-what each token writes once what those before it in the chunk have written is taken away.
-
-Problems: sizes of Mamba-2 2.7B and Qwen3-Next, and odd ones.
-"""
+"""Scans in torch, in fp32: one update for a new token, chunks of matrix products for prompts. Inputs have the names of
+linear attention: Mamba-2's C, B, x and dt are q, k, v and beta. Mamba-2: Dao and Gu 2024, listing 1. The gated delta
+rule: Yang et al. 2025, in the WY form: a triangular system for what each token writes once what those before it in the
+chunk have written is taken away. Problems: sizes of Mamba-2 2.7B and Qwen3-Next, and odd ones."""
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
@@ -43,7 +38,6 @@ class ScanInputs(NamedTuple):
     chunk: int
 
     def tokens(self, which: slice) -> "ScanInputs":
-        """Those of some tokens."""
         return self._replace(
             q_TGK=self.q_TGK[which],
             k_TGK=self.k_TGK[which],
@@ -67,10 +61,8 @@ def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tens
 
 
 def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RHKV: Tensor) -> Tensor:
-    """Chunks of sequences behind one another, [T, H, V]; `rows` as those of the decode.
-
-    starts: [G + 1]; chunk g has the tokens starts[g] : starts[g + 1]
-    """
+    """Chunks of sequences behind one another, [T, H, V]; `rows` as those of the decode. starts: [G + 1]; chunk g has
+    the tokens starts[g] : starts[g + 1]."""
     starts: list[int] = starts_G.tolist()
     parts = [
         _sequence(inputs.tokens(slice(begin, end)), states_RHKV[row])
@@ -80,12 +72,10 @@ def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RH
 
 
 def _sequence(inputs: ScanInputs, state_of_row: Tensor) -> Tensor:
-    """The new tokens of one sequence, [T, H, V], whose state is changed in place.
-
-    With g the summed log decays of a chunk, a token takes of what token s wrote exp(g_t - g_s). With the delta rule,
-    W = b k e^g and U = b v solve (I + L) [W | U] = [w | u], where L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; then
-    what tokens write is U - W S, of the state S before the chunk.
-    """
+    """The new tokens of one sequence, [T, H, V], whose state is changed in place. With g the summed log decays of a
+    chunk, a token takes of what token s wrote exp(g_t - g_s). With the delta rule, W = b k e^g and U = b v solve (I +
+    L) [W | U] = [w | u], where L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; then what tokens write is U - W S, of the
+    state S before the chunk."""
     q_THK, k_THK, v_THV = _per_head(inputs)
     state_HKV, parts = state_of_row.float(), []
     for begin in range(0, len(q_THK), inputs.chunk):
@@ -110,7 +100,6 @@ def _sequence(inputs: ScanInputs, state_of_row: Tensor) -> Tensor:
 
 
 def _per_head(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [T, H, ...] in fp32."""
     shared = inputs.v_THV.shape[1] // inputs.q_TGK.shape[1]
     q_THK, k_THK = (part.float().repeat_interleave(shared, 1) for part in (inputs.q_TGK, inputs.k_TGK))
     return q_THK, k_THK, inputs.v_THV.float()
@@ -126,8 +115,6 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 class _Sizes(NamedTuple):
-    """Heads, groups of them that share queries and keys, elements of a key and of a value; the delta rule or not."""
-
     heads: int
     groups: int
     keys: int
@@ -140,7 +127,6 @@ _MAMBA = _Sizes(80, 1, 128, 64, False)
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Odd sizes, chunks shorter and longer than a tile."""
     delta, mamba = _Sizes(4, 2, 20, 24, True), _Sizes(4, 1, 16, 40, False)
     prompts = [_prefill([70, 1, 130], delta, dtype), _prefill([64], delta._replace(values=16), dtype)]
     prompts += [_prefill([5, 140], mamba, dtype), _prefill([65], mamba._replace(groups=4, keys=9), dtype)]

@@ -29,10 +29,8 @@ Stacked = Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight
 @dataclass(frozen=True, eq=False)
 class ExpertWeight:
     """[E, N, K]: the experts' matrices one below the other, `stacked` as one weight [E N, K]. `weight[e]` is one's own.
-
     Scales belong to outputs, or to groups within one, so that stacking and quantising can change places; blocks of 128
-    outputs are whole in each expert.
-    """
+    outputs are whole in each expert."""
 
     stacked: Stacked
     num_experts: int
@@ -69,10 +67,8 @@ class ExpertWeight:
 
 
 def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -> ExpertWeight:
-    """All experts by one of the ways of `weight_formats`.
-
-    Raises PerfmodelError for a format that grouped products do not know.
-    """
+    """All experts by one of the ways of `weight_formats`. Raises PerfmodelError for a format that grouped products do
+    not know."""
     stacked = quantize(weight_ENK.flatten(0, 1))
     if isinstance(stacked, BlockFp8Weight):
         _check_blocks(weight_ENK.shape[1])
@@ -84,10 +80,8 @@ def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -
 
 
 def stack_experts(weights: Sequence[Weight]) -> Tensor | ExpertWeight:
-    """The experts' own matrices as those of a layer: all plain ones, or all in e4m3 blocks.
-
-    Raises PerfmodelError for blocks that are not whole in each expert.
-    """
+    """The experts' own matrices as those of a layer: all plain ones, or all in e4m3 blocks. Raises PerfmodelError for
+    blocks that are not whole in each expert."""
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     if len(plain) == len(weights):
         return torch.stack(plain)
@@ -128,10 +122,8 @@ def _joined(above: MatrixWeight, below: MatrixWeight) -> MatrixWeight | None:
 
 
 def reordered(weight: MatrixWeight, order: Callable[[Tensor], Tensor]) -> MatrixWeight:
-    """The weight with its rows as `order` puts those of a matrix; `order` may give back what it is given.
-
-    Raises PerfmodelError for blocks that have rows of several outputs.
-    """
+    """The weight with its rows as `order` puts those of a matrix; `order` may give back what it is given. Raises
+    PerfmodelError for blocks that have rows of several outputs."""
     if isinstance(weight, GgufWeight):
         return GgufWeight(order(weight.blocks_NJ).contiguous(), weight.form)
     if isinstance(weight, Tensor):

@@ -36,14 +36,12 @@ _BYTES = 2  # of an element of a serving problem
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
-    """Every activation, gated and plain."""
     shapes = ((3, 40, True), (2, 129, False))
     plain = [_problem(*shape, name, dtype) for name in ACTIVATIONS for shape in shapes]
     return [*plain, _problem(3, 40, True, "swiglu_oai", dtype)]
 
 
 def serving() -> list[Problem]:
-    """A decode batch, chunks, and sizes beyond the L2."""
     shapes = ((64, 14336), (2048, 14336), (8192, 14336), (4096, 28672))
     return [_problem(*shape, True, "silu", torch.bfloat16) for shape in shapes]
 

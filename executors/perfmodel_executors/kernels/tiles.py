@@ -5,10 +5,6 @@ dropped before anything is compiled, by the law that Triton's pipeliner follows:
 
     bytes = (stages - 1) tile   on Ampere, Ada and consumer Blackwell, whose cp.async fills the stage being left
     bytes = stages tile         on Hopper and Blackwell, where the copy engine writes ahead of the tensor cores
-
-(tile: bytes of all operands of one pipeline stage; checked against binaries by the tests.) Within `tuning()`, on a GPU,
-the remaining ones are timed once per problem and the choice is kept for the process: the first one, unless another
-needs 3 % less time, which is more than repeated timings of one kernel differ by.
 """
 
 import time
@@ -46,9 +42,8 @@ class TileConfig:
 
 
 _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
-_is_tuning: ContextVar[bool] = ContextVar("is_tuning", default=False)
-_may_tune: ContextVar[bool] = ContextVar("may_tune", default=True)
-_is_listing: ContextVar[bool] = ContextVar("is_listing", default=False)
+_is_tuning, _may_tune = ContextVar("is_tuning", default=False), ContextVar("may_tune", default=True)
+_is_listing = ContextVar("is_listing", default=False)
 _chosen: dict[tuple[str, str, Hashable], "_Choice"] = {}
 _MOST_TUNING_S = 20.0  # of a problem, compiling included; the candidates to trust come first
 _MARGIN = 0.97  # of the first candidate's time, which another one has to stay below
@@ -100,11 +95,7 @@ def fitting(
     kernel: str,
 ) -> list[TileConfig]:
     """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter).
-
-    shared_bytes: (candidate, compute capability) -> bytes of a thread block
-
-    Raises DoesNotFitError if none does.
-    """
+    shared_bytes: (candidate, compute capability) -> bytes of a thread block. Raises DoesNotFitError if none does."""
     if limits is None:
         return list(candidates)
     kept = [c for c in candidates if shared_bytes(c, limits.capability) <= limits.shared_bytes]
@@ -125,14 +116,8 @@ def pick(
     run: Callable[[TileConfig], None],
     device: torch.device,
 ) -> TileConfig:
-    """The configuration to run `kernel` with on `device`.
-
-    problem: what the best choice depends on: shapes (rounded, so that similar ones share a choice) and dtypes
-    candidates: lists them, the one to trust without measuring first; asked only while nothing is chosen
-    run:     launches the kernel with a candidate; harmless to repeat
-
-    Raises DoesNotFitError if the device's SRAM holds none of the candidates.
-    """
+    """The configuration to run `kernel` with. problem: what the best choice depends on; candidates: the one to trust
+    without measuring first; run: launches the kernel with one, harmless to repeat. Raises DoesNotFitError."""
     limits = limits_of(device)
     key = (kernel, limits.name if limits else device.type, problem)
     known = _chosen.get(key)
@@ -146,7 +131,11 @@ def pick(
     may_time = _is_tuning.get() and _may_tune.get() and device.type == "cuda"
     if not may_time or torch.cuda.is_current_stream_capturing():
         return kept[0]
-    times_ms = _timed(run, kept) if len(kept) > 1 else [0.0]
+    start, times_ms = time.monotonic(), [0.0] if len(kept) == 1 else []
+    for config in kept[len(times_ms) :]:
+        times_ms.append(_milliseconds(run, config))
+        if time.monotonic() - start > _MOST_TUNING_S:
+            break
     fastest = min(range(len(times_ms)), key=lambda index: times_ms[index])
     # The first where none compiles, too, so that its error is the one that is raised.
     leads = times_ms[fastest] < _MARGIN * times_ms[0]
@@ -203,16 +192,6 @@ def _limits_of(device: torch.device) -> DeviceLimits | None:
     facts = torch.cuda.get_device_properties(device)
     shared = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
     return DeviceLimits(facts.name, facts.major * 10 + facts.minor, int(shared))
-
-
-def _timed(run: Callable[[TileConfig], None], candidates: Sequence[TileConfig]) -> list[float]:
-    """Milliseconds of the candidates in their order, until the time for tuning is over."""
-    start, times_ms = time.monotonic(), []
-    for config in candidates:
-        times_ms.append(_milliseconds(run, config))
-        if time.monotonic() - start > _MOST_TUNING_S:
-            break
-    return times_ms
 
 
 def _milliseconds(run: Callable[[TileConfig], None], config: TileConfig) -> float:

@@ -1,9 +1,7 @@
 """What a weight [N, K] (N outputs, K inputs) is stored as in fewer bits, how a matrix becomes it, and what it means.
-
 Matrices are rounded to nearest. Symmetric scales put the largest magnitude on the largest code, so that |w -
 dequantised| <= scale / 2 (for e4m3, 2^-4 of the value, or half the smallest step). Scales are rounded to their stored
-dtype first, codes follow.
-"""
+dtype first, codes follow."""
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
@@ -36,9 +34,7 @@ _MXFP4_GROUP, _NVFP4_GROUP = 32, 16
 
 class _Stored:
     """A container: its first tensor has the codes, a row for each output; names end with the tensors' shapes.
-
-    Containers are compared by identity, so that a library's own packing of one can be remembered beside it.
-    """
+    Containers are compared by identity, so that a library's own packing of one can be remembered beside it."""
 
     per_column: ClassVar[int] = 1  # inputs in a column of the codes
 
@@ -69,12 +65,9 @@ class _ScaledRows(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class Int8Weight(_ScaledRows):
-    """Values in INT8.
-
-    quantizes_input: activations are quantised to INT8 too, with a scale for each token
-    outlier_threshold: columns of activations with a larger magnitude are multiplied apart, unquantised (LLM.int8)
-    input_scale: fp32, of no dimension: of all activations, known beforehand (SmoothQuant); None: each token's own
-    """
+    """Values in INT8. quantizes_input: activations are quantised to INT8 too, with a scale for each token;
+    outlier_threshold: columns of activations with a larger magnitude are multiplied apart, unquantised (LLM.int8);
+    input_scale: fp32, of no dimension: of all activations, known beforehand (SmoothQuant); None: each token's own."""
 
     quantizes_input: bool = False
     outlier_threshold: float | None = None
@@ -83,20 +76,16 @@ class Int8Weight(_ScaledRows):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(_ScaledRows):
-    """Values in e4m3; equal scales make a scale per tensor.
-
-    quantizes_input: activations are quantised to e4m3 too, with a scale for each token
-    """
+    """Values in e4m3; equal scales make a scale per tensor. quantizes_input: activations are quantised to e4m3 too,
+    with a scale for each token."""
 
     quantizes_input: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class BlockFp8Weight(_Stored):
-    """Values in e4m3 with a scale for each block of 128 x 128 (DeepSeek-V3), whose last ones may be smaller.
-
-    scales_RG: fp32 [ceil(N / 128), ceil(K / 128)]; activations have a scale for each token and 128 inputs
-    """
+    """Values in e4m3 with a scale for each block of 128 x 128 (DeepSeek-V3), whose last ones may be smaller. scales_RG:
+    fp32 [ceil(N / 128), ceil(K / 128)]; activations have a scale for each token and 128 inputs."""
 
     values_NK: Tensor
     scales_RG: Tensor
@@ -111,12 +100,10 @@ class BlockFp8Weight(_Stored):
 @dataclass(frozen=True, eq=False)
 class Fp4Weight(_Stored):
     """Values in E2M1 (a sign, two bits of exponent, one of mantissa) with a scale for each output and group of inputs:
-    of 32 a power of two in E8M0 (MXFP4; OCP Microscaling Formats 1.0), of 16 in E4M3 (NVFP4; NVIDIA).
-
-    packed_NJ:    uint8 [N, K / 2]: byte j of 32 has input j of 64 in its low four bits and input 32 + j in the others
-    scales_GN:    uint8 [K / group, N], the scales' own bits
-    row_scales_N: fp32, multiplies each output (equal ones make NVFP4's scale of a tensor); None: without
-    """
+    of 32 a power of two in E8M0 (MXFP4; OCP Microscaling Formats 1.0), of 16 in E4M3 (NVFP4; NVIDIA). packed_NJ: uint8
+    [N, K / 2]: byte j of 32 has input j of 64 in its low four bits and input 32 + j in the others; scales_GN: uint8 [K
+    / group, N], the scales' own bits; row_scales_N: fp32, multiplies each output (equal ones make NVFP4's scale of a
+    tensor); None: without."""
 
     packed_NJ: Tensor
     scales_GN: Tensor
@@ -170,12 +157,8 @@ class Int4Weight(_Stored):
 @dataclass(frozen=True, eq=False)
 class Int4Int8Weight(_Stored):
     """w = (q - zero) * scale * row scale, q in 0..15, where (q - zero) * scale is an INT8 number: what INT8 activations
-    are multiplied by (QServe's progressive groups; Lin et al. 2024, section 4.1).
-
-    packed_NJ:           as of an Int4Weight
-    scales_GN, zeros_GN: uint8 [K / G, N]
-    row_scales_N:        fp32
-    """
+    are multiplied by (QServe's progressive groups; Lin et al. 2024, section 4.1). packed_NJ: as of an Int4Weight;
+    scales_GN, zeros_GN: uint8 [K / G, N]; row_scales_N: fp32."""
 
     packed_NJ: Tensor
     scales_GN: Tensor
@@ -199,12 +182,9 @@ class Int4Int8Weight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class Sparse24Weight(_Stored):
-    """Two of each four consecutive inputs are kept (2:4).
-
-    values_NJ:  [N, K / 2], the kept ones in order
-    indices_NP: uint8 [N, K / 8]: for two fours of inputs each, the low four bits for the first: its first kept position
-                (0..3) and, two bits higher, its second
-    """
+    """Two of each four consecutive inputs are kept (2:4). values_NJ: [N, K / 2], the kept ones in order; indices_NP:
+    uint8 [N, K / 8]: for two fours of inputs each, the low four bits for the first: its first kept position (0..3) and,
+    two bits higher, its second."""
 
     values_NJ: Tensor
     indices_NP: Tensor
@@ -221,12 +201,9 @@ class Sparse24Weight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class SignsWeight(_Stored):
-    """w = scale * s with s in -1, 0, 1 (2 bits) or -1, 1 (1 bit), and one scale for the whole matrix.
-
-    bytes_NJ: uint8 [N, K / n] of n = 8 / bits codes each: input i shares its byte with i + K / n, i + 2 K / n, ..., so
-              that a field of all bytes is a contiguous part of the inputs
-    scale:    fp32, of no dimension
-    """
+    """w = scale * s with s in -1, 0, 1 (2 bits) or -1, 1 (1 bit), and one scale for the whole matrix. bytes_NJ: uint8
+    [N, K / n] of n = 8 / bits codes each: input i shares its byte with i + K / n, i + 2 K / n, ..., so that a field of
+    all bytes is a contiguous part of the inputs; scale: fp32, of no dimension."""
 
     bytes_NJ: Tensor
     scale: Tensor
@@ -249,11 +226,8 @@ class SignsWeight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class GgufWeight(_Stored):
-    """Rows in llama.cpp's blocks, whose scales lie beside their codes.
-
-    blocks_NJ: uint8 [N, K / weights of a block * bytes of a block]
-    form:      q4_0, q8_0, q4_k, ...: a key of BLOCK_SIZES
-    """
+    """Rows in llama.cpp's blocks, whose scales lie beside their codes. blocks_NJ: uint8 [N, K / weights of a block *
+    bytes of a block]; form: q4_0, q8_0, q4_k, ...: a key of BLOCK_SIZES."""
 
     blocks_NJ: Tensor
     form: str
@@ -315,11 +289,8 @@ _expanded: WeakKeyDictionary[Any, dict[torch.dtype, Tensor]] = WeakKeyDictionary
 
 
 def expanded(weight: MatrixWeight, dtype: torch.dtype) -> Tensor:
-    """[N, K] in `dtype`: e4m3 values without the scales of their rows, else what the weight stands for.
-
-    Remembered, with the memory of a dense weight, for formats that the processor cannot multiply: expanding on each
-    call would take ten times as long as the product on a CPU.
-    """
+    """[N, K] in `dtype` (e4m3 values without their scales), remembered for formats that the processor cannot multiply:
+    expanding at each call would take ten times as long as the product on a CPU."""
     by_dtype = _expanded.setdefault(weight, {})
     if dtype not in by_dtype:
         values = weight.values_NK if isinstance(weight, Fp8Weight) else dequantize(weight)
@@ -338,7 +309,6 @@ def quantize_int8(
 
 
 def quantize_fp8(weight_NK: Tensor, per_tensor: bool = False, quantizes_input: bool = True) -> Fp8Weight:
-    """A scale for each output, or one for all."""
     wide = weight_NK.float()
     scales_N = wide.abs().amax(dim=1)
     if per_tensor:
@@ -359,12 +329,9 @@ def quantize_fp8_block(weight_NK: Tensor) -> BlockFp8Weight:
 
 
 def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = False) -> Int4Weight:
-    """Groups of `group_size` inputs; symmetric (codes 1..15 about 8), or with zero points (codes 0..15).
-
-    With a group size of 0 all inputs of an output share a scale, stored once for each group that the kernels read.
-
-    Raises PerfmodelError where the groups do not fill the rows.
-    """
+    """Groups of `group_size` inputs; symmetric (codes 1..15 about 8), or with zero points (codes 0..15). With a group
+    size of 0 all inputs of an output share a scale, stored once for each group that the kernels read. Raises
+    PerfmodelError where the groups do not fill the rows."""
     n, k = weight_NK.shape
     shares_row, group_size = not group_size, group_size or gcd(k, _ROW_GROUP)
     _check_groups(k, group_size)
@@ -387,10 +354,7 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
 
 def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weight:
     """Each output's weights as integers up to 119 first, then each group of those as 0..15 about a zero point, with a
-    step that is an integer, too.
-
-    Raises PerfmodelError where the groups do not fill the rows.
-    """
+    step that is an integer, too. Raises PerfmodelError where the groups do not fill the rows."""
     n, k = weight_NK.shape
     _check_groups(k, group_size)
     wide = weight_NK.float()
@@ -406,10 +370,8 @@ def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weig
 
 def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
     """Ternary (2 bits): w over the mean magnitude, rounded to -1, 0 or 1. Binary (1 bit): the sign of w less the mean.
-
-    Raises PerfmodelError where rows do not fill bytes.
-    Source: Ma et al. 2024 (BitNet b1.58), eq. 1 to 3; Wang et al. 2023 (BitNet), eq. 1 to 3.
-    """
+    Raises PerfmodelError where rows do not fill bytes. Source: Ma et al. 2024 (BitNet b1.58), eq. 1 to 3; Wang et al.
+    2023 (BitNet), eq. 1 to 3."""
     n, k = weight_NK.shape
     per_byte = 8 // bits
     if k % per_byte:
@@ -423,10 +385,8 @@ def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
 
 
 def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
-    """The two of each four inputs with the largest magnitudes, the first of equal ones.
-
-    Raises PerfmodelError where K is no multiple of 8.
-    """
+    """The two of each four inputs with the largest magnitudes, the first of equal ones. Raises PerfmodelError where K
+    is no multiple of 8."""
     n, k = weight_NK.shape
     if k % 8:
         raise PerfmodelError(f"2:4 sparsity packs inputs in eights; a weight with {k} inputs cannot be stored so.")
@@ -440,10 +400,7 @@ def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
 
 def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
     """The scale of a group is the power of two that leaves its largest magnitude below 8, where codes saturate at 6
-    (OCP Microscaling Formats 1.0, 6.3).
-
-    Raises PerfmodelError where K is no multiple of 64.
-    """
+    (OCP Microscaling Formats 1.0, 6.3). Raises PerfmodelError where K is no multiple of 64."""
     groups_NGI = _fp4_groups(weight_NK, _MXFP4_GROUP)
     largest_NG = groups_NGI.abs().amax(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
     exponents_NG = (torch.frexp(largest_NG).exponent - 1 - _E2M1_LARGEST_EXPONENT).clamp(-_E8M0_BIAS + 1, _E8M0_BIAS)
@@ -452,10 +409,8 @@ def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
 
 
 def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
-    """The largest magnitude of a group on 6, the largest scale of an output on 448.
-
-    Raises PerfmodelError where K is no multiple of 64.
-    """
+    """The largest magnitude of a group on 6, the largest scale of an output on 448. Raises PerfmodelError where K is no
+    multiple of 64."""
     groups_NGI = _fp4_groups(weight_NK, _NVFP4_GROUP)
     wanted_NG = groups_NGI.abs().amax(dim=2) / _E2M1[-1]
     rows_N = (wanted_NG.amax(dim=1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
@@ -466,18 +421,14 @@ def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
 
 def fp4_from_pairs(blocks: Tensor, scales: Tensor) -> Fp4Weight:
     """MXFP4 as files have it: [N, G, 16] bytes of two neighbours each (the first in the low bits), [N, G] exponents.
-
-    Raises PerfmodelError where the groups of 32 are not even in number.
-    """
+    Raises PerfmodelError where the groups of 32 are not even in number."""
     codes_NK = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
     return Fp4Weight(_fp4_packed(_fp4_groups(codes_NK, _MXFP4_GROUP)), scales.T.contiguous())
 
 
 def quantize_gguf(weight_NK: Tensor, form: str) -> GgufWeight:
-    """`weight_NK` in blocks of `form`, a key of BLOCK_SIZES.
-
-    Raises PerfmodelError where blocks do not fill the rows.
-    """
+    """`weight_NK` in blocks of `form`, a key of BLOCK_SIZES. Raises PerfmodelError where blocks do not fill the
+    rows."""
     return GgufWeight(pack_blocks(weight_NK, form), form)
 
 
@@ -496,7 +447,6 @@ def _in_pairs(codes_NSI: Tensor) -> Tensor:
 
 
 def _low_and_high(packed_NJ: Tensor, span: int) -> Tensor:
-    """The codes [N, K] of `_in_pairs`."""
     bytes_NSJ = packed_NJ.view(len(packed_NJ), -1, span // 2)
     return torch.cat((bytes_NSJ & 15, bytes_NSJ >> 4), dim=2).flatten(1)
 

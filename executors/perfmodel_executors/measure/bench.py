@@ -8,7 +8,6 @@ from itertools import count, islice
 from perfmodel.ops.work import BatchShape
 from perfmodel_executors.kernels.sampling import DRAW_BITS
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.runner import Passes
 
 _NUM_VARIANTS = 4
@@ -16,13 +15,9 @@ _NUM_VARIANTS = 4
 
 @dataclass(frozen=True)
 class StepGrants:
-    """A step by its grants.
-
-    contexts: KV length of each decode, the new token included
-    queries:  tokens of each decode, the drafted ones that it verifies included
-    chunks:   (new tokens, tokens already computed, whether its last token is sampled) of each prompt chunk
-    layers:   how many layers the decodes pass; None: all
-    """
+    """A step by its grants: KV length of each decode, the new token included; (new tokens, computed, whether its last
+    token is sampled) of each prompt chunk; tokens of each decode, drafted ones included; layers the decodes pass (None:
+    all)."""
 
     contexts: tuple[int, ...] = ()
     chunks: tuple[tuple[int, int, bool], ...] = ()
@@ -61,20 +56,13 @@ class StepBench:
     """Builds steps for one runner. All steps share its cache, filled with random keys and values."""
 
     def __init__(self, runner: Passes, seed: int = 0) -> None:
-        self.runner = runner
+        self.runner, self.decoder = runner, runner.decoder
         self._rng = random.Random(seed)
         self._filled = 0
 
-    @property
-    def decoder(self) -> Decoder:
-        return self.runner.decoder
-
     def step(self, shape: StepGrants) -> Callable[[], list[int]]:
-        """One step of `shape`, its index tensors built anew in each call as in a run.
-
-        Tokens change with every second call (and come round again), so that timing covers several routings of a
-        mixture of experts, each once untimed and once timed. The first call is a warm-up.
-        """
+        """One step of `shape`. Tokens change with every second call, so that timing covers several routings of experts,
+        each once untimed and once timed; the first call is a warm-up."""
         variants = [self._segments(shape) for _ in range(_NUM_VARIANTS)]
         self._reserve(variants[0])
         calls = count()
@@ -86,7 +74,6 @@ class StepBench:
         return run
 
     def is_graphed(self, shape: StepGrants) -> bool:
-        """Whether the runner replays a step of `shape` from a CUDA graph."""
         graphs = self.runner.graphs
         return graphs is not None and graphs.can_run(self._segments(shape))
 
@@ -108,7 +95,6 @@ class StepBench:
         return TokenSegment(tokens, computed, table, num_wanted > 0, draws=draws)
 
     def _reserve(self, segments: list[TokenSegment]) -> None:
-        """Blocks for the segments, and random numbers in those of the pool that are new."""
         cache = self.runner.cache
         if not self.runner.keeps_kv:
             return

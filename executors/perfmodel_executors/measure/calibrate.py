@@ -1,8 +1,6 @@
 """Calibration of this machine's CPU: a grid of steps of one model or several, timed in pairs, fitted to their graphs.
-
 The result predicts steps of the models it was measured on: which part of a step is due to which operator is settled
-only as far as those models' steps differ. Half a minute a model.
-"""
+only as far as those models' steps differ. Half a minute a model."""
 
 import platform
 from collections.abc import Callable, Sequence
@@ -33,19 +31,12 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting, Sampling
+from perfmodel_executors.measure import cpu_steps
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import CopyCase, copy_cases, measure_ceilings, with_measured_link
-from perfmodel_executors.measure.cpu_steps import (
-    REFERENCE,
-    REFERENCE_WITHOUT_CACHE,
-    StepRange,
-    calibration_grid,
-    drafting_grid,
-    scenario_range,
-)
 from perfmodel_executors.measure.protocol import DriftMeter, Measured, PairedCases, measure_together
 from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.models.popularity import TRAINED
+from perfmodel_executors.models.random_weights import TRAINED
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
 from perfmodel_executors.runner import RunnerSetup, StepRunner
@@ -57,7 +48,7 @@ DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
 MIN_ROUNDS = 10
 _MOST_PARAMETERS = 5e8
 _DEFAULT = Sampling()
-_DEFAULT_RANGE = StepRange()
+_DEFAULT_RANGE = cpu_steps.StepRange()
 
 Progress = Callable[[int, int | None], None]
 
@@ -71,15 +62,12 @@ class StepCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as an engine serves it, and the range of steps to time of it.
-
-    routing: which experts random routers prefer, and how many rows an expert takes; load: what that makes of a step
-    """
+    """A model as an engine serves it, and the range of its steps to time; load: what `routing` makes of a step."""
 
     model: ModelSpec
     hardware: HardwareSpec
     engine: EngineSpec
-    span: StepRange
+    span: cpu_steps.StepRange
     seed: int = 0
     sampling: Sampling = _DEFAULT
     routing: ExpertRouting = TRAINED
@@ -87,8 +75,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, scenario: Scenario) -> "ServedModel":
-        """What the scenario serves, in the range of shapes that it can produce."""
-        where = (scenario.hardware, scenario.engine, scenario_range(scenario))
+        where = (scenario.hardware, scenario.engine, cpu_steps.scenario_range(scenario))
         named = scenario.routing != TRAINED
         load = routing_of(scenario) if named else slowest_uniform_routing  # random routers choose nearly evenly
         return cls(scenario.model, *where, scenario.seed, scenario.sampling, scenario.routing, load)
@@ -96,10 +83,8 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with.
-
-    copies: the timed copies of its KV blocks to a second tier and back, where the engine has one
-    """
+    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with. copies: the
+    timed copies of its KV blocks to a second tier and back, where the engine has one."""
 
     runner: StepRunner | LeadingRunner
     speculator: Speculator | PipelinedSpeculator | None
@@ -121,7 +106,6 @@ class StepTimes:
         return scenario.model_copy(update={"engine": engine.model_copy(update={"kv_offload": offload})})
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
-        """A meter that restates durations at the speed the machine had while these steps were timed."""
         clock = self.runner.new_clock()
         return DriftMeter(self.reference, self.measured.reference_s, every=every, clock_ns=clock)
 
@@ -141,14 +125,10 @@ def calibrate_cpu(
     progress: Progress | None = None,
     budget_s: float = 25.0,
     min_rounds: int = MIN_ROUNDS,
-    span: StepRange = _DEFAULT_RANGE,
+    span: cpu_steps.StepRange = _DEFAULT_RANGE,
 ) -> tuple[Calibration, Path]:
-    """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu`.
-
-    out:      the file to write; by default where `engine.profile: perfmodel` looks for it
-    budget_s: wall seconds of timed rounds per model; at least `min_rounds` are run whatever they take
-    span:     of the steps to time
-    """
+    """Measures this machine on `models`, fits them together, and writes the calibration of device `cpu` to `out`.
+    budget_s: wall seconds of timed rounds per model, at least `min_rounds`; span: of the steps to time."""
     hardware, engine = load_hardware("cpu"), EngineSpec(dtype="bfloat16", profile=ENGINE)
     specs = [load_model(name) for name in models or DEFAULT_MODELS]
     served = [ServedModel(model, hardware, engine, span) for model in specs]
@@ -170,18 +150,14 @@ def calibrate_machine(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> CalibratedMachine:
-    """Measures this machine on the scenario's model, in the range of shapes that the scenario can produce.
-
-    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
-    ranks:    the processes that serve it, where it takes several
-    """
+    """Measures this machine on the scenario's model, in the range of shapes that it can produce; budget_s: wall seconds
+    for the timed rounds, at least `min_rounds`; ranks: the processes that serve it."""
     times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)
     fit = fit_together(scenario.hardware, times)
     return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), fit, times[0])
 
 
 def fit_together(hardware: HardwareSpec, times: Sequence[StepTimes]) -> FitResult:
-    """One fit to the steps of all models."""
     samples = [values for part in times for values in part.measured.samples.values()]
     return fit_steps(hardware, [row for part in times for row in part.rows], samples, ENGINE)
 
@@ -193,11 +169,8 @@ def time_together(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> list[StepTimes]:
-    """Times the calibration grids of several models in turns, so that their times compare; on one thread, or one of
-    each of `ranks` where a model is served by as many.
-
-    budget_s: wall seconds for the timed rounds; at least `min_rounds` are run whatever they take
-    """
+    """Times the calibration grids of several models in turns, so that their times compare, on one thread of each of
+    `ranks`; budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     for own in served:
         active = count_parameters(own.model).active
         if active > _MOST_PARAMETERS:  # one core computes a few steps a second, and a grid of steps needs thousands
@@ -229,16 +202,18 @@ class _Timing:
         if isinstance(runner, StepRunner):
             self._speculator = build_speculator(runner, engine, seed=served.seed)
         bench = StepBench(runner, served.seed)
-        reference = bench.step(REFERENCE if runner.keeps_kv else REFERENCE_WITHOUT_CACHE)
+        reference = bench.step(cpu_steps.REFERENCE if runner.keeps_kv else cpu_steps.REFERENCE_WITHOUT_CACHE)
         self._graphs = {False: self._graph()}
-        cases = {StepCase(shape): bench.step(shape) for shape in calibration_grid(span)}
+        cases = {StepCase(shape): bench.step(shape) for shape in cpu_steps.calibration_grid(span)}
         drafter = drafter_of(model, engine, "greedy")
         passes = None if self._speculator is None else self._speculator.proposer.runner
         if drafter is not None and passes is not None:
             self._graphs[True] = drafter.graph
             bench = StepBench(passes, served.seed)
             assert engine.speculative_config is not None
-            grid = drafting_grid(span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts)
+            grid = cpu_steps.drafting_grid(
+                span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts
+            )
             cases |= {StepCase(shape, True): bench.step(shape) for shape in grid}
         self.group = PairedCases(cases, reference, clock)
         self.copies: PairedCases[CopyCase] | None = None
@@ -246,7 +221,6 @@ class _Timing:
             self.copies = PairedCases(copy_cases(runner), reference, clock)
 
     def _graph(self, layers: int | None = None) -> StepGraph:
-        """The graph of steps whose decodes all pass so many layers; None: all of them."""
         served = self._served
         model = on_device(served.model, served.hardware)
         if model.exits is not None:
@@ -255,7 +229,6 @@ class _Timing:
         return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
 
     def times(self, measured: Measured[StepCase], copies: Measured[CopyCase] | None) -> StepTimes:
-        """The measured times with the work of each step; those of copies, if there are any."""
         served, spans = self._served, self._served.model.attention_spans
         rows = [
             features(
@@ -274,7 +247,6 @@ def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
 
 
 def documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
-    """The fitted calibration with its source, date and command."""
     sessions = "; ".join(
         f"{len(part.rows)} steps of {part.decoder.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
         f"median of {part.measured.num_rounds} rounds, p90/p10 {part.measured.spread:.0%} apart)"

@@ -1,23 +1,20 @@
-"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype.
+"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype. Not
+used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
+machine."""
 
-Not used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
-machine. And how fast it copies KV blocks to a second tier and back: a block's bytes at the bandwidth that the scenario
-states, the rest its latency; where nothing is left, all of it is bandwidth.
-"""
-
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from statistics import median
 from typing import NamedTuple
 
 import torch
 
 from perfmodel.specs.engine.spec import KvOffload
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel_executors.measure.device_timer import time_calls
 from perfmodel_executors.measure.protocol import Measured
+from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import Runner
 
 _COPY_MIB = (1, 8, 64)
@@ -41,31 +38,26 @@ class CpuCeilings:
         return f"copy (read + write) {copies}; {_GEMM_SIDE} x {_GEMM_SIDE} GEMM {gemms}"
 
 
-def measure_ceilings(repeats: int = 5) -> CpuCeilings:
-    """Medians of thread CPU time over `repeats`; about a second in all."""
+def measure_ceilings() -> CpuCeilings:
+    """Medians of thread CPU time; about a second in all."""
     copies = {}
     for size in _COPY_MIB:
         source = torch.ones(size << 20, dtype=torch.uint8)
         target = torch.empty_like(source)
-        copies[size] = 2 * source.numel() / _seconds(partial(target.copy_, source), repeats)
+        copies[size] = 2 * source.numel() / _seconds(partial(target.copy_, source))
     gemms: dict[str, dict[int, float]] = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         weight = torch.randn(_GEMM_SIDE, _GEMM_SIDE).to(dtype)
         for rows in _GEMM_ROWS:
             x = torch.randn(rows, _GEMM_SIDE).to(dtype)
-            seconds = _seconds(partial(torch.nn.functional.linear, x, weight), repeats)
-            gemms.setdefault(name, {})[rows] = 2 * rows * _GEMM_SIDE**2 / seconds
+            product_s = _seconds(partial(torch.nn.functional.linear, x, weight))
+            gemms.setdefault(name, {})[rows] = 2 * rows * _GEMM_SIDE**2 / product_s
     return CpuCeilings(copies, gemms)
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
+def _seconds(call: Callable[[], object]) -> float:
     call()
-    samples = []
-    for _ in range(repeats):
-        start = time.thread_time_ns()
-        call()
-        samples.append(time.thread_time_ns() - start)
-    return max(median(samples), 1) * 1e-9
+    return time_calls([call], CPU).seconds
 
 
 _BLOCKS = (1, 4, 16)
@@ -102,10 +94,8 @@ def copy_cases(runner: Runner) -> dict[CopyCase, Callable[[], object]]:
 def with_measured_link(
     offload: KvOffload, hardware: HardwareSpec, measured: Measured[CopyCase], block_bytes: float
 ) -> KvOffload:
-    """`offload` over the link that was measured: a block takes what fits all copies best, relatively.
-
-    hardware: of the scenario; block_bytes: of a block in all layers
-    """
+    """`offload` over the link that was measured: a block takes what fits all copies best, relatively. hardware: of the
+    scenario; block_bytes: of a block in all layers."""
     shares = [case.num_blocks / seconds for case, seconds in measured.seconds.items()]
     block_s = sum(shares) / sum(share**2 for share in shares)
     declared = offload.link_of(hardware).bandwidth_bytes_per_s

@@ -19,12 +19,9 @@ _DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class StepRange:
-    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach.
-
-    max_queries: tokens of a decode that verifies drafted ones; 1: none does
-    max_tokens:  where nothing is kept and all steps compute whole sequences: of all of them; None: there is a KV cache
-    exits:       numbers of layers behind which to have decodes leave
-    """
+    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach. max_queries:
+    tokens of a decode that verifies drafts; max_tokens: of whole sequences, None: there is a KV cache; exits: layers
+    behind which decodes leave."""
 
     max_batch: int = 16
     max_context: int = 1024
@@ -63,8 +60,7 @@ def _longest(lengths: Lengths | None) -> int:
 
 def calibration_grid(span: StepRange) -> list[StepGrants]:
     """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps; and where
-    tokens are drafted, some 15 that verify them.
-    """
+    tokens are drafted, some 15 that verify them."""
     if span.max_tokens is not None:
         return _whole_sequences(span, span.max_tokens)
     low, high = min(24, span.max_context), span.max_context
@@ -113,9 +109,7 @@ def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
 
 def drafting_grid(span: StepRange, max_queries: int, computes_prompts: bool) -> list[StepGrants]:
     """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own.
-
-    max_queries: tokens of a sequence in the widest pass of a round
-    """
+    max_queries: tokens of a sequence in the widest pass of a round."""
     low, high = min(24, span.max_context), span.max_context
     steps = [
         StepGrants(contexts=(context,) * batch, queries=queries)

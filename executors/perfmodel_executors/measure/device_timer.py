@@ -1,9 +1,7 @@
 """How long one call takes on the device, without the host: replayed from a CUDA graph, over inputs that no cache holds.
-
 A graph holds many calls, each on another copy of the inputs, together larger than three times the L2. The time of a
 replay over its calls is a sample. What cannot be captured is timed with events around a loop; on a CPU a sample is the
-thread's CPU time of one call.
-"""
+thread's CPU time of one call."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +23,8 @@ Call = Callable[[], object]
 
 
 class Timing(NamedTuple):
-    """Seconds of a call: median, and the spread of the samples.
-
-    is_eager: the host launched the calls one after the other, so that what it takes shows; on a GPU they are else
-              replayed from a graph
-    """
+    """Seconds of a call: median, and the spread of the samples. is_eager: the host launched the calls one after the
+    other, so that what it takes shows; on a GPU they are else replayed from a graph."""
 
     seconds: float
     p10_s: float
@@ -77,10 +72,8 @@ def _run_all(calls: Sequence[Call], count: int) -> None:
 
 
 def _captured(calls: Sequence[Call], count: int) -> Call | None:
-    """A replay of `count` calls; None where the calls cannot be captured.
-
-    Those that wait for the device are found before: a failed capture leaves the random numbers of the device unusable.
-    """
+    """A replay of `count` calls; None where the calls cannot be captured. Those that wait for the device are found
+    before: a failed capture leaves the random numbers of the device unusable."""
     if _waits(calls[0]):
         return None
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -1,12 +1,9 @@
 """`DriftMeter`: how fast the machine is now, compared with when it was calibrated: the reference step of the
 calibration, run between the steps of a run; durations times `reference then / reference now` are at the calibrated
-speed.
-
-Paired measurement. On a shared machine the same code takes 30 % more or less from one second to the next. The spread of
-medians between runs under load: wall time 33 %, minimum of k 34 %, CPU time of the thread 6 %, paired CPU time 5 %. So:
-CPU time of one thread, samples in random order over rounds, each between two reference steps of the same model; the
-median over rounds of time / reference, times the reference's own median over the whole session.
-"""
+speed. Paired measurement. On a shared machine the same code takes 30 % more or less from one second to the next. The
+spread of medians between runs under load: wall time 33 %, minimum of k 34 %, CPU time of the thread 6 %, paired CPU
+time 5 %. So: CPU time of one thread, samples in random order over rounds, each between two reference steps of the same
+model; the median over rounds of time / reference, times the reference's own median over the whole session."""
 
 import gc
 import random
@@ -20,10 +17,7 @@ from typing import Generic, TypeVar
 
 
 class DriftMeter:
-    """reference_s: what `reference` took when the machine was calibrated; the last `window` runs say what it takes now.
-
-    every: run the reference before one in this many steps
-    """
+    """The last `window` runs of `reference`, one in `every` steps, against `reference_s`, its time at calibration."""
 
     def __init__(
         self,
@@ -33,9 +27,7 @@ class DriftMeter:
         window: int = 5,
         clock_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
-        self._reference = reference
-        self.reference_s = reference_s
-        self._every = every
+        self._reference, self.reference_s, self._every = reference, reference_s, every
         self._recent: deque[int] = deque(maxlen=window)
         self._clock_ns = clock_ns
         self._num_calls = 0
@@ -56,12 +48,8 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Measured(Generic[Key]):
-    """Seconds per case at the session's reference speed.
-
-    seconds:     median over the rounds
-    samples:     all rounds
-    reference_s: median time of the reference step
-    """
+    """Seconds per case at the session's reference speed. seconds: median over the rounds; samples: all rounds;
+    reference_s: median time of the reference step."""
 
     seconds: dict[Key, float]
     samples: dict[Key, list[float]]
@@ -70,7 +58,6 @@ class Measured(Generic[Key]):
 
     @property
     def spread(self) -> float:
-        """p90 / p10 - 1 of a case's samples, on average over the cases."""
         return fmean(quantile(s, 0.9) / quantile(s, 0.1) - 1 for s in self.samples.values())
 
 
@@ -87,7 +74,6 @@ def uninterrupted() -> Iterator[None]:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The q-quantile, linear between order statistics."""
     ordered = sorted(values)
     at = q * (len(ordered) - 1)
     low = int(at)
@@ -97,10 +83,8 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 @dataclass(frozen=True)
 class PairedCases(Generic[Key]):
-    """What to time, and the reference step of the same model that every sample of it is paired with.
-
-    clock_ns: what times are differences of, where the session's clock does not see the work
-    """
+    """What to time, and the reference step of the same model that every sample of it is paired with. clock_ns: what
+    times are differences of, where the session's clock does not see the work."""
 
     cases: Mapping[Key, Callable[[], object]]
     reference: Callable[[], object]
@@ -115,12 +99,9 @@ def measure_together(
     clock_ns: Callable[[], int] = time.thread_time_ns,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> list[Measured[Key]]:
-    """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts.
-
-    Groups take turns in every round, so that times of different groups compare. Every case runs twice untimed first,
-    and once untimed before each sample, so that a sample finds the caches as its own kind of step leaves them.
-    `progress` is called with (rounds done, rounds at least).
-    """
+    """Times the cases of all groups in random order over `min_rounds` rounds, and more while `budget_s` of wall lasts;
+    groups take turns in every round. Every case runs twice untimed first, and once before each sample, so that it finds
+    the caches as its own kind of step leaves them. progress: called with (rounds done, rounds at least)."""
     rng = random.Random(seed)
     sessions = [_Session(group, clock_ns) for group in groups]
     started, rounds = time.monotonic(), 0

@@ -28,11 +28,8 @@ class RepeatedRuns:
 def execute_repeatedly(
     scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None, budget_s: float = 12.0
 ) -> list[RepeatedRuns]:
-    """Each of `scenarios` executed `rounds` times and simulated once, in the order given.
-
-    budget_s: wall seconds for calibrating each model in each of its formats; the first one's reference step measures
-    drift. A scenario that is not executed has the sentence that says why.
-    """
+    """Each of `scenarios` executed `rounds` times and simulated once; budget_s: wall seconds for calibrating each model
+    in each format. A scenario that is not executed has the sentence that says why."""
     machines: dict[Served, CalibratedMachine] = {}
     refused: dict[Served, str] = {}
     for scenario in scenarios:

@@ -21,12 +21,9 @@ IndexArray: TypeAlias = NDArray[np.int64]
 
 
 class TreeNodes(NamedTuple):
-    """Which nodes of a tree of drafted tokens a segment computes.
-
-    first:     how many nodes before them are in the KV cache already
-    depths:    of each node: its position is `num_computed` + depth, its slot that of `num_computed` + number
-    ancestors: for each node, bit j is set if it sees node j, itself included
-    """
+    """Which nodes of a tree of drafted tokens a segment computes. first: how many nodes before them are in the KV cache
+    already; depths: of each node: its position is `num_computed` + depth, its slot that of `num_computed` + number;
+    ancestors: for each node, bit j is set if it sees node j, itself included."""
 
     first: int
     depths: Sequence[int]
@@ -34,16 +31,10 @@ class TreeNodes(NamedTuple):
 
 
 class TokenSegment(NamedTuple):
-    """The new tokens of one sequence in one step.
-
-    tokens:       ids of the new tokens, following `num_computed` ones already in the KV cache
-    block_table:  the sequence's KV blocks, in order, the new tokens' included
-    is_sampled:   whether the token after the last one is wanted
-    is_verified:  whether the tokens after all of them are
-    nodes:        for tokens that are nodes of a tree and not a text; `num_computed` are those before the tree
-    num_layers:   how many layers a single token passes; None: all
-    draws:        random numbers, 31 bits, of the tokens that are wanted; none: the likeliest ones are
-    """
+    """The new tokens of one sequence in one step, behind `num_computed` ones in the KV cache. is_sampled: whether the
+    token after the last one is wanted; is_verified: those after all; nodes: for tokens of a tree, before which
+    `num_computed` are; num_layers: that a single token passes, None: all; draws: 31 bits each, none: the likeliest are
+    wanted."""
 
     tokens: Sequence[int]
     num_computed: int
@@ -61,12 +52,9 @@ class TokenSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Segments that are nodes of trees, as `attention_prefill` wants them.
-
-    tables_GM, starts_G, computed_G: block tables, first rows among their tokens (G + 1), tokens before each tree
-    nodes_G:     nodes of each tree in the KV cache, those of the segment last
-    ancestors_T: bits of what each node sees
-    """
+    """Segments that are nodes of trees, as `attention_prefill` wants them. tables_GM, starts_G, computed_G: block
+    tables, first rows among their tokens (G + 1), tokens before each tree; nodes_G: nodes of each tree in the KV cache,
+    those of the segment last; ancestors_T: bits of what each node sees."""
 
     tables_GM: Tensor
     starts_G: Tensor
@@ -122,7 +110,6 @@ class StepBatch:
 
 
 def slot(block_table: Sequence[int], position: int, block_size: int) -> int:
-    """Where the keys and values of a sequence's token at `position` go."""
     return block_table[position // block_size] * block_size + position % block_size
 
 
@@ -133,13 +120,9 @@ def build_batch(
     ring: Ring | None = None,
     keeps_kv: bool = True,
 ) -> StepBatch:
-    """The flat batch of `segments`, whose wanted tokens come back in the order of the segments.
-
-    ring: of a model whose layers all overwrite what left their window
-    keeps_kv: without, `segments` are whole sequences
-
-    Raises PerfmodelError for drafted tokens in a ring: those that are turned down have overwritten what is still seen.
-    """
+    """The flat batch of `segments`, whose wanted tokens come back in the order of the segments. ring: of a model whose
+    layers all overwrite what left their window; keeps_kv: without, `segments` are whole sequences. Raises
+    PerfmodelError for drafted tokens in a ring: those that are turned down have overwritten what is still seen."""
     if not keeps_kv:
         return _whole_sequences(segments, device, ring)
     if ring is not None and any(segment.is_verified or segment.nodes for segment in segments):
@@ -181,8 +164,6 @@ def build_batch(
 
 
 class _Flat(NamedTuple):
-    """Each token of a step: its id, position, slot, and whether it is in the ring when the step is over."""
-
     tokens: IndexArray
     positions: IndexArray
     slots: IndexArray
@@ -192,7 +173,6 @@ class _Flat(NamedTuple):
 def _flatten(
     singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None
 ) -> _Flat:
-    """Segments of one token as one piece, each of the others as one: NumPy sees few calls and long arrays."""
     places = _integers([segment.num_computed for segment in singles])
     in_ring = places if ring is None else ring.places(places)
     slots = [slot(s.block_table, place, block_size) for s, place in zip(singles, in_ring.tolist(), strict=True)]
@@ -251,7 +231,6 @@ def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], lis
 
 
 def first_rows(segments: Sequence[TokenSegment]) -> list[int]:
-    """The row of the batch at which each segment begins."""
     order = [i for part in _sorted(segments) for i in part]
     starts = dict(zip(order, _starts([segments[i] for i in order]), strict=False))
     return [starts[i] for i in range(len(segments))]
@@ -262,7 +241,6 @@ def _starts(segments: Sequence[TokenSegment]) -> list[int]:
 
 
 def _tables(tables: Sequence[Sequence[int]]) -> IndexArray:
-    """Block tables, padded with block 0 to the longest."""
     padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table
@@ -274,11 +252,8 @@ def _integers(values: Sequence[int]) -> IndexArray:
 
 
 def on_device(device: torch.device, **values: IndexArray | Sequence[int] | None) -> dict[str, Any]:
-    """int64 tensors by the names of `values`, in their shapes, sent in one copy; None stays None.
-
-    Each begins at a multiple of 16 bytes, as an allocation of its own would: Triton compiles a kernel again for a
-    pointer that does not.
-    """
+    """int64 tensors by name, sent in one copy; None stays None. Each begins at a multiple of 16 bytes, as an allocation
+    of its own would: else Triton compiles a kernel again."""
     arrays = {name: np.asarray(value, dtype=np.int64) for name, value in values.items() if value is not None}
     begins = list(accumulate((-(-array.size // 2) * 2 for array in arrays.values()), initial=0))  # two in 16 bytes
     flat = np.zeros(begins[-1] + 2, dtype=np.int64)  # an empty last one begins somewhere, too

@@ -1,8 +1,5 @@
 """The weights of a changed model (`model_changes`), made of those in its file; a sentence for what would need training.
-
-Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns). Nothing is trained
-afterwards, and no data is looked at: quality is that of the plain cut.
-"""
+Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,15 +41,12 @@ def with_matrices(
 
 
 def _sections(mixer: Attention) -> list[int]:
-    """Rows of q, k, v and the gate, if there is one."""
     values = mixer.num_heads * mixer.v_head_dim if mixer.output_gate else 0
     dim, kv_heads = mixer.head_dim, mixer.num_kv_heads
     return [mixer.num_heads * dim, kv_heads * dim, kv_heads * mixer.v_head_dim, values]
 
 
-def with_kv_heads(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
+def with_kv_heads(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, _: ModelChanges) -> DecoderWeights:
     """Each KV head the mean of those that it replaces (Ainslie et al. 2023); the training that follows is left out."""
     triples = zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True)
     return replace(weights, layers=[_with_kv_heads(*triple) for triple in triples])
@@ -79,9 +73,7 @@ def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerW
     return replace(weights, mixer=replace(mixer, qkv=merged(_plain(mixer.qkv)), qkv_bias=bias))
 
 
-def with_low_rank(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
+def with_low_rank(weights: DecoderWeights, _: ModelSpec, after: ModelSpec, __: ModelChanges) -> DecoderWeights:
     """Each factored matrix by its largest singular values (Eckart and Young 1936), their roots on either side."""
     layers = []
     for own, spec in zip(weights.layers, after.iter_layers(), strict=True):
@@ -103,20 +95,10 @@ def _thin(weight: Weight, rank: int | None) -> Weight:
     return LowRankWeight(inputs.to(weight.dtype).contiguous(), outputs.to(weight.dtype).contiguous())
 
 
-def with_shared_layers(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
-    """The first layers, used in turn."""
-    return replace(weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers))
-
-
-def with_tied_table(
-    weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges
-) -> DecoderWeights:
+def with_tied_table(weights: DecoderWeights, _: ModelSpec, after: ModelSpec, __: ModelChanges) -> DecoderWeights:
     """The embedding as LM head, or a copy of its own."""
-    head = weights.lm_head
-    assert isinstance(head, Tensor), "a model is changed before it is quantised"
-    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else head.clone())
+    assert isinstance(weights.lm_head, Tensor), "a model is changed before it is quantised"
+    return replace(weights, lm_head=weights.embedding if after.tie_word_embeddings else weights.lm_head.clone())
 
 
 def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes: ModelChanges) -> DecoderWeights:
@@ -198,23 +180,20 @@ WeightChange = Callable[[DecoderWeights, ModelSpec, ModelSpec, ModelChanges], De
 WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
     {
         "num_kv_heads": with_kv_heads,
-        "window": None,
-        "sparse": None,
         "prune": pruned,
         "low_rank": with_low_rank,
-        "share_layers": with_shared_layers,
+        "share_layers": lambda weights, _, after, __: replace(
+            weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers)
+        ),
         "tie_embeddings": with_tied_table,
-        "early_exit": None,
+        **dict.fromkeys(("window", "sparse", "early_exit")),
     }
 )
 
 
 def changed_weights(weights: DecoderWeights, changed_from: ChangedFrom) -> DecoderWeights:
-    """The weights after all changes, in the order in which the model itself was changed.
-
-    `weights` are those of the original, neither quantised nor shared out over ranks; its matrices may be overwritten.
-    Raises PerfmodelError for a change into weights that only training could find.
-    """
+    """The weights after all changes, of the original's plain ones, which may be overwritten. Raises PerfmodelError for
+    a change into weights that only training could find."""
     model, changes = changed_from.original, changed_from.changes
     for field, change in CHANGES.items():
         if getattr(changes, field) is None:

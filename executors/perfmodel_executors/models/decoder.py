@@ -1,8 +1,6 @@
 """One decoder for every executable `ModelSpec`: layers of a mixer and a feed-forward block over a flat mixed batch.
-
 Linear layers see all tokens of a step at once, mixers see each sequence through its block table, and the LM head only
-the rows that are sampled: the structure of the step that the cost model's graph describes.
-"""
+the rows that are sampled: the structure of the step that the cost model's graph describes."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,27 +18,16 @@ from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels import Kernels, load_kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.moe import ExpertLayer, RoutingRule
+from perfmodel_executors.models import support
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.exits import leave_early
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.loading import load_weights
 from perfmodel_executors.models.mixers import MIXERS, MixerStep
 from perfmodel_executors.models.mixers.softmax import keys_and_values, ring_of
-from perfmodel_executors.models.popularity import TRAINED
-from perfmodel_executors.models.random_weights import random_weights
+from perfmodel_executors.models.random_weights import TRAINED, random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
-from perfmodel_executors.models.support import (
-    CPU,
-    check_blocks,
-    check_capacity,
-    check_executable,
-    check_memory,
-    kv_dtype,
-    kv_packing,
-    kv_tiers,
-    torch_dtype,
-)
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
@@ -48,14 +35,9 @@ from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
 class Decoder:
-    """A model with its weights; keys and values are in the `KVCache` passed to each call.
-
-    Under tensor parallelism each rank of `group` has a decoder with its `part` of the model (heads, widths, rows of the
-    vocabulary), and all take the same steps; of pipeline stages each has its layers, and only the last one logits.
-    `weights`, if given, are those of the part. `attention`: flash, or standard, which keeps the scores in memory.
-    `sampling`: how tokens with a random number are drawn. `routing`: which experts random routers prefer, and how many
-    rows an expert takes.
-    """
+    """A model with its weights; keys and values are in the `KVCache` passed to each call. Each rank of `group` has its
+    `part` of the model and takes the same steps; of pipeline stages each has its layers, and only the last one logits.
+    `weights`, if given, are those of the part. attention: flash, or standard, which keeps the scores in memory."""
 
     def __init__(
         self,
@@ -64,20 +46,18 @@ class Decoder:
         seed: int = 0,
         kernels: Kernels | None = None,
         weights: DecoderWeights | None = None,
-        device: torch.device = CPU,
+        device: torch.device = support.CPU,
         group: TensorGroup = ALONE,
         attention: str = "flash",
         sampling: SamplingSettings | None = None,
         routing: ExpertRouting = TRAINED,
     ) -> None:
-        check_executable(model, attention)
+        support.check_executable(model, attention)
         if weights is None:
-            check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
+            support.check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
         self.part = stage_model(shard_model(model, group.size, group.experts), group.stage)
-        self.dtype = dtype
-        self.device = device
-        self.group = group
+        self.dtype, self.device, self.group = dtype, device, group
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
         self.kernels = kernels or load_kernels()
@@ -91,27 +71,34 @@ class Decoder:
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
-        check_blocks(self.model, block_size)
-        form, packing = kv_dtype(self.model, self.dtype), kv_packing(self.model)
-        tiers = kv_tiers(self.model, self.dtype)
+        support.check_blocks(self.model, block_size)
+        form, packing = support.kv_dtype(self.model, self.dtype), support.kv_packing(self.model)
+        tiers = support.kv_tiers(self.model, self.dtype)
         return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`.
-
-        On a pipeline stage before the last, of no rows.
-        """
-        if self.group.stage.num_stages > 1:
-            return self._pass_stage(batch, cache)
+        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline
+        stage before the last, of no rows."""
+        group, update_TC = self.group, None
+        if group.stage.num_stages > 1:
+            if group.stage.is_first:
+                residual_TC = self.embedded(batch)
+            else:
+                shape = (2, len(batch.tokens_T), self.model.hidden_size)
+                state_2TC = torch.empty(shape, dtype=self.dtype, device=self.device)
+                group.receive(state_2TC)
+                residual_TC, update_TC = state_2TC
+            residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, update_TC)
+            assert update_TC is not None, "a stage has a layer"
+            if group.stage.is_last:
+                return self.logits(residual_TC + update_TC, batch)
+            group.pass_on(torch.stack((residual_TC, update_TC)))
+            return residual_TC[:0]
         if batch.num_layers_D is None:
             return self.logits(self.through(batch, cache), batch)
-
-        def run_layers(part: StepBatch, first: int, stop: int, x_TC: Tensor | None) -> Tensor:
-            return self.through(part, cache, first, stop, x_TC)
-
         asks = self.model.exits is not None and self.model.exits.asks_lm_head
-        fill = partial(self._fill, cache)
-        x_TC = leave_early(batch, self.model.num_layers, run_layers, fill, self.head if asks else None)
+        ways = (lambda part, *where: self.through(part, cache, *where), partial(self._fill, cache))
+        x_TC = leave_early(batch, self.model.num_layers, *ways, self.head if asks else None)
         return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
@@ -124,22 +111,6 @@ class Decoder:
         residual_TC = self.embedded(batch) if x_TC is None else x_TC
         residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, None, slice(first, stop))
         return residual_TC if update_TC is None else residual_TC + update_TC
-
-    def _pass_stage(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        group, update_TC = self.group, None
-        if group.stage.is_first:
-            residual_TC = self.embedded(batch)
-        else:
-            shape = (2, len(batch.tokens_T), self.model.hidden_size)
-            state_2TC = torch.empty(shape, dtype=self.dtype, device=self.device)
-            group.receive(state_2TC)
-            residual_TC, update_TC = state_2TC
-        residual_TC, update_TC = self._pass_layers(batch, cache, residual_TC, update_TC)
-        assert update_TC is not None, "a stage has a layer"
-        if group.stage.is_last:
-            return self.logits(residual_TC + update_TC, batch)
-        group.pass_on(torch.stack((residual_TC, update_TC)))
-        return residual_TC[:0]
 
     def _pass_layers(
         self,
@@ -185,7 +156,6 @@ class Decoder:
         return tokens
 
     def head(self, x_RC: Tensor) -> Tensor:
-        """What the final norm and the LM head make of states, [R, V]."""
         model = self.model
         normed_RC = self.kernels.rms_norm(x_RC, self.weights.final_norm, model.norm_eps)
         logits_RV = self.group.gather(apply_linear(self.kernels, normed_RC, self.weights.lm_head), model.vocab_size)
@@ -194,7 +164,6 @@ class Decoder:
         return logits_RV if model.logit_cap is None else model.logit_cap * torch.tanh(logits_RV / model.logit_cap)
 
     def embedded(self, batch: StepBatch) -> Tensor:
-        """[T, C]: what comes before the first layer."""
         x_TC = embed(self.weights.embedding, batch.tokens_T, self.group, self.dtype)
         scale = self.model.embedding_scale
         # Rounded as the table is, which is how Gemma was trained.
@@ -222,7 +191,6 @@ class Decoder:
         return normed
 
     def _settled(self, update_TC: Tensor, weight_C: Tensor | None) -> Tensor:
-        """What a block adds to the residual stream, behind its norm and multiplier where the model has them."""
         if weight_C is not None:
             update_TC = self.kernels.rms_norm(update_TC, weight_C, self.model.norm_eps)
         return update_TC if self.model.residual_scale == 1 else update_TC * self.model.residual_scale
@@ -257,10 +225,7 @@ class Decoder:
 
 
 def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(weights, expert ids), both [T, top_k], from a router's logits by the rules of the model's `Routing`.
-
-    bias: one value for each expert: of the logits, or of the choice alone
-    """
+    """(weights, expert ids), [T, top_k], by the model's `Routing`; bias: of the logits, or of the choice alone."""
     own = ffn.routing
     if bias_E is not None and not own.bias_chooses:
         logits_TE, bias_E = logits_TE + bias_E, None
@@ -270,7 +235,6 @@ def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tenso
 
 
 def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
-    """Each kind of rotary positions, with the size of what it rotates."""
     mixers = [layer.mixer for layer, _ in model.layers]
     heads = {(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention) and m.rope is not None}
     return heads | {(m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention)}
@@ -280,7 +244,7 @@ def load_decoder(
     model: ModelSpec,
     engine: EngineSpec,
     seed: int = 0,
-    device: torch.device = CPU,
+    device: torch.device = support.CPU,
     kernels: Kernels | None = None,
     group: TensorGroup = ALONE,
     sampling: SamplingSettings | None = None,
@@ -291,13 +255,13 @@ def load_decoder(
     is_asked = any(rope.scaling is not None and rope.scaling.kind in SCALED_BY_LENGTH for rope in served.ropes)
     if longest is not None and (is_asked or longest > served.max_position_embeddings):
         served = replace(served, max_position_embeddings=longest)  # which decides how positions are rotated
-    check_executable(served, engine.attention)
-    check_capacity(served, routing, group.experts is not None)
-    dtype, weights = torch_dtype(served), None
+    support.check_executable(served, engine.attention)
+    support.check_capacity(served, routing, group.experts is not None)
+    dtype, weights = support.torch_dtype(served), None
     if has_static_scales(served) and device.type != "meta":
         own = engine.model_copy(update={"quantization": None})
         weights = loads_smoothed(served, lambda plain: load_decoder(plain, own, seed, device, None, group), seed)
     elif served.weights_origin is not None and device.type != "meta":
-        check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
+        support.check_memory(f"{served.name}: weights", sum(weight_bytes(served).values()) / group.size, device)
         weights = load_weights(served, dtype, device, group)
     return Decoder(served, dtype, seed, kernels, weights, device, group, engine.attention, sampling, routing)

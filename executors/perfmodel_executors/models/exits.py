@@ -1,8 +1,6 @@
-"""Early exit, executed: a decoded token leaves between two layers, and what it left out gets its keys and values.
-
-A layer runs on the rows that come to it, and not at all where none does. Keys and values of later layers are made of
-the state that a row left with (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all layers.
-"""
+"""Early exit, executed: a decoded token leaves between two layers, and what it left out gets its keys and values. A
+layer runs on the rows that come to it, and not at all where none does. Keys and values of later layers are made of the
+state that a row left with (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,10 +57,8 @@ def leave_early(
     fill_cache: FillCache,
     ask_head: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
-    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one.
-
-    ask_head: gets the states of decodes behind each layer that they come to, but the last
-    """
+    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. ask_head:
+    gets the states of decodes behind each layer that they come to, but the last."""
     assert batch.num_layers_D is not None
     depths = [min(depth, num_layers) for depth in batch.num_layers_D]
     stops = range(1, num_layers + 1) if ask_head is not None else sorted({*depths, num_layers})

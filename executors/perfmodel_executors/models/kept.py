@@ -1,7 +1,5 @@
-"""What attention keeps of a sequence beside, or instead of, the engine's blocks: tiers by age, tokens by score.
-
-All of it lies in tensors with a row for each sequence, as the states of recurrent layers do.
-"""
+"""What attention keeps of a sequence beside, or instead of, the engine's blocks: tiers by age, tokens by score. All of
+it lies in tensors with a row for each sequence, as the states of recurrent layers do."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,7 +39,6 @@ class KVTiers(NamedTuple):
 
 
 def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> HeldTokens:
-    """Held tokens, of no sequence yet."""
     heads, room = mixer.num_kv_heads, mixer.evicts_to or 0
     k, v = (
         torch.zeros(0, heads, room, size, dtype=dtype, device=device) for size in (mixer.head_dim, mixer.v_head_dim)
@@ -51,14 +48,12 @@ def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> He
 
 
 def empty_rings(mixer: Attention, tiers: Sequence[Tier], device: torch.device) -> Tensors:
-    """The tensors of all tiers' rings, of no sequence yet."""
     dims = (mixer.head_dim, mixer.v_head_dim)
     rings = (empty_pages(0, t.tokens, mixer.num_kv_heads, dims, t.dtype, device, t.packing) for t in tiers)
     return tuple(tensor for ring in rings for tensor in ring.tensors)
 
 
 def with_rings(tensors: Tensors, tiers: Sequence[Tier], pages: KVPages) -> KVTiers:
-    """The rings again, beside the pages of older tokens."""
     rings, left = [], list(tensors)
     for tier in tiers:
         count = 2 if tier.packing is None and tier.dtype != torch.int8 else 4

@@ -1,9 +1,5 @@
 """What a model keeps of its sequences: paged keys and values or latents, indexed by the engine's block ids, and states.
-
-The pool grows with the block ids that plans mention, of which a short run touches few. `HostPages`: the second tier, in
-memory of the host, pinned beside a GPU; a block is copied layer by layer, as engines do whose caches are a tensor for
-each layer, in the stream of the step that follows.
-"""
+The pool grows with the block ids that plans mention, of which a short run touches few."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,8 +31,7 @@ class KVCache:
         model_dtype: torch.dtype | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
-        self.block_size = block_size
-        self.device = device
+        self.block_size, self.device = block_size, device
         self.num_blocks = 0
         self._tiers = tuple(tiers)
         self.states = StatePool(model, model_dtype or dtype, device, self._tiers)
@@ -63,19 +58,16 @@ class KVCache:
         return own if pages is None else pages
 
     def reserve(self, num_blocks: int) -> None:
-        """Make room for block ids below `num_blocks`; contents are kept."""
         if num_blocks > self.num_blocks:
             self._allocate(max(num_blocks, self.num_blocks * 3 // 2, 64))
 
     def reserve_states(self, num_rows: int) -> None:
-        """Make room for the states of so many sequences, where the model has some."""
         more = max(0, num_rows - self.states.num_rows)
         check_memory(f"states of {num_rows} sequences", more * self.states.row_bytes, self.device)
         self.states.reserve(num_rows)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all layers."""
         return sum(pages.block_bytes for pages in self.pages)
 
     def _allocate(self, num_blocks: int) -> None:
@@ -96,20 +88,15 @@ class KVCache:
         blocks = [block for table in block_tables for block in table]
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         tensors = [tensor for pages in self.pages for tensor in pages.tensors]
-        kept = [_bytes(tensor)[index] for tensor in tensors]
+        kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
         with ExitStack() as stack:
             stack.enter_context(self.states.restored([table[0] for table in block_tables if table]))
             yield
         for tensor, values in zip(tensors, kept, strict=True):
-            _bytes(tensor)[index] = values
+            tensor.view(torch.uint8)[index] = values
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory in a type that a CPU indexes, whatever the format."""
-    return tensor.view(torch.uint8)
 
 
 _FIRST_SLOTS = 64

@@ -4,33 +4,13 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    LatentAttention,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
-from perfmodel_executors.models.weights import (
-    AttentionWeights,
-    DeltaWeights,
-    LatentWeights,
-    LinearAttentionWeights,
-    MambaWeights,
-    MixerWeights,
-)
+from perfmodel.models import architecture
+from perfmodel_executors.models import weights
 
 
 class WeightPart(NamedTuple):
-    """A tensor, if it `is_there`.
-
-    name: in files, a key of NAMES; kind: what follows it there, or `matrix`, a weight that may be in another format,
-    or `norm`, to which the model may add something
-    rank: of two thin matrices in its place
-    """
+    """A tensor, if it `is_there`. name: in files, a key of NAMES; kind: what follows it there, or `matrix`, which may
+    be in another format, or `norm`, to which the model may add something; rank: of two thin matrices in its place."""
 
     shape: tuple[int, ...]
     name: str = ""
@@ -42,7 +22,7 @@ class WeightPart(NamedTuple):
 Parts = dict[str, WeightPart]
 
 
-def _attention(mixer: Attention, hidden: int) -> Parts:
+def _attention(mixer: architecture.Attention, hidden: int) -> Parts:
     heads, kv_heads, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     out = heads * mixer.v_head_dim
     rows = (heads + kv_heads) * dim + kv_heads * mixer.v_head_dim + (out if mixer.output_gate else 0)
@@ -58,7 +38,7 @@ def _attention(mixer: Attention, hidden: int) -> Parts:
     }
 
 
-def _latent(mixer: LatentAttention, hidden: int) -> Parts:
+def _latent(mixer: architecture.LatentAttention, hidden: int) -> Parts:
     heads, nope, rank, thin = mixer.num_heads, mixer.qk_nope_head_dim, mixer.kv_lora_rank, mixer.q_lora_rank
     return {
         "q_down": WeightPart((thin or 0, hidden), "q_down", "matrix", thin is not None),
@@ -72,7 +52,7 @@ def _latent(mixer: LatentAttention, hidden: int) -> Parts:
     }
 
 
-def _linear_attention(mixer: LinearAttention, hidden: int) -> Parts:
+def _linear_attention(mixer: architecture.LinearAttention, hidden: int) -> Parts:
     kv_heads, out = mixer.num_kv_heads, mixer.num_heads * mixer.v_head_dim
     rows = (mixer.num_heads + kv_heads) * mixer.head_dim + kv_heads * mixer.v_head_dim
     kind, columns = ("features", mixer.head_dim) if mixer.kind == "performer" else ("weight", mixer.size)
@@ -85,7 +65,7 @@ def _linear_attention(mixer: LinearAttention, hidden: int) -> Parts:
     }
 
 
-def _mamba(mixer: Mamba, hidden: int) -> Parts:
+def _mamba(mixer: architecture.Mamba, hidden: int) -> Parts:
     heads, inner = mixer.num_heads, mixer.num_heads * mixer.head_dim
     channels = inner + 2 * mixer.num_groups * mixer.state_size
     rows = inner + channels + heads
@@ -103,7 +83,7 @@ def _mamba(mixer: Mamba, hidden: int) -> Parts:
     }
 
 
-def _delta_net(mixer: GatedDeltaNet, hidden: int) -> Parts:
+def _delta_net(mixer: architecture.GatedDeltaNet, hidden: int) -> Parts:
     heads, values = mixer.num_value_heads, mixer.num_value_heads * mixer.value_head_dim
     channels = 2 * mixer.num_key_heads * mixer.key_head_dim + values
     return {
@@ -117,20 +97,21 @@ def _delta_net(mixer: GatedDeltaNet, hidden: int) -> Parts:
 
 
 # Kind of mixer -> its weights, and their parts by field, of (mixer, hidden size).
-MIXER_PARTS: MappingProxyType[type[Mixer], tuple[Callable[..., MixerWeights], Callable[[Any, int], Parts]]]
+MIXER_PARTS: MappingProxyType[
+    type[architecture.Mixer], tuple[Callable[..., weights.MixerWeights], Callable[[Any, int], Parts]]
+]
 MIXER_PARTS = MappingProxyType(
     {
-        Attention: (AttentionWeights, _attention),
-        GatedDeltaNet: (DeltaWeights, _delta_net),
-        LatentAttention: (LatentWeights, _latent),
-        LinearAttention: (LinearAttentionWeights, _linear_attention),
-        Mamba: (MambaWeights, _mamba),
+        architecture.Attention: (weights.AttentionWeights, _attention),
+        architecture.GatedDeltaNet: (weights.DeltaWeights, _delta_net),
+        architecture.LatentAttention: (weights.LatentWeights, _latent),
+        architecture.LinearAttention: (weights.LinearAttentionWeights, _linear_attention),
+        architecture.Mamba: (weights.MambaWeights, _mamba),
     }
 )
 
 
-def dense_parts(ffn: DenseFFN, hidden: int) -> Parts:
-    """Parts of `FFNWeights`."""
+def dense_parts(ffn: architecture.DenseFFN, hidden: int) -> Parts:
     rows = 2 * ffn.intermediate_size if ffn.gated else ffn.intermediate_size
     return {
         "up": WeightPart((rows, hidden), "gate_up", "matrix", rank=ffn.up_rank),
@@ -140,7 +121,7 @@ def dense_parts(ffn: DenseFFN, hidden: int) -> Parts:
     }
 
 
-def expert_parts(ffn: MoEFFN, hidden: int) -> Parts:
+def expert_parts(ffn: architecture.MoEFFN, hidden: int) -> Parts:
     """Parts of `MoEWeights`, without the shared experts'."""
     experts, width = ffn.num_experts, ffn.intermediate_size
     rows = 2 * width if ffn.gated else width
@@ -158,8 +139,7 @@ def expert_parts(ffn: MoEFFN, hidden: int) -> Parts:
     }
 
 
-def shared_parts(ffn: MoEFFN, hidden: int) -> Parts:
-    """Parts of the shared experts' `FFNWeights`."""
+def shared_parts(ffn: architecture.MoEFFN, hidden: int) -> Parts:
     width = ffn.shared_intermediate_size
     return {
         "up": WeightPart((2 * width if ffn.gated else width, hidden)),

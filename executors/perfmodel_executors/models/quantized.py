@@ -1,8 +1,6 @@
-"""A decoder's weights in the number format that the engine's `quantization` asks for.
-
-As the cost model's `served_model` has it: embedding, LM head, router and norms stay in the model's dtype, and whatever
-else the format keeps. Formats are known by what they store and multiply in, not by the name of the method.
-"""
+"""A decoder's weights in the number format that the engine's `quantization` asks for. As the cost model's
+`served_model` has it: embedding, LM head, router and norms stay in the model's dtype, and whatever else the format
+keeps. Formats are known by what they store and multiply in, not by the name of the method."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -213,7 +211,6 @@ def _layer(weights: LayerWeights, layer: Layer, quantizer: _Quantizer) -> LayerW
 
 
 def _projections(qkv: Weight, mixer: Attention, quantizer: _Quantizer) -> Weight:
-    """Rows of queries, keys, values and gates; values may be in a format of their own."""
     quantize, of_values = quantizer("attention", "qk"), quantizer("attention", "v")
     forms = [getattr(way, "keywords", {}).get("form") for way in (quantize, of_values)]
     if forms[0] == forms[1] or not isinstance(qkv, Tensor) or quantize is None or of_values is None:

@@ -1,38 +1,42 @@
-"""Weights of a decoder, random by seed: each matrix normal with variance 1 / fan-in, so that activations keep their
-scale.
-
-Drawn in fp32 on the device that will hold them, then rounded or quantised: on CPUs, equal seeds make equal weights on
-every machine; a GPU draws its own. Every rank draws the whole model, matrix by matrix, and keeps its part.
-"""
+"""Weights of a decoder, random by seed: each matrix normal with variance 1 / fan-in, drawn in fp32 on the device that
+will hold it, then rounded or quantised; every rank draws the whole model and keeps its part. Biases of random routers
+make experts as popular as the simulator draws them (vLLM's routing simulator replaces the choice)."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.parts import MIXER_PARTS, Parts, WeightPart, dense_parts, expert_parts, shared_parts
-from perfmodel_executors.models.popularity import TRAINED, with_popularity
 from perfmodel_executors.models.quantized import layer_quantizer, table_quantizer
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.models.weights import DecoderWeights, FFNWeights, LayerWeights, MoEWeights, used_in_turn
+from perfmodel_executors.parallel.experts import layer_chances
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
 
 # Of the norms of a few columns, in all layers the same ones, where outliers are multiplied apart: activations of 20
 # beside others of 1, as trained models of some billion parameters have them (Dettmers et al. 2022, section 4).
 _OUTLIER = 20.0
+TRAINED = ExpertRouting()  # as the weights have it
+_SAMPLES = 4096  # tokens, of which chances are counted
+_ROUNDS = 60
+_LEAST_CHANCE = 0.5 / _SAMPLES
 _BIAS_KINDS = ("bias", "sinks", "e_score_correction_bias", "gate_up_proj_bias", "down_proj_bias")
 
 
 class _Draw:
     def __init__(self, dtype: torch.dtype, seed: int, device: torch.device) -> None:
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         # Tensors without memory are not drawn.
         self.generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
@@ -55,7 +59,6 @@ class _Draw:
         return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def part(self, part: WeightPart) -> Weight | None:
-        """Matrices, biases of some hundredths, and ones."""
         if not part.is_there:
             return None
         if part.kind in _BIAS_KINDS:
@@ -83,9 +86,7 @@ def random_weights(
     routing: ExpertRouting = TRAINED,
 ) -> DecoderWeights:
     """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
-
-    routing: which experts the routers prefer
-    """
+    routing: which experts the routers prefer."""
     draw = _Draw(dtype, seed, device)
     table = table_quantizer(model)
     embedding = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "embedding")
@@ -109,7 +110,6 @@ def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch
 
 
 def random_matrix(num_out: int, num_in: int, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> Tensor:
-    """A matrix as those of layers, [out, in]."""
     return _Draw(dtype, seed, device).matrix(num_out, num_in)
 
 
@@ -136,3 +136,39 @@ def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
         shared = FFNWeights(**draw.all(shared_parts(layer.ffn, hidden))) if has_shared else None
         weights.ffn = MoEWeights(shared=shared, **draw.all(expert_parts(layer.ffn, hidden)))
     return weights
+
+
+def with_popularity(
+    weights: Sequence[LayerWeights], layers: Sequence[Layer], routing: ExpertRouting
+) -> list[LayerWeights]:
+    """The layers' weights with routers that choose as `routing` says; where it names no popularity, as they are. Raises
+    PerfmodelError for experts that are chosen group by group."""
+    if routing.alpha is None and routing.popularity is None:
+        return list(weights)
+    found = []
+    for index, (own, layer) in enumerate(zip(weights, layers, strict=True)):
+        if isinstance(own.ffn, MoEWeights) and isinstance(layer.ffn, MoEFFN):
+            if layer.ffn.num_groups > 1:
+                raise PerfmodelError(
+                    "experts that are chosen group by group are not executed with a popularity; leave out "
+                    "routing.alpha or routing.popularity."
+                )
+            bias = popular_biases(layer_chances(routing, layer.ffn, index), layer.ffn, index)
+            own = replace(own, ffn=replace(own.ffn, router_bias=bias.to(own.ffn.router)))
+        found.append(own)
+    return found
+
+
+def popular_biases(chances_E: Sequence[float] | np.ndarray, ffn: MoEFFN, seed: int = 0) -> Tensor:
+    """[E] biases with which `ffn` chooses experts with these chances, where logits are standard normal, as random
+    routers' are. Each round raises the biases of experts chosen too seldom, by the log of what is missing."""
+    wanted = torch.as_tensor(np.asarray(chances_E), dtype=torch.float64).clamp_min(_LEAST_CHANCE)
+    drawn = torch.randn(_SAMPLES, len(wanted), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    scores = torch.sigmoid(drawn) if ffn.routing.bias_chooses else drawn
+    biases, step = torch.log(wanted), 0.5
+    for _ in range(_ROUNDS):
+        chosen = torch.topk(scores + biases, ffn.top_k, dim=-1).indices
+        found = torch.bincount(chosen.flatten(), minlength=len(wanted)).double() / _SAMPLES
+        biases = biases + step * torch.log(wanted / found.clamp_min(_LEAST_CHANCE))
+        step *= 0.97
+    return biases - biases.mean()

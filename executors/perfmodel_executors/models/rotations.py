@@ -1,8 +1,6 @@
-"""Rotary tables of a model's layers, and `Rotations`: the rows that a step needs, looked up once for all layers.
-
-A table has a row for each position and a column for each pair of elements, (i, i + H/2) of a head, cosines before
-sines; elements that do not rotate have the frequency 0.
-"""
+"""Rotary tables of a model's layers, and `Rotations`: the rows that a step needs, looked up once for all layers. A
+table has a row for each position and a column for each pair of elements, (i, i + H/2) of a head, cosines before sines;
+elements that do not rotate have the frequency 0."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,8 +30,7 @@ def _linear(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: in
 
 
 def _dynamic(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
-    """As trained within the trained context; beyond it the base would depend on each sequence's length, and keys in the
-    cache would have to be rotated anew."""
+    """As trained within the trained context; beyond it the base would depend on each sequence's length."""
     trained = scaling.original_positions or num_positions
     if num_positions > trained:
         raise PerfmodelError(
@@ -87,12 +84,8 @@ SCALED_BY_LENGTH = ("dynamic", "longrope")  # by the longest sequence that is se
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, num_positions: int) -> Tensor:
-    """Radians a position, in fp32, [H / 2]: those that rotate, then zeros.
-
-    num_positions: tokens of the longest sequence that is served
-
-    Raises PerfmodelError for what is known only sequence by sequence.
-    """
+    """Radians a position, in fp32, [H / 2]: those that rotate, then zeros. num_positions: tokens of the longest
+    sequence that is served. Raises PerfmodelError for what is known only sequence by sequence."""
     dim = head_dim if rope.dim is None else rope.dim
     inverse = rope.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.scaling is not None:
@@ -114,12 +107,10 @@ class Rotations:
     """Rotations of tokens at `positions`, by the tables [positions, H] of each kind of rope and size of a head."""
 
     def __init__(self, tables: Tables, positions_T: Tensor) -> None:
-        self.tables = tables
-        self._positions_T = positions_T
+        self.tables, self._positions_T = tables, positions_T
         self._rows: dict[tuple[Rope, int, int | None], Tensor] = {}
 
     def rows(self, rope: Rope, dim: int, last: int | None = None) -> Tensor:
-        """cos and sin of each token's position, [T, H]; of at most `last`."""
         key = (rope, dim, last)
         if key not in self._rows:
             positions_T = self._positions_T if last is None else self._positions_T.clamp(max=last)

@@ -31,18 +31,12 @@ _BLOCK = 16
 
 
 def has_static_scales(model: ModelSpec) -> bool:
-    """Whether the model's activations are quantised with scales known beforehand."""
     return model.quantization.inputs_come_quantized and model.quantization.weights == "int8"
 
 
 def loads_smoothed(model: ModelSpec, build: Callable[[ModelSpec], Any], seed: int) -> DecoderWeights:
-    """INT8 weights with scales of activations as a text shows them: that of `perfmodel quality` where the model's file
-    has a tokenizer, else random tokens.
-
-    build: from the model without quantisation to its decoder
-
-    Raises PerfmodelError for models with layers of other kinds.
-    """
+    """INT8 weights with scales of activations as a text shows them (random tokens without a tokenizer). build: from the
+    plain model to its decoder. Raises PerfmodelError for layers of other kinds."""
     for layer, _ in model.layers:
         mixer, ffn = layer.mixer, layer.ffn
         is_known = isinstance(mixer, Attention | None) and isinstance(ffn, DenseFFN | None)

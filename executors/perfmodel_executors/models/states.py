@@ -1,9 +1,5 @@
 """States of recurrent layers, and what attention keeps beside blocks: a row for each sequence, which is known by the
-first of its KV blocks.
-
-A sequence that begins, or that no step has seen, finds zeros. A block belongs to one sequence at a time, prefixes being
-not shared where a model has states; so what began with a block that another sequence now has inside is over.
-"""
+first of its KV blocks. A sequence that begins, or that no step has seen, finds zeros."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +11,10 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.models.batch import StepBatch, on_device
 from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
+from perfmodel_executors.models.rotations import Rotations
 
 _FIRST_ROWS = 8
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,18 +32,26 @@ RowTensors = LayerState | HeldTokens | tuple[Tensor, ...]
 
 
 class StateRows(NamedTuple):
-    """Rows of a step's sequences: those of one token, and those of chunks."""
-
     decodes: Tensor
     chunks: Tensor
 
 
+class MixerStep(NamedTuple):
+    """A step of all layers. state_rows: of the step's sequences, in the states of all recurrent layers; norm_eps: added
+    to the mean square in norms; is_standard: attention keeps its scores in memory."""
+
+    kernels: Kernels
+    batch: StepBatch
+    rotations: Rotations
+    state_rows: StateRows
+    norm_eps: float
+    is_standard: bool = False
+
+
 class StatePool:
     """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
-
-    tiers:    in which attention keeps its newest tokens
-    num_rows: for which there is memory; whoever remembers tensors of `layers` finds others where it has grown
-    """
+    tiers: in which attention keeps its newest tokens; num_rows: for which there is memory; whoever remembers tensors of
+    `layers` finds others where it has grown."""
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
         self.layers: dict[int, RowTensors] = {}
@@ -76,7 +82,6 @@ class StatePool:
         return StateRows(**on_device(batch.tokens_T.device, decodes=decodes, chunks=chunks))
 
     def rows_of_decodes(self, sequences: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
-        """The rows of sequences with one new token: (block table, tokens before it) each."""
         return [self._row(table, before, 1, block_size) for table, before in sequences] if self.layers else []
 
     def take_row(self) -> int:
@@ -85,7 +90,6 @@ class StatePool:
         return self._free.pop()
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for so many sequences, if there are states; contents are kept."""
         if self.layers and num_rows > self.num_rows:
             self._grow(num_rows - self.num_rows)
 

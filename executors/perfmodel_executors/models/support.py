@@ -26,7 +26,6 @@ _KV_DTYPES = _DTYPES | {"fp8": FP8, "int8": torch.int8}
 
 
 def torch_dtype(model: ModelSpec) -> torch.dtype:
-    """The dtype of weights and activations."""
     sentence = f"weights in {model.dtype} are not executed yet; set engine.dtype to bfloat16 or float32."
     refuse(model.name, {sentence: model.dtype not in _DTYPES})
     return _DTYPES[model.dtype]
@@ -40,13 +39,11 @@ def with_plain_weights(model: ModelSpec) -> ModelSpec:
 
 
 def kv_dtype(model: ModelSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the KV cache of a model that computes in `dtype`: the same, unless its quantisation names one."""
     name = model.quantization.kv_cache
     return dtype if name in (None, model.dtype) or kv_packing(model) else _KV_DTYPES[name]
 
 
 def kv_packing(model: ModelSpec) -> Packing | None:
-    """How integers in groups are stored in the KV cache; None for formats without groups."""
     return _packing(model.quantization, model.quantization.kv_cache)
 
 

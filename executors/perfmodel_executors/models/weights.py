@@ -11,10 +11,8 @@ from perfmodel_executors.parallel.experts import LocalExperts
 
 @dataclass(slots=True)
 class AttentionWeights:
-    """qkv: [(N + K) * H + K * H_v, C], then the gate's N * H_v rows if there is one; out: [C, N * H_v].
-
-    q_norm, k_norm: as wide as a head, or as all heads; sinks: a logit for each query head
-    """
+    """qkv: [(N + K) * H + K * H_v, C], then the gate's N * H_v rows if there is one; out: [C, N * H_v]. q_norm, k_norm:
+    as wide as a head, or as all heads; sinks: a logit for each query head."""
 
     qkv: Weight
     out: Weight
@@ -97,11 +95,9 @@ class FFNWeights:
 
 @dataclass(slots=True)
 class MoEWeights:
-    """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block.
-
-    router_bias: [E]; up_bias, down_bias: a row for each expert
-    local: which of the experts these are, where they are shared out whole; the router is that of all
-    """
+    """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block; router_bias: [E];
+    up_bias, down_bias: a row for each expert; local: which of the experts these are, where ranks share them out
+    whole."""
 
     router: Tensor
     up: Tensor | ExpertWeight

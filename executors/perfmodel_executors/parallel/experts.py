@@ -1,8 +1,6 @@
-"""Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies.
-
-All ranks have all tokens and choose alike; each multiplies the rows of its own experts, and sums are added up. Where
-experts are placed, and how their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`).
-"""
+"""Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies. All ranks have all tokens
+and choose alike; each multiplies the rows of its own experts, and sums are added up. Where experts are placed, and how
+their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,12 +40,8 @@ class ExpertSharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocalExperts:
-    """The experts of a layer that a rank holds.
-
-    held:     their numbers, by slot
-    slots_EM: the slot here of each expert's copy that takes every M-th of its rows, by which; -1: on another rank
-    copies_E: how many copies of each expert there are
-    """
+    """The experts that a rank holds, by slot. slots_EM: the slot of each expert's copy that takes every M-th of its
+    rows, -1: on another rank; copies_E: how many copies of each expert there are."""
 
     held: tuple[int, ...]
     slots_EM: Tensor  # noqa: N815
@@ -64,8 +58,7 @@ class LocalExperts:
         return cls(tuple(held), slots_EM.to(device), torch.from_numpy(copies).to(device))
 
     def rows(self, weights_TX: Tensor, experts_TX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Token [A], weight [A, 1] and slot [A, 1] of each row that is multiplied here: a pair of a token and an expert
-        of its choice."""
+        """Token [A], weight [A, 1] and slot [A, 1] of each row that is multiplied here."""
         experts_A = experts_TX.flatten()
         if self.slots_EM.shape[1] == 1:
             slots_A = self.slots_EM[experts_A, 0]
@@ -77,7 +70,6 @@ class LocalExperts:
 
 
 def _numbers(experts_A: Tensor, num_experts: int) -> Tensor:
-    """The number of each row among those of its expert, from 0 on."""
     order_A = torch.argsort(experts_A, stable=True)
     ends_E = torch.bincount(experts_A, minlength=num_experts).cumsum(0)
     starts_E = torch.cat((ends_E.new_zeros(1), ends_E[:-1]))

@@ -15,8 +15,6 @@ from perfmodel_executors.parallel.experts import ExpertSharing
 
 
 class PipelineStage(NamedTuple):
-    """One of `num_stages` pipeline stages, by its `number` from 0 on."""
-
     number: int = 0
     num_stages: int = 1
 
@@ -36,11 +34,8 @@ ONLY_STAGE = PipelineStage()
 
 
 class TensorGroup:
-    """`rank` of `size` ranks; every rank makes the same calls in the same order. This one is alone.
-
-    experts: how whole experts are shared out; None: each is cut by its width
-    stage:   the pipeline stage that the ranks compute
-    """
+    """`rank` of `size` ranks, which all make the same calls in the same order; this one is alone. experts: how whole
+    experts are shared out; None: each is cut by its width."""
 
     rank = 0
     size = 1
@@ -48,7 +43,6 @@ class TensorGroup:
     stage = ONLY_STAGE
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' `partial`, on every rank."""
         return partial
 
     def gather(self, shard_SV: Tensor, size: int) -> Tensor:
@@ -56,11 +50,9 @@ class TensorGroup:
         return shard_SV
 
     def pass_on(self, state_2TC: Tensor) -> None:
-        """Give the next stage what tokens are behind this one: the residual stream, and what is yet to be added."""
         raise AssertionError("there is no other stage")
 
     def receive(self, state_2TC: Tensor) -> None:
-        """Fill in what the stage before passes on."""
         raise AssertionError("there is no other stage")
 
 
@@ -69,17 +61,13 @@ ALONE = TensorGroup()
 
 class DistributedGroup(TensorGroup):
     """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes): the ranks of a
-    tensor-parallel group, or as many pipeline stages of one rank each.
-
-    log: told of each message
-    """
+    tensor-parallel group, or as many pipeline stages of one rank each. log: told of each message."""
 
     def __init__(self, log: "MessageLog", experts: ExpertSharing | None = None, has_stages: bool = False) -> None:
         number, count = dist.get_rank(), dist.get_world_size()
         self.rank, self.size = (0, 1) if has_stages else (number, count)
         self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
-        self.experts = experts
-        self._log = log
+        self.experts, self._log = experts, log
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         if self.size == 1:
@@ -107,10 +95,8 @@ class DistributedGroup(TensorGroup):
 
 
 class MessageLog:
-    """The messages of one step of a rank, and what its thread did between them.
-
-    messages: kind and payload bytes of each, as the cost model counts them (`perfmodel.ops.messages`)
-    """
+    """The messages of one step of a rank, and what its thread did between them. messages: kind and payload bytes of
+    each, as the cost model counts them (`perfmodel.ops.messages`)."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, int]] = []
@@ -125,17 +111,13 @@ class MessageLog:
         self._marks.append(time.thread_time_ns())
 
     def end(self) -> list[int]:
-        """The step ends: nanoseconds of CPU time of this thread up to each message, and behind the last. Waiting takes
-        none."""
+        """Nanoseconds of this thread's CPU time up to each message, and behind the last; waiting takes none."""
         marks = [*self._marks, time.thread_time_ns()]
         return [after - before for before, after in pairwise(marks)]
 
 
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:
-    """[T, C]: rows of a table of which each rank holds an equal number, in order; the others' rows count as zeros.
-
-    dtype: of what is dequantised
-    """
+    """[T, C]: rows of a table that ranks share out evenly, in order; the others' rows count as zeros."""
     if group.size == 1:
         return table_rows(embedding_VC, tokens_T, dtype)
     held = embedding_VC.shape[0]

@@ -1,10 +1,7 @@
-"""Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it.
-
-Rank 0 has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
+"""Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it. Rank 0
+has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
 Gloo over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical
-path: from message to message the CPU time of the thread that computes, on the rank that takes longest. A message costs
-what that thread does for it; its way through sockets is left out: the loopback interface is no link between devices.
-"""
+path: from message to message the CPU time of the thread that computes, on the rank that takes longest."""
 
 import os
 import pickle
@@ -23,9 +20,8 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.device import DeviceClock, StepClock
+from perfmodel_executors.graphs import DecodeGraphs
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.models.decoder import Decoder
-from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.parallel.experts import ExpertSharing
 from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
 from perfmodel_executors.parallel.sharding import check_divisible, check_stages
@@ -54,36 +50,20 @@ class PathClock:
 
 
 class LeadingRunner:
-    """Rank 0's runner: broadcasts each call to the other ranks, and runs it.
+    """Rank 0's runner: broadcasts each call to the other ranks, and runs it. path_ns: critical path of all calls so
+    far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
+    messages of the last step."""
 
-    path_ns:  critical path of all calls so far, between CPU processes
-    stage_ns: of the last step, that of each pipeline stage, where there are several
-    log:      messages of the last step
-    """
-
-    graphs = None
+    graphs: DecodeGraphs | None = None
 
     def __init__(self, number: int, local: StepRunner, others: Sequence[Connection], log: MessageLog) -> None:
         self.path_ns = 0
         self.stage_ns: Sequence[int] = ()
         self.log = log
-        self._number = number
-        self._local = local
-        self._others = others
+        self._number, self._local, self._others = number, local, others
+        self.decoder, self.cache, self.keeps_kv = local.decoder, local.cache, local.keeps_kv
         self._is_timed = local.decoder.device.type == "cpu"
         self._has_stages = local.decoder.group.stage.num_stages > 1
-
-    @property
-    def decoder(self) -> Decoder:
-        return self._local.decoder
-
-    @property
-    def cache(self) -> KVCache:
-        return self._local.cache
-
-    @property
-    def keeps_kv(self) -> bool:
-        return self._local.keeps_kv
 
     def new_clock(self) -> StepClock:
         return PathClock(self) if self._is_timed else DeviceClock(self.decoder.device)
@@ -132,10 +112,8 @@ class LeadingRunner:
 
 
 class Ranks:
-    """A group of processes, and runners of theirs: one for each setup that they are given.
-
-    others: pipes to ranks 1 and on, none where this process is alone
-    """
+    """A group of processes, and runners of theirs: one for each setup that they are given. others: pipes to ranks 1 and
+    on, none where this process is alone."""
 
     def __init__(self, others: Sequence[Connection] = ()) -> None:
         self.num_ranks = 1 + len(others)
@@ -196,11 +174,7 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
 
 @contextmanager
 def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
-    """The runner of the engine's one rank, or of the first of several, the others following it until the end of the
-    block.
-
-    Raises PerfmodelError as `build_runner` does, on whichever rank.
-    """
+    """The runner of the engine's one rank, or of the first of several, which follow it until the end of the block."""
     num_ranks = setup.engine.num_devices
     if num_ranks > 1:  # before processes are started that would say it too
         _check_shared_out(setup)

@@ -1,9 +1,6 @@
-"""Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`).
-
-Columns of a product's output are shared out where the next product sums over them; that gives partial sums, which the
-ranks add up, and its bias stays with the first rank. Experts are cut so, too, or shared out whole. Where there are
-fewer KV heads than ranks, neighbours hold the same one. The vocabulary is cut in equal rows, padded with zeros.
-"""
+"""Which part of the weights a rank holds, cut as the cost model counts it (`perfmodel.ops.sharding`). Columns of a
+product's output are shared out where the next product sums over them; that gives partial sums, which the ranks add up,
+and its bias stays with the first rank. Experts are cut so, too, or shared out whole."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,12 +23,8 @@ from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
 
 
 def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> ModelSpec:
-    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole.
-
-    experts: as of a `TensorGroup`
-
-    Raises PerfmodelError where they cannot be shared out evenly.
-    """
+    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole. experts: as
+    of a `TensorGroup`. Raises PerfmodelError where they cannot be shared out evenly."""
     if num_ranks == 1:
         return model
     check_divisible(model, num_ranks, experts)
@@ -41,7 +34,6 @@ def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None 
 
 
 def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
-    """The layers of one pipeline stage, as a model of their own."""
     if stage.num_stages == 1:
         return model
     layers = list(model.iter_layers())
@@ -49,10 +41,8 @@ def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
 
 
 def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> None:
-    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too).
-
-    experts: as of a `TensorGroup`
-    """
+    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too). experts:
+    as of a `TensorGroup`."""
     sentence = (
         "weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size to 1, or "
         "engine.quantization to none."
@@ -104,7 +94,6 @@ def check_stages(model: ModelSpec, num_stages: int, num_ranks: int) -> None:
 
 
 def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:
-    """This rank's rows of the embedding or the LM head."""
     if group.size == 1:
         return table_VC
     assert isinstance(table_VC, Tensor), "in blocks on several ranks"
@@ -116,7 +105,6 @@ def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | Gg
 
 
 def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeights:
-    """What a pipeline stage holds: its layers, the embedding on the first, norm and LM head on the last."""
     if stage.num_stages == 1:
         return weights
     held = stage.layers(len(weights.layers))
@@ -130,7 +118,6 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
 
 
 def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:
-    """This rank's part of the weights of the whole `layer`, the one of this `index`."""
     if group.size == 1:
         return weights
     mixer, ffn, experts = weights.mixer, weights.ffn, group.experts
@@ -189,7 +176,6 @@ def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
 
 
 def _whole_experts(weights: MoEWeights, group: TensorGroup, placement: Placement) -> MoEWeights:
-    """The experts that `placement` gives this rank."""
     local = LocalExperts.of(placement, group.rank, weights.router.device)
     held = list(local.held)
     return replace(

@@ -38,11 +38,8 @@ class Perplexity:
 def perplexity(
     runner: StepRunner, ids: Sequence[int], num_tokens: int = 1536, window: int = 512, chunk: int = 512
 ) -> Perplexity:
-    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other.
-
-    window: tokens of a sequence; the text's next ones begin another
-    chunk:  new tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache
-    """
+    """Perplexity of the tokens after each of `num_tokens`, in windows that know nothing of each other; chunk: new
+    tokens in a step; 1 goes through the attention of decodes, and reads all that was said from the cache."""
     windows = min(num_tokens, len(ids) - 1) // window
     if not windows:
         raise ValueError(f"{len(ids)} tokens are less than a window of {window} and the token after it")
@@ -65,7 +62,6 @@ def perplexity(
 
 
 def prompts_of(ids: Sequence[int], count: int = 12, length: int = 96) -> list[list[int]]:
-    """`count` stretches of `length` tokens, evenly spread over the text."""
     step = max(1, (len(ids) - length) // count)
     return [list(ids[i * step : i * step + length]) for i in range(count)]
 
@@ -109,11 +105,8 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Quality:
-    """Perplexity over `num_tokens` of a text; against another configuration, that one's, and what they agree on.
-
-    exact_match: share of the tokens of greedy answers before their first difference
-    note:        what the weights were before anything was done to them
-    """
+    """Perplexity over `num_tokens` of a text; against another configuration, that one's, and exact_match, the share of
+    tokens of greedy answers before their first difference."""
 
     perplexity: float
     num_tokens: int
@@ -138,13 +131,8 @@ class Quality:
 def measure_quality(
     scenario: Scenario, baseline: Scenario | None = None, text: str = PYDOC, chunk: int | None = None
 ) -> Quality:
-    """Perplexity, and beside `baseline` (the same model otherwise served) the share of equal greedy outputs.
-
-    text:  pydoc, or the path of a file
-    chunk: tokens in a step, at most the engine's max_num_batched_tokens; 1 goes through the attention of decodes
-
-    Raises PerfmodelError for a model without weights of its own, MissingExtraError without what reads them.
-    """
+    """Perplexity, and beside `baseline` the share of equal greedy outputs; text: pydoc, or a file; chunk: tokens in a
+    step. Raises PerfmodelError for a model without weights of its own, MissingExtraError without what reads them."""
     ids, path = text_ids(scenario, text)
     ours, answers = _measured(scenario, ids, chunk, answers=baseline is not None)
     named = "pydoc's topics" if text == PYDOC else Path(text).name
@@ -156,7 +144,6 @@ def measure_quality(
 
 
 def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
-    """The text as the scenario's model reads it, and the file of its weights; see `measure_quality`."""
     torch.set_num_threads(1)
     path = scenario.model.weights_origin
     if path is None or Path(path).suffix != ".gguf":
@@ -179,7 +166,6 @@ def _measured(
 
 @contextmanager
 def open_runner(scenario: Scenario) -> Iterator[StepRunner]:
-    """The runner of the scenario's engine on its device; a device that runs out of memory is a sentence."""
     device = find_device(scenario.hardware)
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     with memory_as_a_sentence(device):

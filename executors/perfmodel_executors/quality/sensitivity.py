@@ -1,12 +1,16 @@
-"""How much each layer loses in fewer bits, measured: perplexity with only that one in the format, the others as served,
-on text behind the stretch that perplexities are compared on (on the same stretch where the text is too short for
-two)."""
+"""How much each layer loses in fewer bits, measured with only that one in the format, on text behind the stretch that
+perplexities are compared on where there is enough; and which blocks go there, for a budget of bits per weight: those
+that lose least per bit saved first. Losses are taken to add up (Dong et al. 2019, HAWQ, order layers by the Hessian).
+
+    loss of a block = log(perplexity with only this block in the smaller format / perplexity without)
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
+from perfmodel.errors import SpecError
 from perfmodel.models.layer_formats import BLOCKS, LayerQuantization, bits_per_weight, with_layer_formats
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import layer_parameters
@@ -16,21 +20,63 @@ from perfmodel_executors.models.quantized import check_quantization, layer_quant
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.models.weights import LayerWeights
 from perfmodel_executors.quality.measure import note_on_weights, open_runner, perplexity, text_ids
-from perfmodel_executors.quality.mixed_precision import BlockLoss, Unit, choose_blocks, rules_of
 from perfmodel_executors.quality.tokenizer import PYDOC
 from perfmodel_executors.runner import StepRunner
 
 _TOKENS = 1536
 _TOKENS_APART = 512  # of each block alone: differences on the same tokens, which need fewer
 
+Unit = tuple[int, str | None]  # a layer, and one of its blocks; None: all of them
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """What a block loses of log perplexity in the smaller format, and the bits that all its weights save."""
+
+    unit: Unit
+    loss: float
+    bits_saved: float
+
+    @property
+    def loss_per_bit(self) -> float:
+        return self.loss / self.bits_saved
+
+
+def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, budget: float) -> tuple[Unit, ...]:
+    """The blocks that go to the smaller format, in order, where all `num_weights` weights take `bits` each before.
+    losses: what each block loses there, and the bits it saves; budget: bits per weight, on average. Raises SpecError
+    for a budget below what the smaller format takes."""
+    chosen: list[Unit] = []
+    for block in sorted(losses, key=lambda block: block.loss_per_bit):
+        if bits <= budget * (1 + 1e-9):
+            return tuple(chosen)
+        chosen.append(block.unit)
+        bits -= block.bits_saved / num_weights
+    if bits > budget * (1 + 1e-9):
+        raise SpecError(
+            f"--bits: found {budget:g}, but all blocks in the smaller format take {bits:.3f} bits a weight; raise it, "
+            f"or choose a smaller format or larger groups (--group-size)."
+        )
+    return tuple(chosen)
+
+
+def rules_of(units: Sequence[Unit], method: str, group_size: int | None) -> list[LayerQuantization]:
+    rules = []
+    for component in (None, *BLOCKS):
+        layers = tuple(sorted(layer for layer, name in units if name == component))
+        if layers:
+            components = () if component is None else (component,)
+            rules.append(
+                LayerQuantization(layers=layers, components=components, quantization=method, group_size=group_size)
+            )
+    return rules
+
 
 @dataclass(frozen=True)
 class LayerSensitivity:
     """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
-
-    base, lower: served as the scenario says, and with all blocks in `method`
-    mixed:       with `rules`, at `bits` per weight (None: no budget was given)
-    """
+    base, lower: served as the scenario says, and with all blocks in `method`; mixed: with `rules`, at `bits` per weight
+    (None: no budget was given)."""
 
     method: str
     losses: tuple[BlockLoss, ...]
@@ -77,13 +123,9 @@ def measure_sensitivity(
     progress: Callable[[int, int | None], None] | None = None,
     num_tokens: int = _TOKENS,
 ) -> LayerSensitivity:
-    """Loss of the scenario's model with each layer (or block of one) in `method`, the others as they are served.
-
-    bits: the budget that a mix is proposed and measured for, a mean over the weights of all layers
-
-    Raises PerfmodelError for a model without weights of its own or formats that are not executed, SpecError for a
-    budget that cannot be met.
-    """
+    """Loss of the scenario's model with each layer (or block of one) in `method`, the others as they are served. bits:
+    the budget that a mix is proposed and measured for, a mean over the weights of all layers. Raises PerfmodelError for
+    a model without weights of its own or formats that are not executed, SpecError for a budget that cannot be met."""
     ids, path = text_ids(scenario, text)
     served = _Variants(scenario, method, group_size)
     units = served.units(by_block)
@@ -113,8 +155,7 @@ def measure_sensitivity(
 
 
 class _Variants:
-    """The scenario's model with some blocks in another format: its layers' weights, put in place of those of a runner
-    that was opened with plain ones."""
+    """The scenario's model with some blocks in another format, put in place of a plain runner's."""
 
     def __init__(self, scenario: Scenario, method: str, group_size: int | None) -> None:
         engine, self.method, self.group_size = scenario.engine, method, group_size
@@ -158,7 +199,6 @@ class _Variants:
         ]
 
     def install(self, chosen: Sequence[Unit]) -> None:
-        """The runner's weights with `chosen` in the other format."""
         model = self.served(chosen)
         quantize = layer_quantizer(model)
         for index, layer in enumerate(model.iter_layers()):

@@ -1,7 +1,5 @@
-"""Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it.
-
-The tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights.
-"""
+"""Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it. The
+tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +13,8 @@ _START, _LENGTH = 20_000, 12_000
 
 
 def read_text(source: str = PYDOC) -> str:
-    """12,000 characters from character 20,000 on, or from the start of a shorter text.
-
-    source: `pydoc` (the topics of `help()`, an empty line between them), or the path of a text file
-    """
+    """12,000 characters from character 20,000 on, or from the start of a shorter text. source: `pydoc` (the topics of
+    `help()`, an empty line between them), or the path of a text file."""
     if source == PYDOC:
         from pydoc_data.topics import topics
 
@@ -84,10 +80,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def text_of(scenario: Scenario) -> list[int]:
-    """Token ids of the text that prompts are cut from (`traffic.prompts`); none where they are random.
-
-    Raises SpecError for a model without a tokenizer: one with random weights, or from another file than .gguf.
-    """
+    """Token ids of the text that prompts are cut from (`traffic.prompts`); none where they are random. Raises SpecError
+    for a model without a tokenizer: one with random weights, or from another file than .gguf."""
     source, model = scenario.traffic.prompts, scenario.model
     if source is None:
         return []

@@ -1,7 +1,5 @@
-"""From `engine.speculative_config` to a `Speculator`, and a sentence for what is simulated only.
-
-Decoders that draft with the model's own weights have its first layers, all of them in fewer bits, or one more layer.
-"""
+"""From `engine.speculative_config` to a `Speculator`, and a sentence for what is simulated only. Decoders that draft
+with the model's own weights have its first layers, all of them in fewer bits, or one more layer."""
 
 from dataclasses import replace
 from math import gcd
@@ -36,10 +34,8 @@ _MOST_NODES = 64  # bits of an int64: what a node of a tree sees of it
 
 
 def first_layers(decoder: Decoder, count: int) -> Decoder:
-    """The first `count` layers, then the final norm and the LM head (LayerSkip: Elhoushi et al. 2024).
-
-    Raises PerfmodelError for as many layers as there are.
-    """
+    """The first `count` layers, then the final norm and the LM head (LayerSkip: Elhoushi et al. 2024). Raises
+    PerfmodelError for as many layers as there are."""
     model = decoder.model
     if count >= model.num_layers:
         raise PerfmodelError(
@@ -51,12 +47,8 @@ def first_layers(decoder: Decoder, count: int) -> Decoder:
 
 
 def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
-    """The same model with its matrices quantised to `quantization` (a name of engine.quantization).
-
-    Where a format's groups of weights do not divide a matrix, they are the largest part of them that divides all.
-
-    Raises PerfmodelError for a format that is not executed, and for a model that is quantised already.
-    """
+    """The same model in `quantization`, in the largest groups that divide every matrix. Raises PerfmodelError for a
+    format that is not executed, and for a model that is quantised already."""
     model = decoder.model
     served_in = model.quantization.weights or "several formats"
     if model.quantization.weights is not None or any(layer.formats for layer, _ in model.layers):
@@ -126,10 +118,8 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
 def build_speculator(
     runner: StepRunner, engine: EngineSpec, draft: Decoder | None = None, seed: int = 0
 ) -> Speculator | PipelinedSpeculator | None:
-    """What drafts for `runner`; None without `engine.speculative_config`.
-
-    draft: the decoder of the draft model, where it is there already; else it is loaded as the engine says
-    """
+    """What drafts for `runner`; None without `engine.speculative_config`. draft: the decoder of the draft model, where
+    it is there already; else it is loaded as the engine says."""
     config, target, block_size = engine.speculative_config, runner.decoder, runner.cache.block_size
     if config is None:
         return None
@@ -149,7 +139,6 @@ def build_speculator(
         return PipelinedSpeculator(Speculator(runner, ahead, tree, config.method), ahead)
 
     def runner_of(drafter: Decoder, cache: KVCache) -> StepRunner:
-        """A runner with graphs where `runner` has some."""
         return StepRunner(drafter, cache, None if runner.graphs is None else runner.graphs.of(drafter, cache))
 
     proposer: Proposer

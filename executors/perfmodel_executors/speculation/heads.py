@@ -9,19 +9,12 @@ All heads run once a round, whatever the depth of single sequences; all nodes of
 EAGLE (Li et al. 2024, section 3.1): one layer that continues the model's own states, token by token,
 
     x_j = layer(F [embedding(t_j); f_{j-1}]),  F [d, 2 d];  what the model's head makes of x_j is the draft for t_{j+1}
-
-f is what the model's last layer gave; where the model has not computed a token yet, it is the draft's own x. So row j
-of the layer's KV depends on tokens up to j only, and blocks of it are shared as the model's are. The first pass of a
-round has 1 + k tokens of each sequence: those that the last round added, with the model's states in place of the
-draft's; where these are fewer, the last one is repeated behind itself, which nothing before it sees. Prompts pass
-through the layer behind the model's own pass, which gives their states.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,11 +32,8 @@ from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Propos
 
 
 class NewestStates:
-    """States [C] of the newest token of each KV block; grows with the block ids.
-
-    A block that other sequences find in the prefix cache is full, so what lies behind its end is there for them, too:
-    nothing has to be known of a sequence.
-    """
+    """States [C] of the newest token of each KV block. A shared block is full, so what lies behind its end holds there,
+    too."""
 
     def __init__(self, decoder: Decoder, block_size: int) -> None:
         self._block_size = block_size
@@ -51,7 +41,6 @@ class NewestStates:
         self._states_BC = torch.zeros(0, hidden, dtype=decoder.dtype, device=decoder.device)
 
     def reserve(self, num_blocks: int) -> None:
-        """Make room for block ids below `num_blocks`."""
         states_BC, more = self._states_BC, num_blocks - len(self._states_BC)
         if more > 0:
             num_bytes = num_blocks * states_BC.shape[1] * states_BC.element_size()
@@ -81,7 +70,6 @@ class NewestStates:
 
 
 def _states_of(segments: Sequence[TokenSegment], x_TC: Tensor) -> list[Tensor]:
-    """The rows of each segment in what a step gave for all of them."""
     return [x_TC[row : row + len(s.tokens)] for row, s in zip(first_rows(segments), segments, strict=True)]
 
 
@@ -109,15 +97,13 @@ class _StateProposer(Proposer):
 
 
 class MedusaHeads:
-    """One head for each of `widths`, on the states of `decoder`; untrained, as the paper begins: R_i is zero and W_i a
-    copy of the LM head, so that each head says what the model says."""
+    """A head for each of `widths`, untrained, as the paper begins: R_i is zero and W_i a copy of the LM head."""
 
     graphs: DecodeGraphs | None = None
     keeps_kv = True
 
     def __init__(self, decoder: Decoder, cache: KVCache, widths: Sequence[int]) -> None:
-        self.decoder = decoder
-        self.cache = cache
+        self.decoder, self.cache = decoder, cache
         self.widths = tuple(widths)
         hidden, vocab, dtype = decoder.model.hidden_size, decoder.model.vocab_size, decoder.dtype
         num_bytes = len(self.widths) * hidden * (hidden + vocab) * dtype.itemsize
@@ -149,8 +135,6 @@ class MedusaHeads:
 
 
 class MedusaProposer(_StateProposer):
-    """Drafts with heads on the state of the newest token that the model has computed."""
-
     def __init__(self, heads: MedusaHeads, tree: DraftTree) -> None:
         super().__init__(heads.decoder, heads.cache, tree)
         self.runner = self._heads = heads
@@ -170,17 +154,16 @@ class MedusaProposer(_StateProposer):
 class EaglePasses:
     """The layer as `decoder`, between the model's embedding and head; `projection` is F, in front of it."""
 
-    graphs: ClassVar[DecodeGraphs | None] = None
-    keeps_kv: ClassVar[bool] = True
     decoder: Decoder
     cache: KVCache
     projection_CD: Tensor  # noqa: N815
+    graphs: DecodeGraphs | None = None
+    keeps_kv: bool = True
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
-        """A pass with embeddings in place of states."""
         decoder = self.decoder
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
             batch = build_batch(segments, self.cache.block_size, decoder.device)
@@ -257,7 +240,6 @@ class EagleProposer(_StateProposer):
         return self._newest.before([drafting]) if unread is None else unread
 
     def _first(self, drafting: Sequence[Drafting]) -> list[Tensor]:
-        """x of the newest token of each sequence, [1, C]."""
         segments, before, ends = list[TokenSegment](), list[Tensor](), list[int]()
         for sequence in drafting:
             x_TC = self._before(sequence)

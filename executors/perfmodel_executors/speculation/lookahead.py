@@ -26,10 +26,7 @@ _MOST_NGRAMS = 4096  # of a sequence; the oldest are forgotten
 
 
 def lookup(tokens: Sequence[int], longest: int, shortest: int, count: int) -> list[int]:
-    """At most `count` tokens that followed the longest suffix found earlier in `tokens`; empty if there is none.
-
-    Lists are searched as bytes: microseconds for thousands of tokens.
-    """
+    """At most `count` tokens that followed the longest earlier suffix; searched as bytes, in microseconds."""
     text = array("i", tokens).tobytes()
     for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         suffix = text[-length * _BYTES :]
@@ -55,8 +52,7 @@ class NgramProposer(Proposer):
 
 
 class LookaheadBranches(DraftShape):
-    """Nodes of a step: 0 is the newest token, then those of the guesses, one after the other, then the window's others,
-    row by row. Guesses alone are judged."""
+    """Nodes of a step: 0 is the newest token, then the guesses, which alone are judged, then the window's rows."""
 
     def __init__(self, lookahead: Lookahead) -> None:
         super().__init__((1,) * (lookahead.ngram - 1))
@@ -71,7 +67,6 @@ class LookaheadBranches(DraftShape):
                 self._add(row + column, self._places[(row - 1, column) if row else (0, column - 1)], is_judged=False)
 
     def last_row(self, values: Sequence[int]) -> list[int]:
-        """The values of the window's last row; `values`: one for each node."""
         return [values[self._places[self.depth - 1, column]] for column in range(self.window)]
 
 
@@ -104,8 +99,6 @@ class NgramPool:
 
 @dataclass
 class _Iteration:
-    """The window of one sequence, row by row, and the n-grams that came of it."""
-
     rows: list[list[int]]
     pool: NgramPool = field(default_factory=NgramPool)
 

@@ -9,17 +9,11 @@ from perfmodel_executors.speculation.proposer import DraftShape
 
 
 class AcceptanceCounts:
-    """Counts over a run. A token is examined when all before it were right; where a drafter that was asked for one had
-    none to offer, that counts as a wrong one: it brings as much.
-
-    num_steps:   of a sequence that drafts
-    num_offered: of these, with something to verify
-    """
+    """Counts over a run. A token is examined when all before it were right; a drafter that had none to offer counts as
+    wrong. num_steps: of a sequence that drafts; num_offered: of these, with something to verify."""
 
     def __init__(self, tree: DraftShape, method: str = "", model: str = "") -> None:
-        self._tree = tree
-        self._method = method
-        self._model = model
+        self._tree, self._method, self._model = tree, method, model
         self.examined = [0] * tree.depth
         self.by_rank = [[0] * width for width in tree.widths]
         self._num_guessed, self._has_guesses = 0, False  # pipelined: of `accepted`, the model's own tokens
@@ -27,10 +21,8 @@ class AcceptanceCounts:
 
     def add(self, depth: int, path: Sequence[int], num_drafted: int, guess: bool | None = None) -> None:
         """A sequence was to draft `depth` deep, had `num_drafted` tokens verified, and those of `path` were right.
-
         guess: pipelined: whether the drafter has guessed the model's token behind them; None: it was not judged. It
-        counts with the tokens drafted in its place, the deepest ones at last, and brings nothing.
-        """
+        counts with the tokens drafted in its place, the deepest ones at last, and brings nothing."""
         self.num_steps += bool(depth)
         self.num_offered += bool(num_drafted)
         if guess is not None:
@@ -66,7 +58,6 @@ class AcceptanceCounts:
         )
 
     def measured(self) -> MeasuredAcceptance | None:
-        """What was counted; None if nothing was drafted."""
         if not any(self.examined):
             return None
         return MeasuredAcceptance(
@@ -89,14 +80,12 @@ class AcceptanceCounts:
         return Acceptance(per_rank=tuple(tuple(a / n for a in ranks) for n, ranks in counted))
 
     def write(self, path: Path) -> None:
-        """The counts as JSON, unless nothing was drafted."""
         measured = self.measured()
         if measured is not None:
             path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
 def with_acceptance(scenario: Scenario, acceptance: Acceptance | None) -> Scenario:
-    """The scenario with the acceptance that was counted, for whoever simulates it."""
     config = scenario.engine.speculative_config
     if acceptance is None or config is None:
         return scenario

@@ -1,11 +1,7 @@
-"""Drafting with a decoder: a chain token by token, a tree level by level.
-
-What shares the model's own KV cache (`SelfProposer`) writes what it computes for drafted tokens into the slots that
-verifying fills again. A second model (`ModelProposer`) has a KV cache on the same block tables: it computes the same
-prompts, and catches up on tokens that were right but that it has not computed. LayerSkip (Elhoushi et al. 2024, section
-4.3; `SkippingProposer`): what the first layers gave for a drafted token is kept; verifying takes the tokens that no
-pass has read yet through the first layers, then all together through the rest.
-"""
+"""Drafting with a decoder: a chain token by token, a tree level by level. What shares the model's own KV cache
+(`SelfProposer`) writes what it computes for drafted tokens into the slots that verifying fills again. A second model
+(`ModelProposer`) has a KV cache on the same block tables: it computes the same prompts, and catches up on tokens
+that were right but that it has not computed."""
 
 from collections.abc import Sequence
 

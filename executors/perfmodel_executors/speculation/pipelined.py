@@ -1,12 +1,7 @@
 """Pipelined drafting (Liu et al. 2025, PEARL): a draft model that goes on while the model verifies, in its own thread.
-
-In each step the drafter begins behind a sequence's draft, or behind its newest token where it has none: it guesses the
-token that the model will add, and drafts k more: the next draft, if the model agrees with all of them.
-
-Its KV cache is on the block tables of the model's. What it drafts ahead lies partly behind a sequence's last block: in
-blocks of its own, before those that the tables name, from which it is copied in the next step. So that a step may be
-taken twice, the next one writes to other such blocks.
-"""
+In each step the drafter begins behind a sequence's draft, or behind its newest token where it has none: it guesses
+the token that the model will add, and drafts k more: the next draft, if the model agrees with all of them. Its KV
+cache is on the block tables of the model's."""
 
 import time
 from collections.abc import Sequence
@@ -23,8 +18,7 @@ from perfmodel_executors.speculation.speculator import Speculator, Verified
 
 
 class DraftedAhead(NamedTuple):
-    """What the drafter found behind each sequence's draft, the guess of the model's token first; and its thread's CPU
-    time for it."""
+    """What the drafter found behind each draft, the guess of the model's token first, and its thread's CPU time."""
 
     tokens: list[list[int]]
     cpu_ns: int
@@ -72,10 +66,8 @@ class PipelinedProposer(Proposer):
         self._turn += 1
 
     def keep(self, index: int, drafting: Drafting, num_accepted: int, ahead: Sequence[int] | None) -> None:
-        """So much of the draft of the step's sequence `index` was right.
-
-        ahead: the draft of its next step, where the guess was right, too
-        """
+        """So much of the draft of the step's sequence `index` was right. ahead: the draft of its next step, where the
+        guess was right, too."""
         known, size = len(drafting.tokens) + num_accepted, self._drafter.cache.block_size
         capacity = len(drafting.block_table) * size
         self._drafts.pop(drafting.key, None)
@@ -151,11 +143,8 @@ class PipelinedProposer(Proposer):
 
 
 class PipelinedSpeculator:
-    """As `Speculator`, around one whose proposer is `proposer`.
-
-    A step takes as long as the longer of both threads, by their CPU times: on a shared machine the wall's time is that
-    of the neighbours. What they wait for each other, for the interpreter or for memory, is not in it.
-    """
+    """As `Speculator`, with a drafter beside it. A step takes as long as the longer of both threads, by their CPU
+    times: on a shared machine the wall's time is that of the neighbours."""
 
     def __init__(self, verifying: Speculator, proposer: PipelinedProposer) -> None:
         self.proposer = proposer

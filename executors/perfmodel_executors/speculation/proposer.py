@@ -10,16 +10,9 @@ Part = TypeVar("Part")
 
 
 class Drafting(NamedTuple):
-    """A sequence of this step whose earlier tokens are all computed.
-
-    key:          its request
-    tokens:       all that are known; the last one is computed in this step
-    block_table:  its KV blocks, those for drafted tokens included
-    depth:        how deep to draft; 0: not at all
-    is_prompt:    whether its last token is of the prompt (and its block may be found by others from now on)
-    draws:        random numbers of the tokens behind its last one, by depth; none: the likeliest ones are wanted
-    ahead:        pipelined: how many tokens to draft behind its draft, while that is verified
-    """
+    """A sequence of this step, by its request, whose tokens but the last are computed. depth: how deep to draft, 0: not
+    at all; is_prompt: whether its last token is of the prompt (others may find its block from now on); draws: random
+    numbers of the tokens behind, by depth; ahead: pipelined: tokens to draft behind its draft."""
 
     key: int
     tokens: Sequence[int]
@@ -43,15 +36,9 @@ class Round(NamedTuple):
 
 
 class DraftShape:
-    """Nodes behind the last known token, which is node 0, and what each sees.
-
-    widths:    candidates by depth, as far as they are counted; as many depths of drafted tokens can be right
-    parents:   the node before each of those that are judged, which come first; -1 for node 0
-    depths:    how far each is behind node 0
-    ancestors: bit j is set if a node sees node j, itself included
-    is_chain:  whether the nodes are a text
-    has_ranks: whether candidates of one depth are distinguished
-    """
+    """Nodes behind the last known token, which is node 0. widths: candidates by depth; parents: the node before each of
+    those that are judged, which come first; ancestors: bit j is set if a node sees node j, itself included; is_chain:
+    the nodes are a text; has_ranks: candidates of one depth are distinguished."""
 
     is_chain = False
     has_ranks = False
@@ -76,7 +63,6 @@ class DraftShape:
         return nodes[::-1]
 
     def rank(self, node: int) -> int:
-        """Which candidate of its parent a node is, the likeliest first."""
         return 0
 
     def nodes(self, first: int, stop: int) -> TreeNodes:
@@ -112,11 +98,7 @@ class DraftTree(DraftShape):
 
 
 class Proposer:
-    """Drafts tokens. `propose` may be called twice in a step and answers the same; `settle` follows once.
-
-    depends_on_text: how many tokens are drafted is known only when they are
-    runner:          what drafts, where a decoder, its head or a part of it does
-    """
+    """Drafts tokens; `propose` may be called twice in a step. depends_on_text: only the text says how many."""
 
     depends_on_text = False
     runner: Passes | None = None
@@ -125,14 +107,10 @@ class Proposer:
         """Make room for what the step will write."""
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
-        """For each sequence the nodes behind its last known token, by depth; fewer where there is nothing to draft.
-
-        chunks: the parts of prompts that the step computes, for drafters that have to know them
-        """
+        """For each sequence the nodes behind its last token, by depth; chunks: the parts of prompts in the step."""
         raise NotImplementedError
 
     def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
-        """What `runner.run` gives for the segments of the round."""
         return runner.run(round_.segments, is_warm_up)
 
     def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
@@ -145,11 +123,8 @@ class Proposer:
 def draft_by_level(
     drafting: Sequence[Drafting], candidates: Callable[[int, list[int], list[list[int]]], Sequence[Sequence[int]]]
 ) -> list[list[int]]:
-    """Drafts that grow by one level of nodes a pass.
-
-    candidates: (depth, sequences that draft deeper, drafts down to there) -> the likeliest tokens behind each of their
-                nodes of that depth, sequence by sequence
-    """
+    """Drafts that grow by one level of nodes a pass. candidates: (depth, sequences that draft deeper, drafts down to
+    there) -> the likeliest tokens behind each of their nodes of that depth, sequence by sequence."""
     drafts: list[list[int]] = [[] for _ in drafting]
     for depth in range(max((sequence.depth for sequence in drafting), default=0)):
         active = [i for i, sequence in enumerate(drafting) if sequence.depth > depth]

@@ -1,7 +1,6 @@
 """`Speculator`: one step with drafts: they are made, verified together with all else that runs, and kept as far as they
 are what the model itself would have said: its likeliest token, or the one that it draws with the random number of the
-token's position. So drafts change no text; and a token x that was drafted for certain is kept with probability p(x), as
-by rejection (`rejection_sampling`)."""
+token's position."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,15 +14,9 @@ from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Propo
 
 
 class Verified(NamedTuple):
-    """What came of a step.
-
-    tokens:  for each sequence those it got, then one for each chunk that is sampled
-    paths:   for each sequence the nodes of its tree that were right
-    num_drafted: for each sequence the tokens that were there to be verified
-    guessed: pipelined: for each sequence whether the drafter, with all of its draft right, guessed the model's token;
-             None where it was not asked, or something before was wrong
-    waited_ns: what the device's clock does not see: how much longer a drafter beside it took
-    """
+    """What came of a step, for each sequence: tokens that it got (then one for each sampled chunk), nodes that were
+    right, how many were verified; guessed: pipelined: whether the drafter guessed the model's token behind a right
+    draft; waited_ns: what the device's clock does not see: how much longer a drafter beside it took."""
 
     tokens: list[list[int]]
     paths: list[list[int]]
@@ -39,17 +32,12 @@ class Verified(NamedTuple):
 
 
 class Speculator:
-    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; `method` is for the reader.
-
-    ahead: how many tokens are drafted behind a draft while it is verified
-    """
+    """Drafts with `proposer` in the shape of `tree`, verifies with `runner`; ahead: tokens drafted behind a draft."""
 
     ahead = 0
 
     def __init__(self, runner: StepRunner, proposer: Proposer, tree: DraftShape, method: str = "") -> None:
-        self.proposer = proposer
-        self.tree = tree
-        self._runner = runner
+        self.proposer, self.tree, self._runner = proposer, tree, runner
         self._method = method
 
     def new_counts(self) -> AcceptanceCounts:

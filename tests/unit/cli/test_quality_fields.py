@@ -4,7 +4,7 @@ import yaml
 
 from perfmodel.commands.measurements import mixed_fields
 from perfmodel.specs import load_scenario
-from perfmodel_executors.quality.mixed_precision import rules_of
+from perfmodel_executors.quality.sensitivity import rules_of
 
 
 def test_the_proposal_reads_back_as_the_same_rules(tmp_path):

@@ -5,9 +5,7 @@ values are read once:
 
     bytes = b_kv K (H + H_v) C + b N (H + H_v) D    C: visible tokens of all D sequences
 
-Programs of one sequence's KV heads run side by side: together they read whole pages. With splits (flash-decoding) each
-program takes a share of the context, known only on the device, and a second kernel combines what they found, weighted
-by their softmax sums. How many splits there are follows from shapes alone, so that a CUDA graph can hold the launches.
+With splits (flash-decoding) each program takes a share of the context, and a second kernel combines what they found.
 """
 
 import math
@@ -53,16 +51,14 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def soft_capped(scores, CAP: tl.constexpr):
-    """c tanh(s / c) = c (1 - 2 / (exp(2 s / c) + 1)) of scores in units of log2, with `CAP` in natural ones (Gemma 2,
-    section 2). No overflow: an infinite power leaves the cap."""
+    """c tanh(s / c) = c (1 - 2 / (exp(2 s / c) + 1)) of scores in units of log2, `CAP` in natural ones; no overflow."""
     power = tl.exp2(scores * (2.0 / CAP))
     return (CAP * _LOG2_E) * (1.0 - 2.0 / (power + 1.0))
 
 
 @triton.jit
 def begin_softmax(sinks_ptr, query_head, has_sink, LEAST: tl.constexpr, ROWS: tl.constexpr):
-    """(largest score, sum of powers) [ROWS] before any key: those of the sinks of rows that have one (gpt-oss): a sink
-    is where the running softmax begins, its logit is the largest so far, and the sum is one."""
+    """(largest score, sum of powers) before any key: a sink is where the running softmax begins, with a sum of one."""
     largest = tl.full([ROWS], LEAST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if sinks_ptr is not None:
@@ -190,10 +186,8 @@ def attention_decode(
     num_splits: int | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens.
-
-    num_splits: programs that share one sequence and KV head; by default `num_splits_for` the shapes
-    """
+    """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens. num_splits:
+    programs that share one sequence and KV head; by default `num_splits_for` the shapes."""
     num_seqs, num_heads, head_dim = q_DNH.shape
     kv_heads, v_dim = pages.num_kv_heads, pages.v_BSKH.shape[3]
     q_DNH = q_DNH if q_DNH.stride()[1:] == (head_dim, 1) else q_DNH.contiguous()
@@ -263,11 +257,8 @@ def combine_splits(part_DNSH: Tensor, lse_DNS: Tensor, out_DNH: Tensor) -> None:
 
 
 def num_splits_for(num_programs: int, most_tokens: int, num_units: int) -> int:
-    """Into how many parts to split the context: the fewest that fill the machine nearly as well as any number does.
-
-    num_programs: without splits, all equally long
-    most_tokens:  that a context can have, by the width of the block tables
-    """
+    """The fewest parts of the context that fill the machine nearly as well as any number does; num_programs: without
+    splits."""
     slots = num_units * _BLOCKS_PER_UNIT
     most = max(1, min(_MOST_SPLITS, most_tokens // _SPLIT_TOKENS))
 

@@ -3,15 +3,9 @@
     decode   s_j = q_c . c_j + q_r . r_j,  out = sum_j softmax(s)_j c_j        bytes = b (R + r) C for C tokens
     prompt   k_j = W_k c_j, v_j = W_v c_j                                      2 R (P + V) FLOPs of a head and token
 
-Decodes: a program has some query heads of a sequence as the rows of its tile, and walks over tiles of tokens: a tile of
-latents is loaded once, multiplied into the scores and, transposed, into the sums. The context is split where sequences
-do not fill the machine. Hopper has a kernel of its own for the sizes of DeepSeek's models (`hopper_latent`).
-
-Prompts: expanded and not absorbed, a pair of a query and a key is 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r),
-640 instead of 2,176 for DeepSeek-V3; only few new tokens behind a long prefix are less work absorbed, and go as so many
-decodes. Keys and values are written for each chunk and head as rows as wide as tiles, whole tiles of tokens behind one
-another (zero behind the context), and the rotated keys beside them: so the kernel that reads them needs neither block
-tables nor masks, and the copy engine can fetch its tiles. Heads go in groups whose keys and values fit a workspace.
+Hopper has a kernel of its own for decodes of the sizes of DeepSeek's models (`hopper_latent`). Prompts: expanded and
+not absorbed, a pair of a query and a key is 2 (P + r + V) FLOPs of a head instead of 2 (2 R + r), 640 instead of 2,176
+for DeepSeek-V3; only few new tokens behind a long prefix are less work absorbed, and go as so many decodes.
 """
 
 import math
@@ -119,10 +113,8 @@ def attention_latent_decode(
     num_splits: int | None = None,
     config: TileConfig | None = None,
 ) -> Tensor:
-    """One new token per sequence, [D, N, V]; the reference says what the arguments are.
-
-    num_splits: programs that share one sequence and tile of heads; by default `num_splits_for` the shapes
-    """
+    """One new token per sequence, [D, N, V]; the reference says what the arguments are. num_splits: programs that share
+    one sequence and tile of heads; by default `num_splits_for` the shapes."""
     keys_NPR, values_NVR, scale = heads
     q_DNH, (num_heads, nope, rank), num_seqs = q_DNH.contiguous(), keys_NPR.shape, len(q_DNH)
     absorbed_NDR, q_rotated_DNr = torch.bmm(q_DNH[..., :nope].transpose(0, 1), keys_NPR), q_DNH[..., nope:]
@@ -296,7 +288,6 @@ def row_tiles(matrix_ptr, num_rows, ROWS: tl.constexpr, WIDTH: tl.constexpr, DES
 
 @triton.jit
 def tile_rows(matrix, row, ROWS: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr):
-    """[ROWS, WIDTH] from `row` on."""
     if DESCRIPTORS:
         return matrix.load([row, 0])
     else:
@@ -388,7 +379,6 @@ def attention_latent_prefill(
     *,
     config: TileConfig | None = None,
 ) -> Tensor:
-    """Prompt chunks, [T, N, V], whose latents are in their pages; the reference says what the arguments are."""
     num_tokens, num_heads, _ = q_TNH.shape
     num_chunks, width = block_tables_GM.shape
     nope, value = heads.keys_NPR.shape[1], heads.values_NVR.shape[1]
@@ -419,7 +409,6 @@ def _attend(
     out_TNV: Tensor,
     config: TileConfig | None,
 ) -> None:
-    """Writes what the heads `which` attend to."""
     (num_tokens, num_heads, width), (num_chunks, at_once, length, _) = q_TNH.shape, expanded.keys.shape
     nope, value = heads.keys_NPR.shape[1], out_TNV.shape[2]
     args = (

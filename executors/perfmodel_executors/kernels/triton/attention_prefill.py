@@ -1,15 +1,9 @@
 """Flash attention of prompt chunks over paged keys and values.
 
 A program has a tile of queries of one KV head: the heads of its group side by side for each token, so that keys and
-values are read once for all of them and short chunks (and trees of drafted tokens) still fill a tile. It walks over the
-keys that its queries see in three parts: where a window or chunk begins (masked), where every query sees every key (no
-masks: nearly all of a long prompt), and the diagonal or the tree (masked).
+values are read once for all of them and short chunks (and trees of drafted tokens) still fill a tile.
 
     FLOPs = 2 (H + H_v) N pairs    HBM bytes = b N (H + H_v) T + b_kv K (H + H_v) keys, re-read from L2 by later tiles
-
-Tiles of all chunks lie behind one another in the grid (`segments`); the last ones of a chunk see the most keys and come
-first. Tiles are large where the tensor cores read their operands from SRAM (Hopper and later); before, queries and keys
-pass through registers, of which a tile of 128 x 64 with heads of 128 needs more than there are: the compiler spills.
 """
 
 import math
@@ -41,10 +35,8 @@ _WIDE = 128  # heads above take twice the registers for their sums
 def candidates_for(
     rows: int, group: int, width: int, capability: int | None, is_quantized: bool = False
 ) -> list[TileConfig]:
-    """Candidates for chunks of `rows` query rows (tokens times heads of a group) and heads `width` wide.
-
-    Chunks that fill no tile of 128 rows get a smaller one, but never less than one token's `group`.
-    """
+    """Candidates for chunks of `rows` query rows (tokens times heads of a group) and heads `width` wide. Chunks that
+    fill no tile of 128 rows get a smaller one, but never less than one token's `group`."""
     least = 1 << (group - 1).bit_length()
     size = max(least, next((size for size in _ROWS if size >= rows), _ROWS[-1]))
     small = max(least, 64)
@@ -63,13 +55,8 @@ def candidates_for(
 
 
 def shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], product: int, stored: int) -> int:
-    """An upper bound: queries, and the pipeline's buffers of keys, values, block ids and scales.
-
-    product, stored: bytes of an element in the products, and in the pages
-
-    Where the tensor cores read SRAM, there is one more buffer, which is filled while they read; what they read of
-    quantised pages is a widened copy. Elsewhere the weights are exchanged between warps.
-    """
+    """An upper bound: queries, and the pipeline's buffers of keys, values, block ids and scales. Where the tensor cores
+    read SRAM, one more buffer is filled meanwhile; what they read of quantised pages is a widened copy."""
     rows, keys = config.sizes["ROWS"], config.sizes["KEYS"]
     buffers = page_buffers(config.options.num_stages)
     widened = exchanged = 0

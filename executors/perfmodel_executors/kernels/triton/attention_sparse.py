@@ -1,9 +1,6 @@
-"""Block-sparse attention by the kernels of plain attention, over tables of the blocks that are seen.
-
-What a query's block sees are whole pages, and keys carry their positions in them: so a decode is one over a shorter
-table, and each block of a prompt is a chunk of its own, behind a prefix of the blocks that it sees. Nothing else is
-read, and the tables are made on the device, from shapes: a CUDA graph holds the decodes.
-"""
+"""Block-sparse attention by the kernels of plain attention, over tables of the blocks that are seen. What a query's
+block sees are whole pages, and keys carry their positions in them: so a decode is one over a shorter table, and each
+block of a prompt is a chunk of its own, behind a prefix of the blocks that it sees."""
 
 from functools import lru_cache
 
@@ -20,7 +17,6 @@ from perfmodel_executors.kernels.triton.attention_prefill import attention_prefi
 def attention_sparse_decode(
     q_DNH: Tensor, pages: KVPages, block_tables_DM: Tensor, context_lens_D: Tensor, sparsity: BlockSparsity
 ) -> Tensor:
-    """One token per sequence, [D, N, H_v]; the reference says what the arguments are."""
     last_D = (context_lens_D - 1).clamp(min=0)
     tables_DM, before_D = _seen_pages(pages, block_tables_DM, last_D // sparsity.block, sparsity)
     seen_D = before_D + last_D % sparsity.block + 1
@@ -35,7 +31,6 @@ def attention_sparse_prefill(
     num_computed_G: Tensor,
     sparsity: BlockSparsity,
 ) -> Tensor:
-    """Prompt chunks, [T, N, H_v]; a chunk of n tokens has queries in at most n // block + 2 blocks."""
     size, num_tokens, num_chunks = sparsity.block, len(q_TNH), len(num_computed_G)
     device = q_TNH.device
     begins_G = query_starts_G[:-1]

@@ -76,7 +76,6 @@ def _values_kernel(
 
 
 def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, *, config: TileConfig | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v, [T, N, H_v]; the queries are the last T of the L tokens."""
     (num_queries, num_heads, head_dim), (num_keys, kv_heads, v_dim) = q_TNH.shape, v_LKH.shape
     q_TNH, k_LKH, v_LKH = q_TNH.contiguous(), k_LKH.contiguous(), v_LKH.contiguous()
     scores_NTL = q_TNH.new_empty(num_heads, num_queries, num_keys)

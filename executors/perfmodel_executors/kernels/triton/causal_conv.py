@@ -1,9 +1,6 @@
-"""The causal convolution on a GPU: bound by reading x once and writing as much.
-
-A program has some channels of a tile of tokens of one sequence (`segments`); for each tap it loads the tile again, a
-token further back, which the caches have. The program of a sequence's first tile reads the inputs that the sequence
-left behind, and it alone writes those that it leaves now, after it has read them.
-"""
+"""The causal convolution on a GPU: bound by reading x once and writing as much. A program has some channels of a tile
+of tokens of one sequence (`segments`); for each tap it loads the tile again, a token further back, which the caches
+have."""
 
 import torch
 import triton
@@ -92,7 +89,6 @@ def _causal_conv_prefill_kernel(
 def causal_conv_decode(
     x_DK: Tensor, rows_D: Tensor, inputs_RKW: Tensor, weight_KW: Tensor, bias_K: Tensor | None
 ) -> Tensor:
-    """One new token per sequence, [D, K]; the reference says what the arguments are."""
     (num_seqs, channels), taps = x_DK.shape, weight_KW.shape[1]
     out_DK = torch.empty(num_seqs, channels, dtype=x_DK.dtype, device=x_DK.device)
     args = (x_DK, rows_D, inputs_RKW, weight_KW, bias_K, out_DK, x_DK.stride(0))
@@ -105,7 +101,6 @@ def causal_conv_decode(
 def causal_conv_prefill(
     x_TK: Tensor, rows_G: Tensor, starts_G: Tensor, inputs_RKW: Tensor, weight_KW: Tensor, bias_K: Tensor | None
 ) -> Tensor:
-    """Chunks of sequences behind one another, [T, K]; the reference says what the arguments are."""
     (num_tokens, channels), taps = x_TK.shape, weight_KW.shape[1]
     out_TK = torch.empty(num_tokens, channels, dtype=x_TK.dtype, device=x_TK.device)
     args = (x_TK, rows_G, starts_G, inputs_RKW, weight_KW, bias_K, out_TK, len(rows_G), x_TK.stride(0))

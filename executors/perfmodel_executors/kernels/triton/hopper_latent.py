@@ -2,13 +2,9 @@
 
 As FlashMLA does it: a program has 64 query heads, and tiles of 64 tokens go in pairs. Each group of warps makes the
 scores of one tile of a pair and sums up one half of the columns of both: 128 registers of sums a thread, and no product
-twice. They exchange the largest scores, then the weights, which go where the rotated keys were. Halves of tiles are
-fetched on their own, in the order in which they come free: what a group reads first it also leaves first.
+twice. They exchange the largest scores, then the weights, which go where the rotated keys were.
 
     SRAM: queries 64 (R + r), two tiles of as much; R = 512 and r = 64 in 16 bits take 216 KiB
-
-Pages may have any size: addresses are computed by the threads that fetch. What `attention_latent` has is for all other
-sizes and devices.
 """
 
 import torch
@@ -33,7 +29,6 @@ _SIZES = (512, 64)  # rank, rotated
 
 
 def is_for_hopper(q_NDR: Tensor, rotated: int) -> bool:
-    """Whether the kernel runs on this device, with these sizes."""
     is_wide = q_NDR.dtype in (torch.bfloat16, torch.float16)
     return capability_of(q_NDR.device) == HOPPER and is_wide and (q_NDR.shape[2], rotated) == _SIZES
 
@@ -120,11 +115,8 @@ def _shrunk(acc, largest, larger):
 
 @gluon.jit
 def _attend(WHO: gl.constexpr, read, written, begin, end, scale_log2):
-    """Half `WHO` of the sums over all tiles, and the weights of every second tile.
-
-    A tile's weights are relative to the largest score up to it, so that the groups follow one another: while one makes
-    its weights, the other multiplies.
-    """
+    """Half `WHO` of the sums over all tiles, and the weights of every second tile. A tile's weights are relative to the
+    largest score up to it, so that the groups follow one another: while one makes its weights, the other multiplies."""
     queries, query_rotated, halves, rotated, maxima, totals, full, empty, ready = read
     out_ptr, lse_ptr, first_row, num_splits, heads_left = written
     OTHER: gl.constexpr = 1 - WHO

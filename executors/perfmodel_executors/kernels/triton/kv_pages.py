@@ -1,13 +1,7 @@
-"""How Triton kernels read and write quantised pages.
-
-FP8 is written by integer arithmetic on every device (a few operations per new element), so that it is the same
-everywhere. It is read by the hardware's conversion where there is one (Ada and later), else by shifting its bits into
-those of an fp16. What is read becomes fp16, which holds every value of both formats exactly: the products run in fp16
-then, or in fp32 for fp32 queries.
-
-Values of decodes are read as pairs of neighbouring elements (`load_pairs`): tensor cores want them along the tokens,
-and what transposes on the way from SRAM moves 16 bits at a time; bytes would be loaded one by one.
-"""
+"""How Triton kernels read and write quantised pages. FP8 is written by integer arithmetic on every device (a few
+operations per new element), so that it is the same everywhere. It is read by the hardware's conversion where there
+is one (Ada and later), else by shifting its bits into those of an fp16. What is read becomes fp16, which holds every
+value of both formats exactly: the products run in fp16 then, or in fp32 for fp32 queries."""
 
 import torch
 import triton
@@ -66,12 +60,9 @@ def encode_int8(x, scale):
 
 @triton.jit
 def token_rows(table_ptr, position, is_inside, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Rows of the flattened pages [B * S] that hold the tokens at `position` of a sequence.
-
-    In 32 bits, which count the tokens of any memory; only their elements need 64. Positions are never negative, so that
-    a page and a place in it are a shift and a mask. The mask is written as one: from a remainder Triton 3.6 concludes
-    that rows begin at multiples of the page, and reads rows of odd sizes 16 bytes at a time.
-    """
+    """Rows of the flattened pages [B * S] that hold the tokens at `position`, in 32 bits. Positions are never negative:
+    a page and a place in it are a shift and a mask, written as one: from a remainder Triton 3.6 concludes that rows
+    begin at multiples of the page, and reads rows of odd sizes 16 bytes at a time."""
     token = position.to(tl.uint32)
     place = token & (PAGE - 1) if PAGE & (PAGE - 1) == 0 else token % PAGE
     if MASKED:
@@ -125,7 +116,6 @@ def load_pairs(
 
 @triton.jit
 def _widened_code(code, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
-    """What a byte of a pair stands for."""
     if FORMAT == "int8":
         return _widened(code.to(tl.int8, bitcast=True), FORMAT, DTYPE)
     else:
@@ -150,9 +140,7 @@ def _widened(x, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
 
 def page_buffers(num_stages: int) -> int:
     """Buffers of keys and values in a software pipeline of `num_stages`, whose loads wait for the block table's load.
-
-    Triton spreads the stages between the two: ceil((stages - 2) / 2) lie between a load and what waits for it.
-    """
+    Triton spreads the stages between the two: ceil((stages - 2) / 2) lie between a load and what waits for it."""
     return max(1, -(-(num_stages - 2) // 2))
 
 

@@ -1,12 +1,6 @@
-"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations.
-
-Tiles of x times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or
-through the copy engine of sm_90 and newer (tensor descriptors). Hopper has its own kernel (`hopper_product`). Where
-there are fewer tiles than the device runs at once, K is cut into slices, as in `swapped_product`.
-
-Codes are summed as they are (INT8 in int32, e4m3 in fp32) and scaled once; e4m3 in blocks joins the sums in fp32 after
-each 128 inputs (Hopper sums FP8 products with fewer bits), with the scales of its block, loaded one block ahead.
-"""
+"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations. Tiles of x
+times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or through
+the copy engine of sm_90 and newer (tensor descriptors)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -178,10 +172,8 @@ def provide_scratch(device: torch.device) -> None:
 
 def many_tokens_shared_bytes(operand: Operand, config: TileConfig, capability: int) -> int:
     """Shared memory of a thread block: its pipeline's operands, and barriers for the copy engine and tensor memory.
-
     More than any device has for descriptors where there is no copy engine, and for Hopper's kernel elsewhere.
-    Blackwell's tensor memory takes no integers: their instructions wait for their operands, as all do before Hopper.
-    """
+    Blackwell's tensor memory takes no integers: their instructions wait for their operands, as all do before Hopper."""
     sizes, stages = config.sizes, config.options.num_stages
     if "STAGES" in sizes:
         return hopper_shared_bytes(operand.values.element_size(), config) if capability == HOPPER else _NOWHERE

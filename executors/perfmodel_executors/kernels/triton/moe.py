@@ -1,12 +1,7 @@
 """Top-k routing in one kernel: every program holds some tokens' logits in registers and takes k maxima from them.
-
 Renormalised over the chosen, softmax over all experts is softmax over the chosen alone: no sum over the others is
-needed. Other rules score all experts first, and may leave only those of the best groups to choose from (DeepSeek-V3).
-Of equal scores the lowest expert id comes first (the reference leaves their order open).
-
-All experts' feed-forward blocks in two grouped products and a sum (`moe_products`), without the host knowing who goes
-where: a pair is (token, choice), token * top_k + choice. No atomics: equal inputs give equal results.
-"""
+needed. Other rules score all experts first, and may leave only those of the best groups to choose from
+(DeepSeek-V3). Of equal scores the lowest expert id comes first (the reference leaves their order open)."""
 
 import torch
 import triton
@@ -114,7 +109,6 @@ def _route_by_rule_kernel(
 def route(
     logits_TE: Tensor, top_k: int, rule: RoutingRule = PLAIN_RULE, bias_E: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(weights, expert ids), both [T, top_k], by the model's rule; bias_E is added to the scores for the choice."""
     num_tokens, num_experts = logits_TE.shape
     weights_TX = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
     experts_TX = torch.empty(num_tokens, top_k, dtype=torch.int64, device=logits_TE.device)
@@ -141,11 +135,8 @@ def route(
 def grouped_experts(
     x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, config: TileConfig | None = None
 ) -> Tensor:
-    """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32.
-
-    The ids of a token's experts are distinct, as `route` gives them; columns of x and of the weights are contiguous.
-    config: tiles of both products, instead of the ones that fit the problem
-    """
+    """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32. A token's ids are
+    distinct; columns of x and of the weights are contiguous."""
     num_experts = layer.up_EFC.shape[0]
     if config is None:
         stored = layer.up_EFC if isinstance(layer.up_EFC, ExpertWeight) else None

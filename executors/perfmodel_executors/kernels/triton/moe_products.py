@@ -5,10 +5,6 @@
 A tile is rows of one expert's matrix by some of its pairs. `down` writes each pair's row, times its weight, in parts of
 the sum over I when few experts are touched; a second kernel sums a token's rows. One token needs no such rows: there a
 program reads its columns of each chosen expert in turn and stores the sum.
-
-Of stored matrices, W is the left operand, as in linear layers of these formats; activations that are quantised, too,
-take a launch before each product. Where experts have a gate, a tile of `up` holds stored rows of both halves, eight by
-eight: a thread that has row i of a fragment has row i + 8, so that gate and up meet without a shuffle.
 """
 
 from collections.abc import Callable
@@ -247,10 +243,8 @@ def _down_stored_kernel(
 
 
 def grouped_up(x_TC: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: TileConfig | None = None) -> Tensor:
-    """[A, I]: the activated up projection of every pair, in the order of pairs.
-
-    Raises PerfmodelError for e4m3 on a device that knows no such numbers.
-    """
+    """[A, I]: the activated up projection of every pair, in the order of pairs. Raises PerfmodelError for e4m3 on a
+    device that knows no such numbers."""
     up, gates = layer.up_EFC, 2 if layer.gated else 1
     inner = up.shape[1] // gates
     hidden_AI = torch.empty(placement.experts_TX.numel(), inner, dtype=x_TC.dtype, device=x_TC.device)
@@ -272,11 +266,7 @@ def grouped_up(x_TC: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: 
 
 
 def grouped_down(
-    hidden_AI: Tensor,
-    weights_TX: Tensor,
-    placement: ExpertRows,
-    layer: ExpertLayer,
-    forced: TileConfig | None = None,
+    hidden_AI: Tensor, weights_TX: Tensor, placement: ExpertRows, layer: ExpertLayer, forced: TileConfig | None = None
 ) -> Tensor:
     """[T, C]: the weighted sum of each token's experts, in hidden's dtype."""
     down, weights_TX = layer.down_ECI, weights_TX.contiguous()

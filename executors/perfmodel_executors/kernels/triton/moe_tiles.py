@@ -1,11 +1,6 @@
 """How the products of experts are cut: rows of a tile, candidate tiles, splits of the sum, all known on the host; and
 which tile a program computes: an expert, its rows, and a block of columns.
 
-Where each expert has few rows its weights are read once and little is multiplied: the tile has 16 rows (8 of stored
-weights: then Hopper, too, multiplies by warps, which read their codes as words), and what counts is bytes in flight. A
-pipeline of 4 stages keeps 48 KiB of weights coming per program, so two programs a multiprocessor cover the latency of
-HBM (about 25 KiB a multiprocessor at 4 TB/s and 0.8 us). Where experts have many rows the tile grows.
-
 sorted  (token, choice) pairs by expert, cut into tiles in one launch, without the host. One program an expert counts
         the rows of all, so it knows where its own begin, then scans the ids again and writes its pairs in their order.
         Only whole tiles are handed out, and none to an expert without rows; the host launches the most there can be:
@@ -86,11 +81,8 @@ _BLOCKS = {  # have the sums of 128 inputs beside the sums of all
 
 
 def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeight | None = None) -> int:
-    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson.
-
-    Of a stored `weight` as many as the tokens where those are few, and eight at least, or 16 where both operands are
-    codes.
-    """
+    """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson; of
+    a stored `weight` as many as the tokens where those are few."""
     mean = num_tokens * top_k / num_experts
     needed = mean + 2.5 * sqrt(mean)
     if weight is not None:
@@ -100,10 +92,8 @@ def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeig
 
 
 def candidates(kernel: str, rows: int, capability: int | None) -> list[TileConfig]:
-    """Tiles of `up` or `down` with so many rows, the one to trust without measuring first.
-
-    Where warps multiply, sums and both inputs are registers: more than `_MOST_SUMS` sums a thread spill.
-    """
+    """Tiles of `up` or `down` with so many rows, the one to trust without measuring first. Where warps multiply, sums
+    and both inputs are registers: more than `_MOST_SUMS` sums a thread spill."""
     table, gates = (_UP, 2) if kernel == "up" else (_DOWN, 1)
     by_warps = capability is not None and not _has_group_products(rows, capability)
     return [
@@ -114,10 +104,8 @@ def candidates(kernel: str, rows: int, capability: int | None) -> list[TileConfi
 
 
 def stored_candidates(rows: int, operand: Operand, capability: int | None) -> list[TileConfig]:
-    """The same of stored weights, as deep as whole groups are.
-
-    Formats in groups have the sums of a group beside the sums of all: where warps multiply, all of these are registers.
-    """
+    """The same of stored weights, as deep as whole groups are. Formats in groups have the sums of a group beside the
+    sums of all: where warps multiply, all of these are registers."""
     table = _BLOCKS if operand.form == "blocks" else _8_BITS if operand.meets_codes else _WEIGHT_ONLY
     is_tight = operand.form in ("int4", "fp4", "blocks") and capability is not None and not 90 <= capability < 120
     return [
@@ -128,10 +116,8 @@ def stored_candidates(rows: int, operand: Operand, capability: int | None) -> li
 
 
 def shared_bytes(gates: int, element_bytes: int) -> Callable[[TileConfig, int], int]:
-    """The law for `tiles.pick`: a stage holds rows of the input and of each of the `gates` matrices.
-
-    Tiles multiplied by warps are pipelined as on Ampere, on any device. Blackwell has a barrier beside each sum.
-    """
+    """The law for `tiles.pick`: a stage holds rows of the input and of each of the `gates` matrices. Tiles multiplied
+    by warps are pipelined as on Ampere, on any device. Blackwell has a barrier beside each sum."""
 
     def law(config: TileConfig, capability: int) -> int:
         sizes = config.sizes
@@ -144,8 +130,7 @@ def shared_bytes(gates: int, element_bytes: int) -> Callable[[TileConfig, int], 
 
 
 def num_splits(num_tokens: int, num_experts: int, top_k: int, columns: int, depth: int, config: TileConfig) -> int:
-    """Parts that the sum over `depth` is computed in: 1, 2, 4 or 8, enough to fill the device when few experts are
-    touched."""
+    """Parts of the sum over `depth`: 1, 2, 4 or 8, enough to fill the device when few experts are touched."""
     programs = distinct_experts(num_experts, top_k, num_tokens) * -(-columns // config.sizes["BLOCK_N"])
     steps = -(-depth // config.sizes["BLOCK_K"])
     splits = 1
@@ -160,10 +145,8 @@ def _has_group_products(rows: int, capability: int) -> bool:
 
 
 class SortedPairs(NamedTuple):
-    """order:     [A] pairs (token * top_k + choice) in the order of their experts, each expert's in ascending order
-    tiles:     [most, 3] of each tile: its expert, where in `order` it begins, how many rows it has; valid up to
-    num_tiles: [1], the tiles there are
-    """
+    """order: [A] pairs (token * top_k + choice) by expert, each expert's ascending; tiles: [most, 3] of each tile: its
+    expert, where in `order` it begins, how many rows it has; valid up to num_tiles: [1]."""
 
     order: Tensor
     tiles: Tensor
@@ -222,10 +205,7 @@ def most_tiles(num_pairs: int, num_experts: int, block_rows: int) -> int:
 
 
 class ExpertRows:
-    """Which rows go to which expert: `experts_TX`, contiguous, or what sorting made of it; tiles of `rows` rows.
-
-    Sorted unless the tokens, and so the rows of any expert, are few enough to fit one tile.
-    """
+    """Which rows go to which expert, in tiles of `rows`; unsorted where any expert's rows fit one tile."""
 
     def __init__(self, experts_TX: Tensor, num_experts: int, rows: int) -> None:
         self.experts_TX, self.num_experts, self.rows = experts_TX.contiguous(), num_experts, rows
@@ -241,7 +221,6 @@ class ExpertRows:
 
     @property
     def num_tiles(self) -> int:
-        """Tiles that the grid has: one a pair, or the most there can be, in whole groups."""
         num_pairs = self.experts_TX.numel()
         if self.pairs is None:
             return num_pairs
@@ -249,12 +228,10 @@ class ExpertRows:
 
     @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
-        """The first arguments of `own_tile`."""
         return self.experts_TX, *(self.pairs or (None, None, None)), self.experts_TX.shape[0]
 
     @property
     def constants(self) -> dict[str, int | str]:
-        """Compile-time constants of `own_tile`."""
         top_k = self.experts_TX.shape[1]
         return {"TOP_K": top_k, "CHOICES": triton.next_power_of_2(top_k), "GROUP": GROUP, "FORM": self.form}
 

@@ -5,32 +5,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel_executors.kernels.weight_formats import (
-    FP4_SPAN,
-    FP8_BLOCK,
-    BlockFp8Weight,
-    Fp4Weight,
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-    MatrixWeight,
-)
+from perfmodel_executors.kernels import weight_formats as formats
 
 _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instructions of the device
 
 
 class Operand(NamedTuple):
-    """A stored matrix [N, K].
-
-    form:         plain, rows (8 bits, a scale for each output), int4, fp4 (groups of inputs), blocks (of e4m3)
-    bits:         of a stored value
-    shape:        N, K
-    values:       as stored, a row for each output
-    row_scales, group_scales, zeros: as the containers have them
-    group_size:   inputs that share a scale; 0 without groups
-    unit:         inputs that are packed together: a step is as deep as whole units; 0: any depth
-    meets_codes:  whether activations are quantised, too
-    """
+    """A stored matrix [N, K], a row for each output. form: plain, rows (8 bits, a scale for each output), int4, fp4
+    (groups of inputs), blocks (of e4m3); group_size: inputs that share a scale, 0 without groups; unit: inputs packed
+    together, 0: any depth of a step; meets_codes: whether activations are quantised, too."""
 
     form: str
     bits: int
@@ -45,7 +28,6 @@ class Operand(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
-        """What `tile_sums` is passed, from the values to their stride."""
         return self.values, self.row_scales, self.group_scales, self.zeros, self.values.stride(0)
 
     @property
@@ -55,7 +37,6 @@ class Operand(NamedTuple):
 
     @property
     def problem(self) -> tuple[object, ...]:
-        """What the best tile depends on, beside the shape."""
         return self.form, self.values.dtype, self.group_size, self.zeros is None, self.meets_codes
 
     def constants(self, x: Tensor, block_k: int) -> dict[str, Any]:
@@ -74,17 +55,18 @@ class Operand(NamedTuple):
         return self.unit * next(count for count in range(most, 0, -1) if units % count == 0)
 
 
-def operand_of(weight: MatrixWeight) -> Operand:
-    """What kernels are given of a weight, which is in one of the formats that they know."""
+def operand_of(weight: formats.MatrixWeight) -> Operand:
     match weight:
         case Tensor():
             return Operand("plain", 8 * weight.element_size(), (weight.shape[0], weight.shape[1]), weight)
-        case Int4Weight(codes, scales, zeros, group):
+        case formats.Int4Weight(codes, scales, zeros, group):
             return Operand("int4", 4, weight.shape, codes, None, scales, zeros, group, group)
-        case Fp4Weight(codes, scales, rows):
-            return Operand("fp4", 4, weight.shape, codes, rows, scales, None, weight.group_size, FP4_SPAN)
-        case BlockFp8Weight(values, scales):
-            return Operand("blocks", 8, weight.shape, values, None, scales, None, FP8_BLOCK, FP8_BLOCK, True)
-        case Int8Weight(values, scales, meets_codes) | Fp8Weight(values, scales, meets_codes):
+        case formats.Fp4Weight(codes, scales, rows):
+            return Operand("fp4", 4, weight.shape, codes, rows, scales, None, weight.group_size, formats.FP4_SPAN)
+        case formats.BlockFp8Weight(values, scales):
+            return Operand(
+                "blocks", 8, weight.shape, values, None, scales, None, formats.FP8_BLOCK, formats.FP8_BLOCK, True
+            )
+        case formats.Int8Weight(values, scales, meets_codes) | formats.Fp8Weight(values, scales, meets_codes):
             return Operand("rows", 8, weight.shape, values, scales, meets_codes=meets_codes)
     raise AssertionError(f"no kernel reads {type(weight).__name__}")

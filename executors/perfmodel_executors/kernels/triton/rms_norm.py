@@ -53,7 +53,6 @@ def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x_TC: Tensor, residual_TC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(RMSNorm(x + residual), x + residual)."""
     rows, columns = x_TC.shape
     y_TC, sum_TC = torch.empty_like(residual_TC), torch.empty_like(residual_TC)
     block, options = _block(columns)

@@ -100,12 +100,7 @@ def _rope_kv_write_kernel(
 
 
 def rope_kv_write(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    cos_sin_TH: Tensor | None,
-    pages: KVPages,
-    slots_T: Tensor,
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cos_sin_TH: Tensor | None, pages: KVPages, slots_T: Tensor
 ) -> Tensor:
     """The rotated queries (the given ones for a None table); keys and values go to their slots of `pages`."""
     num_tokens, num_heads, head_dim = q_TNH.shape

@@ -1,15 +1,7 @@
-"""Choice of the next token without a sort, with many programs a row.
-
-Greedy, in two stages: the best of each piece of the vocabulary (enough programs for a single row), then of the pieces.
-
-Sampling keeps what reaches a threshold (see its definition in torch), which radix selection finds: the bits of a
-weight, as an integer, are in the order of the weights, and are settled digit by digit, the exponent first, then 8, 8
-and 7 bits of the mantissa. A pass adds up, for each value that the next digit can have, what top-k counts (tokens: a
-histogram of each program) or top-p sums (integers of weights: atomics, equal in any order); the next begins by choosing
-the digit. The last two kernels sum up what is kept of each piece, choose the piece and in it the token. The row is read
-from L2 some eleven times, by as many programs as it has pieces; one program a row, bisecting, took some 250 us at a
-vocabulary of 128k.
-"""
+"""Choice of the next token without a sort, with many programs a row. Greedy, in two stages: the best of each piece of
+the vocabulary (enough programs for a single row), then of the pieces. Sampling keeps what reaches a threshold (see
+its definition in torch), which radix selection finds: the bits of a weight, as an integer, are in the order of the
+weights, and are settled digit by digit, the exponent first, then 8, 8 and 7 bits of the mantissa."""
 
 import torch
 import triton
@@ -220,7 +212,6 @@ def _draw_kernel(
 
 
 def greedy(logits_SV: Tensor, num_nan: Tensor | None = None) -> Tensor:
-    """The index of each row's largest logit, int64 [S]; the first of equal ones."""
     rows, pieces = len(logits_SV), triton.cdiv(logits_SV.shape[1], _block(logits_SV))
     indices = torch.empty(rows, pieces, dtype=torch.int32, device=logits_SV.device)
     tokens_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
@@ -270,12 +261,10 @@ def sample_top_k_top_p(
 
 
 def _block(logits_SV: Tensor) -> int:
-    """Logits of a piece of a row."""
     return min(_PIECE, int(triton.next_power_of_2(logits_SV.shape[1])))
 
 
 def _maxima(logits_SV: Tensor, indices: Tensor | None, num_nan: Tensor | None) -> Tensor:
-    """The largest logit of each piece; where it is goes to `indices`."""
     (rows, vocab), block = logits_SV.shape, _block(logits_SV)
     pieces = triton.cdiv(vocab, block)
     values = torch.empty(rows, pieces, dtype=torch.float32, device=logits_SV.device)

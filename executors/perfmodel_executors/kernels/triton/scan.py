@@ -8,8 +8,6 @@
     states                    from tile to tile: S' = e^g S + K^T (e^(g_end - g) w), of what its tokens write
     outputs                   every tile: (Q K^T e^(g_t - g_s)) w + e^g Q S
 
-A program of the states has some columns of the state of one head of one sequence in registers and walks over its tiles:
-two products a tile at most, in a chain. It leaves behind the state before each tile, so that the outputs need no order.
 What tokens write is b v, or U - W S under the delta rule, which then lies where U lay.
 """
 
@@ -62,7 +60,6 @@ def _scan_step_kernel(
 
 
 def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tensor:
-    """One new token per sequence, [D, H, V]; the reference says what the arguments are."""
     q_DGK, k_DGK, v_DHV = inputs[:3]
     (num_seqs, heads, values), (groups, keys) = v_DHV.shape, q_DGK.shape[1:]
     out_DHV = v_DHV.new_empty(num_seqs, heads, values)
@@ -241,7 +238,6 @@ def _scan_outputs_kernel(
 
 
 def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RHKV: Tensor) -> Tensor:
-    """Chunks of sequences behind one another, [T, H, V]; the reference says what the arguments are."""
     q_TGK, k_TGK, v_THV, decay_TH, beta_TH, skip_H = inputs[:6]
     (num_tokens, heads, values), (groups, keys) = v_THV.shape, q_TGK.shape[1:]
     num_chunks = len(rows_G)

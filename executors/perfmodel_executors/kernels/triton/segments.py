@@ -1,8 +1,6 @@
-"""Tiles of segments: sequences lie behind one another in a flat batch, each in tiles of its own.
-
-Segment s has its tiles from starts[s] // TILE + s on, and there are at most `T // TILE + segments` of them: a grid that
-follows from shapes, in which a few programs find nothing to do.
-"""
+"""Tiles of segments: sequences lie behind one another in a flat batch, each in tiles of its own. Segment s has its
+tiles from starts[s] // TILE + s on, and there are at most `T // TILE + segments` of them: a grid that follows from
+shapes, in which a few programs find nothing to do."""
 
 import triton
 import triton.language as tl
@@ -24,5 +22,4 @@ def tile_of_segment(starts_ptr, num_segments, tile, TILE: tl.constexpr):
 
 
 def num_tiles(num_tokens: int, num_segments: int, tile: int) -> int:
-    """Programs of a grid over tiles of `tile` tokens."""
     return num_tokens // tile + num_segments

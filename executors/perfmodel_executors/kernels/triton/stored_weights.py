@@ -9,9 +9,6 @@ INT4  a code below the mantissa of 128 (bf16; 1024 in fp16) is 128 + code, exact
 E2M1  exponent and mantissa go where bf16 (fp16) has the lowest bits of its exponent and the highest of its mantissa:
       the number times 2^-126 (2^-14), subnormals included, so that the group's scale times 2^126 (2^14) makes it what
       it stands for. To stay within the range of both, the scale is 2^8 smaller, and the sums larger.
-
-For so many tokens that widening codes in every tile would take longer than reading them wide, `expand_weight` writes a
-matrix out once in the activations' dtype.
 """
 
 from collections.abc import Iterator
@@ -108,12 +105,8 @@ def add_fp4(
     acc, x_ptrs, packed_ptrs, scales_ptr, row, num_rows, first, last,
     SPANS: tl.constexpr, SPAN: tl.constexpr, GROUP_SIZE: tl.constexpr, BY_BITS: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step from `first` to `last` - 1.
-
-    Where a half of a span is one group, its scale is part of what lifts its numbers. Where it has two, it meets the
-    inputs of one, then those of the other, and scales multiply sums: what tensor cores multiply by zero costs less than
-    two scales in a row of an operand, which would pass through SRAM.
-    """
+    """acc [N, M] plus dequantised [N, K] x [K, M], `SPANS` spans of K a step. Where a half of a span has two groups, it
+    meets the inputs of one, then those of the other, and scales multiply sums."""
     HALF: tl.constexpr = SPAN // 2
     GROUPS: tl.constexpr = HALF // GROUP_SIZE  # of a half
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
@@ -196,11 +189,8 @@ def tile_sums(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BLOCK_N, BLOCK_M]: stored `row`s times rows `x_row` of x, over the blocks `first` .. `last` - 1 of K.
-
-    Scales that are the same for all of K are left to `scaled`.
-
-    x_row, row: among the `num_x_rows` and the `num_rows` that a group has scales for; FORMAT: of an `Operand`
-    """
+    Scales that are the same for all of K are left to `scaled`. x_row, row: among the `num_x_rows` and the `num_rows`
+    that a group has scales for; FORMAT: of an `Operand`."""
     DEPTH: tl.constexpr = GROUP_SIZE // 2 if FORMAT == "int4" else 32 if FORMAT == "fp4" else BLOCK_K
     k = tl.arange(0, DEPTH)
     x_ptrs = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + k[:, None]
@@ -247,12 +237,10 @@ def add_values(
     acc, x_ptrs, values_ptrs, K, first, last,
     BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, READ_ONCE: tl.constexpr, SETTLES: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K.
-
-    READ_ONCE: whether the cache had better make room for x than for the values
-    SETTLES:   whether a block's products end before the next block's values are widened: Hopper's read them from
-               registers, which the compiler otherwise overwrites meanwhile (seen on an H200 under Triton 3.6)
-    """
+    """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K. READ_ONCE: whether the cache
+    had better make room for x than for the values; SETTLES: whether a block's products end before the next block's
+    values are widened: Hopper's read them from registers, which the compiler otherwise overwrites meanwhile (seen on an
+    H200 under Triton 3.6)."""
     k = tl.arange(0, BLOCK_K)
     for block in range(first, last):
         if EVEN_K:
@@ -273,11 +261,8 @@ def _add_blocks(
     acc, x_ptrs, x_scales_ptrs, num_x_rows, values_ptrs, scales_ptrs, K, first, last,
     BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """acc [N, M] plus the products of e4m3 blocks, each in a sum of its own that joins acc in fp32 with its scales.
-
-    Hopper sums FP8 products with some 14 bits: over 128 inputs, instead of all, that is less than e4m3 rounds away.
-    Scales are loaded one block ahead, so that no product waits for them.
-    """
+    """acc [N, M] plus products of e4m3 blocks, each in a sum of its own: Hopper sums FP8 products with some 14 bits.
+    Scales are loaded one block ahead, so that no product waits for them."""
     k = tl.arange(0, BLOCK_K)
     begin = tl.minimum(first, last - 1)  # of a slice beyond the last block, which adds nothing
     row_scale, x_scale = tl.load(scales_ptrs + begin), tl.load(x_scales_ptrs + begin * num_x_rows)
@@ -347,10 +332,8 @@ def _expand_kernel(
 
 
 def expand_weight(operand: Operand, dtype: torch.dtype) -> Iterator[tuple[int, Operand]]:
-    """(the first output, the plain weight) of parts that are written one after the other into one buffer.
-
-    What has a scale for each output keeps it: the product is scaled, not the weight.
-    """
+    """(the first output, the plain weight) of parts that are written one after the other into one buffer. What has a
+    scale for each output keeps it: the product is scaled, not the weight."""
     n, k = operand.shape
     most = min(n, max(_ROWS, _MOST_ELEMENTS // k // _ROWS * _ROWS))
     unit = FP4_SPAN if operand.form == "fp4" else operand.group_size or _DEPTH

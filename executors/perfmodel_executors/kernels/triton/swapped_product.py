@@ -1,13 +1,6 @@
 """y^T = W x^T: W is the left operand, so that it fills the 64 to 128 rows that a tensor-core instruction has and the
-tokens its columns, of which 8 are enough. Nothing of W is read twice while the tokens are few.
-
-Tensor cores take fragments of the left operand from registers, where codes are widened on their way from SRAM. Up to
-eight tokens a tile with codes has eight columns, and Hopper runs the instructions of Ampere, which let a thread read
-its codes as words; its own instructions want them two by two.
-
-With few tiles K is cut into slices, whose sums a second kernel adds up: one order, so equal inputs give equal bits; no
-host synchronisation, no counters that outlive a call, nothing that a CUDA graph could not capture.
-"""
+tokens its columns, of which 8 are enough. Nothing of W is read twice while the tokens are few. Tensor cores take
+fragments of the left operand from registers, where codes are widened on their way from SRAM."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -62,9 +55,7 @@ def _add_slices_kernel(sums_ptr, bias_ptr, y_ptr, elements, N, SLICES: tl.conste
 
 def num_slices(tiles: int, blocks_of_k: int, device: torch.device, blocks_per_unit: int) -> int:
     """How many slices make `tiles` output tiles fill the device; each has four blocks of K or more, none is empty.
-
-    blocks_per_unit: how many thread blocks a compute unit should have
-    """
+    blocks_per_unit: how many thread blocks a compute unit should have."""
     wanted = blocks_per_unit * compute_units(device) // max(1, tiles)
     slices = max(1, min(wanted, blocks_of_k // _LEAST_BLOCKS, _MOST_SLICES))
     return -(-blocks_of_k // -(-blocks_of_k // slices))
@@ -78,7 +69,6 @@ def slice_buffer(y_MN: Tensor, slices: int) -> Tensor:
 
 
 def add_slices(sums_SMN: Tensor, bias_N: Tensor | None, y_MN: Tensor) -> None:
-    """y = the sum of the slices + bias."""
     elements, block = y_MN.numel(), 512
     grid = (triton.cdiv(elements, block),)
     args = (sums_SMN, bias_N, y_MN, elements, y_MN.shape[1])
@@ -130,15 +120,10 @@ def candidates(operand: Operand, m: int, device: torch.device) -> Iterator[TileC
 
 
 def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capability: int) -> int:
-    """Shared memory of a thread block.
-
-    Operands of asynchronous products (Hopper; Blackwell, whose tensor memory takes no integers) must outlive their
-    issue, and there is one stage more; codes have left theirs for registers by then. Barriers of tensor memory take 16
-    bytes, or 8 where the next group waits for the sums of the last. Scales of INT4 pass through SRAM in a block with a
-    thread for each output; so do, at most, those of blocks.
-
-    element_bytes: of the activations before they are quantised
-    """
+    """Shared memory of a thread block. Operands of asynchronous products (Hopper; Blackwell, whose tensor memory takes
+    no integers) must outlive their issue: one stage more, but for codes, which have left theirs by then. Barriers of
+    tensor memory take 16 bytes, or 8 where the next group waits; scales of INT4 and, at most, of blocks pass through
+    SRAM."""
     sizes, stages = config.sizes, config.options.num_stages
     is_integer = operand.meets_codes and operand.values.dtype == torch.int8
     is_ahead = 90 <= capability < (100 if is_integer else 120) and sizes["BLOCK_N"] >= 64 and sizes["BLOCK_M"] >= 16
@@ -193,15 +178,9 @@ def swapped_product(
     config: TileConfig | None = None,
     codes: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The product [M, N] in x's dtype.
-
-    kernel:  the operator, under whose name tiles are tuned
-    x_MK:    the activations; their rows may lie apart, their elements not
-    operand: the weight
-    bias_N:  added to each row, if there is one
-    config:  the tile, instead of the one that fits the problem
-    codes:   x in the weight's format, and the scales of its rows, where activations are quantised
-    """
+    """The product [M, N] in x's dtype. kernel: the operator, under whose name tiles are tuned; x_MK: rows may lie
+    apart, elements not; config: the tile, instead of the one that fits; codes: x in the weight's format, and its
+    scales."""
     m, (n, k) = len(x_MK), operand.shape
     y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
     values_MK, scales_M = codes or (x_MK, None)

@@ -1,8 +1,5 @@
-"""Activations, gated and plain, in one pass: each program takes a piece of a row, 16 bytes a thread and load.
-
-gated: reads gate and up, writes their product   3 T F bytes per element's
-plain: reads and writes                          2 T F
-"""
+"""Activations, gated and plain, in one pass: each program takes a piece of a row, 16 bytes a thread and load. Bytes:
+3 T F b gated (reads gate and up, writes their product), 2 T F b plain, of elements of b bytes."""
 
 import torch
 import triton
@@ -17,7 +14,6 @@ _BLOCK = 2048  # elements of a program: two vectors of eight for each thread and
 
 @triton.jit
 def act(x, ACTIVATION: tl.constexpr):
-    """The activation of fp32 x."""
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)
     elif ACTIVATION == "sigmoid":
@@ -62,7 +58,6 @@ def _activate_kernel(
 
 
 def activate(up_TF: Tensor, activation: str, gated: bool) -> Tensor:
-    """act(gate) * up for a gated block, whose input is [gate | up] and twice as wide; act(up) for a plain one."""
     up_TF = up_TF if up_TF.stride(1) == 1 else up_TF.contiguous()
     rows, width = up_TF.shape
     columns = width // 2 if gated else width

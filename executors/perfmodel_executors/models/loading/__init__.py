@@ -1,5 +1,92 @@
-"""Weights from files: what tensors are called, how files are read, how a decoder's weights are put together."""
+"""A decoder's weights from a file: projections that we compute as one product are laid one after the other."""
 
 __all__ = ["load_weights"]
 
-from perfmodel_executors.models.loading.assemble import load_weights
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.models.executed import FAMILIES
+from perfmodel.models.spec import ModelSpec
+from perfmodel_executors.kernels.weight_formats import GgufWeight
+from perfmodel_executors.models.changed import changed_weights
+from perfmodel_executors.models.loading.blocks import feed_forward_weights, mixer_weights
+from perfmodel_executors.models.loading.files import Reader
+from perfmodel_executors.models.quantized import keeps_format, layer_quantizer, table_quantizer
+from perfmodel_executors.models.weights import DecoderWeights, LayerWeights, used_in_turn
+from perfmodel_executors.parallel.group import TensorGroup
+from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
+
+# Whose GGUF files are read: their norms are stored as multiplied by, and their experts have no names of their own.
+_FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, group: TensorGroup) -> DecoderWeights:
+    """The weights in `model.weights_path`, or this rank's part, rounded to `dtype`, then quantised; of a changed model
+    made of the original's. Raises PerfmodelError for models that our decoder would not compute as their makers do;
+    SpecError for a file that lacks a tensor or has one of another shape; MissingExtraError."""
+    if model.changed_from is None:
+        keeps = group.size == 1 and keeps_format(model)
+        return _served(*_weights_of(model, dtype, device, keeps), model, group)
+    around, layers = _weights_of(model.changed_from.original, dtype, device, keeps_format=False)
+    changed = changed_weights(replace(around, layers=list(layers)), model.changed_from)
+    return _served(changed, changed.layers, model, group)
+
+
+def _served(
+    weights: DecoderWeights, layers: Iterable[LayerWeights], model: ModelSpec, group: TensorGroup
+) -> DecoderWeights:
+    """This rank's part, quantised layer by layer, so that only one is held in full unless all are already."""
+    table = table_quantizer(model)
+    embedding = table(shard_rows(weights.embedding, group), "embedding")
+    head = embedding if model.tie_word_embeddings else table(shard_rows(weights.lm_head, group), "lm_head")
+    quantize = layer_quantizer(model)
+    pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
+    held = [quantize(shard_layer_weights(layer, spec, group, i), spec, i) for i, (layer, spec) in pairs]
+    used = used_in_turn(held, model.num_layers)
+    return stage_weights(DecoderWeights(embedding, head, weights.final_norm, used), group.stage)
+
+
+def _weights_of(
+    model: ModelSpec, dtype: torch.dtype, device: torch.device, keeps_format: bool
+) -> tuple[DecoderWeights, Iterator[LayerWeights]]:
+    """What is in the model's file: around the layers, and the layers, each read when it is asked for."""
+    assert model.weights_path is not None
+    path = Path(model.weights_path)
+    known = _FROM_GGUF if path.suffix == ".gguf" else FAMILIES
+    if model.model_type not in known:
+        raise PerfmodelError(
+            f"{path.name}: weights of {model.model_type} models are not loaded yet (those of {', '.join(known)} are); "
+            f"execute the model's config.json, with random weights."
+        )
+    reader = Reader(path, dtype, device, model, keeps_format)
+    table = (model.vocab_size, model.hidden_size)
+    embedding = reader.matrix("embedding", *table)
+    head = embedding if model.tie_word_embeddings else reader.matrix("lm_head", *table)
+    assert isinstance(embedding, Tensor | GgufWeight)
+    assert isinstance(head, Tensor | GgufWeight)
+    layers = (_layer(reader, model, index) for index in range(model.num_layers))
+    return DecoderWeights(embedding, head, reader.norm("final_norm", 0, model.hidden_size)), layers
+
+
+def _layer(reader: Reader, model: ModelSpec, index: int) -> LayerWeights:
+    layer, hidden = list(model.iter_layers())[index], model.hidden_size
+
+    def norm(name: str, wanted: bool) -> Tensor | None:
+        return reader.norm(name, index, hidden) if wanted else None
+
+    has_mixer, has_ffn = layer.mixer is not None, layer.ffn is not None
+    return LayerWeights(
+        mixer_norm=norm("mixer_norm", has_mixer and model.pre_norms),
+        ffn_norm=norm("ffn_norm", has_ffn and model.pre_norms),
+        mixer=None if layer.mixer is None else mixer_weights(reader, layer.mixer, index),
+        ffn=None if layer.ffn is None else feed_forward_weights(reader, layer.ffn, index),
+        mixer_post_norm=norm("mixer_post_norm", has_mixer and model.post_norms),
+        ffn_post_norm=norm("ffn_post_norm", has_ffn and model.post_norms),
+    )

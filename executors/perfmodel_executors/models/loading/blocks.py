@@ -1,8 +1,5 @@
-"""Mixers and feed-forward blocks from a file.
-
-Projections of one product come one after the other, rows in the order in which we rotate them; gate and up as one
-product, experts one behind the other.
-"""
+"""Mixers and feed-forward blocks from a file. Projections of one product come one after the other, rows in the order in
+which we rotate them; gate and up as one product, experts one behind the other."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,31 +28,27 @@ from perfmodel_executors.models.weights import FFNWeights, MixerWeights, MoEWeig
 
 
 def mixer_weights(reader: Reader, mixer: Mixer, index: int) -> MixerWeights:
-    """The weights of layer `index`'s mixer."""
     make, parts_of = MIXER_PARTS[type(mixer)]
     parts, own = parts_of(mixer, reader.model.hidden_size), _READERS[type(mixer)](reader, mixer, index)
     return make(**own, **_read(reader, {name: part for name, part in parts.items() if name not in own}, index))
 
 
 def _read(reader: Reader, parts: Parts, index: int) -> dict[str, Any]:
-    """The tensors of layer `index` as the table of parts has them."""
-    found: dict[str, Any] = {}
-    for field, part in parts.items():
-        if not part.is_there:
-            found[field] = None
-        elif part.kind == "norm":
-            found[field] = reader.norm(part.name, index, *part.shape)
-        elif part.kind == "matrix":
-            found[field] = reader.matrix(part.name, *part.shape, layer=index)
+    tensors: dict[str, Any] = {}
+    for field, (shape, name, kind, is_there, _) in parts.items():
+        if kind == "norm":
+            tensors[field] = reader.norm(name, index, *shape) if is_there else None
+        elif kind == "matrix":
+            tensors[field] = reader.matrix(name, *shape, layer=index) if is_there else None
         else:
-            found[field] = reader.tensor(part.name, *part.shape, layer=index, kind=part.kind)
-    return found
+            tensors[field] = reader.tensor(name, *shape, layer=index, kind=kind) if is_there else None
+    return tensors
 
 
 def _attention(reader: Reader, mixer: Attention, index: int) -> dict[str, Any]:
-    own: dict[str, Any] = {"qkv": _products(reader, mixer, index)}
+    own: dict[str, Any] = {"qkv": _projections(reader, mixer, index, "weight")}
     if mixer.qkv_bias:
-        own["qkv_bias"] = _biases(reader, mixer, index)
+        own["qkv_bias"] = _projections(reader, mixer, index, "bias")
     if mixer.qk_norm:
         over_all = mixer.qk_norm_width == "all_heads"
         for name, heads in (("q_norm", mixer.num_heads), ("k_norm", mixer.num_kv_heads)):
@@ -64,49 +57,27 @@ def _attention(reader: Reader, mixer: Attention, index: int) -> dict[str, Any]:
     return own
 
 
-def _products(reader: Reader, mixer: Attention, index: int) -> Weight:
-    heads, kv_heads, hidden = mixer.num_heads, mixer.num_kv_heads, reader.model.hidden_size
-    sizes = _sizes(mixer)
-    gates: list[MatrixWeight] = []
-    q: MatrixWeight
-    if reader.has("qkv", index):
-        return _rotated(reader.tensor("qkv", sum(sizes), hidden, layer=index), mixer)
-    matrix = partial(reader.matrix, layer=index)
-    if mixer.output_gate:
-        q, gate = halved(reader.tensor("q", 2 * sizes[0], hidden, layer=index), heads)
-        gates.append(gate)
-    else:
-        q = matrix("q", sizes[0], hidden, num_heads=heads)
-    k, v = matrix("k", sizes[1], hidden, num_heads=kv_heads), matrix("v", sizes[2], hidden)
-    rows = (
-        reordered(part, partial(rotated_rows, num_heads=count, rope=mixer.rope))
-        for part, count in ((q, heads), (k, kv_heads))
-    )
-    return join_rows([*rows, v, *gates])
-
-
-def _biases(reader: Reader, mixer: Attention, index: int) -> Tensor:
-    sizes = _sizes(mixer)
-    if reader.has("qkv", index, "bias"):
-        return _rotated(reader.tensor("qkv", sum(sizes), layer=index, kind="bias"), mixer)
-    tensor = partial(reader.tensor, layer=index, kind="bias")
-    if mixer.output_gate:
-        q, *gate = halved(tensor("q", 2 * sizes[0]), mixer.num_heads)
-    else:
-        q, gate = tensor("q", sizes[0], num_heads=mixer.num_heads), []
-    k, v = tensor("k", sizes[1], num_heads=mixer.num_kv_heads), tensor("v", sizes[2])
-    return torch.cat((_rotated(torch.cat((q, k, v)), mixer), *gate))
-
-
-def _sizes(mixer: Attention) -> list[int]:
-    kv_heads = mixer.num_kv_heads
-    return [mixer.num_heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
-
-
-def _rotated(fused: Tensor, mixer: Attention) -> Tensor:
-    q, k, v = torch.split(fused, _sizes(mixer))
+def _projections(reader: Reader, mixer: Attention, index: int, kind: str) -> Weight:
+    """Rows of queries, keys, values and gates: of their weights or biases."""
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
-    return torch.cat((rotated_rows(q, heads, mixer.rope), rotated_rows(k, kv_heads, mixer.rope), v))
+    columns = (reader.model.hidden_size,) if kind == "weight" else ()
+    sizes = [heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
+    tensor = partial(reader.tensor, layer=index, kind=kind)
+    read: Callable[..., MatrixWeight] = partial(reader.matrix, layer=index) if kind == "weight" else tensor
+    q: MatrixWeight
+    k: MatrixWeight
+    v: MatrixWeight
+    gates: list[MatrixWeight] = []
+    if reader.has("qkv", index, kind):
+        q, k, v = torch.split(tensor("qkv", sum(sizes), *columns), sizes)
+    else:
+        if mixer.output_gate:
+            q, *gates = halved(tensor("q", 2 * sizes[0], *columns), heads)
+        else:
+            q = read("q", sizes[0], *columns, num_heads=heads)
+        k, v = read("k", sizes[1], *columns, num_heads=kv_heads), read("v", sizes[2], *columns)
+    rows = [reordered(p, partial(rotated_rows, num_heads=n, rope=mixer.rope)) for p, n in ((q, heads), (k, kv_heads))]
+    return join_rows([*rows, v, *gates])
 
 
 def _latent(reader: Reader, mixer: LatentAttention, index: int) -> dict[str, Any]:
@@ -150,8 +121,7 @@ def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> dict[str, An
 
 
 def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tensor]:
-    """Qwen3-Next: for each key head its query, its key, the values and gates of the heads that share it; and their
-    betas, then their decays."""
+    """Qwen3-Next: for each key head its query, key, and the values and gates that share it; then betas, decays."""
     hidden, heads = reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
     shared = heads // mixer.num_key_heads * mixer.value_head_dim
@@ -169,7 +139,6 @@ _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, A
 
 
 def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWeights | MoEWeights:
-    """The weights of layer `index`'s block."""
     hidden = reader.model.hidden_size
     if isinstance(ffn, DenseFFN):
         parts, names = dense_parts(ffn, hidden), ("gate", "up") if ffn.gated else ("up",)
@@ -189,16 +158,13 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
     found = _read(reader, {name: part for name, part in parts.items() if name not in ("up", "down")}, index)
     if ffn.bias:
         found["up_bias"] = split_pairs(found["up_bias"], 1)
-    return MoEWeights(up=up, down=down, shared=_shared(reader, ffn, index), **found)
-
-
-def _shared(reader: Reader, ffn: MoEFFN, index: int) -> FFNWeights | None:
-    width, hidden = ffn.shared_intermediate_size, reader.model.hidden_size
-    if not width:
-        return None
-    names = ("shared_gate", "shared_up") if ffn.gated else ("shared_up",)
-    up = join_rows([reader.matrix(name, width, hidden, layer=index) for name in names])
-    return FFNWeights(up=up, **_read(reader, {"down": shared_parts(ffn, hidden)["down"]}, index))
+    shared = None
+    if width := ffn.shared_intermediate_size:
+        names = ("shared_gate", "shared_up") if ffn.gated else ("shared_up",)
+        shared_up = join_rows([reader.matrix(name, width, hidden, layer=index) for name in names])
+        shared_down = {"down": shared_parts(ffn, hidden)["down"]}
+        shared = FFNWeights(up=shared_up, **_read(reader, shared_down, index))
+    return MoEWeights(up=up, down=down, shared=shared, **found)
 
 
 def _separate(reader: Reader, ffn: MoEFFN, index: int) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:

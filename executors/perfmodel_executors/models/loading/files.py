@@ -1,9 +1,6 @@
-"""The tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with.
-
-GGUF: the rows of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together)
-and are put back into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the
-decoder.
-"""
+"""The tensors of a .gguf file or of .safetensors files by our names, in the layout that we compute with. GGUF: the rows
+of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together) and are put back
+into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the decoder."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,34 +15,22 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.headers import weight_files
 from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
 from perfmodel_executors.kernels.stored_rows import reordered
-from perfmodel_executors.kernels.weight_formats import (
-    FP8_BLOCK,
-    BlockFp8Weight,
-    GgufWeight,
-    MatrixWeight,
-    dequantize,
-)
+from perfmodel_executors.kernels.weight_formats import FP8_BLOCK, BlockFp8Weight, GgufWeight, MatrixWeight, dequantize
 from perfmodel_executors.models.loading.names import NAMES
 
 _PLAIN = ("f32", "f16", "bf16")
 
 
 class GgufFile:
-    """`is_paired`: rows of q and k lie in pairs.
-
-    The methods of both kinds of files raise SpecError for a tensor that is not there, or that cannot be read.
-
-    has:    whether the tensor `name` (a key of NAMES) of a layer is there; `kind`: what follows the name
-    get:    the tensor of a layer, and of an expert where those have their own; `num_heads` share the rows of q and k
-    matrix: the same as it is stored, where that is a format that we multiply by
-    """
+    """`is_paired`: rows of q and k lie in pairs. Both kinds of files have `has` (whether the tensor `name`, a key of
+    NAMES, of a layer is there), `get`, and `matrix`, as it is stored where we multiply by that format; they raise
+    SpecError for a tensor that is not there, or cannot be read."""
 
     def __init__(self, path: Path, is_paired: bool) -> None:
         _need("gguf", path)
         from gguf import GGUFReader
 
-        self._path = path
-        self._is_paired = is_paired
+        self._path, self._is_paired = path, is_paired
         try:
             self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
         except (ValueError, IndexError, KeyError, OSError) as error:
@@ -159,26 +144,20 @@ def _halves(rows: Tensor, num_heads: int) -> Tensor:
 
 
 class Reader:
-    """Reads the file at `path` for `model`; nothing is read before it is asked for.
-
-    keeps_format: matrices in blocks stay in them; else they are dequantised
-
-    Raises MissingExtraError without the package that reads the format, SpecError for a damaged file.
-    """
+    """Reads the file at `path` for `model`; nothing is read before it is asked for. keeps_format: matrices in blocks
+    stay in them; else they are dequantised. Raises MissingExtraError without the package that reads the format,
+    SpecError for a damaged file."""
 
     def __init__(
         self, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec, keeps_format: bool = False
     ) -> None:
-        self.model = model
-        self._keeps_format = keeps_format
+        self.model, self._keeps_format = model, keeps_format
         self._file: GgufFile | SafetensorsFiles
         if path.suffix == ".gguf":
             self._file = GgufFile(path, is_paired=model.model_type == "llama")
         else:
             self._file = SafetensorsFiles(path)
-        self._path = path
-        self._dtype = dtype
-        self._device = device
+        self._path, self._dtype, self._device = path, dtype, device
 
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
         return self._file.has(name, layer, kind)
@@ -186,15 +165,9 @@ class Reader:
     def tensor(
         self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
     ) -> Tensor:
-        """The tensor `name`, a key of NAMES, in the dtype of the decoder.
-
-        shape:     what it must be
-        kind:      what follows the name in the file
-        num_heads: that share the rows of q and k
-        expert:    its number, where experts have tensors of their own
-
-        Raises SpecError for a tensor that is not there, or has another shape.
-        """
+        """The tensor `name`, a key of NAMES, of this shape, in the dtype of the decoder. kind: what follows the name in
+        the file; num_heads: that share rows of q and k; expert: where experts have tensors of their own. Raises
+        SpecError for a missing one, or another shape."""
         return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
@@ -213,7 +186,6 @@ class Reader:
     def raw(
         self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
     ) -> Tensor:
-        """The same as the file has it."""
         stored = self._file.get(name, layer, kind, num_heads, expert)
         self._check_shape(stored.shape, shape, name, kind, layer)
         return stored
@@ -234,5 +206,4 @@ class Reader:
         return tensor.to(self._device)
 
     def placed(self, tensor: Tensor) -> Tensor:
-        """A tensor that was made of raw ones."""
         return tensor.to(self._device, self._dtype)

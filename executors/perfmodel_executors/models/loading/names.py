@@ -1,7 +1,5 @@
-"""Names of a decoder's tensors in Hugging Face's safetensors files and in GGUF files, and how they lie there.
-
-Other than computed: rotated pairs, fused products, interleaved gates, experts in MXFP4.
-"""
+"""Names of a decoder's tensors in Hugging Face's safetensors files and in GGUF files, and how they lie there. Other
+than computed: rotated pairs, fused products, interleaved gates, experts in MXFP4."""
 
 from typing import NamedTuple
 
@@ -12,10 +10,8 @@ from perfmodel.models.architecture import Rope
 
 
 def rotated_rows(rows: Tensor, num_heads: int, rope: Rope | None) -> Tensor:
-    """Rows of `num_heads` heads, [N * H, ...] (or of one, for a norm), as our rotation pairs them: (i, i + H/2).
-
-    A file pairs (i, i + d/2) of the first d elements, or their neighbours; those that do not rotate fill the halves.
-    """
+    """Rows of `num_heads` heads, [N * H, ...] (or of one, for a norm), as our rotation pairs them: (i, i + H/2). A file
+    pairs (i, i + d/2) of the first d elements, or their neighbours; those that do not rotate fill the halves."""
     if rope is None:
         return rows
     dim = rows.shape[0] // num_heads
@@ -46,10 +42,8 @@ def halved(q_and_gate: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
 
 
 class TensorName(NamedTuple):
-    """Without `.weight` or `.bias`; {} is the layer's number, and {expert} an expert's.
-
-    also: what other checkpoints call it, of which the first that is there goes before `hugging_face`
-    """
+    """Without `.weight` or `.bias`; {} is the layer's number, and {expert} an expert's. also: what other checkpoints
+    call it, of which the first that is there goes before `hugging_face`."""
 
     hugging_face: str
     gguf: str = ""

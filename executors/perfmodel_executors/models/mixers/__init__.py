@@ -1,8 +1,6 @@
-"""What mixes tokens in a layer, one module for each kind, and the one table of them.
-
-Each takes (step, inputs behind the layer's norm [T, C], mixer of this rank, its weights, what the layer keeps of its
-sequences) and returns what the block adds, [T, C], before ranks add up.
-"""
+"""What mixes tokens in a layer, one module for each kind, and the one table of them. Each takes (step, inputs behind
+the layer's norm [T, C], mixer of this rank, its weights, what the layer keeps of its sequences) and returns what the
+block adds, [T, C], before ranks add up."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -15,7 +13,7 @@ from perfmodel_executors.models.mixers.latent import latent_attention
 from perfmodel_executors.models.mixers.linear import linear_attention
 from perfmodel_executors.models.mixers.recurrent import gated_delta_net, mamba
 from perfmodel_executors.models.mixers.softmax import softmax_attention
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 
 __all__ = ["MIXERS", "MixerStep"]
 

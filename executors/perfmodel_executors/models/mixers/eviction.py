@@ -1,13 +1,9 @@
-"""Attention that evicts keys and values by their accumulated scores (H2O), each KV head its own.
-
-A sequence has room for `evicts_to` tokens in a layer. A token's score is the sum of the probabilities that all queries
-so far gave it, over the query heads of its KV head. A decode attends to what is held and to itself, adds to the scores,
-and once there is no room takes the place of the token with the lowest score among those that are not of the
-`num_recent_tokens` newest. A prompt's chunk attends to what is held and, causally, to itself; then the newest stay, and
-of the others those with the highest scores. Keys stay rotated by the positions that they came with.
-
-Source: Zhang et al. 2023 (H2O), algorithm 1.
-"""
+"""Attention that evicts keys and values by their accumulated scores (H2O), each KV head its own. A sequence has room
+for `evicts_to` tokens in a layer. A token's score is the sum of the probabilities that all queries so far gave it, over
+the query heads of its KV head. A decode attends to what is held and to itself, adds to the scores, and once there is no
+room takes the place of the token with the lowest score among those that are not of the `num_recent_tokens` newest. A
+prompt's chunk attends to what is held and, causally, to itself; then the newest stay, and of the others those with the
+highest scores. Keys stay rotated by the positions that they came with. Source: Zhang et al. 2023 (H2O), algorithm 1."""
 
 import math
 
@@ -16,7 +12,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import Attention
 from perfmodel_executors.models.kept import HeldTokens
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 
 _NONE = -1  # position of an empty place
 

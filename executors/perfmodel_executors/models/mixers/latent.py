@@ -9,17 +9,15 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import LatentAttention
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 from perfmodel_executors.models.weights import LatentWeights
 
 
 def latent_attention(
     step: MixerStep, x_TC: Tensor, mixer: LatentAttention, weights: LatentWeights, pages: LatentPages
 ) -> Tensor:
-    """What the block adds, [T, C]; writes the latents of all T tokens into `pages`.
-
-    Raises PerfmodelError for a tree of drafted tokens.
-    """
+    """What the block adds, [T, C]; writes the latents of all T tokens into `pages`. Raises PerfmodelError for a tree of
+    drafted tokens."""
     kernels, batch, nope = step.kernels, step.batch, mixer.qk_nope_head_dim
     if batch.trees is not None:
         raise PerfmodelError("a tree of drafted tokens is not verified with latent attention; draft a chain instead.")

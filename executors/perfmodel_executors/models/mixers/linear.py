@@ -5,7 +5,7 @@
 
 with x over H^(1/4), m orthogonal random rows w, and e_t a column of the projection, whose columns come round again
 after r tokens, since a decoder cannot see a whole context ahead. Query heads of a group share the state of their KV
-head, so its features, too. States are [KV heads, rows, columns]; prompts go in chunks of 128 tokens as products.
+head, so its features, too.
 
 Source: Choromanski et al. 2020, lemma 1 and section 3.1 (FAVOR+); Wang et al. 2020, eq. 7; the recurrent form:
 Katharopoulos et al. 2020, eq. 18 to 20.
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import LinearAttention
 from perfmodel_executors.kernels.apply_linear import apply_linear
-from perfmodel_executors.models.mixers.step import MixerStep
-from perfmodel_executors.models.states import LayerState
+from perfmodel_executors.models.states import LayerState, MixerStep
 from perfmodel_executors.models.weights import LinearAttentionWeights
 
 _CHUNK = 128

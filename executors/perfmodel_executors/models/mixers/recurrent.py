@@ -1,11 +1,7 @@
 """What recurrent mixers do with the tokens of a step: those of decodes first, each a sequence, then those of chunks.
-
 Mamba-2 (Dao and Gu 2024): h_t = exp(dt A) h_{t-1} + dt B x^T, y = C h + D x, behind a convolution and a gate. States
-are [heads, N, P].
-
-Gated DeltaNet (Yang et al. 2025): a convolution, the gated delta rule over unit queries and keys, a norm and a gate.
-States are [heads, key, value].
-"""
+are [heads, N, P]. Gated DeltaNet (Yang et al. 2025): a convolution, the gated delta rule over unit queries and keys, a
+norm and a gate. States are [heads, key, value]."""
 
 import math
 
@@ -16,8 +12,7 @@ from torch.nn import functional
 from perfmodel.models.architecture import GatedDeltaNet, Mamba
 from perfmodel_executors.kernels.apply_linear import apply_linear
 from perfmodel_executors.kernels.scan import ScanInputs
-from perfmodel_executors.models.mixers.step import MixerStep
-from perfmodel_executors.models.states import LayerState
+from perfmodel_executors.models.states import LayerState, MixerStep
 from perfmodel_executors.models.weights import DeltaWeights, MambaWeights
 
 
@@ -44,7 +39,6 @@ def scanned(step: MixerStep, inputs: ScanInputs, layer: LayerState) -> Tensor:
 
 
 def mamba(step: MixerStep, x_TC: Tensor, mixer: Mamba, weights: MambaWeights, layer: LayerState) -> Tensor:
-    """What the block adds, [T, C]; the sequences' states take all T tokens in."""
     inner, groups = mixer.num_heads * mixer.head_dim, mixer.num_groups * mixer.state_size
     projected = apply_linear(step.kernels, x_TC, weights.input, weights.input_bias)
     gate_TI, x_TK, dt_TH = torch.split(projected, [inner, inner + 2 * groups, mixer.num_heads], dim=-1)
@@ -76,7 +70,6 @@ _NORM_EPS = 1e-6  # of the length of queries and keys
 def gated_delta_net(
     step: MixerStep, x_TC: Tensor, mixer: GatedDeltaNet, weights: DeltaWeights, layer: LayerState
 ) -> Tensor:
-    """What the block adds, [T, C]; the sequences' states take all T tokens in."""
     heads, values = mixer.num_value_heads, mixer.num_value_heads * mixer.value_head_dim
     keys = mixer.num_key_heads * mixer.key_head_dim
     projected = apply_linear(step.kernels, x_TC, weights.input)
@@ -100,7 +93,6 @@ def gated_delta_net(
 
 
 def _unit(x_TD: Tensor, mixer: GatedDeltaNet, length: float = 1.0) -> Tensor:
-    """Queries or keys of each head, of `length`, [T, G, K]."""
     x_TGK = x_TD.float().view(-1, mixer.num_key_heads, mixer.key_head_dim)
     scale_TG1 = torch.rsqrt(x_TGK.square().sum(dim=-1, keepdim=True) + _NORM_EPS) * length
     return (x_TGK * scale_TG1).to(x_TD.dtype)

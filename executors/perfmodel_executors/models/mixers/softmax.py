@@ -1,8 +1,6 @@
-"""Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks.
-
-Keys and values are written to the pages before they are attended to, but in a rolling cache, where a chunk may
-overwrite what its own first queries see. A step that keeps none attends to its own tokens where they are.
-"""
+"""Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks. Keys and values are written
+to the pages before they are attended to, but in a rolling cache, where a chunk may overwrite what its own first queries
+see. A step that keeps none attends to its own tokens where they are."""
 
 import math
 from itertools import pairwise
@@ -21,8 +19,8 @@ from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kept import HeldTokens, KVTiers
 from perfmodel_executors.models.mixers.eviction import attend_evicting
-from perfmodel_executors.models.mixers.step import MixerStep
 from perfmodel_executors.models.mixers.tiers import attend_in_tiers
+from perfmodel_executors.models.states import MixerStep
 from perfmodel_executors.models.weights import AttentionWeights
 
 
@@ -41,11 +39,12 @@ def softmax_attention(
         q_TNH = q_TNH * (mixer.softmax_scale * math.sqrt(dim))
     v_TKH = v.view(num_tokens, kv_heads, v_dim)
     if isinstance(pages, HeldTokens):
-        out_TD = attend_evicting(step, mixer, q_TNH, k_TKH, v_TKH, pages).flatten(1)
+        out_TNH = attend_evicting(step, mixer, q_TNH, k_TKH, v_TKH, pages)
     elif isinstance(pages, KVTiers):
-        out_TD = attend_in_tiers(step, mixer, q_TNH, k_TKH, v_TKH, pages).flatten(1)
+        out_TNH = attend_in_tiers(step, mixer, q_TNH, k_TKH, v_TKH, pages)
     else:
-        out_TD = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, weights.sinks).flatten(1)
+        out_TNH = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, weights.sinks)
+    out_TD = out_TNH.flatten(1)
     if gate:
         out_TD = out_TD * torch.sigmoid(gate_TD)
     return apply_linear(kernels, out_TD, weights.out, weights.out_bias)
@@ -71,12 +70,8 @@ def attend(
     pages: KVPages,
     sinks_N: Tensor | None,
 ) -> Tensor:
-    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'. Queries and keys come unrotated.
-
-    sinks: a logit of each query head that takes its part of the softmax
-
-    Raises PerfmodelError for a tree where a layer does not see all keys, or attends by the standard kernel.
-    """
+    """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'; queries and keys come unrotated. Raises
+    PerfmodelError for a tree where a layer does not see all keys."""
     kernels, batch = step.kernels, step.batch
     has_own_softmax = mixer.logit_cap is not None or sinks_N is not None
     limits = {

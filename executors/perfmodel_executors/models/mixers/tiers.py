@@ -1,9 +1,7 @@
 """Keys and values in several precisions by age: the newest in rings of their own, the oldest in the engine's blocks.
-
 Tier i of R_i tokens holds what is newer than the R_1 + ... + R_i newest and older than those before it. A step attends
 to what the tiers hold before it and, in full precision, to its own tokens; then each token that a tier no longer has is
-rewritten in the next. Source: Liu et al. 2024 (KIVI), section 3.2.
-"""
+rewritten in the next. Source: Liu et al. 2024 (KIVI), section 3.2."""
 
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ from perfmodel.models.architecture import Attention
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import attend
 from perfmodel_executors.models.kept import KVTiers
-from perfmodel_executors.models.mixers.step import MixerStep
+from perfmodel_executors.models.states import MixerStep
 
 
 class _Sequence(NamedTuple):
@@ -79,7 +77,6 @@ def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
 
 
 def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> tuple[Tensor, Tensor]:
-    """All keys and values that a sequence's step sees, oldest first, in the model's dtype."""
     dtype, size = own_k.dtype, tiers.pages.block_size
     borders = _borders(tiers, sequence.before)
     oldest = borders[-2] if tiers.rings else sequence.before

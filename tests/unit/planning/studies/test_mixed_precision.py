@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel_executors.quality.mixed_precision import BlockLoss, choose_blocks, rules_of
+from perfmodel_executors.quality.sensitivity import BlockLoss, choose_blocks, rules_of
 
 # Four blocks of 100 weights, from 8 to 4 bits; the last one is twice as large and twice as costly: as cheap per bit.
 BLOCKS = [
