@@ -208,20 +208,20 @@ def _judged(how: str, rows: Sequence[Any], left_out: Sequence[Any]) -> Validatio
 
 def predictions_of(measured: MeasuredSet, report: ValidationReport) -> dict[str, Predictions]:
     """The rows of each metric that the set shows."""
-    found = {}
-    for each in report.comparisons:
-        if each.metric not in measured.shown or not len(each.rows):
+    predictions = {}
+    for comparison in report.comparisons:
+        if comparison.metric not in measured.shown or not len(comparison.rows):
             continue
-        rows, mask = each.rows, np.ones(len(each.rows), dtype=bool)
+        rows, mask = comparison.rows, np.ones(len(comparison.rows), dtype=bool)
         if measured.counted is not None:
-            dimension = each.dimensions[measured.counted[0]]
+            dimension = comparison.dimensions[measured.counted[0]]
             mask = np.array([dimension.names[code] == measured.counted[1] for code in dimension.codes])
         cells: tuple[str, ...] = ()
         if measured.cells or measured.once:
-            dimension = each.dimensions[measured.cells or measured.once]
+            dimension = comparison.dimensions[measured.cells or measured.once]
             cells = tuple(dimension.names[code] for code in dimension.codes[mask])
-        found[each.metric] = Predictions(rows.where(mask), cells)
-    return found
+        predictions[comparison.metric] = Predictions(rows.where(mask), cells)
+    return predictions
 
 
 def lines_of(measured: MeasuredSet, report: ValidationReport) -> Lines:
@@ -320,10 +320,10 @@ def store(found: Mapping[str, Mapping[str, Predictions]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for name, metrics in found.items():
-        for metric, each in metrics.items():
-            low, high = each.rows.interval or (np.full(len(each.rows), np.nan),) * 2
-            cells = each.cells or ("",) * len(each.rows)
-            columns = (each.rows.labels, cells, each.rows.predicted, each.rows.measured, low, high)
+        for metric, item in metrics.items():
+            low, high = item.rows.interval or (np.full(len(item.rows), np.nan),) * 2
+            cells = item.cells or ("",) * len(item.rows)
+            columns = (item.rows.labels, cells, item.rows.predicted, item.rows.measured, low, high)
             for label, cell, *numbers in zip(*columns, strict=True):
                 writer.writerow((name, metric, label, cell, *(f"{number:.6g}" for number in numbers)))
     return gzip.compress(text.getvalue().encode(), 9, mtime=0)
@@ -333,10 +333,10 @@ def stored(file: Path = STORE) -> dict[str, dict[str, Predictions]]:
     """Set -> metric -> rows, as they were written last."""
     kept: dict[str, dict[str, _Kept]] = {}
     for row in csv.DictReader(io.StringIO(gzip.decompress(file.read_bytes()).decode())):
-        mine = kept.setdefault(row["set"], {}).setdefault(row["metric"], _Kept())
-        mine.labels.append(row["row"])
-        mine.cells.append(row["cell"])
-        mine.numbers.append(tuple(float(row[name]) for name in _COLUMNS[4:]))
+        result = kept.setdefault(row["set"], {}).setdefault(row["metric"], _Kept())
+        result.labels.append(row["row"])
+        result.cells.append(row["cell"])
+        result.numbers.append(tuple(float(row[name]) for name in _COLUMNS[4:]))
     return {name: {metric: _restored(columns) for metric, columns in metrics.items()} for name, metrics in kept.items()}
 
 
@@ -378,19 +378,19 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="Write docs/how-right.md and reports/.")
     parser.add_argument("--only", metavar="TEXT", default="", help="Sets whose name has this text.")
     given = parser.parse_args()
-    chosen = [each for each in SETS if given.only in each.name and (given.cited is not None or not each.is_cited)]
-    roots = [given.cited if each.is_cited else ROOT for each in chosen]
-    places = zip(chosen, (root / each.path for each, root in zip(chosen, roots, strict=True)), strict=True)
+    chosen = [item for item in SETS if given.only in item.name and (given.cited is not None or not item.is_cited)]
+    roots = [given.cited if item.is_cited else ROOT for item in chosen]
+    places = zip(chosen, (root / item.path for item, root in zip(chosen, roots, strict=True)), strict=True)
     lines, kept = _predict_all(places, INDEX if given.write else None)
     print(table_of(lines))
     text = PAGE.read_text(encoding="utf-8")
     if given.write:
         _written(lines, kept, text)
         return 0
-    said = page_lines(text)
-    differing = [key for key, cells in lines.items() if said.get(key) != cells]
+    result = page_lines(text)
+    differing = [key for key, cells in lines.items() if result.get(key) != cells]
     for key in differing:
-        print(f"docs/how-right.md has {key} {' | '.join(said.get(key, ('no such line',)))} |", file=sys.stderr)
+        print(f"docs/how-right.md has {key} {' | '.join(result.get(key, ('no such line',)))} |", file=sys.stderr)
     return 1 if differing else 0
 
 

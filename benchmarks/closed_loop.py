@@ -169,7 +169,7 @@ def simulated(data: dict[str, Any], steps: Steps, concurrency: int, think: tuple
     mean, stddev = think
     arrivals = Arrivals(process="closed_loop", concurrency=concurrency, think_time_s=mean, think_time_stddev_s=stddev)
     client = ClosedLoopClient(env, requests(), lambda _: rank, concurrency, think_time_of(arrivals, 0))
-    env.run_dry()
+    env.run_until_idle()
     done.sort(key=lambda request: request.arrival)
     assert all(request.first_token_at is not None for request in done)
     ttft = np.array([(request.first_token_at - request.arrival) / TICKS_PER_S for request in done])
@@ -194,8 +194,8 @@ def turnaround_s(run: Run, concurrency: int) -> Array:
     """Between an answer's last token and the next request of the same user."""
     pauses = []
     for user in range(concurrency):
-        mine = [row for row in run if row[0] == user]
-        pauses += [later[1] - earlier[3] for earlier, later in pairwise(mine)]
+        rows = [row for row in run if row[0] == user]
+        pauses += [later[1] - earlier[3] for earlier, later in pairwise(rows)]
     return np.array(pauses)
 
 
@@ -215,15 +215,15 @@ def report(asked: argparse.Namespace) -> None:
             ttft *= np.mean(run[:, 3] - run[:, 1]) / e2el.mean()
             row[what] = {**_summary(ttft), "distance": distance(real, ttft)}
         rows.append(row)
-    found = {
+    result = {
         "steps": steps._asdict(),
         "think_time_s": THINK_TIMES,
         "lengths": [data["prompt"], data["answer"]],
         "rows": rows,
     }
-    found["emulator"] = [_emulated(file) for file in asked.emulator]
-    asked.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    asked.out.with_suffix(".md").write_text(_page(found), encoding="utf-8")
+    result["emulator"] = [_emulated(file) for file in asked.emulator]
+    asked.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    asked.out.with_suffix(".md").write_text(_page(result), encoding="utf-8")
 
 
 def _emulated(file: Path) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.fits import transferred
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.fits import transferred
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS
 from perfmodel.evidence.fit.collectives import COLLECTIVES
 from perfmodel.evidence.fit.kernels import KernelModule
 from perfmodel.evidence.sources.kernels import Group, read_table
-from perfmodel.ops.extents import HeadsExtent
+from perfmodel.ops.problem_sizes import HeadShape
 from perfmodel.specs import load_hardware
 
 Rows = NDArray[np.bool_]
@@ -36,9 +36,9 @@ def _unusual(group: Group) -> Rows:
     return np.asarray(np.log2(_heads(group).num_heads) % 1 > 0)
 
 
-def _heads(group: Group) -> HeadsExtent:
-    extent: HeadsExtent = group.sizes.heads if hasattr(group.sizes, "heads") else group.sizes.extent.heads
-    return extent
+def _heads(group: Group) -> HeadShape:
+    problem: HeadShape = group.sizes.heads if hasattr(group.sizes, "heads") else group.sizes.problem.heads
+    return problem
 
 
 def _half_of_sizes(group: Group) -> Rows:
@@ -58,11 +58,11 @@ _PREFILL: dict[str, Rule] = {
 }
 _DECODE: dict[str, Rule] = {
     "half": _half,
-    "serving sizes, half": lambda g: _half(g) & (g.sizes.extent.num_seqs * g.sizes.length >= 4096),
+    "serving sizes, half": lambda g: _half(g) & (g.sizes.problem.num_seqs * g.sizes.length >= 4096),
     "S >= 16384": lambda g: g.sizes.length >= 16384,
     "S <= 64": lambda g: g.sizes.length <= 64,
-    "B >= 256": lambda g: g.sizes.extent.num_seqs >= 256,
-    "B = 1": lambda g: g.sizes.extent.num_seqs == 1,
+    "B >= 256": lambda g: g.sizes.problem.num_seqs >= 256,
+    "B = 1": lambda g: g.sizes.problem.num_seqs == 1,
     "MHA": lambda g: _heads(g).group == 1,
     "g = 4": lambda g: _heads(g).group == 4,
     "unusual heads": _unusual,

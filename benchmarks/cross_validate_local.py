@@ -66,12 +66,12 @@ def _tables(by: str, figures: Sequence[Figure]) -> dict[str, dict[str, Any]]:
         test = TESTS[setting.row.test]
         groups[test, setting.row.device_class].append((setting, predicted))
         groups[test, "all"].append((setting, predicted))
-    found = {}
-    for (test, name), mine in sorted(groups.items()):
-        devices = len({setting.row.device for setting, _ in mine})
+    tables = {}
+    for (test, name), result in sorted(groups.items()):
+        devices = len({setting.row.device for setting, _ in result})
         target = TARGETS.get((by, test), {}).get(name)
-        found[f"{test}, {name}"] = {"devices": devices, "target": target, **_stats(mine)}
-    return found
+        tables[f"{test}, {name}"] = {"devices": devices, "target": target, **_stats(result)}
+    return tables
 
 
 def _worst(figures: Sequence[Figure]) -> list[dict[str, Any]]:
@@ -83,12 +83,12 @@ def _worst(figures: Sequence[Figure]) -> list[dict[str, Any]]:
         {
             "device": device,
             "test": test,
-            "error": median(predicted / setting.measured - 1 for setting, predicted in mine),
-            "settings": len(mine),
-            "backend": mine[0][0].row.backend,
-            "tool": mine[0][0].row.tool,
+            "error": median(predicted / setting.measured - 1 for setting, predicted in item),
+            "settings": len(item),
+            "backend": item[0][0].row.backend,
+            "tool": item[0][0].row.tool,
         }
-        for (device, test), mine in by_device.items()
+        for (device, test), item in by_device.items()
     ]
     return sorted(rows, key=lambda row: -abs(float(str(row["error"]))))[:WORST]
 
@@ -142,18 +142,18 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()
     rows, _ = read_local_rows(asked.file)
-    found: dict[str, Any] = {"held_out": {}, "worst": [], "about": ABOUT}
+    result: dict[str, Any] = {"held_out": {}, "worst": [], "about": ABOUT}
     for by in ("device", "model"):
         out = held_out(rows, asked.file.parent, by, lambda backend, by=by: print(f"{by}: {backend}", flush=True))  # type: ignore[misc]
         figures = list(zip(out.settings, out.predicted.tolist(), strict=True))
-        found["held_out"][by] = _tables(by, figures)
+        result["held_out"][by] = _tables(by, figures)
         if by == "device":
-            found["worst"] = _worst(figures)
-        text = _markdown(found, "python benchmarks/cross_validate_local.py <llama_bench.csv.gz> --report <this file>")
+            result["worst"] = _worst(figures)
+        text = _markdown(result, "python benchmarks/cross_validate_local.py <llama_bench.csv.gz> --report <this file>")
         print(text)
         if asked.report is not None:  # also after the first part: the second takes as long again
             asked.report.write_text(text, encoding="utf-8")
-            asked.report.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            asked.report.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms import DeviceFacts
+from perfmodel.cost.kernel_models import DeviceFacts
 from perfmodel.evidence.fit.kernels import KernelModule
 from perfmodel.evidence.fit.products import GEMM, MOE, experts_too_fast, gemms_too_fast
 from perfmodel.evidence.sources.kernels import Group, read_table
@@ -87,12 +87,12 @@ def errors_of(module: KernelModule, group: Group, fit: Any, device: DeviceFacts)
 
 def kept_aside(module: KernelModule, group: Group, device: DeviceFacts, folds: Folds) -> Errors:
     """Errors on the rows kept aside, fitted on the rest; none where either is too small."""
-    found = [np.empty(0)]
-    for rows in folds(group.sizes.extent):
+    result = [np.empty(0)]
+    for rows in folds(group.sizes.problem):
         if rows.sum() >= _FEWEST_ASIDE and (~rows).sum() >= _FEWEST_FITTED:
             fit = module.fit(group.take(~rows), device)
-            found.append(errors_of(module, group.take(rows), fit, device))
-    return np.concatenate(found)
+            result.append(errors_of(module, group.take(rows), fit, device))
+    return np.concatenate(result)
 
 
 def shown(errors: Errors) -> str:
@@ -109,9 +109,9 @@ def cross_validate(op: str, groups: list[tuple[str, DeviceFacts, Group]]) -> Non
     print_line(f"\n{op}", list(rules))
     totals: dict[str, list[list[Errors]]] = {}
     for system, device, group in groups:
-        found = [kept_aside(module, group, device, folds) for folds in rules.values()]
-        totals.setdefault(system, []).append(found)
-        print_line(f"{system} {group.engine} {group.key}", [shown(errors) for errors in found])
+        result = [kept_aside(module, group, device, folds) for folds in rules.values()]
+        totals.setdefault(system, []).append(result)
+        print_line(f"{system} {group.engine} {group.key}", [shown(errors) for errors in result])
     for system, lines in totals.items():
         print_line(f"{system}: all", [shown(np.concatenate(column)) for column in zip(*lines, strict=True)])
     for system, device, group in groups:
@@ -132,7 +132,7 @@ def transfer(op: str, groups: list[tuple[str, DeviceFacts, Group]]) -> None:
                 fit, own = fits[id(group)], fits[id(other)]
                 kept = {"tile_rule": own.tile_rule}
                 mixed = [fit.model_copy(update=kept | {name: getattr(own, name) for name in step}) for step in steps]
-                cells = [shown(errors_of(module, other, each, device)) for each in mixed]
+                cells = [shown(errors_of(module, other, item, device)) for item in mixed]
                 print_line(f"{system} {group.engine} -> {other_system} {other.engine}", cells)
 
 

@@ -62,7 +62,7 @@ def _groups(report: ValidationReport) -> list[str]:
     metrics = list(report.metrics)
     lines = ["| group | " + " | ".join(metrics) + " |", "|" + "---|" * (1 + len(metrics))]
     for name, stats in report.by.items():
-        if name.startswith(tuple(f"{each} " for each in SHOWN)) and not name.startswith("device class"):
+        if name.startswith(tuple(f"{item} " for item in SHOWN)) and not name.startswith("device class"):
             cells = [f"{stats[m].median_ape:.0%} ({stats[m].rows})" if m in stats else "" for m in metrics]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines

@@ -47,7 +47,7 @@ _NO_INTERVAL = (float("nan"), float("nan"))
 _CUTS: dict[str, Callable[[Any], str]] = {
     "model": lambda scenario: scenario.model.name,
     "device": lambda scenario: scenario.hardware.name,
-    "cell": profiles.cell_of,
+    "cell": profiles.config_key,
 }
 
 
@@ -65,9 +65,9 @@ def main() -> None:
     for cut in arguments.cut or _CUTS:
         pooled: Errors = {}
         for engine in engines:
-            found = judge(arguments.path, engine, cut)
-            tables.append(_show(f"{engine}, leaving out one {cut} at a time", found))
-            for metric, rows in found.items():
+            result = judge(arguments.path, engine, cut)
+            tables.append(_show(f"{engine}, leaving out one {cut} at a time", result))
+            for metric, rows in result.items():
                 pooled.setdefault(metric, []).extend(rows)
         if len(engines) > 1:
             tables.append(_show(f"all engines, leaving out one {cut} at a time", pooled))
@@ -93,7 +93,7 @@ def _serving(path: Path, engine: str, cut: str) -> Errors:
     runs, short, model = _serving_runs(path, engine)
     counts = [len(profiles.stage_log_errors([Prediction(run, run.metrics)])) for run in short]
     groups = np.repeat([_CUTS[cut](run.scenario) for run in runs], counts)
-    found: Errors = {}
+    serving: Errors = {}
     for group in sorted(set(groups)):
         profile = _fitted(model, groups != group)
         rest = [run for run in short if _CUTS[cut](run.scenario) != group]
@@ -102,8 +102,8 @@ def _serving(path: Path, engine: str, cut: str) -> Errors:
         left_out = [run for run in runs if _CUTS[cut](run.scenario) == group]
         for pair in simulate_runs(left_out, profile=profile, intervals=True):
             if not pair.row.is_overloaded:
-                _add(found, pair, group)
-    return found
+                _add(serving, pair, group)
+    return serving
 
 
 @cache
@@ -126,15 +126,15 @@ def _steady_states(path: Path, engine: str, cut: str) -> Errors:
     clear, fitted, model = _fitting_rows(path, engine)
     name = _CUTS[cut]
     groups = np.repeat([name(row.scenario) for row in fitted], 2)
-    found: Errors = {}
+    steady_states: Errors = {}
     for group in sorted(set(groups)):
         profile = _fitted(model, groups != group)
         rest = [row for row in fitted if name(row.scenario) != group]
         profile = _with_residuals(profile, model, rest, groups != group)
         left_out = [row for row in clear if name(row.scenario) == group]
         for pair in simulate_steady_states(left_out, profile=profile, intervals=True):
-            _add(found, pair, group)
-    return found
+            _add(steady_states, pair, group)
+    return steady_states
 
 
 def _with_residuals(
@@ -182,7 +182,7 @@ def _show(title: str, found: Errors) -> str:
 def _of_groups(metric: str, rows: Sequence[HeldOut], groups: Sequence[str]) -> str:
     """Each group counts once: median and p90 over groups of the median error in each."""
     errors = [[abs(row.predicted / row.measured - 1) for row in rows if row.group == group] for group in groups]
-    middle, most = np.quantile([np.median(each) for each in errors], [0.5, 0.9])
+    middle, most = np.quantile([np.median(error) for error in errors], [0.5, 0.9])
     return f"  {metric:12} {len(groups)} left out: median {middle:.1%} and p90 {most:.1%} of their medians"
 
 

@@ -57,14 +57,14 @@ def _tools(folder: Path) -> Path:
 def dashboard_queries() -> Sequence[str]:
     """Of the dashboard, with values for its variables."""
     board = json.loads((DEPLOY / "grafana/dashboards/emulator.json").read_text(encoding="utf-8"))
-    found = []
+    result = []
     for panel in board["panels"]:
         for target in panel["targets"]:
             query = target["expr"]
             for name, value in _VARIABLES.items():
                 query = query.replace(name, value)
-            found.append(query)
-    return found
+            result.append(query)
+    return result
 
 
 def _prometheus() -> Iterator[Row]:
@@ -73,21 +73,26 @@ def _prometheus() -> Iterator[Row]:
         yield "deploy/prometheus, queries of the dashboard", "promtool", "not on the path: not checked", None
         return
     version = _called(promtool, "--version")[1].split(" (")[0].replace(", version", "")
-    right, said = _called(promtool, "check", "config", DEPLOY / "prometheus/prometheus.yml")
-    yield "prometheus/prometheus.yml, rules.yml", f"{version}, check config", said.splitlines()[-1].strip(), right
+    right, result = _called(promtool, "check", "config", DEPLOY / "prometheus/prometheus.yml")
+    yield "prometheus/prometheus.yml, rules.yml", f"{version}, check config", result.splitlines()[-1].strip(), right
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(dashboard_queries())]
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
         json.dump({"groups": [{"name": "dashboard", "rules": rules}]}, file)
         file.flush()
-        right, said = _called(promtool, "check", "rules", file.name)
-    yield "queries of grafana/dashboards/emulator.json", f"{version}, check rules", said.splitlines()[-1].strip(), right
+        right, result = _called(promtool, "check", "rules", file.name)
+    yield (
+        "queries of grafana/dashboards/emulator.json",
+        f"{version}, check rules",
+        result.splitlines()[-1].strip(),
+        right,
+    )
 
 
 def _kubernetes(tools: Path) -> Iterator[Row]:
     validate = tools / "kubernetes-validate"
     for name in ("deployment", "service", "autoscaler"):
-        right, said = _called(validate, "--strict", DEPLOY / f"kubernetes/{name}.yaml")
-        version = re.search(r"against version (\S+)", said)
+        right, result = _called(validate, "--strict", DEPLOY / f"kubernetes/{name}.yaml")
+        version = re.search(r"against version (\S+)", result)
         yield f"kubernetes/{name}.yaml", "kubernetes-validate --strict", f"schema {version and version[1]}", right
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -104,27 +109,27 @@ def _kubernetes(tools: Path) -> Iterator[Row]:
 
 
 def _image(tools: Path) -> Iterator[Row]:
-    right, said = _called(tools / "hadolint", DEPLOY / "Dockerfile")
-    yield "Dockerfile", "hadolint", said or "no remark", right
+    right, result = _called(tools / "hadolint", DEPLOY / "Dockerfile")
+    yield "Dockerfile", "hadolint", result or "no remark", right
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         context, made = folder / "src", folder / "environment"
         _copy_context(context)
         wheel = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, context)
-        right, said = _called(*wheel)
+        right, result = _called(*wheel)
         (built,) = folder.glob("*.whl") if right else (None,)
         extras = set(
             re.findall(r"perfmodel\[(.*?)\]", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))[0].split(",")
         )
         if right:
             _called(sys.executable, "-m", "venv", made)
-            right, said = _called(
+            right, result = _called(
                 made / "bin/pip", "install", "--quiet", f"perfmodel[{','.join(extras)}] @ file://{built}"
             )
         if right:
-            said = f"a wheel of {built.stat().st_size / 1e6:.1f} MB, environment {_megabytes(made):.0f} MB"
+            result = f"a wheel of {built.stat().st_size / 1e6:.1f} MB, environment {_megabytes(made):.0f} MB"
         known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-        yield "Dockerfile, its steps", "pip wheel, pip install", said[-200:], right and extras <= set(known)
+        yield "Dockerfile, its steps", "pip wheel, pip install", result[-200:], right and extras <= set(known)
         if right:
             yield _served(next(made.glob("lib/python*/site-packages")))
 
@@ -156,8 +161,8 @@ def _served(packages: Path) -> Row:
         finally:
             process.terminate()
             process.communicate(timeout=60)
-    said = f"{used} tokens, {int(memory[0]) / 1e3:.0f} MB of memory, ends with status {process.returncode}"
-    return (*row, said if url else line, used == 8 and process.returncode == 0)
+    served = f"{used} tokens, {int(memory[0]) / 1e3:.0f} MB of memory, ends with status {process.returncode}"
+    return (*row, served if url else line, used == 8 and process.returncode == 0)
 
 
 def _copy_context(context: Path) -> None:
@@ -180,12 +185,12 @@ def rows(tools: Path) -> Iterator[Row]:
     """(file, checked by, what came of it, whether it is right; None: not checked)"""
     yield from _image(tools)
     check = (tools / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
-    right, said = _called(*check)
-    yield "compose.yaml", "check-jsonschema, compose-spec", said.splitlines()[-1], right
+    right, result = _called(*check)
+    yield "compose.yaml", "check-jsonschema, compose-spec", result.splitlines()[-1], right
     yield from _prometheus()
     board = DEPLOY / "grafana/dashboards/emulator.json"
-    right, said = _called(tools / "python", "-c", _SDK, board)
-    yield "grafana/dashboards/emulator.json", "grafana-foundation-sdk", said.splitlines()[-1], right
+    right, result = _called(tools / "python", "-c", _SDK, board)
+    yield "grafana/dashboards/emulator.json", "grafana-foundation-sdk", result.splitlines()[-1], right
     yield from _kubernetes(tools)
 
 
@@ -195,15 +200,15 @@ def main() -> int:
     parser.add_argument("--tools", type=Path, default=ROOT / "build/deployment-tools")
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()
-    found = list(rows(_tools(asked.tools.resolve())))
+    result = list(rows(_tools(asked.tools.resolve())))
     says = {True: "right", False: "WRONG", None: "not checked"}
     lines = ["| file in deploy/ | checked by | it says | |", "|---|---|---|---|"]
-    lines += [f"| {file} | {by} | {' '.join(said.split())} | {says[right]} |" for file, by, said, right in found]
+    lines += [f"| {file} | {by} | {' '.join(outcome.split())} | {says[right]} |" for file, by, outcome, right in result]
     print("\n".join(lines))
     if asked.report is not None:
         head = f"# Deployment files\n\n`python benchmarks/deployment_files.py --report {asked.report}`\n"
         asked.report.write_text("\n".join([head, *lines, ""]), encoding="utf-8")
-    return int(any(right is False for *_, right in found))
+    return int(any(right is False for *_, right in result))
 
 
 if __name__ == "__main__":

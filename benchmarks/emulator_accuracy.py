@@ -40,9 +40,9 @@ class Latencies(NamedTuple):
 
 
 def latencies_of(answers: list[Answer]) -> Latencies:
-    first = np.array([each.first - each.sent for each in answers])
-    whole = np.array([each.last - each.sent for each in answers])
-    count = np.array([each.num_tokens for each in answers])
+    first = np.array([answer.first - answer.sent for answer in answers])
+    whole = np.array([answer.last - answer.sent for answer in answers])
+    count = np.array([answer.num_tokens for answer in answers])
     longer = count > 1
     return Latencies(first, ((whole - first)[longer] / (count[longer] - 1)), whole)
 
@@ -50,14 +50,14 @@ def latencies_of(answers: list[Answer]) -> Latencies:
 def as_sent(scenario: Any, answers: list[Answer], way_in: Any, path: Path) -> Any:
     """`scenario` with the requests of these answers, so many seconds after they were sent; `path`: of a trace of
     them."""
-    begun = min(each.sent for each in answers)
+    begun = min(answer.sent for answer in answers)
     rows = [
         {
-            "arrival_s": each.sent - begun + delay,
-            "input_tokens": each.request.num_prompt_tokens,
-            "output_tokens": each.request.max_output_tokens,
+            "arrival_s": answer.sent - begun + delay,
+            "input_tokens": answer.request.num_prompt_tokens,
+            "output_tokens": answer.request.max_output_tokens,
         }
-        for each, delay in zip(answers, way_in.tolist(), strict=True)
+        for answer, delay in zip(answers, way_in.tolist(), strict=True)
     ]
     rows.sort(key=lambda row: row["arrival_s"])
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
@@ -76,11 +76,11 @@ def all_simulated(scenario: Any, answers: list[Answer]) -> list[Latencies]:
 
 
 def simulated(scenario: Any) -> Latencies:
-    found = simulate(scenario).requests
-    assert found is not None
-    first, whole = found.first_token_s - found.arrival_s, found.finished_s - found.arrival_s
-    longer = found.num_output_tokens > 1
-    return Latencies(first, (whole - first)[longer] / (found.num_output_tokens[longer] - 1), whole)
+    requests = simulate(scenario).requests
+    assert requests is not None
+    first, whole = requests.first_token_s - requests.arrival_s, requests.finished_s - requests.arrival_s
+    longer = requests.num_output_tokens > 1
+    return Latencies(first, (whole - first)[longer] / (requests.num_output_tokens[longer] - 1), whole)
 
 
 def row(name: str, statistic: str, measured_s: float, draws_s: list[float]) -> dict[str, Any]:
@@ -107,21 +107,21 @@ def one_rate(name: str, sets: list[str], rate: float, num_requests: int) -> dict
     changes = [*sets, f"traffic.arrivals.rate={rate}", f"traffic.num_requests={num_requests}"]
     scenario = load_scenario(name, changes)
     requests = list(Workload(scenario).requests())
-    words = [word for each in sets for word in ("--set", each)]
-    with served(name, *words) as (_, port, said):
+    words = [word for item in sets for word in ("--set", item)]
+    with served(name, *words) as (_, port, result):
         answers = list(answers_of(port, iter(requests), scenario.model.name))
-    for each in answers:
-        assert each.num_tokens == each.request.max_output_tokens, (each.status, each.num_tokens, each.request)
+    for answer in answers:
+        assert answer.num_tokens == answer.request.max_output_tokens, (answer.status, answer.num_tokens, answer.request)
     seen, expected = latencies_of(answers), all_simulated(scenario, answers)
-    late = np.array([each.sent for each in answers]) - np.array([each.request.arrival / 1e12 for each in answers])
+    late = np.array([item.sent for item in answers]) - np.array([item.request.arrival / 1e12 for item in answers])
     rows = []
     for latency in LATENCIES:
         ours, theirs = getattr(seen, latency), [getattr(draw, latency) for draw in expected]
-        rows.append(row(latency, "mean", float(ours.mean()), [float(each.mean()) for each in theirs]))
-        tails = [float(np.percentile(each, 99)) for each in theirs]
+        rows.append(row(latency, "mean", float(ours.mean()), [float(their.mean()) for their in theirs]))
+        tails = [float(np.percentile(their, 99)) for their in theirs]
         rows.append(row(latency, "p99", float(np.percentile(ours, 99)), tails))
-    tokens = sum(each.num_tokens for each in answers)
-    span = max(each.last for each in answers) - min(each.sent for each in answers)
+    tokens = sum(item.num_tokens for item in answers)
+    span = max(item.last for item in answers) - min(item.sent for item in answers)
     return {
         "rate": rate,
         "requests": len(answers),
@@ -129,7 +129,7 @@ def one_rate(name: str, sets: list[str], rate: float, num_requests: int) -> dict
         "sent_late_ms": float((late - late.min()).mean() * 1e3),
         "load": os.getloadavg()[0],
         "rows": rows,
-        "said": " ".join(said),
+        "said": " ".join(result),
     }
 
 
@@ -143,10 +143,10 @@ def text_of(what: str, found: list[dict[str, Any]]) -> str:
         f"±: the standard deviation of the same simulation over {NUM_DRAWS} draws of what requests take to come in, 0 "
         f"to {WAY_IN_S * 1e3:g} ms.",
     ]
-    for each in found:
+    for item in found:
         lines += [
             "",
-            f"## {each['rate']:g} requests/s, {each['tokens_per_s']:,.0f} output tokens/s, {each['requests']} requests",
+            f"## {item['rate']:g} requests/s, {item['tokens_per_s']:,.0f} output tokens/s, {item['requests']} requests",
             "",
             "| latency | measured | simulated | apart | | within |",
             "|---|---|---|---|---|---|",
@@ -154,10 +154,10 @@ def text_of(what: str, found: list[dict[str, Any]]) -> str:
         lines += [
             f"| {r['latency']} | {r['measured_ms']:.2f} ms | {r['simulated_ms']:.2f} ± {r['deviation_ms']:.2f} ms | "
             f"{r['apart_ms']:+.2f} ms | {r['apart']:+.2%} | {'yes' if r['is_within'] else '**no**'} |"
-            for r in each["rows"]
+            for r in item["rows"]
         ]
-        about = f"Sent {each['sent_late_ms']:.2f} ms late on average. The machine's load, these two included: "
-        lines += ["", f"{each['said']} {about}{each['load']:.1f}."]
+        about = f"Sent {item['sent_late_ms']:.2f} ms late on average. The machine's load, these two included: "
+        lines += ["", f"{item['said']} {about}{item['load']:.1f}."]
     return "\n".join(lines) + "\n"
 
 
@@ -168,14 +168,14 @@ def main() -> int:
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--report", type=Path)
     asked = parser.parse_args()
-    found, what = [], " ".join([asked.scenario, *asked.sets])
-    for each in asked.rates.split(","):
-        rate, _, requests = each.partition(":")
-        found.append(one_rate(asked.scenario, asked.sets, float(rate), int(requests or 1600)))
-        print(text_of(what, found[-1:]), flush=True)
+    result, what = [], " ".join([asked.scenario, *asked.sets])
+    for part in asked.rates.split(","):
+        rate, _, requests = part.partition(":")
+        result.append(one_rate(asked.scenario, asked.sets, float(rate), int(requests or 1600)))
+        print(text_of(what, result[-1:]), flush=True)
     if asked.report:
-        asked.report.write_text(text_of(what, found), encoding="utf-8")
-        asked.report.with_suffix(".json").write_text(json.dumps({"runs": found}, indent=1) + "\n", encoding="utf-8")
+        asked.report.write_text(text_of(what, result), encoding="utf-8")
+        asked.report.with_suffix(".json").write_text(json.dumps({"runs": result}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -28,8 +28,8 @@ def repeated(hour: list[Request], hours: int) -> Iterator[Request]:
     """The same requests in every hour, with numbers of their own."""
     number = 0
     for turn in range(hours):
-        for each in hour:
-            yield Request(number, each.arrival + turn * HOUR_TICKS, each.num_prompt_tokens, each.max_output_tokens)
+        for item in hour:
+            yield Request(number, item.arrival + turn * HOUR_TICKS, item.num_prompt_tokens, item.max_output_tokens)
             number += 1
 
 
@@ -69,28 +69,28 @@ def main() -> int:
     asked = parser.parse_args()
     trace = f"traffic={{arrivals: {{process: trace}}, trace: {{path: {asked.trace.resolve()}, format: azure}}}}"
     scenario = load_scenario(asked.scenario, [trace])
-    hour = [each for each in Workload(scenario).requests() if each.num_prompt_tokens < 8000][:: asked.one_in]
+    hour = [request for request in Workload(scenario).requests() if request.num_prompt_tokens < 8000][:: asked.one_in]
     fates: Counter[str] = Counter()
-    with served(asked.scenario, "--speed", f"{asked.speed:g}") as (server, port, said):
+    with served(asked.scenario, "--speed", f"{asked.speed:g}") as (server, port, outcome):
         memory = Memory(server.pid)
         coming = repeated(hour, asked.hours)
         for answer in answers_of(port, coming, scenario.model.name, asked.speed, leaves_after, memory.look):
             fates[fate_of(answer)] += 1
     count = len(memory.megabytes) // 4 or 1
-    found = {
+    result = {
         "sent": len(hour) * asked.hours,
         "client": dict(fates),
-        "server": " ".join(said),
+        "server": " ".join(outcome),
         "memory_mb": {
             "first_quarter": max(memory.megabytes[:count]),
             "last_quarter": max(memory.megabytes[-count:]),
-            "every_10_s": [round(each, 1) for each in memory.megabytes],
+            "every_10_s": [round(megabyte, 1) for megabyte in memory.megabytes],
         },
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(result, indent=1))
     if asked.report:
-        asked.report.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0 if found["sent"] == sum(fates.values()) else 1
+        asked.report.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if result["sent"] == sum(fates.values()) else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 _PER_SEED = 250
 _HUNG_S = 300.0  # of silence: a loop in C, which no alarm breaks into
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 Row = dict[str, Any]
 
@@ -50,8 +50,13 @@ def _run_seed(number: int, kinds: str, log: Path) -> None:
         shown = {"kind": case.kind, "args": case.args, "files": {k: v.decode("latin-1") for k, v in case.files.items()}}
         current.write_text(json.dumps(shown), encoding="utf-8")
         outcome = run_case(case)
-        found: Row = {"seed": number, "kind": case.kind, "status": outcome.status, "seconds": round(outcome.seconds, 3)}
-        rows.append(found | ({"wrong": outcome.wrong, "case": shown} if outcome.wrong else {}))
+        result: Row = {
+            "seed": number,
+            "kind": case.kind,
+            "status": outcome.status,
+            "seconds": round(outcome.seconds, 3),
+        }
+        rows.append(result | ({"wrong": outcome.wrong, "case": shown} if outcome.wrong else {}))
 
     limit_memory()
     run()
@@ -113,7 +118,7 @@ def _report(rows: Sequence[Row], first: int, command: str) -> str:
         lines.append(f"| {kind} | {len(of_kind):,} | {answered:,} | {refused:,} | {len(wrong):,} | {longest:.1f} |")
     failures = Counter(row["wrong"][:160] for row in rows if "wrong" in row)
     lines += ["", "No case ended otherwise." if not failures else "What was wrong, and how often:", ""]
-    lines += [f"- {count} x {what}" for what, count in failures.most_common(_MOST_SHOWN)]
+    lines += [f"- {count} x {what}" for what, count in failures.most_common(_MAX_SHOWN)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -66,10 +66,10 @@ class _Sockets:
 
     def take(self) -> socket.socket:
         while self._free:
-            found = self._free.pop()
-            if _is_open(found):
-                return found
-            found.close()
+            result = self._free.pop()
+            if _is_open(result):
+                return result
+            result.close()
         return self._connected()
 
     def give_back(self, sock: socket.socket) -> None:
@@ -154,13 +154,13 @@ def answers_of(
 def served(*arguments: str) -> Iterator[tuple[subprocess.Popen, int, list[str]]]:
     """`perfmodel serve` in a process of its own: it, its port, and, when it has been ended, what it said."""
     command = [sys.executable, "-m", "perfmodel", "serve", *arguments, "--port", "0"]
-    server, said = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), []
+    server, result = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), []
     try:
         while " listening on " not in f" {(line := server.stderr.readline())}":
             assert line, "the server has ended"
-        yield server, int(line.strip().rsplit(":", 1)[1]), said
+        yield server, int(line.strip().rsplit(":", 1)[1]), result
         server.send_signal(signal.SIGTERM)
-        said += server.communicate(timeout=_END_S)[1].strip().splitlines()
+        result += server.communicate(timeout=_END_S)[1].strip().splitlines()
     finally:
         server.kill()
         server.wait(_START_S)

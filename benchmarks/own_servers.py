@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "calibrate")]
 from test_own_server import METRICS, NOISE, OTHERS, RATES, SCENARIO, hidden_profile, load_test, served  # noqa: E402
 
 from perfmodel.cost import EngineProfile, load_engine_profile  # noqa: E402
-from perfmodel.evidence.fit.own_server import fit_own_server  # noqa: E402
+from perfmodel.evidence.fit.server_fit import fit_server  # noqa: E402
 from perfmodel.evidence.predict.bench import GivenSetup  # noqa: E402
 from perfmodel.evidence.sources.bench import read_bench_files  # noqa: E402
 
@@ -34,14 +34,14 @@ def _errors(seed: int, num_requests: int) -> tuple[list[float], list[float]]:
     hidden, rng = hidden_profile(seed), np.random.default_rng(100 + seed)
     with TemporaryDirectory() as folder:
         files = [load_test(Path(folder) / f"{rate}.json", rate, hidden, rng, num_requests) for rate in RATES]
-        fitted = fit_own_server("mine", read_bench_files(files)[0], GivenSetup(SCENARIO), "vllm").profile
+        fitted = fit_server("mine", read_bench_files(files)[0], GivenSetup(SCENARIO), "vllm").profile
 
     def off(profile: EngineProfile) -> list[float]:
-        found = []
+        result = []
         for rate in OTHERS:
-            ours, theirs = (served(rate, each, num_requests).summary for each in (profile, hidden))
-            found += [100 * (ours[metric] / theirs[metric] - 1) for metric in METRICS]
-        return found
+            ours, theirs = (served(rate, item, num_requests).summary for item in (profile, hidden))
+            result += [100 * (ours[metric] / theirs[metric] - 1) for metric in METRICS]
+        return result
 
     return off(load_engine_profile("vllm")), off(fitted)
 

@@ -81,8 +81,8 @@ class PageCommand:
 def commands_of(page: Path) -> list[PageCommand]:
     """The page's commands, those of blocks first."""
     whole = page.read_text(encoding="utf-8")
-    found = (PageCommand(page, text, _is_named(text), f"{text}\nerror: " in whole) for text in _texts(whole))
-    return list(dict.fromkeys(found))
+    commands = (PageCommand(page, text, _is_named(text), f"{text}\nerror: " in whole) for text in _texts(whole))
+    return list(dict.fromkeys(commands))
 
 
 def _texts(text: str) -> Iterator[str]:
@@ -130,14 +130,14 @@ def _run(command: PageCommand, folder: Path) -> str:
         text=True,
     )
     heard = _until_it_listens(begun) if command.words[0] == "serve" else ""
-    printed, said = begun.communicate()
-    found = subprocess.CompletedProcess(begun.args, begun.returncode, printed, heard + said)
+    printed, result = begun.communicate()
+    completed_process = subprocess.CompletedProcess(begun.args, begun.returncode, printed, heard + result)
     if command.output is not None:
-        (folder / command.output).write_text(found.stdout, encoding="utf-8")
+        (folder / command.output).write_text(completed_process.stdout, encoding="utf-8")
     return (
         ""
-        if found.returncode == (2 if command.is_refused else 0)
-        else f"status {found.returncode}: {found.stderr.strip()[-300:]}"
+        if completed_process.returncode == (2 if command.is_refused else 0)
+        else f"status {completed_process.returncode}: {completed_process.stderr.strip()[-300:]}"
     )
 
 

@@ -105,9 +105,9 @@ def solve(problem: Problem) -> Solved:
     scenario = base.load()
     candidates = enumerate_space(base, spec).candidates
     screen = Screen(candidates, scenario, spec.attainment)
-    serving = [each for each in screen.all() if each.rate > 0.02]
+    serving = [item for item in screen.all() if item.rate > 0.02]
     patience_s = (scenario.slo.ttft_ms or 0.0) / 1e3
-    rates = [_simulated(base, each, spec, problem.store, patience_s, 0) for each in serving]
+    rates = [_simulated(base, item, spec, problem.store, patience_s, 0) for item in serving]
     if not any(rates):
         return Solved(problem, None, len(serving), (), 1.0, 0.0)
     wanted = problem.ask * float(np.median([rate for rate in rates if rate]))
@@ -119,35 +119,35 @@ def solve(problem: Problem) -> Solved:
         return -rate / each.candidate.num_devices
 
     order = sorted(range(len(serving)), key=lambda i: (key(serving[i], serving[i].rate), -serving[i].rate))
-    truth = [key(each, rate or 0.0) for each, rate in zip(serving, rates, strict=True)]
+    truth = [key(item, rate or 0.0) for item, rate in zip(serving, rates, strict=True)]
     best = min(truth)
     place = next(place for place, i in enumerate(order, 1) if truth[i] <= best + 1e-9 * abs(best))
-    mine = min(order[:_TOP], key=lambda i: truth[i])
-    loss = truth[mine] / best - 1 if problem.objective == "cheapest" else 1 - truth[mine] / best
+    result = min(order[:_TOP], key=lambda i: truth[i])
+    loss = truth[result] / best - 1 if problem.objective == "cheapest" else 1 - truth[result] / best
     winner = order[place - 1]
-    ratios = tuple(each.rate / rate for each, rate in zip(serving, rates, strict=True) if rate)
+    ratios = tuple(item.rate / rate for item, rate in zip(serving, rates, strict=True) if rate)
     share = 1.0
     if place > _TOP:
         plan = PlanResult(base, scenario, spec, wanted, len(serving), len(serving), {}, (), ())
-        share = _better(plan, screen, problem.store, serving[winner], serving[mine])
+        share = _better(plan, screen, problem.store, serving[winner], serving[result])
     label, seconds = serving[winner].candidate.label, time.process_time() - began
     return Solved(problem, place, len(serving), ratios, share, loss, label, seconds)
 
 
 def _better(plan: PlanResult, screen: Screen, store: str, one: Screened, other: Screened) -> float:
     """The share of draws, common to both, in which `one` is better, as in a plan."""
-    found = []
+    better = []
     patience_s = (plan.scenario.slo.ttft_ms or 0.0) / 1e3
-    for each, drawn in zip(
-        (one, other), screen.under_draws([one, other], [each.rate for each in (one, other)]), strict=True
+    for item, drawn in zip(
+        (one, other), screen.under_draws([one, other], [entry.rate for entry in (one, other)]), strict=True
     ):
-        rates = [_simulated(plan.base, each, plan.spec, store, patience_s, seed) or 1e-6 for seed in range(_SEEDS)]
+        rates = [_simulated(plan.base, item, plan.spec, store, patience_s, seed) or 1e-6 for seed in range(_SEEDS)]
         group = exp(sum(map(log, rates)) / len(rates))
         replicas = ceil(plan.rate / group - 1e-9)
         met = Record({"request_goodput": 1.0, "request_throughput": 1.0})
         whole = tuple(replicas * rate for rate in rates)
-        found.append(Finalist(Deployment(each, replicas), replicas, whole, (met,), drawn))
-    return plan.better_share(*found)
+        better.append(Finalist(Deployment(item, replicas), replicas, whole, (met,), drawn))
+    return plan.better_share(*better)
 
 
 def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_s: float, seed: int) -> float | None:
@@ -159,16 +159,16 @@ def _simulated(base: Base, each: Screened, spec: PlanSpec, store: str, patience_
 
 def lines(solved: Sequence[Solved]) -> list[str]:
     """What came of it."""
-    asked = [each for each in solved if each.place is not None]
-    within = [each for each in asked if (each.place or 99) <= _TOP]
-    first = [each for each in asked if each.place == 1]
-    others = [each for each in asked if each not in within]
-    ratios = np.array([ratio for each in asked for ratio in each.ratios])
+    asked = [item for item in solved if item.place is not None]
+    within = [item for item in asked if (item.place or 99) <= _TOP]
+    first = [item for item in asked if item.place == 1]
+    others = [item for item in asked if item not in within]
+    ratios = np.array([ratio for item in asked for ratio in item.ratios])
     off = np.exp(np.median(np.abs(np.log(ratios)))) - 1
-    places = Counter(each.place or 0 for each in asked)
-    found = [
+    places = Counter(item.place or 0 for item in asked)
+    result = [
         f"{len(solved)} problems, {len(asked)} of them with an answer (in the others no candidate meets the SLO); "
-        f"{sum(each.num_candidates for each in asked)} candidates simulated.",
+        f"{sum(item.num_candidates for item in asked)} candidates simulated.",
         f"The simulated best is among the screen's first {_TOP} in {len(within)} of {len(asked)} "
         f"({len(within) / len(asked):.0%}), first in {len(first)} ({len(first) / len(asked):.0%}). Its place: "
         f"{', '.join(f'{place} in {count}' for place, count in sorted(places.items()))}. Of several that are best "
@@ -177,19 +177,19 @@ def lines(solved: Sequence[Solved]) -> list[str]:
         f"{np.quantile(ratios, 0.1):.2f} to {np.quantile(ratios, 0.9):.2f}; off by {off:.0%} in the median.",
     ]
     if others:
-        in_doubt, lost = sum(each.better < _SURE for each in others), max(each.loss for each in others)
-        found.append(
+        in_doubt, lost = sum(item.better < _SURE for item in others), max(item.loss for item in others)
+        result.append(
             f"Of the others, a plan would have called {in_doubt} of {len(others)} in doubt; lost by simulating five "
             f"only: {lost:.1%} at most."
         )
-    for each in others:
-        found.append(
-            f"Not among them: problem {each.problem.number} ({each.problem.objective}; {each.problem.label}): best "
-            f"{each.best}, place {each.place} of {each.num_candidates}, loss {each.loss:.1%}, "
-            f"better in {each.better:.0%} of draws than the best of the {_TOP}"
-            f"{': in doubt' if each.better < _SURE else ''}."
+    for other in others:
+        result.append(
+            f"Not among them: problem {other.problem.number} ({other.problem.objective}; {other.problem.label}): best "
+            f"{other.best}, place {other.place} of {other.num_candidates}, loss {other.loss:.1%}, "
+            f"better in {other.better:.0%} of draws than the best of the {_TOP}"
+            f"{': in doubt' if other.better < _SURE else ''}."
         )
-    return found
+    return result
 
 
 def _told(done: int, of: int | None) -> None:
@@ -207,7 +207,7 @@ def main() -> None:
         store = str(arguments.store or Path(folder) / "points.sqlite")
         problems = [drawn(number, store) for number in range(arguments.first, arguments.first + arguments.problems)]
         solved = spread(solve, problems, _lost, _told)
-    print(f"{sum(each.seconds for each in solved):.0f} CPU s")
+    print(f"{sum(item.seconds for item in solved):.0f} CPU s")
     text = lines(solved)
     print("\n".join(text))
     if arguments.report is not None:

@@ -31,12 +31,12 @@ def whole() -> None:
     began, spent = time.perf_counter(), os.times()
     with tempfile.TemporaryDirectory() as folder:
         overrides = ("traffic.arrivals.rate=10", f"plan={json.dumps({'space': SPACE})}")
-        found = make_plan("llama-3.1-70b-h100-tp4", overrides, Path(folder) / "points.sqlite")
+        plan = make_plan("llama-3.1-70b-h100-tp4", overrides, Path(folder) / "points.sqlite")
     now = os.times()
     cpu_s = sum(now[:4]) - sum(spent[:4])
     cores = len(os.sched_getaffinity(0))
     print(f"whole plan: {time.perf_counter() - began:.0f} s on {cores} cores, {cpu_s:.0f} CPU s")
-    print(str(found).split("\n", 1)[0])
+    print(str(plan).split("\n", 1)[0])
 
 
 def main() -> None:
@@ -59,13 +59,13 @@ def screen() -> None:
     enumerated = time.process_time()
     screened = Screen(space.candidates, base.load(), spec.attainment)
     prepared = time.process_time()
-    found = screened.all()
+    result = screened.all()
     done = time.process_time()
     print(f"{space.num_all:,} configurations, {len(space.candidates):,} of them fit")
     print(f"{'imports':<34} {imported:>6.2f} CPU s")
     print(f"{'enumerated, memory planned':<34} {enumerated - imported:>6.2f}")
     print(f"{'tables of step times':<34} {prepared - enumerated:>6.2f}")
-    print(f"{'screened':<34} {done - prepared:>6.2f}   {len(found) / (done - prepared):,.0f} configurations/s")
+    print(f"{'screened':<34} {done - prepared:>6.2f}   {len(result) / (done - prepared):,.0f} configurations/s")
     after = done - prepared + enumerated - imported
     print(f"{'in all':<34} {done:>6.2f}   {space.num_all / after:,.0f} configurations/s after start-up")
 

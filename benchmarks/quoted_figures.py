@@ -121,7 +121,7 @@ def run_command(command: str) -> str:
         return (ROOT / command).read_text(encoding="utf-8")
     python = [sys.executable, *(["-m", "perfmodel"] if command.startswith("perfmodel ") else [])]
     path = os.pathsep.join([str(ROOT), str(ROOT / "executors"), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
+    process = subprocess.run(
         [*python, *shlex.split(command)[1:]],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "110", "PYTHONPATH": path, "NO_COLOR": "1"},
@@ -129,7 +129,7 @@ def run_command(command: str) -> str:
         text=True,
         check=False,
     )
-    return found.stdout if "--json" in command else found.stderr + found.stdout
+    return process.stdout if "--json" in command else process.stderr + process.stdout
 
 
 def changed(quote: Quote, output: str) -> list[tuple[str, str]]:
@@ -141,13 +141,13 @@ def _changed_lines(quoted: tuple[str, ...], printed: list[str]) -> Iterator[tupl
     at = 0
     for line in quoted:
         wording = _wording(line)
-        found = next((n for n in range(at, len(printed)) if _wording(printed[n]) == wording), None)
-        if found is None:
+        result = next((n for n in range(at, len(printed)) if _wording(printed[n]) == wording), None)
+        if result is None:
             yield line, "(no such line)"
             continue
-        at = found + 1
-        if not all(map(_agree, _numbers(line), _numbers(printed[found]))):
-            yield line, printed[found].rstrip()
+        at = result + 1
+        if not all(map(_agree, _numbers(line), _numbers(printed[result]))):
+            yield line, printed[result].rstrip()
 
 
 def _wording(line: str) -> str:
@@ -155,7 +155,7 @@ def _wording(line: str) -> str:
 
 
 def _numbers(text: str) -> list[str]:
-    return [found[0] for found in _NUMBER.finditer(text)]
+    return [match[0] for match in _NUMBER.finditer(text)]
 
 
 def _agree(quoted: str, printed: str) -> bool:
@@ -179,7 +179,7 @@ def _changed_figures(quote: Quote, output: str) -> Iterator[tuple[str, str]]:
             yield text, f"(stands {quote.section.count(text)} times in its section)"
             continue
         given = eval(expression, dict(names))
-        values = [float(each) for each in (given if isinstance(given, (tuple, list)) else (given,))]
+        values = [float(item) for item in (given if isinstance(given, (tuple, list)) else (given,))]
         shown = _numbers(text)[-len(values) :]
         if len(shown) < len(values):
             yield text, f"(has {len(shown)} numbers, the expression {len(values)})"
@@ -197,10 +197,10 @@ def _with_values(text: str, values: list[float]) -> str:
 
 def _names(output: str) -> dict[str, Any]:
     def number(pattern: str) -> tuple[float, ...]:
-        found = re.search(pattern, output)
-        if found is None:
+        match = re.search(pattern, output)
+        if match is None:
             raise ValueError(f"nothing like {pattern!r} is in the output")
-        return tuple(map(_value, found.groups()))
+        return tuple(map(_value, match.groups()))
 
     def cell(title: str, row: str, column: str) -> float:
         return _cell(output.splitlines(), title, row, column)

@@ -113,7 +113,7 @@ def main() -> None:
             further = [
                 (b["cpu_s"] - a["cpu_s"]) / (count - a["num_requests"]) for a, b in zip(before, costs, strict=True)
             ]
-            show("each further request, us", [each * 1e6 for each in further], 1)
+            show("each further request, us", [item * 1e6 for item in further], 1)
         before = costs
     for count in arguments.stream:
         costs = compare(count, True, trees, 1, scenario)

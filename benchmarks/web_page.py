@@ -42,8 +42,8 @@ def served():
     command = [sys.executable, "-m", "perfmodel", "web", "--port", "0", "--no-open"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        yield found[0].rstrip("/")
+        match = re.search(r"http://\S+", process.stdout.readline())
+        yield match[0].rstrip("/")
     finally:
         process.terminate()
         process.wait(10)
@@ -61,7 +61,7 @@ def measured(page, root, moves):
         paints.append(page.evaluate(PAINT) / 1000)
     page.goto(f"{root}/step{QUERY}")
     took = [page.evaluate(MOVE, 350 + (-1) ** number * (30 + 3 * number)) for number in range(moves)]
-    trips = [each / 1000 for each in took if each is not None]
+    trips = [item / 1000 for item in took if item is not None]
     page.goto(f"{root}/traffic{QUERY.replace('rate=4', 'rate=4.5')}")
     page.wait_for_selector("#part-curve .card")
     curve = page.evaluate("performance.now()") / 1000
@@ -100,12 +100,12 @@ def main():
     given = parser.parse_args()
     with served() as root, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given.browser, args=list(FLAGS))
-        found = measured(browser.new_page(viewport={"width": 1280, "height": 900}), root, given.moves)
+        result = measured(browser.new_page(viewport={"width": 1280, "height": 900}), root, given.moves)
         browser.close()
-    print(as_text(found))
+    print(as_text(result))
     if given.report:
-        given.report.with_suffix(".md").write_text(as_text(found), encoding="utf-8", newline="\n")
-        text = json.dumps(found, indent=2) + "\n"
+        given.report.with_suffix(".md").write_text(as_text(result), encoding="utf-8", newline="\n")
+        text = json.dumps(result, indent=2) + "\n"
         given.report.with_suffix(".json").write_text(text, encoding="utf-8", newline="\n")
 
 

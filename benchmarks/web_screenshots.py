@@ -30,7 +30,7 @@ QUERIES = {
 LONGEST_MS = 300_000
 
 
-def settle(page: Any) -> None:
+def finalize(page: Any) -> None:
     """Wait until no part is worked on and all plots in sight are drawn."""
     page.wait_for_function("() => !document.querySelector('.waiting, .later')", timeout=LONGEST_MS)
     page.wait_for_timeout(1200)
@@ -40,12 +40,12 @@ def take(browser: Any, address: str, out: Path, width: int, height: int, scheme:
     """One picture."""
     page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
     page.goto(address)
-    settle(page)
+    finalize(page)
     begin = page.locator(".begin button.primary")
     if "/plan" in address and begin.count():
         begin.first.click()
         page.wait_for_selector(".waiting", timeout=5000)
-        settle(page)
+        finalize(page)
     page.screenshot(path=str(out))
     page.context.close()
     print(f"Written to {out}")

@@ -105,10 +105,10 @@ def chunks() -> dict[str, float]:
         simulate(load_scenario("llama-3.1-8b-h100-2048-256", (*setup, *size)), keep_steps=False).summary
         for size in sizes
     )
-    idle = [each["pipeline_bubble_share"] * each["duration"] for each in (whole, parts)]
+    idle = [item["pipeline_bubble_share"] * item["duration"] for item in (whole, parts)]
     return {"gain": parts["output_throughput"] / whole["output_throughput"], "bubbles": idle[0] / idle[1]}
 
 
 if __name__ == "__main__":
-    asked = {each.__name__: each for each in (request, eager, power_cap, chunks)}[sys.argv[1]]()
+    asked = {item.__name__: item for item in (request, eager, power_cap, chunks)}[sys.argv[1]]()
     print(json.dumps(asked, default=float))

@@ -128,8 +128,8 @@ def target(table: Table, file: Path, cited: Path) -> str:
     """Where a cited file goes: each `*` of the target is what the same `*` of the source stood for."""
     stem = file.name.removesuffix(".gz").removesuffix(".parquet").removesuffix(".csv")
     names = iter(
-        found
-        for pattern, found in zip(Path(table.cited).parts[:-1], file.relative_to(cited).parts[:-1], strict=True)
+        part
+        for pattern, part in zip(Path(table.cited).parts[:-1], file.relative_to(cited).parts[:-1], strict=True)
         if pattern == "*"
     )
     parts = (next(names) if part == "*" else part for part in Path(table.kept).parts)

@@ -36,7 +36,7 @@ __all__ = [
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perfmodel import printable
+from perfmodel import renderable
 from perfmodel.errors import DoesNotFitError, MissingExtraError, PerfmodelError, SpecError, WorkloadError
 from perfmodel.files.blocks import register_block
 from perfmodel.version import __version__
@@ -59,10 +59,10 @@ register_block("published", f"{_PUBLISHED}:Published", f"{_PUBLISHED}:complete")
 register_block("technique", "perfmodel.evidence.executed.technique:Technique")
 
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
-printable.print_with(lambda: import_module("perfmodel.report.terminal"))
+renderable.print_with(lambda: import_module("perfmodel.report.terminal"))
 
 # Name -> module, and the name there where it is another.
-_HOMES = {
+_BLOCK_PROVIDERS = {
     "Plan": "perfmodel.planning.result:PlanResult",
     "Result": "perfmodel.sim:RunResult",
     "RunResult": "perfmodel.sim",
@@ -82,9 +82,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _BLOCK_PROVIDERS:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    home, _, there = _HOMES[name].partition(":")
+    home, _, there = _BLOCK_PROVIDERS[name].partition(":")
     value = getattr(import_module(home), there or name)
     globals()[name] = value
     return value

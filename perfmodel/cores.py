@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-_MOST_ON_WINDOWS = 60  # its WaitForMultipleObjects waits for 64 at once, a few of which are Python's own
+_MAX_ON_WINDOWS = 60  # its WaitForMultipleObjects waits for 64 at once, a few of which are Python's own
 
 
 def num_cores() -> int:
@@ -18,7 +18,7 @@ def num_cores() -> int:
 def num_processes(num_items: int) -> int:
     """Processes that work on so many items at once: no more than cores, items or what the system waits for."""
     most = min(num_cores(), num_items)
-    return max(min(most, _MOST_ON_WINDOWS) if sys.platform == "win32" else most, 1)
+    return max(min(most, _MAX_ON_WINDOWS) if sys.platform == "win32" else most, 1)
 
 
 def collect_rarely() -> None:

@@ -15,8 +15,8 @@ def _built() -> str:
 
     Read from the name, since `importlib.metadata` would take longer than all else that `perfmodel --version` loads.
     """
-    beside = [path.name for path in Path(__file__).resolve().parents[1].glob("perfmodel-*.dist-info")]
-    return beside[0].removeprefix("perfmodel-").removesuffix(".dist-info") if len(beside) == 1 else _STATED
+    infos = [path.name for path in Path(__file__).resolve().parents[1].glob("perfmodel-*.dist-info")]
+    return infos[0].removeprefix("perfmodel-").removesuffix(".dist-info") if len(infos) == 1 else _STATED
 
 
 __version__ = _built()

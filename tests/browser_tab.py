@@ -63,10 +63,10 @@ class Tab:
     def open(self, path):
         """Load a page, and wait until its answers are there."""
         response = self.page.goto(self.server.address + path)
-        self.settle()
+        self.finalize()
         return response
 
-    def settle(self, timeout_s=180):
+    def finalize(self, timeout_s=180):
         """Wait until nothing is asked any more and each part has its answer."""
         self.page.evaluate("window.quietSince = null")
         self.page.wait_for_function(_SETTLED, timeout=1000 * timeout_s)

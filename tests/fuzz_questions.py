@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 _SLO = {"ttft_ms": 2000, "tpot_ms": 100}
 _SPACE = {"max_num_seqs": [8], "max_num_batched_tokens": [2048]}
 _PLAN = {"finalists": 1, "seeds": 1, "num_requests": 20, "space": _SPACE}
-_MOST_FINALISTS, _MOST_SEEDS, _MOST_REQUESTS, _MOST_VALUES = 2, 2, 40, 6
+_MAX_FINALISTS, _MAX_SEEDS, _MAX_REQUESTS, _MAX_VALUES = 2, 2, 40, 6
 
 
 # ------------------------------------------------------------------------------------------------------ questions
@@ -35,7 +35,7 @@ _MOST_FINALISTS, _MOST_SEEDS, _MOST_REQUESTS, _MOST_VALUES = 2, 2, 40, 6
 def _smaller(plan: Any) -> Any:
     """A plan's block without work that is only long; what is refused for its size stays."""
     if isinstance(plan, dict):
-        for name, most in (("finalists", _MOST_FINALISTS), ("seeds", _MOST_SEEDS), ("num_requests", _MOST_REQUESTS)):
+        for name, most in (("finalists", _MAX_FINALISTS), ("seeds", _MAX_SEEDS), ("num_requests", _MAX_REQUESTS)):
             value = plan.get(name)
             if isinstance(value, str) or (isinstance(value, int | float) and most < value <= 10_000):
                 plan[name] = most
@@ -77,7 +77,7 @@ def _whatif(draw: st.DrawFn) -> FuzzCase:
     data["traffic"]["num_requests"] = 6
     places = [".".join(map(str, place)) for place in places_of(data)]
     args = ["whatif", "s.yaml", "--metric", draw(st.sampled_from(_METRICS))]
-    values = st.lists(st.sampled_from(JUNK).map(str), min_size=1, max_size=_MOST_VALUES).map(",".join)
+    values = st.lists(st.sampled_from(JUNK).map(str), min_size=1, max_size=_MAX_VALUES).map(",".join)
     args += ["--vary", draw(st.sampled_from(_ASKED))]
     for _ in range(draw(st.integers(0, 1))):
         path = draw(st.sampled_from([*places, *_RESOURCES, "hardware", "model", "step.batch", "step.context", ""]))

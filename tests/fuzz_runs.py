@@ -6,7 +6,7 @@ breaks into Python code; a loop inside a library's C code outlives it, and then 
 end it.
 """
 
-__all__ = ["MOST_BYTES", "MOST_SECONDS", "Outcome", "TooSlowError", "limit_memory", "run_case"]
+__all__ = ["MAX_BYTES", "MAX_SECONDS", "Outcome", "TooSlowError", "limit_memory", "run_case"]
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ from fuzz_cases import FuzzCase
 from fuzz_servers import run_request, traced
 from typer.testing import CliRunner
 
-MOST_SECONDS = 20.0
-MOST_BYTES = 1_000_000_000
-_MOST_LINES = 6  # five mistakes of one file, and how many more
+MAX_SECONDS = 20.0
+MAX_BYTES = 1_000_000_000
+_MAX_LINES = 6  # five mistakes of one file, and how many more
 
 
 class TooSlowError(BaseException):
@@ -46,7 +46,7 @@ def limit_memory() -> None:
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MOST_BYTES
+    most = pages * resource.getpagesize() + MAX_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
@@ -58,7 +58,7 @@ def run_case(case: FuzzCase) -> Outcome:
         try:
             status, wrong = run(case)
         except (TooSlowError, BaseExceptionGroup):
-            status, wrong = -1, f"not done after {MOST_SECONDS:g} s of CPU time"
+            status, wrong = -1, f"not done after {MAX_SECONDS:g} s of CPU time"
         except Exception as error:
             status, wrong = 1, traced(error)
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -88,7 +88,7 @@ def _judged(command: str, status: int, stdout: str, stderr: str) -> str:
         return f"status 2 with an answer: {stdout[:100]!r}"
     if "enough memory" in stderr:
         return "more than a gigabyte"
-    if len(lines) > _MOST_LINES and "Usage:" not in stderr:
+    if len(lines) > _MAX_LINES and "Usage:" not in stderr:
         return f"{len(lines)} lines of error"
     return ""
 
@@ -124,7 +124,7 @@ def _alarm() -> Iterator[None]:
         raise TooSlowError
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
     try:
         yield
     finally:

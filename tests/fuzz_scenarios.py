@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel.files.yaml_loader import dump_yaml
 
-_MOST_REQUESTS, _REFUSED_REQUESTS = 100, 10**8
+_MAX_REQUESTS, _REFUSED_REQUESTS = 100, 10**8
 _FEW = {"distribution": "lognormal", "mean": 100, "p99": 500}
 _ROUTINE = {"arrivals": {"rate": 4.0}, "num_requests": 12, "input_tokens": _FEW, "output_tokens": {**_FEW, "max": 64}}
 DENSE: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "traffic": _ROUTINE, "seed": 0}
@@ -59,11 +59,11 @@ def cut_short(data: dict[str, Any]) -> dict[str, Any]:
     """Without work that takes hours and is only long."""
     traffic = data.get("traffic")
     if isinstance(traffic, dict):
-        count = traffic.get("num_requests", _MOST_REQUESTS)
-        if isinstance(count, int | float) and _MOST_REQUESTS < count <= _REFUSED_REQUESTS:
-            traffic["num_requests"] = _MOST_REQUESTS
+        count = traffic.get("num_requests", _MAX_REQUESTS)
+        if isinstance(count, int | float) and _MAX_REQUESTS < count <= _REFUSED_REQUESTS:
+            traffic["num_requests"] = _MAX_REQUESTS
         elif traffic.get("duration_s") is not None or "stages" in str(traffic):
-            traffic.setdefault("num_requests", _MOST_REQUESTS)
+            traffic.setdefault("num_requests", _MAX_REQUESTS)
     return data
 
 

@@ -36,7 +36,7 @@ def required(name: str, extras: frozenset[str]) -> list[Requirement]:
     """What a distribution requires here, with these extras. Raises PackageNotFoundError where it is not installed."""
     wanted = [Requirement(line) for line in distribution(name).requires or ()]
     choices = [{"extra": extra} for extra in sorted(extras) or [""]]
-    return [each for each in wanted if each.marker is None or any(map(each.marker.evaluate, choices))]
+    return [item for item in wanted if item.marker is None or any(map(item.marker.evaluate, choices))]
 
 
 def closure(extra: str) -> set[str]:
@@ -44,23 +44,23 @@ def closure(extra: str) -> set[str]:
     todo = [(PACKAGE, frozenset({extra} - {""}))]
     seen = set(todo)
     while todo:
-        for each in required(*todo.pop()):
-            found = (normalised(each.name), frozenset(each.extras))
-            if found not in seen:
-                seen.add(found)
-                todo.append(found)
+        for item in required(*todo.pop()):
+            result = (normalised(item.name), frozenset(item.extras))
+            if result not in seen:
+                seen.add(result)
+                todo.append(result)
     return {name for name, _ in seen} - {PACKAGE}
 
 
 def share(whole: dict[str, Any], names: set[str], direct: set[str]) -> dict[str, Any]:
     """The part of an environment's document that names `names`; direct: what perfmodel itself asks for."""
-    kept = [each for each in whole["components"] if normalised(each["name"]) in names]
-    refs = {each["bom-ref"]: normalised(each["name"]) for each in kept}
+    kept = [item for item in whole["components"] if normalised(item["name"]) in names]
+    refs = {item["bom-ref"]: normalised(item["name"]) for item in kept}
     root = whole["metadata"]["component"]["bom-ref"]
     edges = [
-        {**each, "dependsOn": [ref for ref in each.get("dependsOn", ()) if ref in refs]}
-        for each in whole["dependencies"]
-        if each["ref"] in refs
+        {**item, "dependsOn": [ref for ref in item.get("dependsOn", ()) if ref in refs]}
+        for item in whole["dependencies"]
+        if item["ref"] in refs
     ]
     edges.append({"ref": root, "dependsOn": sorted(ref for ref, name in refs.items() if name in direct)})
     return {**whole, "components": kept, "dependencies": edges}
@@ -96,7 +96,7 @@ def main(folder: Path) -> int:
         except PackageNotFoundError as error:
             print(f"{name}: not written, {error.name} is not installed here")
             continue
-        direct = {normalised(each.name) for each in required(PACKAGE, frozenset({extra} - {""}))}
+        direct = {normalised(item.name) for item in required(PACKAGE, frozenset({extra} - {""}))}
         text = json.dumps(share(whole, names, direct), indent=1) + "\n"
         if (wrong := checker.validate_str(text)) is not None:
             print(f"{name}: {wrong}", file=sys.stderr)

@@ -47,8 +47,8 @@ def _client(url: str, *flags: str) -> Result:
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
-    found: Result = json.loads(done.stdout)
-    return found
+    client: Result = json.loads(done.stdout)
+    return client
 
 
 def _openai(asked: argparse.Namespace, out: Path) -> Result:
@@ -61,9 +61,9 @@ def _openai(asked: argparse.Namespace, out: Path) -> Result:
             _client(server.urls[0], "--concurrency", "2", "--requests", "2")  # modules are loaded, pages are there
             before = server.sums()
             words = ["--concurrency", str(concurrency), "--requests", str(concurrency), *(["--whole"] if whole else [])]
-            found = _client(server.urls[0], *words)
+            client = _client(server.urls[0], *words)
             rows.append(
-                {"concurrency": concurrency, "whole": whole, "client": found, "server": _span(server.since(before))}
+                {"concurrency": concurrency, "whole": whole, "client": client, "server": _span(server.since(before))}
             )
     return {"version": f"openai {VERSION}", "rows": rows}
 
@@ -100,7 +100,7 @@ def _prometheus(asked: argparse.Namespace, out: Path) -> Result:
     ):
         before = server.sums()
         time.sleep(3)  # of scrapes without a request, for rates to begin
-        found = _client(server.urls[0], "--concurrency", "20", "--requests", "200")
+        client = _client(server.urls[0], "--concurrency", "20", "--requests", "200")
         time.sleep(3)
         span = server.since(before)
         unwell = [rule["name"] for rule in rules_of(address) if rule["health"] != "ok"]
@@ -121,7 +121,7 @@ def _prometheus(asked: argparse.Namespace, out: Path) -> Result:
         "queries": len(answered),
         "empty": empty,
         "nan": nan,
-        "tokens": (int(float(generated)), found["tokens"]),
+        "tokens": (int(float(generated)), client["tokens"]),
         "ttft_p50_ms": 1e3 * float(p50[0]["value"][1]),
         "lint_status": status,
         "lint_imposed": len(imposed),
@@ -137,11 +137,11 @@ def _proxy(asked: argparse.Namespace, out: Path) -> Result:
     with started(SCENARIO, *flags, num_ports=2) as server, proxied(server.urls, out) as address:
         _client(address, "--concurrency", "2", "--requests", "2")
         for whole in (False, True):
-            each = [Server(server.process, [url], []) for url in server.urls]
-            before, alone = server.sums(), [one.sums() for one in each]
-            found = _client(address, "--concurrency", "100", "--requests", "200", *(["--whole"] if whole else []))
-            shares = [one.since(was).num_requests for one, was in zip(each, alone, strict=True)]
-            rows.append({"whole": whole, "client": found, "server": _span(server.since(before)), "shares": shares})
+            item = [Server(server.process, [url], []) for url in server.urls]
+            before, alone = server.sums(), [one.sums() for one in item]
+            client = _client(address, "--concurrency", "100", "--requests", "200", *(["--whole"] if whole else []))
+            shares = [one.since(was).num_requests for one, was in zip(item, alone, strict=True)]
+            rows.append({"whole": whole, "client": client, "server": _span(server.since(before)), "shares": shares})
     return {"version": _first_line("haproxy", "-v"), "rows": rows}
 
 
@@ -153,10 +153,10 @@ def _failing(asked: argparse.Namespace, out: Path) -> Result:
         started(SCENARIO, *flags, f"cluster.failures={{events: [{event}], start_s: 1}}", num_ports=2) as server,
         proxied(server.urls, out) as address,
     ):
-        each = [Server(server.process, [url], []) for url in server.urls]
-        found = _client(address, "--concurrency", "20", "--requests", str(FAILING_REQUESTS), "--fails")
-        done = [one.sums()["vllm:e2e_request_latency_seconds_count"] for one in each]
-    return {"client": found, "shares": done, "events": {"at_s": FAILS_AT_S, "down_s": DOWN_S}}
+        item = [Server(server.process, [url], []) for url in server.urls]
+        client = _client(address, "--concurrency", "20", "--requests", str(FAILING_REQUESTS), "--fails")
+        done = [one.sums()["vllm:e2e_request_latency_seconds_count"] for one in item]
+    return {"client": client, "shares": done, "events": {"at_s": FAILS_AT_S, "down_s": DOWN_S}}
 
 
 def _overloaded(asked: argparse.Namespace, out: Path) -> Result:
@@ -168,23 +168,23 @@ def _overloaded(asked: argparse.Namespace, out: Path) -> Result:
     ):
         before = server.sums()
         words = ("--concurrency", "150", "--requests", "1500", "--output-tokens", "200", "--whole")
-        found = _client(server.urls[0], *words)
+        client = _client(server.urls[0], *words)
         time.sleep(3)  # until the last scrape has been evaluated
         states = {rule["name"]: rule["state"] for rule in rules_of(at)}
         span = _span(server.since(before))
-        said = sum("slowed" in line for line in server.lines)
-    return {"client": found, "server": span, "states": states, "lines": said, "speed": TOO_FAST}
+        overloaded = sum("slowed" in line for line in server.lines)
+    return {"client": client, "server": span, "states": states, "lines": overloaded, "speed": TOO_FAST}
 
 
 def _first_line(program: str, flag: str) -> str:
-    found = subprocess.run(
+    process = subprocess.run(
         [program, flag],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin"},
     )
-    return (found.stdout + found.stderr).splitlines()[0]
+    return (process.stdout + process.stderr).splitlines()[0]
 
 
 def _parts(asked: argparse.Namespace) -> Mapping[str, Callable[[Path], Result]]:
@@ -207,21 +207,25 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a part; may be given several times")
     parser.add_argument("--report", type=Path, help="a .md; the .json beside it keeps parts that are not run again")
     asked = parser.parse_args()
-    parts, found = _parts(asked), dict[str, Any]()
+    parts, result = _parts(asked), dict[str, Any]()
     data = None if asked.report is None else asked.report.with_suffix(".json")
     if data is not None and data.exists():
-        found = json.loads(data.read_text(encoding="utf-8"))
+        result = json.loads(data.read_text(encoding="utf-8"))
     for name in asked.only or parts:
         with tempfile.TemporaryDirectory() as folder:
             begun, load = time.monotonic(), os.getloadavg()[0]
-            found[name] = parts[name](Path(folder))
-            found[name]["machine"] = {"cores": os.cpu_count(), "load_before": load, "python": platform.python_version()}
+            result[name] = parts[name](Path(folder))
+            result[name]["machine"] = {
+                "cores": os.cpu_count(),
+                "load_before": load,
+                "python": platform.python_version(),
+            }
         print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-    text = written(found)
+    text = written(result)
     print(text)
     if asked.report is not None and data is not None:
         asked.report.write_text(text, encoding="utf-8")
-        data.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        data.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

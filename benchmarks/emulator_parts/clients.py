@@ -102,19 +102,19 @@ def main() -> None:
     begun = time.perf_counter()
     ended = asyncio.run(_all(asked))
     seconds = time.perf_counter() - begun
-    found = [each for each in ended if isinstance(each, Measured)]
+    result = [item for item in ended if isinstance(item, Measured)]
     used = resource.getrusage(resource.RUSAGE_SELF)
-    per_token = [(each.e2el - each.ttft) / (each.num_tokens - 1) for each in found if each.ttft is not None]
+    per_token = [(item.e2el - item.ttft) / (item.num_tokens - 1) for item in result if item.ttft is not None]
     answer = {
-        "requests": len(found),
-        "failed": dict(Counter(str(each)[:100] for each in ended if not isinstance(each, Measured))),
-        "tokens": sum(each.num_tokens for each in found),
-        "chunks": sum(each.num_chunks for each in found),
+        "requests": len(result),
+        "failed": dict(Counter(str(item)[:100] for item in ended if not isinstance(item, Measured))),
+        "tokens": sum(item.num_tokens for item in result),
+        "chunks": sum(item.num_chunks for item in result),
         "seconds": seconds,
         "cpu": (used.ru_utime + used.ru_stime) / seconds,
-        "ttft": _mean_ms([each.ttft for each in found if each.ttft is not None]),
+        "ttft": _mean_ms([item.ttft for item in result if item.ttft is not None]),
         "tpot": _mean_ms(per_token),
-        "e2el": _mean_ms([each.e2el for each in found]),
+        "e2el": _mean_ms([item.e2el for item in result]),
     }
     print(json.dumps(answer))
 

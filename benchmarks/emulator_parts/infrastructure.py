@@ -45,10 +45,10 @@ def _answers(url: str) -> bool:
 
 
 def _program(name: str, package: str) -> str:
-    found = shutil.which(name, path="/usr/local/bin:/usr/bin:/usr/sbin:/bin")
-    if found is None:
+    which = shutil.which(name, path="/usr/local/bin:/usr/bin:/usr/sbin:/bin")
+    if which is None:
         raise RuntimeError(f"{name} is not there: apt-get install {package}")
-    return found
+    return which
 
 
 @contextmanager
@@ -85,10 +85,10 @@ def queried(address: str, expression: str) -> list[dict[str, Any]]:
     query = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"{address}/api/v1/query?{query}", timeout=10) as page:
-            found: list[dict[str, Any]] = json.load(page)["data"]["result"]
+            result: list[dict[str, Any]] = json.load(page)["data"]["result"]
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{expression}: {error.read().decode()}") from None
-    return found
+    return result
 
 
 def rules_of(address: str) -> list[dict[str, Any]]:

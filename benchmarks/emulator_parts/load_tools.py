@@ -48,7 +48,7 @@ def write_tokenizer(folder: Path) -> Path:
         show_progress=False,
     )
     texts = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    tokenizer.train([str(each) for each in texts], trainer)
+    tokenizer.train([str(text) for text in texts], trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "model_max_length": 131072}
@@ -122,14 +122,14 @@ def read_back(result: Path, scenario: str) -> dict[str, Any]:
     """The run in `result` as `perfmodel validate bench` compares it with `scenario`: predicted and measured figures."""
     files = sorted(result.glob("profile_export*.json*")) if result.is_dir() else [result]
     names = [
-        str(each) for each in files if each.name in ("profile_export.jsonl", "profile_export_aiperf.json", result.name)
+        str(file) for file in files if file.name in ("profile_export.jsonl", "profile_export_aiperf.json", result.name)
     ]
     words = [sys.executable, "-m", "perfmodel", "validate", "bench", *names, "--scenario", scenario, "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
     (run,) = json.loads(done.stdout)["runs"]
-    figures = {each["metric"]: each for each in run["figures"]}
+    figures = {item["metric"]: item for item in run["figures"]}
     return {
         "completed": run["completed"],
         "failed": run["failed"],

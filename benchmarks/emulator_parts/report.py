@@ -55,8 +55,8 @@ def _openai(found: Result) -> Iterator[str]:
     yield "Chats of some 200 tokens and 64 to answer, all at once, each on a connection of its own, in one process."
     yield ""
     rows = [
-        [each["concurrency"], "whole" if each["whole"] else "streamed", *_measured(each["server"], each["client"])]
-        for each in found["rows"]
+        [item["concurrency"], "whole" if item["whole"] else "streamed", *_measured(item["server"], item["client"])]
+        for item in found["rows"]
     ]
     yield from _table(["at once", "", *_CLIENTS, _CPU], rows)
 
@@ -67,30 +67,30 @@ def _tool(found: Result, name: str) -> Iterator[str]:
     yield f"`{found['command']}`"
     yield ""
     rows = []
-    for each in found["rows"]:
-        figures, means = each["figures"], each["server"]["mean_ms"]
+    for item in found["rows"]:
+        figures, means = item["figures"], item["server"]["mean_ms"]
         pairs = [_pair(figures[f"mean_{key}_ms"][1], means[key]) for key in ("ttft", "tpot", "e2el")]
-        rate = each["server"]["num_tokens"] / each["server"]["seconds"]
+        rate = item["server"]["num_tokens"] / item["server"]["seconds"]
         rows.append(
             [
-                each["concurrency"],
-                each["completed"],
+                item["concurrency"],
+                item["completed"],
                 f"{rate:,.0f}",
                 *pairs,
-                *_clock(each["server"]),
-                f"{_per_token(each['server']):.0f} us",
-                f"{each['cpu']:.2f}",
+                *_clock(item["server"]),
+                f"{_per_token(item['server']):.0f} us",
+                f"{item['cpu']:.2f}",
             ]
         )
     yield from _table(["concurrency", "requests", *_CLIENTS, "server's CPU a token", "tool's CPU, cores"], rows)
-    found_metrics = max(each.get("scraped", 0) for each in found["rows"])
+    found_metrics = max(entry.get("scraped", 0) for entry in found["rows"])
     more = f" It has found /metrics by itself and written {found_metrics} metrics down." if found_metrics else ""
     yield f"The rate and the CPU are of the tool's whole run, its start among it.{more}"
     yield ""
     yield "Its file, read by `perfmodel validate bench FILE --scenario llama-3.1-8b-a100`, predicted / measured in ms:"
     yield ""
     names = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms")
-    rows = [[each["concurrency"], *(_compared(*each["figures"][name]) for name in names)] for each in found["rows"]]
+    rows = [[entry["concurrency"], *(_compared(*entry["figures"][name]) for name in names)] for entry in found["rows"]]
     yield from _table(["concurrency", *(name.removesuffix("_ms").replace("_", " ") for name in names)], rows)
 
 
@@ -131,11 +131,11 @@ def _proxy(found: Result) -> Iterator[str]:
     yield ""
     rows = [
         [
-            "whole" if each["whole"] else "streamed",
-            " + ".join(map(str, each["shares"])),
-            *_measured(each["server"], each["client"]),
+            "whole" if item["whole"] else "streamed",
+            " + ".join(map(str, item["shares"])),
+            *_measured(item["server"], item["client"]),
         ]
-        for each in found["rows"]
+        for item in found["rows"]
     ]
     yield from _table(["", "requests by replica", *_CLIENTS, _CPU], rows)
 
@@ -173,7 +173,7 @@ def written(found: Result) -> str:
     """The report's text; parts that were not run are left out."""
     lines = [_HEAD]
     machine = next(iter(found.values()))["machine"]
-    loads = ", ".join(f"{name} {each['machine']['load_before']:.1f}" for name, each in found.items())
+    loads = ", ".join(f"{name} {item['machine']['load_before']:.1f}" for name, item in found.items())
     lines += [
         f"{machine['cores']} cores, Python {machine['python']}. The machine's load in the minute before each part, the "
         f"part before among it: {loads}. Where others compute on the same cores, tokens come late to everybody.",

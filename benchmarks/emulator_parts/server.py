@@ -56,15 +56,15 @@ class Server:
 
     def sums(self) -> dict[str, float]:
         """All samples of /metrics, those of one name added up, over all ports; when, and the CPU time until then."""
-        found: dict[str, float] = {"time": time.monotonic(), "cpu": cpu_s(self.process.pid)}
+        result: dict[str, float] = {"time": time.monotonic(), "cpu": cpu_s(self.process.pid)}
         for url in self.urls:
             with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
                 text = page.read().decode()
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     if not sample.name.endswith("_bucket"):
-                        found[sample.name] = found.get(sample.name, 0.0) + sample.value
-        return found
+                        result[sample.name] = result.get(sample.name, 0.0) + sample.value
+        return result
 
     def since(self, before: Mapping[str, float]) -> Span:
         """What has been counted since `before`, which `sums` gave."""
@@ -91,9 +91,9 @@ def cpu_s(pid: int) -> float:
 
 def free_port() -> int:
     """A port of loopback that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 @contextmanager
@@ -125,8 +125,8 @@ def _read(server: Server) -> None:
     assert server.process.stderr is not None
     for line in server.process.stderr:
         server.lines.append(line)
-        if found := _LISTENS.search(line):
-            server.urls.append(found[1])
+        if match := _LISTENS.search(line):
+            server.urls.append(match[1])
 
 
 def ended(process: subprocess.Popen[str]) -> int:

@@ -46,11 +46,11 @@ def write_report(samples_file: Path, folder: Path) -> None:
     _write_device(folder / "devices.csv")
     _write_rows(samples, folder / "llama_bench.csv")
     rows, _ = read_local_rows(folder / "llama_bench.csv")
-    found = {"device": DEVICE, "build": 11549, "servers": len(samples)}
-    found |= {"lone": _lone(rows, folder), "served": _served(samples, rows, folder)}
-    text = json.dumps(found, indent=1) + "\n"
+    result = {"device": DEVICE, "build": 11549, "servers": len(samples)}
+    result |= {"lone": _lone(rows, folder), "served": _served(samples, rows, folder)}
+    text = json.dumps(result, indent=1) + "\n"
     folder.with_suffix(".json").write_text(text, encoding="utf-8")
-    folder.with_suffix(".md").write_text(_markdown(found, folder), encoding="utf-8")
+    folder.with_suffix(".md").write_text(_markdown(result, folder), encoding="utf-8")
 
 
 # ------------------------------------------------------------------ tables
@@ -108,14 +108,14 @@ def _lone(rows: Sequence[Observation], folder: Path) -> list[dict[str, Any]]:
     shipped = {pair.row.group: _rate(pair) for pair in predict_rows(firsts, folder)}
     fitted: dict[str, float] = {}
     for name in FILE_BYTES:
-        mine = [row for row in firsts if row.setup.gguf_type == name]
+        result = [row for row in firsts if row.setup.gguf_type == name]
         fits = _fits([row for row in rows if row.setup.gguf_type != name], folder)
-        fitted |= {pair.row.group: _rate(pair) for pair in predict_rows(mine, folder, fits=fits)}
+        fitted |= {pair.row.group: _rate(pair) for pair in predict_rows(result, folder, fits=fits)}
     lengths: dict[str, float] = {}
     for length in {row.setup.num_prompt for row in firsts}:
-        mine = [row for row in firsts if row.setup.num_prompt == length]
+        result = [row for row in firsts if row.setup.num_prompt == length]
         fits = _fits([row for row in rows if row.setup.num_prompt != length], folder)
-        lengths |= {pair.row.group: _rate(pair) for pair in predict_rows(mine, folder, fits=fits)}
+        lengths |= {pair.row.group: _rate(pair) for pair in predict_rows(result, folder, fits=fits)}
     measured = {key: median(row.metrics[row.setup.metric] for row in group) for key, group in groups.items()}
     return [
         {
@@ -123,7 +123,7 @@ def _lone(rows: Sequence[Observation], folder: Path) -> list[dict[str, Any]]:
             "test": row.setup.test,
             "prompt": row.setup.num_prompt,
             "runs": len(groups[row.group]),
-            "spread": _spread([each.metrics[each.setup.metric] for each in groups[row.group]]),
+            "spread": _spread([group.metrics[group.setup.metric] for group in groups[row.group]]),
             "measured": measured[row.group],
             "shipped": shipped[row.group],
             "fitted": fitted[row.group],
@@ -146,9 +146,9 @@ def _spread(values: Sequence[float]) -> float:
 
 def _median_of_others(row: Observation, rows: Sequence[Observation], measured: Mapping[str, float]) -> float:
     alike = [
-        each for each in rows if (each.setup.test, each.setup.num_prompt) == (row.setup.test, row.setup.num_prompt)
+        item for item in rows if (item.setup.test, item.setup.num_prompt) == (row.setup.test, row.setup.num_prompt)
     ]
-    return median(measured[each.group] for each in alike if each.setup.gguf_type != row.setup.gguf_type)
+    return median(measured[item.group] for item in alike if item.setup.gguf_type != row.setup.gguf_type)
 
 
 def _roofline(row: Observation) -> float:
@@ -165,21 +165,21 @@ def _served(samples: Samples, rows: Sequence[Observation], folder: Path) -> list
     """A row for each type and number of clients: mean latencies measured, and simulated."""
     groups: dict[tuple[str, int], list[Mapping[str, float]]] = defaultdict(list)
     for sample in samples:
-        for each in sample["served"]:
-            groups[sample["type"], each["clients"]].append(each)
+        for item in sample["served"]:
+            groups[sample["type"], item["clients"]].append(item)
     fits = _fits(rows, folder)
-    found = []
+    served = []
     for (name, clients), measured in sorted(groups.items()):
         row: dict[str, Any] = {"type": name, "clients": clients, "runs": len(measured)}
-        row["measured"] = {key: median(each[key] for each in measured) for key in ("ttft_s", "tpot_s", "e2e_s")}
+        row["measured"] = {key: median(entry[key] for entry in measured) for key in ("ttft_s", "tpot_s", "e2e_s")}
         row["shipped"] = _simulated(name, clients, folder, None)
         row["at once"] = _simulated(name, clients, folder, None, 0.0)
         row["fitted"] = _simulated(name, clients, folder, fits)
-        found.append(row)
-    lone = {row["type"]: row["measured"] for row in found if row["clients"] == 1}
-    for row in found:
+        served.append(row)
+    lone = {row["type"]: row["measured"] for row in served if row["clients"] == 1}
+    for row in served:
         row["one client's"] = lone[row["type"]]
-    return found
+    return served
 
 
 def _simulated(
@@ -189,7 +189,7 @@ def _simulated(
     served, hardware = Served(), DeviceTable(folder).device(DEVICE, "cpu")
     scenario = _scenario(name, clients, served, hardware)
     costs = step_costs(scenario, backend_calibration(hardware, scenario.engine, fits))
-    loop, backend = build_serve_loop(scenario, SLOTS * SLOT_TOKENS), SimulatedBackend(costs.pricer())
+    loop, backend = build_serve_loop(scenario, SLOTS * SLOT_TOKENS), SimulatedBackend(costs.cost_model())
     gap, now, number = to_ticks(apart_s), 0, 0
     arrivals, done = [place * gap for place in range(clients)], list[Request]()
     while arrivals or loop.has_requests:
@@ -223,8 +223,8 @@ def _scenario(name: str, clients: int, served: Served, hardware: HardwareSpec) -
 
 
 def _means(requests: Sequence[Request], served: Served) -> dict[str, float]:
-    ttft = mean((each.first_token_at or 0) - each.arrival for each in requests) / TICKS_PER_S
-    e2e = mean((each.finished_at or 0) - each.arrival for each in requests) / TICKS_PER_S
+    ttft = mean((request.first_token_at or 0) - request.arrival for request in requests) / TICKS_PER_S
+    e2e = mean((request.finished_at or 0) - request.arrival for request in requests) / TICKS_PER_S
     return {"ttft_s": ttft, "tpot_s": (e2e - ttft) / (served.output - 1), "e2e_s": e2e}
 
 

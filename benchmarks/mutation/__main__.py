@@ -59,11 +59,11 @@ def covering_tests(state: Path, bugs: list[Bug], scratch: Path) -> dict[str, lis
         run_in_child(
             copy, list(SUBSET), mapper, None, lambda: json.dumps({"bugs": names, "tests": mapper.found}), known
         )
-    found: dict[str, list[tuple[float, str]]] = {name: [] for name in names}
+    result: dict[str, list[tuple[float, str]]] = {name: [] for name in names}
     for test, (seconds, hits) in json.loads(known.read_text("utf-8"))["tests"].items():
         for number in hits:
-            found[names[number]].append((seconds, test))
-    return found
+            result[names[number]].append((seconds, test))
+    return result
 
 
 def run(state: Path) -> None:

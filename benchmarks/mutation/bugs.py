@@ -74,7 +74,7 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Call(ast.Attribute(value, name), args, keywords) if name in TWINS:
             yield ast.Call(ast.Attribute(value, TWINS[name]), args, keywords)
         case ast.Call(func, [one, two, *rest], keywords) if ast.dump(one) != ast.dump(two):
-            if not any(isinstance(each, ast.Starred) for each in (one, two)):
+            if not any(isinstance(item, ast.Starred) for item in (one, two)):
                 yield ast.Call(func, [two, one, *rest], keywords)
         case ast.Return(ast.Tuple([one, two, *rest])) if ast.dump(one) != ast.dump(two):
             yield ast.Return(ast.Tuple([two, one, *rest]))

@@ -34,8 +34,8 @@ def places(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
 
 def own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
     """Of a statement with a block, its head alone."""
-    inner = {id(each) for field in ("body", "orelse", "finalbody", "handlers", "cases")
-             for each in getattr(statement, field, []) if isinstance(statement, BLOCKS)}  # fmt: skip
+    inner = {id(item) for field in ("body", "orelse", "finalbody", "handlers", "cases")
+             for item in getattr(statement, field, []) if isinstance(statement, BLOCKS)}  # fmt: skip
     waiting = [child for child in ast.iter_child_nodes(statement) if id(child) not in inner]
     while waiting:
         node = waiting.pop()
@@ -109,9 +109,9 @@ class Mapper:
         if item.module is not self._module:  # what one module has cached would hide from the next that it is run
             self._module = item.module
             for name, module in list(sys.modules.items()):
-                for each in vars(module).values() if name.startswith("perfmodel") and module else ():
-                    if hasattr(each, "cache_clear"):
-                        each.cache_clear()
+                for var in vars(module).values() if name.startswith("perfmodel") and module else ():
+                    if hasattr(var, "cache_clear"):
+                        var.cache_clear()
         HITS.clear()
         start = time.process_time()
         result = yield

@@ -34,7 +34,7 @@ from perfmodel.sim.records.columns import RequestColumns  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.engines.results import changed_settings  # noqa: E402
 
-MOST_DRIFT = 1.3  # of the references around a run from the usual: beyond that something else had the core
+MAX_DRIFT = 1.3  # of the references around a run from the usual: beyond that something else had the core
 TARGETS = {"mean TPOT": 0.05, "p90 TPOT": 0.05, "mean E2E": 0.05, "mean TTFT": 0.10, "p99 TTFT": 0.20}
 
 
@@ -57,17 +57,17 @@ def runs_of(folder: Path) -> list[Run]:
     """All runs of a model, but those of the reference."""
     records = [(file, json.loads(file.read_text(encoding="utf-8"))) for file in sorted(folder.glob("*/*/run.json"))]
     usual = median(record["reference_s"] for _, record in records)
-    found = []
+    runs = []
     for place, (file, record) in enumerate(records):
         if record["load"] in LOADS:
             around = [
-                each for other, each in records[max(0, place - 3) : place + 4] if other.parents[1] == file.parents[1]
+                item for other, item in records[max(0, place - 3) : place + 4] if other.parents[1] == file.parents[1]
             ]
-            drifts = [each["reference_s"] / usual for each in around if each["load"] == "reference"]
-            found.append(
+            drifts = [item["reference_s"] / usual for item in around if item["load"] == "reference"]
+            runs.append(
                 Run(record["load"], record["round"], file.parent, usual / record["reference_s"], record, max(drifts))
             )
-    return found
+    return runs
 
 
 def _card(model: str) -> str:
@@ -85,7 +85,7 @@ def scenario_of(model: str, run: Run) -> Any:
 
 def fitted(model: str, runs: Sequence[Run]) -> FitResult:
     """The calibration of the loads in FITTED."""
-    mine = [run for run in runs if run.load in FITTED]
+    result = [run for run in runs if run.load in FITTED]
     return fit_engine_steps(
         [
             EngineSteps(
@@ -94,19 +94,19 @@ def fitted(model: str, runs: Sequence[Run]) -> FitResult:
                 read_chunks(run.folder / "chunks.csv"),
                 run.speed,
             )
-            for run in mine
+            for run in result
         ]
     )
 
 
 def figures(requests: RequestColumns, speed: float = 1.0) -> dict[str, float]:
     """What is compared, in ms."""
-    tpot, ttft, e2e = (1e3 * speed * each for each in (requests.tpot_s, requests.ttft_s, requests.e2el_s))
+    tpot, ttft, e2e = (1e3 * speed * item for item in (requests.tpot_s, requests.ttft_s, requests.e2el_s))
     tpot = tpot[~np.isnan(tpot)]
-    found = {"mean TPOT": tpot.mean(), "p90 TPOT": np.quantile(tpot, 0.9), "mean E2E": e2e.mean()}
+    result = {"mean TPOT": tpot.mean(), "p90 TPOT": np.quantile(tpot, 0.9), "mean E2E": e2e.mean()}
     return {
         name: float(value)
-        for name, value in (found | {"mean TTFT": ttft.mean(), "p99 TTFT": np.quantile(ttft, 0.99)}).items()
+        for name, value in (result | {"mean TTFT": ttft.mean(), "p99 TTFT": np.quantile(ttft, 0.99)}).items()
     }
 
 
@@ -114,25 +114,25 @@ def compared(model: str, runs: Sequence[Run], fit: FitResult) -> Iterator[dict[s
     """A row per load: measured and predicted figures, means over its rounds."""
     profile = EngineProfile(engine="vllm")
     for load in dict.fromkeys(run.load for run in runs):
-        mine = [run for run in runs if run.load == load]
-        measured = [figures(read_requests(run.folder / "requests.csv"), run.speed) for run in mine]
+        outcome = [run for run in runs if run.load == load]
+        measured = [figures(read_requests(run.folder / "requests.csv"), run.speed) for run in outcome]
         predicted, steps = [], []
-        for run in mine:
+        for run in outcome:
             result = simulate(scenario_of(model, run), calibration=fit.calibration, profile=profile, keep_steps=True)
             predicted.append(figures(result.requests))
             steps.append((result.summary["preemptions"], run.facts["summary"]["preemptions"]))
         means = [
-            {name: float(np.mean([each[name] for each in rows])) for name in TARGETS} for rows in (measured, predicted)
+            {name: float(np.mean([row[name] for row in rows])) for name in TARGETS} for rows in (measured, predicted)
         ]
         yield {
             "load": load,
             "is_fitted": load in FITTED,
-            "rounds": len(mine),
+            "rounds": len(outcome),
             "measured_ms": means[0],
             "predicted_ms": means[1],
             "errors": {name: means[1][name] / means[0][name] - 1 for name in TARGETS},
             "preemptions": steps,
-            "spread": {name: spread([each[name] for each in measured]) for name in TARGETS},
+            "spread": {name: spread([item[name] for item in measured]) for name in TARGETS},
         }
 
 
@@ -143,13 +143,13 @@ def spread(values: Sequence[float]) -> float:
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Of loads that were not fitted to: the median error of each figure, and how many are within the target."""
-    mine = [row for row in rows if not row["is_fitted"]]
+    result = [row for row in rows if not row["is_fitted"]]
     return {
         name: {
-            "median": float(np.median([abs(row["errors"][name]) for row in mine])),
-            "worst": float(max(abs(row["errors"][name]) for row in mine)),
-            "within": sum(abs(row["errors"][name]) <= target for row in mine),
-            "of": len(mine),
+            "median": float(np.median([abs(row["errors"][name]) for row in result])),
+            "worst": float(max(abs(row["errors"][name]) for row in result)),
+            "within": sum(abs(row["errors"][name]) <= target for row in result),
+            "of": len(result),
         }
         for name, target in TARGETS.items()
     }
@@ -158,7 +158,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def answer(model: str, folder: Path) -> dict[str, Any]:
     """All that the report says of a model."""
     every = runs_of(folder)
-    runs = [run for run in every if run.drift < MOST_DRIFT and run.speed < MOST_DRIFT]
+    runs = [run for run in every if run.drift < MAX_DRIFT and run.speed < MAX_DRIFT]
     fit = fitted(model, runs)
     rows = list(compared(model, runs, fit))
     first = next(run for run in runs if LOADS[run.load].engine == "plain")
@@ -187,17 +187,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def report(answers: Sequence[dict[str, Any]], machine: str) -> str:
     """The text of the report."""
     summary = [
-        [each["model"], *(f"{v['median']:.1%} ({v['within']}/{v['of']})" for v in each["verdicts"].values())]
-        for each in answers
+        [item["model"], *(f"{v['median']:.1%} ({v['within']}/{v['of']})" for v in item["verdicts"].values())]
+        for item in answers
     ]
-    every = verdicts([row for each in answers for row in each["loads"]])
+    every = verdicts([row for item in answers for row in item["loads"]])
     summary.append(["all", *(f"{v['median']:.1%} ({v['within']}/{v['of']})" for v in every.values())])
     head = [f"{name} ({target:.0%})" for name, target in TARGETS.items()]
     text = _TEXT.read_text(encoding="utf-8").format(machine=machine, vllm=answers[0]["versions"]["vllm"])
     introduction, how = text.split("<!-- tables -->")
     parts = [introduction.rstrip() + "\n"]
     parts.append(_table(["median error (loads within the target)", *head], summary))
-    parts += [_of_model(each, head) for each in answers]
+    parts += [_of_model(item, head) for item in answers]
     parts.append(how.strip() + "\n")
     return "\n".join(parts)
 

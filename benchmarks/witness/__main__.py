@@ -83,11 +83,11 @@ def main() -> int:
 def _decisions(engine: str, version: str, cases: list[dict[str, Any]]) -> dict[str, Any]:
     """What the engine's own scheduler decides."""
     python = python_of(engine, version, _BUILD)
-    asked, told = _BUILD / "cases.json", _BUILD / "decisions.json"
+    asked, result = _BUILD / "cases.json", _BUILD / "decisions.json"
     asked.write_text(json.dumps(cases), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([python, _DRIVERS[engine], asked, told], check=True, env=environment)
-    document: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    subprocess.run([python, _DRIVERS[engine], asked, result], check=True, env=environment)
+    document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return document
 
 

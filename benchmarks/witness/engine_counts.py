@@ -104,11 +104,11 @@ def layout_of(model: ModelSpec, block_size: int) -> Layout:
         state = next(layer for layer in layers if isinstance(layer.mixer, Mamba | GatedDeltaNet))
         token = kv_bytes_per_token(model, shard, with_keys[:1])
         tokens = block_size * ceil(state_bytes_per_sequence(model, shard, [state]) / (block_size * token))
-        groups = [("state" if each.group.span == 0 else "full", None, len(each.layers)) for each in states.groups]
+        groups = [("state" if group.group.span == 0 else "full", None, len(group.layers)) for group in states.groups]
         return Layout(tuple(sorted(groups, key=str)), max(group[2] for group in groups) * tokens * token, tokens)
     if grouped := layer_groups(model, hardware, engine):
         token = kv_bytes_per_token(model, shard, with_keys[:1])
-        groups = [(_kind(each.group.span, each.group.is_chunk), each.group.span, len(each.layers)) for each in grouped]
+        groups = [(_kind(item.group.span, item.group.is_chunk), item.group.span, len(item.layers)) for item in grouped]
         return Layout(
             tuple(sorted(groups, key=str)), max(group[2] for group in groups) * block_size * token, block_size
         )
@@ -337,7 +337,7 @@ def _shares(model: ModelSpec, load: list[Any], counts: dict[str, dict[str, float
     total = sum(theirs.values())
     shares = {part: (ours[part] - theirs[part]) / total for part in ours}
     pairs = zip(("weights", "bytes"), our_bytes(model, shape), vllm_bytes(counts), strict=True)
-    return shares | {what: mine / its - 1 for what, mine, its in pairs}
+    return shares | {what: result / its - 1 for what, result, its in pairs}
 
 
 def _print_steps(is_written: bool) -> None:
@@ -364,7 +364,7 @@ def _head() -> list[str]:
 
 
 def _table() -> list[str]:
-    answers, found = recorded("steps"), differences()
+    answers, result = recorded("steps"), differences()
     loads = ("decode_32x1000", "prompt_2048")
     rows = [
         "| model | FLOPs, decode 32 x 1,000 | FLOPs, prompt 2,048 | bytes, decode | bytes, prompt | weights, decode |"
@@ -378,9 +378,9 @@ def _table() -> list[str]:
         kinds.add(kind)
         model = model_of(name)
         shares = {load: _shares(model, answers["loads"][load], counts[load]) for load in loads}
-        cells = [_cell(found, name, load, shares[load], None) for load in loads]
-        cells += [_cell(found, name, load, shares[load], "bytes") for load in loads]
-        cells.append(_cell(found, name, loads[0], shares[loads[0]], "weights"))
+        cells = [_cell(result, name, load, shares[load], None) for load in loads]
+        cells += [_cell(result, name, load, shares[load], "bytes") for load in loads]
+        cells.append(_cell(result, name, loads[0], shares[loads[0]], "weights"))
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return rows
 

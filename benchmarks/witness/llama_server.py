@@ -95,8 +95,8 @@ class Server:
             os.close(answers)
             _serve(model, log, parameters, asked)
         os.close(asked)
-        with os.fdopen(answers) as told:
-            self.address = told.read()
+        with os.fdopen(answers) as fdopen:
+            self.address = fdopen.read()
         if not self.address:
             raise RuntimeError("llama-server did not start")
 

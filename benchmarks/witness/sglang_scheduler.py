@@ -59,7 +59,7 @@ _MODEL = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
 }
-_MOST_STEPS = 20_000
+_MAX_STEPS = 20_000
 
 # Attributes of the scheduler that are of other features than those under test: off, none, or silent.
 _OFF = (
@@ -253,7 +253,7 @@ class _Case:
         scheduler, step = self.scheduler, len(self.steps)
         if not self.pending and all(request.finished() for request in self.requests) and not scheduler.result_queue:
             scheduler.gracefully_exit = True
-        if step == _MOST_STEPS:
+        if step == _MAX_STEPS:
             raise RuntimeError(f"not done after {step} steps")
         self.steps.append([step, [], []])
         while self.pending and self.recorded[self.pending[0]]["arrival"] <= step:

@@ -91,11 +91,11 @@ class ExecutedBackend:
         proposer.reserve_for(list(plan.block_tables.values()))
         shape = (*_shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
 
-        def settle(verified: Verified) -> int:
-            speculator.settle(drafting, verified)
+        def finalize(verified: Verified) -> int:
+            speculator.finalize(drafting, verified)
             return verified.waited_ns
 
-        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape, settle)
+        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape, finalize)
         for (request, position), tokens in zip(sampled, verified.tokens, strict=True):
             for place, token in enumerate(tokens, start=position):
                 self.tokens.put(request, place, token)
@@ -125,7 +125,7 @@ class ExecutedBackend:
             self.runner.release(first)
 
     def _timed(
-        self, run: Callable[..., Result], shape: Hashable | None = None, settle: Callable[[Result], int] | None = None
+        self, run: Callable[..., Result], shape: Hashable | None = None, finalize: Callable[[Result], int] | None = None
     ) -> tuple[int, Result]:
         """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first. settle: to be done
         once with the result, timed, too; returns nanoseconds that the clock does not see."""
@@ -136,7 +136,7 @@ class ExecutedBackend:
             factor = self._drift.measure() if self._drift is not None else 1.0
             start = self._clock_ns()
             result = run()
-            unseen = settle(result) if settle is not None else 0
+            unseen = finalize(result) if finalize is not None else 0
             duration = self._clock_ns() - start + unseen
         return max(1, round(duration * PS_PER_NS * factor)), result
 

@@ -145,11 +145,11 @@ def serve_calibrated(
     tier = second_tier(scenario, costs)
     executed = _backend(scenario, times.runner, times.speculator, times.drift_meter())
     if config is None:
-        predictor = SimulatedBackend(costs.pricer())
+        predictor = SimulatedBackend(costs.cost_model())
         predictor.restore = None if tier is None else tier.cost
     else:  # what it makes of drafts is not looked at: durations of a given plan do not depend on it
         config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-        predictor = SimulatedBackend(costs.pricer(), SimulatedAcceptance(config, scenario.seed), config.ahead)
+        predictor = SimulatedBackend(costs.cost_model(), SimulatedAcceptance(config, scenario.seed), config.ahead)
     shadowed = ShadowedBackend(executed, predictor)
     return _run(scenario, shadowed, executed, progress, tier=tier), shadowed.pairs
 

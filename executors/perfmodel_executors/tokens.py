@@ -54,8 +54,8 @@ class TokenStore:
     def _prompt(self, request: Request) -> list[int]:
         size, length = self._block_size, request.num_prompt_tokens
         if request.turn > 0:
-            said = self._said.pop(request.session)
-            return said + self._draw(f"request {request.request_id} from {len(said)}", length - len(said))
+            prompt = self._said.pop(request.session)
+            return prompt + self._draw(f"request {request.request_id} from {len(prompt)}", length - len(prompt))
         ids: list[int] = []
         for content in request.block_hashes[: length // size]:
             ids += self._draw(f"block {content!r}", size)

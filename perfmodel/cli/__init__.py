@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from perfmodel.cli.terminal import (
     close_stdout,
-    guarded,
+    handle_errors,
     open_closed_streams,
     print_answer,
     progress_bar,
@@ -147,7 +147,7 @@ def _request_class(place: Any) -> "type[CommandRequest]":
 def _add(group: typer.Typer, place: str) -> None:
     kind = _request_class(place)
     lines = "\n\n".join(["Examples:", *(f"- `perfmodel {line}`" for line in kind.examples)])
-    group.command(kind.command.rpartition(" ")[2], epilog=lines)(guarded(_command_of(kind)))
+    group.command(kind.command.rpartition(" ")[2], epilog=lines)(handle_errors(_command_of(kind)))
 
 
 def _command_of(kind: "type[CommandRequest]") -> Callable[..., None]:

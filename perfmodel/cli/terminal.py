@@ -30,7 +30,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 1  # as the libraries for terminals leave it: `perfmodel ... | head -1`
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
+def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     """`command` with what is wrong with the input, the disk or the memory as one line on stderr and status 2; other
     exceptions are bugs and pass."""
 
@@ -137,7 +137,7 @@ def print_answer(answer: "Answer", as_json: bool, report_file: Path | None = Non
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout; numbers that JSON has no word for become null."""
-    from perfmodel.printable import to_jsonable
+    from perfmodel.renderable import to_jsonable
 
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 

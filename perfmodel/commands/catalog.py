@@ -87,10 +87,10 @@ class HardwareShowRequest(CommandRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is its specification. Raises SpecError for what is neither's name nor file."""
         from perfmodel import specs
-        from perfmodel.files.reach import may_touch
+        from perfmodel.files.sandbox import is_allowed
 
         # What is neither's is for the device's reader to say.
-        if may_touch(self.name) and Path(self.name).is_file():
+        if is_allowed(self.name) and Path(self.name).is_file():
             is_network = "declared" not in specs.load_yaml(self.name).data
         else:
             is_network = specs.find_network(self.name) is not None
@@ -346,10 +346,10 @@ def _read_line(line: str) -> tuple[str, str, Path]:
         raise SpecError(f"{line}: no such file; give one, or a command line in quotes.")
     if not is_file:
         return line, "line", Path()
-    from perfmodel.files.reach import read_bounded_text
+    from perfmodel.files.sandbox import read_limited_text
 
     try:
-        return read_bounded_text(path, _MAX_BYTES), path.name, path.parent
+        return read_limited_text(path, _MAX_BYTES), path.name, path.parent
     except (OSError, UnicodeError) as error:
         raise SpecError(f"{line}: cannot be read as text: {error}.") from None
 
@@ -409,5 +409,5 @@ class TechniquesRequest(CommandRequest):
             rows = [row for row in rows if normal_name(row.family) == normal_name(self.family)]
             if not rows:
                 near = did_you_mean(self.family, known)
-                raise SpecError(f"--family: found {self.family!r}, allowed: {', '.join(known)}.{near}")
+                raise SpecError(f"--family: got {self.family!r}; expected {', '.join(known)}.{near}")
         return Answer(lambda: [row.to_json() for row in rows], view("catalog:techniques_view", rows), rows)

@@ -182,7 +182,7 @@ class CalibrateRequest(req.CommandRequest):
     def _fit_to_load_tests(self, console: Console) -> Answer:
         """Fit one's own server to its load tests. Raises SpecError for files that cannot be fitted to, before any work
         for a calibration that is there already."""
-        from perfmodel.evidence.fit.own_server import fit_own_server, refuse_written, save_own_server
+        from perfmodel.evidence.fit.server_fit import fit_server, refuse_written, save_server_fit
         from perfmodel.evidence.predict.bench import GivenSetup
         from perfmodel.evidence.sources.bench import read_bench_files
 
@@ -190,7 +190,7 @@ class CalibrateRequest(req.CommandRequest):
         if self.measurements is None:
             raise SpecError("--name goes with --from FILE...: the results of load tests of your server.")
         if len(self.model) > 1:
-            raise SpecError(f"--model: found {len(self.model)}, allowed the one that was served.")
+            raise SpecError(f"--model: got {len(self.model)}; expected the one that was served.")
         named = {"model": next(iter(self.model), None), "hardware": self.hardware}
         flags = {name: value for name, value in named.items() if value}
         refuse_written(self.name, self._target_folder, self.force)
@@ -201,11 +201,11 @@ class CalibrateRequest(req.CommandRequest):
         runs, unread = read_bench_files((self.measurements, *self.more))
         setup = GivenSetup(self.scenario, flags, self.overrides)
         with console.watch("fitting") as progress:
-            fit = fit_own_server(self.name, runs, setup, self.engine or "vllm", progress, unread)
-        file = save_own_server(fit, self._target_folder, self.force)
+            fit = fit_server(self.name, runs, setup, self.engine or "vllm", progress, unread)
+        file = save_server_fit(fit, self._target_folder, self.force)
         return Answer(
             lambda: {**fit.to_json(), "path": str(file)},
-            view("validation:own_server_view", fit),
+            view("validation:server_fit_view", fit),
             after=lambda: console.say(f"Written to {file}; `engine.profile: {self.name}` uses it."),
         )
 
@@ -216,7 +216,7 @@ class CalibrateRequest(req.CommandRequest):
         """
         from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
         from perfmodel.evidence.executed.bridge import load_executor
-        from perfmodel.evidence.fit.own_server import refuse_written
+        from perfmodel.evidence.fit.server_fit import refuse_written
         from perfmodel.specs import load_scenario
         from perfmodel.specs.engine.reading import device_file
         from perfmodel.specs.scenario_file import named_model
@@ -280,7 +280,7 @@ _READERS = {
 
 @dataclass(frozen=True)
 class ValidateRequest(req.FlagsRequest):
-    """Put predictions beside measurements and say how far apart they are.
+    """Put predictions vs measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
     by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the
@@ -354,10 +354,10 @@ class ValidateRequest(req.FlagsRequest):
             raise SpecError(
                 f"--{of_bench[0]} goes with `validate bench FILE...`, whose files do not say what was served."
             )
-        beside = [name for name in of_bench[1:] if name != "traffic"]
-        if self.deployment is not None and beside:
+        other_flags = [name for name in of_bench[1:] if name != "traffic"]
+        if self.deployment is not None and other_flags:
             raise SpecError(
-                f"--scenario beside --{beside[0]}: the scenario says what was served; change it with --set."
+                f"--scenario beside --{other_flags[0]}: the scenario says what was served; change it with --set."
             )
         if self.speed is not None and kind is not Kind.bench:
             raise SpecError("--speed goes with `validate bench FILE...`, of an emulator (`perfmodel serve --speed`).")
@@ -408,7 +408,7 @@ class ValidateRequest(req.FlagsRequest):
             raise SpecError(f"validate {self.kind.value}: give {wanted}.")
         if len(self.paths) > 1:
             num = len(self.paths)
-            raise SpecError(f"validate {self.kind.value}: found {num} paths, allowed one; `bench` takes several files.")
+            raise SpecError(f"validate {self.kind.value}: got {num} paths; expected one; `bench` takes several files.")
         return self.paths[0]
 
     def _has_run(self) -> bool:
@@ -418,7 +418,7 @@ class ValidateRequest(req.FlagsRequest):
     def _run_of_engine(self, scenario: str, folder: Path, progress: req.Progress | None) -> "ValidationReport":
         from perfmodel.evidence.executed.compare import validate_recorded
         from perfmodel.evidence.fit.whole_steps import read_chunks
-        from perfmodel.files.reach import read_json
+        from perfmodel.files.sandbox import read_json
         from perfmodel.report.runs import read_requests, read_steps
 
         loaded = load(scenario, self.overrides, self.seed)

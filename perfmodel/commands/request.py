@@ -140,9 +140,9 @@ def count(text: str | int) -> int:
     try:
         number = int(parse_count(text))
     except ValueError:
-        raise ValueError(f"found {str(text)!r}, allowed a whole number, as in 64, 8k (8,000) or 8K (8,192)") from None
+        raise ValueError(f"got {str(text)!r}; expected a whole number, as in 64, 8k (8,000) or 8K (8,192)") from None
     if number < 1:
-        raise ValueError(f"found {text}, allowed a number of at least 1")
+        raise ValueError(f"got {text}; expected a number of at least 1")
     return number
 
 
@@ -381,7 +381,7 @@ def scenario_of_flags(given: Mapping[str, str], num_devices: int = MAX_KINDS) ->
     devices = tuple(name.strip() for name in given["hardware"].split(",") if name.strip())
     if not 1 <= len(devices) <= num_devices:
         raise SpecError(
-            f"--hardware {given['hardware']}: found {len(devices)} devices, allowed {num_devices}; `perfmodel "
+            f"--hardware {given['hardware']}: got {len(devices)} devices; expected {num_devices}; `perfmodel "
             f"plan` chooses between several."
         )
     from perfmodel.files.yaml_loader import parse_value

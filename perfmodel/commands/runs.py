@@ -252,9 +252,9 @@ def warn_when_long(
 def _write_files(result: "RunResult", folder: Path) -> None:
     import json
 
-    from perfmodel.files.whole import write_whole
+    from perfmodel.files.atomic_write import atomic_write
     from perfmodel.planning.typical_step import estimate_mean_step
-    from perfmodel.printable import to_jsonable
+    from perfmodel.renderable import to_jsonable
     from perfmodel.report.pages import render_page
     from perfmodel.report.runs import read_steps, write_timeline
     from perfmodel.report.views.run import run_view
@@ -267,12 +267,12 @@ def _write_files(result: "RunResult", folder: Path) -> None:
             result = replace(result, notes=(*result.notes, note))
         else:
             result = replace(result, steps=read_steps(streamed))
-    write_whole(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
+    atomic_write(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
     try:
         step = estimate_mean_step(result)
     except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
         step = None
-    write_whole(folder / "report.html", render_page(run_view(result, step)))
+    atomic_write(folder / "report.html", render_page(run_view(result, step)))
     write_timeline(folder / "timeline.json", result)
 
 
@@ -379,13 +379,13 @@ class RooflineRequest(_StepRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the StepReport."""
-        from perfmodel.files.whole import write_whole
+        from perfmodel.files.atomic_write import atomic_write
         from perfmodel.report.pages import render_page
         from perfmodel.report.views.step import ridge_points
 
         report = self.report()
         document, path = view("step:step_view", report, True)(), self._plot_path(report.scenario.name)
-        write_whole(path, render_page(document))
+        atomic_write(path, render_page(document))
         more = {"ridge_flop_per_byte": ridge_points(report.scenario.hardware), "plot": str(path)}
         return Answer(lambda: {**report.to_json(), **more}, lambda: document, report, closing=(f"Plot: {path}",))
 

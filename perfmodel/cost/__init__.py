@@ -12,7 +12,7 @@ __all__ = [
     "DraftTables",
     "EngineProfile",
     "FamilyFit",
-    "GraphPricer",
+    "GraphCostModel",
     "HostFit",
     "MemoryPlan",
     "OperatorEstimate",
@@ -20,12 +20,12 @@ __all__ = [
     "OperatorTimer",
     "Residuals",
     "ServerFit",
-    "SpeculativePricer",
+    "SpeculativeCostModel",
     "StageTicks",
-    "StagedPricer",
+    "StagedCostModel",
+    "StepCostModel",
     "StepCosts",
     "StepEstimate",
-    "StepPricer",
     "StepTables",
     "Usage",
     "datasheet",
@@ -60,17 +60,17 @@ from perfmodel.cost.calibrations.engine_profile import (
     save_engine_profile,
 )
 from perfmodel.cost.calibrations.files import load_calibration, save_calibration
-from perfmodel.cost.forms.device import OperatorTime, peak_flops_per_s, ridge_point
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.device import OperatorTime, peak_flops_per_s, ridge_point
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.cost.memory.footprint import kv_bytes_per_token, state_bytes_per_sequence
 from perfmodel.cost.memory.plan import MemoryPlan, plan_memory
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.power import energy_j, energy_split_j, usd_per_hour, usd_per_million_tokens
+from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
 from perfmodel.cost.steps.host import host_fit
-from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
-from perfmodel.cost.steps.speculation import DraftTables, SpeculativePricer
-from perfmodel.cost.steps.stages import StagedPricer, StageTicks, estimate_step
+from perfmodel.cost.steps.speculation import DraftTables, SpeculativeCostModel
+from perfmodel.cost.steps.stages import StagedCostModel, StageTicks, estimate_step
 from perfmodel.cost.steps.step_costs import StepCosts, scenario_drafts, scenario_fits, scenario_graph, step_costs
 from perfmodel.cost.steps.tables import StepTables, Usage

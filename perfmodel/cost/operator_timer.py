@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.registry import FormFit, time_work
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.registry import KernelFit, time_work
 from perfmodel.cost.power import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
@@ -17,25 +17,25 @@ _NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
-    Formulas are in `perfmodel.cost.forms`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted: see
-    `perfmodel.cost.forms.device.FALLBACKS`.
+    Formulas are in `perfmodel.cost.kernel_models`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted: see
+    `perfmodel.cost.kernel_models.device.FALLBACKS`.
     """
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:
         self.hardware = hardware
         self.calibration = calibration or datasheet(hardware)
         self.device = DeviceFacts.of(hardware)
-        self.mixes_attention = self.calibration.knows("attention_mixed")  # prompts and decodes in one kernel
+        self.mixes_attention = self.calibration.has_family("attention_mixed")  # prompts and decodes in one kernel
         self._cap = PowerCap.of(hardware)
         self._overheads = self.calibration.kernel_overheads
         self._contained = frozenset(self.calibration.contained)
-        self._fits: dict[tuple[Any, ...], FormFit] = {}
+        self._fits: dict[tuple[Any, ...], KernelFit] = {}
 
     def time(self, work: Work) -> OperatorTime:
         """The time of one run of `work`."""
         return self.times([(1.0, work, self.fit(work))])[0]
 
-    def times(self, runs: Sequence[tuple[float, Work, FormFit | None]]) -> list[OperatorTime]:
+    def times(self, runs: Sequence[tuple[float, Work, KernelFit | None]]) -> list[OperatorTime]:
         """Times of one run each of alternating operators: (how often, work, its `fit`)."""
         times = [self._free(fit, work) for _, work, fit in runs]
         if self._cap is None:
@@ -44,7 +44,7 @@ class OperatorTimer:
             [self._load(count, work, time) for (count, work, _), time in zip(runs, times, strict=True)]
         )
 
-    def _free(self, fit: FormFit | None, work: Work) -> OperatorTime:
+    def _free(self, fit: KernelFit | None, work: Work) -> OperatorTime:
         if fit is None:
             return _NOTHING
         time = time_work(work, fit, self.device)
@@ -56,17 +56,17 @@ class OperatorTimer:
         is_remote = work.message is not None and self.device.spread(work.message).num_nodes > 1
         return Load(time, compute_s, memory_s, count, is_remote)
 
-    def at_peak_s(self, work: Work, fit: FormFit | None) -> float:
+    def at_peak_s(self, work: Work, fit: KernelFit | None) -> float:
         """Seconds of the FLOPs at the declared peak of the kernels' rate: the fit's, where they multiply in another
         format than `work` says (FP32 on a GPU without fast FP16).
         """
         return work.flops / self.device.peak(getattr(fit, "rate", None) or work.rate)
 
-    def fit(self, work: Work) -> FormFit | None:
+    def fit(self, work: Work) -> KernelFit | None:
         """The fit that times `work`; None if another operator's measured time contains it."""
         if work.name in self._contained:
             return None
-        traits = work.extent.traits if work.extent is not None else None
+        traits = work.problem.traits if work.problem is not None else None
         rate = work.message.kind if work.message else work.rate
         leaves_node = work.message is not None and self.device.spread(work.message).num_nodes > 1
         key = (work.family, rate, work.format, leaves_node, traits)

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from perfmodel.cost.forms.device import OperatorTime, bound_of, tdp_w
+from perfmodel.cost.kernel_models.device import OperatorTime, bound_of, tdp_w
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use
@@ -81,8 +81,8 @@ def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: floa
     whole, idle = energy_j(hardware, usage, duration_s), _idle_power_w(hardware) * max(duration_s, 0.0)
     compute = usage.peak_compute_s - usage.unspent_compute_s
     memory = _MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
-    each = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
-    return {"idle": idle, "memory": each * memory, "compute": each * compute}
+    item = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
+    return {"idle": idle, "memory": item * memory, "compute": item * compute}
 
 
 def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) -> float | None:

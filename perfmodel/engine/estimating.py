@@ -75,14 +75,14 @@ class RetractingRequests(RunningRequests):
         left = min(request.max_output_tokens - self.cohort.num_output(request), rules.most_output_tokens)
         return left * (self.ratio if rules.ends_early else 1.0)
 
-    def decode(self, plan: StepPlan, beside: Sequence[Request] = ()) -> bool:
+    def decode(self, plan: StepPlan, others: Sequence[Request] = ()) -> bool:
         """Grant all decodes a token; False if blocks are short. Without retraction in a plan that ends the prompts of
-        `beside`, which do not decode yet.
+        `others`, which do not decode yet.
         """
         cohort, radix, may_retract = self.cohort, self._radix, not plan.chunks and not plan.singles
         cohort.drop_ended()
-        begun = [request for request in self._joining if request in beside]
-        self._joining = [request for request in self._joining if request not in beside]
+        begun = [request for request in self._joining if request in others]
+        self._joining = [request for request in self._joining if request not in others]
         joining = list(self._joining)
         if joining:
             self._join_cohort(plan)

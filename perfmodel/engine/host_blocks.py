@@ -154,7 +154,7 @@ class HostBlocks:
             self.forget(request)
         return blocks
 
-    def settle(self, plan: StepPlan) -> None:
+    def finalize(self, plan: StepPlan) -> None:
         """Tell the finished `plan` its copies and the stores that it waits for."""
         if self.is_awaited:
             plan.num_stored_blocks = self.num_stored - self._num_planned

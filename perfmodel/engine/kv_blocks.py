@@ -286,11 +286,11 @@ class KVBlockManager:
         self.num_free -= count
         self._pop(count, into)
 
-    def settle(self, plan: StepPlan) -> None:
+    def finalize(self, plan: StepPlan) -> None:
         """Tell the finished `plan` its copies to and from a second tier."""
         if self.host is not None:
             self._pop_set_aside()
-            self.host.settle(plan)
+            self.host.finalize(plan)
 
     def _pop_set_aside(self) -> None:
         if self._num_to_pop:

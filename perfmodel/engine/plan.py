@@ -81,8 +81,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        beside = self.num_draft_tokens + self.num_padding_tokens + self.num_wasted_tokens
-        return len(self.decodes) + beside + self.num_chunk_tokens
+        not_prompted = self.num_draft_tokens + self.num_padding_tokens + self.num_wasted_tokens
+        return len(self.decodes) + not_prompted + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:

@@ -225,7 +225,7 @@ class Scheduler:
         self._may_admit = self.num_waiting > 0 and (not is_polled or (not admits and self.has_free_slot))
         if plan.decodes or plan.chunks:
             self._next_index += 1
-            self.blocks.settle(plan)
+            self.blocks.finalize(plan)
             self._running.send_out(plan)
         if plan.chunks or plan.singles:  # after prompts the next step looks (sglang, SchedulerRecvSkipper)
             self._poll_at = self._next_index

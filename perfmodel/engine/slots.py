@@ -21,8 +21,8 @@ from perfmodel.engine.request import Request
 from perfmodel.engine.running import OnPreempted, RunningRequests
 
 _SLOT = attrgetter("admission")
-_LEAST_KEPT = 0.25  # least share of a request that a restored prompt must cover
-_MOST_LOST = 0.5  # a slot's prompt is saved before a request that keeps less of it
+_MIN_KEPT = 0.25  # least share of a request that a restored prompt must cover
+_MAX_LOST = 0.5  # a slot's prompt is saved before a request that keeps less of it
 
 Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
 
@@ -71,7 +71,7 @@ class SlottedRequests(RunningRequests):
         is_similar = best >= 0
         if not is_similar:  # the last never used one
             best = min(self._free, key=lambda number: (self._freed_at[number], -number))
-        if self._slots.saves_prompts and not (is_similar and most >= _MOST_LOST * len(self._held[best]) * size):
+        if self._slots.saves_prompts and not (is_similar and most >= _MAX_LOST * len(self._held[best]) * size):
             self._save(self._held[best])
             self._load(best, contents)
         return best
@@ -112,7 +112,7 @@ class SlottedRequests(RunningRequests):
         for place, saved in enumerate(self._saved):
             num_common = _num_common(saved, contents)
             kept = num_common / len(saved)
-            if kept >= _LEAST_KEPT and kept > most_kept and num_common > most:
+            if kept >= _MIN_KEPT and kept > most_kept and num_common > most:
                 best, most, most_kept = place, num_common, kept
         if best >= 0:
             self._held[number] = self._saved.pop(best)

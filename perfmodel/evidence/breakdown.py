@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import ServerFit, StepEstimate, step_costs
-from perfmodel.cost.forms.attention.decode import DecodeSizes
-from perfmodel.cost.forms.attention.latent import LatentSizes
-from perfmodel.cost.forms.attention.prefill import PrefillSizes
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.experts import ExpertSizes
-from perfmodel.cost.forms.fits import take
-from perfmodel.cost.forms.gemm import GemmSizes
-from perfmodel.cost.forms.messages.nccl import CollectiveSizes
+from perfmodel.cost.kernel_models.attention.decode import DecodeSizes
+from perfmodel.cost.kernel_models.attention.latent import LatentSizes
+from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.experts import ExpertSizes
+from perfmodel.cost.kernel_models.fits import take
+from perfmodel.cost.kernel_models.gemm import GemmSizes
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveSizes
 from perfmodel.evidence.fit.kernels import timed
 from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
 from perfmodel.evidence.sources.kernels import Group
-from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.ops.work import BatchShape
 from perfmodel.planning.typical_step import StepChoice, mean_length, typical_step
 from perfmodel.specs.scenario import Scenario
@@ -34,7 +34,7 @@ _NOTHING = 0.05  # of a part: like leaving it out
 _CLOSE = 0.02  # of the measured value: nothing to explain below
 _ROWS = (16, 128, 1024, 8192)  # M of matrix multiplications, tokens of experts and projections
 _CONTEXT = (512, 2048, 8192, 32768)  # KV tokens of a sequence
-_MOST_DECADES = 20
+_MAX_DECADES = 20
 
 
 def why(predicted: float, measured: float, shares: Mapping[str, float], whole: str) -> str:
@@ -92,19 +92,19 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
     match sizes:
         case CollectiveSizes():
             work, unit = sizes.payload, "B"
-        case GemmSizes(extent=extent):
-            work, rows = 2 * extent.m * extent.n * extent.k * extent.batch, extent.m
-        case ExpertSizes(extent=extent):
-            work, rows = 2 * extent.assignments * extent.width * extent.inner * (extent.gates + 1), extent.tokens
+        case GemmSizes(problem=problem):
+            work, rows = 2 * problem.m * problem.n * problem.k * problem.batch, problem.m
+        case ExpertSizes(problem=problem):
+            work, rows = 2 * problem.assignments * problem.width * problem.inner * (problem.gates + 1), problem.tokens
         case LatentSizes():
             flops, context = _attention(sizes.attention)
             work, rows = 2 * sizes.tokens * sizes.weights + flops, sizes.tokens
         case _:
             work, context = _attention(sizes)
-    powers = np.clip(np.floor(np.log10(np.maximum(work, 1.0))), 0, _MOST_DECADES - 1).astype(np.int64)
+    powers = np.clip(np.floor(np.log10(np.maximum(work, 1.0))), 0, _MAX_DECADES - 1).astype(np.int64)
     none = Dimension((NOT_APPLICABLE,), np.zeros(len(work), dtype=np.int64))
     return {
-        "work": Dimension(tuple(f"1e{power} {unit}" for power in range(_MOST_DECADES)), powers),
+        "work": Dimension(tuple(f"1e{power} {unit}" for power in range(_MAX_DECADES)), powers),
         "M": none if rows is None else range_names(rows, _ROWS),
         "context": none if context is None else range_names(context, _CONTEXT, "tokens"),
     }
@@ -113,7 +113,7 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
 def _attention(sizes: DecodeSizes | PrefillSizes) -> tuple[NDArray[np.float64], Any]:
     """Causal FLOPs of both attention products, and the context; windows are ignored: this only sorts rows by size."""
     if isinstance(sizes, DecodeSizes):
-        flops = sizes.extent.num_seqs * sizes.length * sizes.extent.query_rows * sizes.flops_per_token
+        flops = sizes.problem.num_seqs * sizes.length * sizes.problem.query_rows * sizes.flops_per_token
         return np.asarray(flops), sizes.length
     pairs = sizes.tokens * sizes.cached + sizes.tokens * (sizes.tokens + 1) / 2
     flops = 2.0 * sizes.count * pairs * sizes.heads.num_heads * sizes.heads.head_size
@@ -146,10 +146,10 @@ def _numbers(sizes: Any) -> dict[str, float]:
 
 def _fields(sizes: Any) -> Iterator[tuple[str, Any]]:
     for name, value in zip(sizes._fields, sizes, strict=True):
-        if isinstance(value, DecodeExtent):
+        if isinstance(value, DecodeSize):
             yield "seqs", value.num_seqs
-        if isinstance(value, DecodeExtent | HeadsExtent):
-            heads = value if isinstance(value, HeadsExtent) else value.heads
+        if isinstance(value, DecodeSize | HeadShape):
+            heads = value if isinstance(value, HeadShape) else value.heads
             yield from (("heads", heads.num_heads), ("kv_heads", heads.num_kv_heads), ("window", heads.window))
             if heads is value:
                 yield "head_size", heads.head_size

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cores import num_processes
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.reach import read_rows
+from perfmodel.files.sandbox import read_rows
 from perfmodel.sim import RunResult
 from perfmodel.specs import EngineSpec, HardwareSpec, Scenario
 from perfmodel.specs.engine.devices import with_defaults
@@ -136,10 +136,10 @@ def predictions_of(
     progress: Progress | None = None,
 ) -> list[Prediction]:
     """Map `work` over `rows` on all cores, in order; rows with one `key` are predicted once. work: picklable; a
-    PerfmodelError becomes the reason; alike, progress: see `over_cores`"""
+    PerfmodelError becomes the reason; alike, progress: see `parallel_map`"""
     keys = [key(row) for row in rows]
     distinct = dict(zip(reversed(keys), reversed(rows), strict=True))
-    predicted = over_cores(partial(_reasoned, work), list(distinct.values()), alike, progress)
+    predicted = parallel_map(partial(_reasoned, work), list(distinct.values()), alike, progress)
     result = dict(zip(distinct, predicted, strict=True))
     return [replace(result[item], row=row) for item, row in zip(keys, rows, strict=True)]
 
@@ -151,7 +151,7 @@ def _reasoned(work: Callable[[Observation], Prediction], row: Observation) -> Pr
         return Prediction(row, reason=str(error))
 
 
-def over_cores(
+def parallel_map(
     work: Callable[[RowT], PairT],
     rows: Sequence[RowT],
     alike: Callable[[RowT], Any],

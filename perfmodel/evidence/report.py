@@ -20,10 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
 from perfmodel.evidence.observation import NO_INTERVAL, Prediction
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
 
-_MOST_WORST = 10
+_MAX_WORST = 10
 NOT_APPLICABLE = "-"  # the group of rows that have no such size
 
 
@@ -97,7 +97,7 @@ class Rows:
         )
 
     def worst(
-        self, metric: str, count: int = _MOST_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
+        self, metric: str, count: int = _MAX_WORST, breakdown: Callable[[int], Mapping[str, Any]] | None = None
     ) -> list[dict[str, Any]]:
         """The `count` rows of `metric` with the largest errors, largest first; `breakdown` gives a row's parts."""
         return [
@@ -252,7 +252,7 @@ def range_names(values: ArrayLike, edges: Sequence[float], unit: str = "") -> Di
 
 
 @dataclass(frozen=True, repr=False)
-class ValidationReport(Printable):
+class ValidationReport(Renderable):
     """The result of `perfmodel validate`; it prints itself as the command does.
 
     rows, covered: all rows, and the predicted ones

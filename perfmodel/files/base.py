@@ -87,7 +87,7 @@ def as_file_name(name: str) -> str:
     is_path = "/" in name or "\\" in name or name.startswith(".")
     if is_path or not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(
-            f"found {name[:LONGEST_NAME]!r}, allowed a name that a file can have (reports are called after it): up to "
+            f"got {name[:LONGEST_NAME]!r}; expected a name that a file can have (reports are called after it): up to "
             f"{LONGEST_NAME} characters without / and \\, the first no dot"
         )
     return name
@@ -133,8 +133,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     arguments = typing.get_args(annotation)
-    block = next((each for each in arguments if isinstance(each, Block)), None)
+    block = next((argument for argument in arguments if isinstance(argument, Block)), None)
     if block is not None:
         return block_class(block.name)
-    found = [model for each in arguments if (model := _model_in(each)) is not None]
-    return found[0] if len(found) == 1 else None
+    models = [model for argument in arguments if (model := _model_in(argument)) is not None]
+    return models[0] if len(models) == 1 else None

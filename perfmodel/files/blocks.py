@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _B = TypeVar("_B")
 
 
-_HOMES: dict[str, tuple[str, str | None]] = {}  # class path, and completing function
+_BLOCK_PROVIDERS: dict[str, tuple[str, str | None]] = {}  # class path, and completing function
 
 
 def register_block(name: str, spec: str, complete: str | None = None) -> None:
@@ -24,12 +24,12 @@ def register_block(name: str, spec: str, complete: str | None = None) -> None:
 
     complete: a function ("package.module:function") that fills in fields that such a file may omit, in place
     """
-    _HOMES[name] = (spec, complete)
+    _BLOCK_PROVIDERS[name] = (spec, complete)
 
 
 def block_class(name: str) -> "type[BaseModel]":
     """Class of block `name`."""
-    cls: type[BaseModel] = _loaded(_HOMES[name][0])
+    cls: type[BaseModel] = _loaded(_BLOCK_PROVIDERS[name][0])
     return cls
 
 
@@ -43,7 +43,7 @@ def block_as(block: Any, cls: type[_B]) -> _B | None:
 
 def complete_blocks(data: dict[str, Any]) -> None:
     """Fill in fields of `data` that its blocks allow to be omitted."""
-    for name, (_, complete) in _HOMES.items():
+    for name, (_, complete) in _BLOCK_PROVIDERS.items():
         if name in data and complete is not None:
             _loaded(complete)(data)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfmodel.errors import SpecError, did_you_mean
-from perfmodel.files.reach import PACKAGE, is_only_names, may_touch, refuse_path, refused
+from perfmodel.files.sandbox import PACKAGE, is_allowed, is_only_names, refuse_path, refused
 
 _Hardware = Literal["hardware", "families", "architectures", "engines", "commands", "networks", "prices"]
 _Workloads = Literal["models", "traffic", "scenarios", "studies", "techniques"]
@@ -56,10 +56,10 @@ def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
 
     A `Path`, or text with a folder or one of `suffixes`, is a path if it exists. Names compare by `normal_name`.
     """
-    found = looked_up(kind, name_or_path, suffixes)
-    if found is None:
+    file = looked_up(kind, name_or_path, suffixes)
+    if file is None:
         raise unknown_name(kind, str(name_or_path), suffixes)
-    return found
+    return file
 
 
 def expanded(path: str | Path) -> Path:
@@ -77,7 +77,7 @@ def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     text = str(name_or_path)
     path = expanded(text)
     is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or path.suffix in suffixes
-    if is_path and may_touch(path) and path.exists():
+    if is_path and is_allowed(path) and path.exists():
         return path
     # A file called exactly so, perhaps with a folder in front (`executor/mixed`), costs one or two stat calls.
     if text and "\\" not in text and not text.startswith(("/", "~", ".")) and ".." not in text.split("/"):
@@ -92,7 +92,7 @@ def looked_up(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _Y
     if wanted in aliases:
         return aliases[wanted]
     if is_path and not ("/" in text and not text.startswith((".", "/", "~")) and path.suffix not in suffixes):
-        raise SpecError(f"{text}: no such file.") if may_touch(path) else refused(text)
+        raise SpecError(f"{text}: no such file.") if is_allowed(path) else refused(text)
     if is_path:
         refuse_path(name_or_path)
     return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfmodel.files.catalog import aliases_of, data_dir, list_names, looked_up, normal_name
-from perfmodel.files.reach import read_bounded_text
+from perfmodel.files.sandbox import read_limited_text
 
 # What tools print around a name. CPUs: "11th Gen Intel(R) Core(TM) i7-1165G7 CPU @ 2.80GHz (tigerlake)", "AMD Ryzen 7
 # 4700U with Radeon Graphics", "AMD Ryzen 9 5950X 16-Core Processor". GPUs: "NVIDIA GeForce RTX 3060 Laptop GPU", "GTX
@@ -56,7 +56,7 @@ def split_size(name: str) -> tuple[str, int] | None:
     return None if match is None else (match["name"], int(match["size"]))
 
 
-_MOST_BYTES = 2_000_000
+_MAX_BYTES = 2_000_000
 _ROW = re.compile(r"^  (?P<name>[\w.+-]+):\s*\[(?P<cells>.*)\]\s*(?:#.*)?$")
 _ARCHITECTURE = re.compile(r"\barchitecture: *([\w.+-]+)")
 _ARCHITECTURE_COLUMN = re.compile(r"^columns: *\[ *architecture,", re.MULTILINE)
@@ -96,7 +96,7 @@ def known_architectures() -> frozenset[str]:
     """`architecture` values of all devices and tables."""
     architectures: set[str] = set()
     for file in (*data_dir("hardware").glob("*.yaml"), *data_dir("families").glob("*.yaml")):
-        text = read_bounded_text(file, _MOST_BYTES)
+        text = read_limited_text(file, _MAX_BYTES)
         architectures.update(_ARCHITECTURE.findall(text))
         if _ARCHITECTURE_COLUMN.search(text):
             architectures.update(
@@ -117,7 +117,7 @@ def _entries(file: Path) -> Iterator[tuple[str, str, str]]:
 def _matched_lines(file: Path) -> Iterator[tuple[str, str, re.Match[str] | None]]:
     """(block, line, match) per line; match None if not about one device."""
     block = ""
-    for line in read_bounded_text(file, _MOST_BYTES).split("\n"):
+    for line in read_limited_text(file, _MAX_BYTES).split("\n"):
         block = line.partition(":")[0] if line[:1].isalpha() else block
         yield line, block, _ROW.match(line) if block in _BY_DEVICE else None
 

@@ -55,7 +55,7 @@ _SMALLEST = 1e-12  # above 0
 def parse_quantity(value: Any, dimension: str) -> Any:
     """`value` in the base unit of `dimension`; numbers and non-strings pass. ValueError names accepted units."""
     if isinstance(value, bool):
-        raise ValueError(f"found {str(value).lower()}, allowed a quantity in {dimension}")
+        raise ValueError(f"got {str(value).lower()}; expected a quantity in {dimension}")
     if not isinstance(value, str):
         return value
     units = _UNITS[dimension]
@@ -72,11 +72,11 @@ def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None
 
     None for other texts.
     """
-    found = [_NUMBER.fullmatch(text) for text in texts]
-    units = [match[2] for match in found if match is not None]
+    result = [_NUMBER.fullmatch(text) for text in texts]
+    units = [match[2] for match in result if match is not None]
     if len(units) < len(texts) or not units:
         return None
-    numbers = [float(match[1]) for match in found if match is not None]
+    numbers = [float(match[1]) for match in result if match is not None]
     if len(set(units)) == 1 and units[0] in ("", "x"):
         return tuple(numbers), units[0]
     for known in _UNITS.values():
@@ -106,7 +106,7 @@ def _quantity(dimension: str) -> Any:
             smallest, largest = _RANGES[dimension]
             if abs(amount) > largest or 0 < abs(amount) < smallest:
                 shown = repr(written) if isinstance(written, str) else str(written)
-                raise ValueError(f"found {shown[:60]}, allowed {smallest:g} to {largest:g} {dimension}, or 0")
+                raise ValueError(f"got {shown[:60]}; expected {smallest:g} to {largest:g} {dimension}, or 0")
         return amount
 
     return BeforeValidator(within_range)
@@ -124,7 +124,7 @@ Milliseconds = Annotated[float, _quantity("ms"), _SCHEMA]
 def _not_vanishing(value: float) -> float:
     """`value`. Raises ValueError if too near 0 to divide by."""
     if 0 < value < _SMALLEST:
-        raise ValueError(f"found {value:g}, allowed a number of at least {_SMALLEST:g}")
+        raise ValueError(f"got {value:g}; expected a number of at least {_SMALLEST:g}")
     return value
 
 
@@ -135,10 +135,10 @@ def parse_count(value: Any) -> Any:
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in _COUNTS:
         return value
-    found = float(match[1]) * _COUNTS[match[2]]
-    if found != round(found) or (match[2].isupper() and "." in match[1]):
-        raise ValueError(f"found {value!r}, allowed a whole number, as in 8k (8,000) or 8K (8,192)")
-    return round(found)
+    count = float(match[1]) * _COUNTS[match[2]]
+    if count != round(count) or (match[2].isupper() and "." in match[1]):
+        raise ValueError(f"got {value!r}; expected a whole number, as in 8k (8,000) or 8K (8,192)")
+    return round(count)
 
 
 class _CountSchema:

@@ -1,4 +1,4 @@
-"""From a mapping to a spec, or one sentence per mistake: `file:line: field: found X, allowed Y`."""
+"""From a mapping to a spec, or one sentence per mistake: `file:line: field: got X; expected Y`."""
 
 import pathlib
 import types
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.base import VariantSpec, drop_unused_fields
 from perfmodel.files.blocks import Block, block_class
-from perfmodel.files.reach import refuse_path
+from perfmodel.files.sandbox import refuse_path
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 
 _S = TypeVar("_S", bound=BaseModel)
@@ -48,7 +48,7 @@ def parse(model_class: type[_S], data: Any, positions: Positions) -> _S:
         return model_class.model_validate(data, context=positions)
     except ValidationError as error:
         first = islice(_sentences(error, model_class, data, positions), _MAX_READ)
-        by_line = sorted(first, key=lambda found: found[0])
+        by_line = sorted(first, key=lambda item: item[0])
         lines = list(dict.fromkeys(sentence for _, sentence in by_line))
         count = max(len(lines), error.error_count() if len(by_line) == _MAX_READ else 0)
     more = [f"... and {count - _MAX_SHOWN} more"] if count > _MAX_SHOWN else []
@@ -128,7 +128,7 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
     """Value and expectation, without the place."""
     kind: str = item["type"]
     context: dict[str, Any] = item.get("ctx", {})
-    found = show_value(item["input"])
+    sentence = show_value(item["input"])
     if kind == "missing":
         around = _model_at(model_class, path[:-1])
         choices = get_args(around.model_fields[str(path[-1])].annotation) if around is not None else ()
@@ -140,19 +140,19 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
         return str(context["error"]).rstrip(".")
     if kind in ("literal_error", "enum"):
         near = did_you_mean(str(item["input"]), context["expected"].replace("'", "").replace(" or ", ", ").split(", "))
-        return f"found {found}, allowed {context['expected']}" + (f".{near}" if near else "")
+        return f"got {sentence}; expected {context['expected']}" + (f".{near}" if near else "")
     if kind in _ALLOWED:
         limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
-        return f"found {found}, allowed {_ALLOWED[kind].format(**limits)}"
+        return f"got {sentence}; expected {_ALLOWED[kind].format(**limits)}"
     if kind in ("model_type", "model_attributes_type", "dataclass_type"):
         model = _model_at(model_class, path)
         keys = f" of {', '.join(model.model_fields)}" if model else ""
-        return f"found {found}, allowed a mapping{keys}"
+        return f"got {sentence}; expected a mapping{keys}"
     allowed = _ALLOWED_BY_STEM.get(kind.split("_")[0])
     if allowed is not None:
-        return f"found {found}, allowed {allowed}"
+        return f"got {sentence}; expected {allowed}"
     message: str = item["msg"]
-    return f"found {found}: {message[:1].lower()}{message[1:]}"
+    return f"found {sentence}: {message[:1].lower()}{message[1:]}"
 
 
 def unknown_key(key: str, model: type[BaseModel] | None) -> str:

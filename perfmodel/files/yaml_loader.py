@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from perfmodel.errors import SpecError
-from perfmodel.files.reach import read_bounded_text
+from perfmodel.files.sandbox import read_limited_text
 
 Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
 
@@ -24,7 +24,7 @@ Path = tuple[str | int, ...]  # ("memory", 0, "capacity_bytes")
 _MAX_BYTES = 2_000_000
 _MAX_VALUES = 300_000  # an alias counts as its content
 _MAX_DEPTH = 50
-_SURELY_DEEP = 1000  # beyond, the recursive C parser would overflow the stack
+_SAFE_DEPTH = 1000  # beyond, the recursive C parser would overflow the stack
 _LONGEST_NUMBER = 400  # digits: more than a double has before its point
 
 _TAG = "tag:yaml.org,2002:"
@@ -134,7 +134,7 @@ def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
     mapping, invalid YAML, tab-indented, or has duplicate keys.
     """
     try:
-        text = read_bounded_text(pathlib.Path(path), _MAX_BYTES)
+        text = read_limited_text(pathlib.Path(path), _MAX_BYTES)
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file.") from None
     except IsADirectoryError:
@@ -152,8 +152,10 @@ def load_yaml_text(text: str, name: str) -> LoadedYaml:
     if root is None:
         raise SpecError(f"{name}: the file is empty; a mapping of `key: value` lines is needed.")
     if not isinstance(root, yaml.MappingNode):
-        found = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
-        raise SpecError(f"{name}:{root.start_mark.line + 1}: found {found}, a mapping of `key: value` lines is needed.")
+        result = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
+        raise SpecError(
+            f"{name}:{root.start_mark.line + 1}: found {result}, a mapping of `key: value` lines is needed."
+        )
     return LoadedYaml(_Values(name).of(root), Positions(name, root))
 
 
@@ -178,8 +180,8 @@ def parse_value(text: str, origin: str) -> Any:
 def _compose(text: str, name: str) -> yaml.Node | None:
     # Deeper, by brackets or indentation, than any parser's stack allows.
     depths = accumulate(1 if bracket in "[{" else -1 for bracket in _BRACKETS.findall(text))
-    is_flat = text.count("[") + text.count("{") <= _SURELY_DEEP or max(depths) <= _SURELY_DEEP
-    if not is_flat or any(len(indent) > _SURELY_DEEP for indent in _BEFORE_WORDS.findall(text)):
+    is_flat = text.count("[") + text.count("{") <= _SAFE_DEPTH or max(depths) <= _SAFE_DEPTH
+    if not is_flat or any(len(indent) > _SAFE_DEPTH for indent in _BEFORE_WORDS.findall(text)):
         raise SpecError(f"{name}: nested more than {_MAX_DEPTH} levels deep.")
     loader = None
     try:
@@ -255,7 +257,7 @@ class _Values:
             return _WORDS[text]
         is_whole = _INT.fullmatch(text)
         if (is_whole or _FLOAT.fullmatch(text)) and len(text) > _LONGEST_NUMBER:
-            raise self._refused(node, f"found a number of {len(text):,} digits, allowed {_LONGEST_NUMBER}.")
+            raise self._refused(node, f"got a number of {len(text):,} digits; expected {_LONGEST_NUMBER}.")
         if is_whole:
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         return float(text) if _FLOAT.fullmatch(text) else text

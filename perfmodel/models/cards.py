@@ -12,7 +12,7 @@ from typing import Any, Literal
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import aliases_of, expanded, list_names, looked_up, normal_name, unknown_name
-from perfmodel.files.reach import may_touch, read_json
+from perfmodel.files.sandbox import is_allowed, read_json
 from perfmodel.files.units import NonNegativeFloat, PositiveFloat
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import load_yaml
@@ -65,11 +65,11 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
     """
     path, name = expanded(name_or_path), str(name_or_path)
-    if may_touch(path) and path.is_dir():
+    if is_allowed(path) and path.is_dir():
         _refuse_adapter(path)
         if (path / "config.json").is_file():
             path = path / "config.json"
-    is_file = may_touch(path) and path.is_file()
+    is_file = is_allowed(path) and path.is_file()
     if (is_file and path.suffix in (".gguf", ".safetensors")) or path.name.endswith(".safetensors.index.json"):
         from perfmodel.models.weights.headers import load_header
 

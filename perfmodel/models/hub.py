@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perfmodel.errors import MissingExtraError, SpecError
-from perfmodel.files.reach import is_only_names, read_json, touchable
+from perfmodel.files.sandbox import allow_path, is_only_names, read_json
 from perfmodel.models.hf.config import load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 from perfmodel.models.weights.stored import HF_QUANT_CONFIG, is_format_said, said_fields
@@ -51,7 +51,7 @@ def load_from_hub(name: str) -> ModelSpec:
     Raises SpecError for a repository that cannot be read, in one sentence with the way out, MissingExtraError where
     the Hub's client is not installed.
     """
-    with touchable(_cache()):
+    with allow_path(_cache()):
         config, origin = _cached(name), "local cache of the Hub"
         if config is None:
             config, origin = _fetched(name), _host()

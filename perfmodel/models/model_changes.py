@@ -105,8 +105,8 @@ class LowRank(Spec):
     @model_validator(mode="after")
     def _one_of_both(self) -> "LowRank":
         if (self.rank is None) == (self.fraction is None):
-            found = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
-            raise ValueError(f"found {found}; give one of them")
+            result = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
+            raise ValueError(f"found {result}; give one of them")
         return self
 
 
@@ -125,8 +125,8 @@ class EarlyExit(Spec):
     @model_validator(mode="after")
     def _one_of_both(self) -> "EarlyExit":
         if (self.expected_share is None) == (self.exit_probabilities is None):
-            found = "both" if self.expected_share is not None else "neither"
-            raise ValueError(f"found {found} of expected_share and exit_probabilities; give one of them")
+            result = "both" if self.expected_share is not None else "neither"
+            raise ValueError(f"found {result} of expected_share and exit_probabilities; give one of them")
         total = sum(self.exit_probabilities or ())
         if total > 1 + 1e-9:
             raise ValueError(f"found exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")

@@ -175,7 +175,7 @@ def format_of_dtype(dtype: str) -> str:
     """ "bfloat16" or "torch.bfloat16" -> "bf16"; our own names pass through."""
     form = _DTYPES.get(dtype.removeprefix("torch.").lower())
     if form is None:
-        raise SpecError(f"dtype: found {dtype!r}, allowed: bfloat16, float16, float32.{did_you_mean(dtype, _DTYPES)}")
+        raise SpecError(f"dtype: got {dtype!r}; expected bfloat16, float16, float32.{did_you_mean(dtype, _DTYPES)}")
     return form
 
 
@@ -202,9 +202,7 @@ def with_quantization(model: ModelSpec, method: str | None, group_size: int | No
     key, have = method.lower().replace("-", "_"), model.quantization
     if key not in METHODS and key not in GGUF_MIXES:
         known = (*METHODS, *GGUF_MIXES)
-        raise SpecError(
-            f"engine.quantization: found {method!r}, allowed: {', '.join(known)}.{did_you_mean(key, known)}"
-        )
+        raise SpecError(f"engine.quantization: got {method!r}; expected {', '.join(known)}.{did_you_mean(key, known)}")
     if key in GGUF_MIXES:  # as llama.cpp's quantizer writes the model: embedding and LM head, too
         kept = frozenset({"router", "norms"})
         bits = component_bits(model, key, BITS_PER_WEIGHT)

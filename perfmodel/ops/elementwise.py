@@ -200,7 +200,7 @@ def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_pe
     logits. Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
     """
     if method not in BYTES_PER_LOGIT:
-        raise SpecError(f"sampling: found {method!r}, allowed {', '.join(BYTES_PER_LOGIT)}.")
+        raise SpecError(f"sampling: got {method!r}; expected {', '.join(BYTES_PER_LOGIT)}.")
     per_logit = BYTES_PER_LOGIT[method] if bytes_per_logit is None else bytes_per_logit
     logits = num_samples * vocab_size
     return Work(

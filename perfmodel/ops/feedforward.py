@@ -20,11 +20,11 @@ from math import ceil
 from perfmodel.models.architecture import DenseFFN, MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from perfmodel.ops.elementwise import activation, gate
-from perfmodel.ops.extents import ExpertsExtent
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.messages import Exchange, distinct_ranks
 from perfmodel.ops.node import LayerContext, OperatorNode, on_group, on_tokens
+from perfmodel.ops.problem_sizes import ExpertsSize
 from perfmodel.ops.routing import ExpertLoad
 from perfmodel.ops.work import Work
 
@@ -96,7 +96,7 @@ def experts(
         weight_bytes=load.distinct * (gates + 1) * d * f * form.weight_bytes,
         activation_bytes=load.assignments * row_bytes + num_tokens * d * o,
         num_kernels=num_kernels,
-        extent=ExpertsExtent(
+        problem=ExpertsSize(
             tokens=num_tokens,
             top_k=ffn.top_k,
             num_experts=ffn.num_experts,

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from functools import partial
 from math import ceil
 
-from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.node import OperatorNode, on_tokens
+from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.work import Work
 
 
@@ -45,7 +45,7 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
         weight_bytes=n * k * form.weight_bytes + (n * form.output_bytes if has_bias else 0.0),
         activation_bytes=m * k * form.input_bytes + m * n * form.output_bytes + quantized_bytes,
         num_kernels=2 if form.quantizes_input else 1,
-        extent=GemmExtent(m, n, k, form.weight_bytes, form.input_bytes, quantized_bytes),
+        problem=GemmSize(m, n, k, form.weight_bytes, form.input_bytes, quantized_bytes),
         format=form.name,
     )
 

@@ -52,7 +52,7 @@ TILE_ROWS = (16, 32, 64, 128, 256)  # rows of the tiles that grouped GEMM kernel
 _TILES = np.array(TILE_ROWS, dtype=np.float64)
 _EXACT_BELOW = 64.0  # rows per expert up to which the binomial is summed; above, a normal's quantiles stand for it
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])
-_MOST_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
+_MAX_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
 
 
 class Placement(NamedTuple):
@@ -256,11 +256,11 @@ def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routin
 
 
 def _power_law(uniform: Values, exponent: float) -> Values:
-    """Map uniform numbers to density x^-exponent on [1, _MOST_POPULAR]."""
+    """Map uniform numbers to density x^-exponent on [1, _MAX_POPULAR]."""
     if abs(exponent - 1.0) < 1e-9:
-        return np.asarray(_MOST_POPULAR**uniform)
+        return np.asarray(_MAX_POPULAR**uniform)
     power = 1.0 - exponent
-    return np.asarray((1.0 + (_MOST_POPULAR**power - 1.0) * uniform) ** (1.0 / power))
+    return np.asarray((1.0 + (_MAX_POPULAR**power - 1.0) * uniform) ** (1.0 / power))
 
 
 def _inclusion(popularity: Values, top_k: int) -> Values:
@@ -344,8 +344,8 @@ def _quantiles(a: float, b: float) -> Values:
     middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     density = (a - 1.0) * np.log(middles) + (b - 1.0) * np.log1p(-middles)
     mass = np.cumsum(widths * np.exp(density - density.max()))
-    found = np.interp((np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES, mass / mass[-1], edges[1:])
-    return np.asarray(np.minimum(found * (a / (a + b) / found.mean()), 1.0))
+    quantiles = np.interp((np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES, mass / mass[-1], edges[1:])
+    return np.asarray(np.minimum(quantiles * (a / (a + b) / quantiles.mean()), 1.0))
 
 
 def dispersed_routing(dispersion: float, is_balanced: bool = False) -> Routing:

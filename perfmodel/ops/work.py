@@ -9,8 +9,8 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from perfmodel.errors import SpecError
-from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
+from perfmodel.ops.problem_sizes import ProblemSize
 
 E = TypeVar("E")
 
@@ -157,17 +157,17 @@ class Work:
     sram_bytes: float = 0.0
     message: Message | None = None
     num_kernels: int = 1
-    extent: Extent | None = None
+    problem: ProblemSize | None = None
     format: str = ""
     vector_ops: float = 0.0
 
-    def extent_as(self, kind: type[E]) -> E:
+    def problem_as(self, kind: type[E]) -> E:
         """The extent, checked to be of type `kind`. Raises SpecError for a work of another family."""
-        if isinstance(self.extent, kind):
-            return self.extent
+        if isinstance(self.problem, kind):
+            return self.problem
         raise SpecError(
             f"calibration: family {self.family!r} has a fit whose form reads a {kind.__name__}, and {self.name} has "
-            f"{'none' if self.extent is None else f'a {type(self.extent).__name__}'}; give it a fit of another form."
+            f"{'none' if self.problem is None else f'a {type(self.problem).__name__}'}; give it a fit of another form."
         )
 
     @property

@@ -24,7 +24,7 @@ _COUNT = re.compile(r"\d+(?:\.\d+)?\s?[kKmMgG](?![A-Za-z])")
 _ONE_END = re.compile(r"\.\.[^/]*|[^/]*\.\.")
 _RANGE = re.compile(r"(.+?)\.\.(.+?)(?::(\d+))?")
 _NUM_VALUES = 5
-_MOST_VALUES = 200
+_MAX_VALUES = 200
 _LARGEST = 1e30  # in any unit
 _MULTIPLE = "x"
 
@@ -105,13 +105,13 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
         except ValueError as error:
             raise SpecError(f"--vary {text}: {error}.") from None
     if _ONE_END.fullmatch(values):
-        raise SpecError(f"--vary {text}: found {values}, allowed both ends of a range, as in {path}=1..8 or =0.5x..2x.")
+        raise SpecError(f"--vary {text}: got {values}; expected both ends of a range, as in {path}=1..8 or =0.5x..2x.")
     if (match := _RANGE.fullmatch(values)) is not None:
         xs, unit = _spaced(text, match[1], match[2], int(match[3] or _NUM_VALUES))
     else:
         texts = tuple(part.strip() for part in values.split(","))
-        if len(texts) > _MOST_VALUES:
-            raise SpecError(f"--vary {text[:80]}...: found {len(texts):,} values, allowed {_MOST_VALUES}.")
+        if len(texts) > _MAX_VALUES:
+            raise SpecError(f"--vary {text[:80]}...: got {len(texts):,} values; expected {_MAX_VALUES}.")
         numbers = [number for part in texts if (number := _NUMBER.fullmatch(part)) is not None]
         units = {number[2] for number in numbers}
         if len(numbers) < len(texts) or len(units) != 1:
@@ -159,24 +159,24 @@ def suspects(scenario: Scenario) -> list[str]:
     shared = len(own) < len(scenario.pools)
     devices = ({"hardware": scenario.hardware} if shared else {}) | own
     exchanges = scenario.cluster.is_disaggregated or any(pool.engine.num_devices > 1 for pool in scenario.pools)
-    found = []
+    result = []
     for prefix, hardware in devices.items():
         level, link = hardware.declared.memory[0].level, hardware.scale_up_link
         names = ["peak_flops", f"{level}.bandwidth", f"{level}.capacity"]
         if link is not None and exchanges:
             names += [f"{link.name}.bandwidth"]
-        found += [f"{prefix}.{name}" for name in names]
+        result += [f"{prefix}.{name}" for name in names]
     if scenario.num_nodes > 1:
-        found.append("cluster.network.bandwidth_bytes_per_s")
+        result.append("cluster.network.bandwidth_bytes_per_s")
     if scenario.cluster.is_disaggregated and scenario.cluster.kv_transfer.bandwidth_bytes_per_s is not None:
-        found.append("cluster.kv_transfer.bandwidth_bytes_per_s")
-    found += ["overheads.kernels", "overheads.host"]
+        result.append("cluster.kv_transfer.bandwidth_bytes_per_s")
+    result += ["overheads.kernels", "overheads.host"]
     arrivals = scenario.traffic.arrivals
     if arrivals.rate is not None and not scenario.traffic.trace:
-        found.append("traffic.arrivals.rate")
+        result.append("traffic.arrivals.rate")
     elif arrivals.concurrency is not None and arrivals.concurrency > 1:
-        found.append("traffic.arrivals.concurrency")
-    varied = [f"{path}=0.5x..2x:3" for path in found]
+        result.append("traffic.arrivals.concurrency")
+    varied = [f"{path}=0.5x..2x:3" for path in result]
     return [*varied, "traffic.arrivals.concurrency=1,2,4"] if arrivals.concurrency == 1 else varied  # no half of one
 
 
@@ -188,9 +188,9 @@ def _spaced(text: str, low_text: str, high_text: str, count: int) -> tuple[tuple
         raise SpecError(f"--vary {text}: found {low[2]!r} and {high[2]!r}; give both ends in the same unit.")
     start, end = float(low[1]), float(high[1])
     _refuse_beyond(text, start, end)
-    if not start < end or not 2 <= count <= _MOST_VALUES:
+    if not start < end or not 2 <= count <= _MAX_VALUES:
         raise SpecError(
-            f"--vary {text}: found {count} values from {start:g} to {end:g}; allowed 2 to {_MOST_VALUES}, upwards."
+            f"--vary {text}: got {count} values from {start:g} to {end:g}; expected 2 to {_MAX_VALUES}, upwards."
         )
     xs = np.geomspace(start, end, count) if start > 0 else np.linspace(start, end, count)
     return tuple(float(f"{x:.6g}") for x in xs), high[2]
@@ -199,7 +199,7 @@ def _spaced(text: str, low_text: str, high_text: str, count: int) -> tuple[tuple
 def _refuse_beyond(text: str, *xs: float) -> None:
     beyond = next((x for x in xs if abs(x) > _LARGEST), None)
     if beyond is not None:
-        raise SpecError(f"--vary {text[:80]}: found {beyond:g}, allowed numbers up to {_LARGEST:g}.")
+        raise SpecError(f"--vary {text[:80]}: got {beyond:g}; expected numbers up to {_LARGEST:g}.")
 
 
 def _written(x: float, unit: str, is_whole: bool) -> str:
@@ -258,8 +258,8 @@ def bound_changes(base: Point, axis: Axis, with_operators: bool = False) -> list
         return (costs or step_costs(taker)).estimate(batch_shape(step, taker))
 
     def bound(what: str, x: float) -> str:
-        found = estimate(x)
-        return found.bound if what == "step" else next((row.bound for row in found.rows if row.name == what), "")
+        result = estimate(x)
+        return result.bound if what == "step" else next((row.bound for row in result.rows if row.name == what), "")
 
     ends, changes = sorted(axis.xs), []
     names = [row.name for row in estimate(ends[0]).rows] if with_operators and len(ends) > 1 else []

@@ -18,10 +18,10 @@ from perfmodel.specs.slo import SLO
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
     """Groups of `screened` that serve `rate` (requests/s) within `spec`, at `group_rate` each (default: the screened
     rate). None if too many are needed or a group serves no rate."""
-    each = screened.rate if group_rate is None else group_rate
-    if each <= 0:
+    item = screened.rate if group_rate is None else group_rate
+    if item <= 0:
         return None
-    needed = max(1, ceil(rate / each - 1e-9))
+    needed = max(1, ceil(rate / item - 1e-9))
     most = most_replicas(screened, spec)
     choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
     if not choices:
@@ -223,8 +223,8 @@ def overlooked(
 
 
 OnFront = TypeVar("OnFront", Deployment, FrontPoint)
-_MOST_LOOKED_AT = 60
-_MOST_POINTS = 8
+_MAX_LOOKED_AT = 60
+_MAX_POINTS = 8
 
 
 def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec, rate: float) -> list[Deployment]:
@@ -232,14 +232,14 @@ def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec
     `spec` allows; thinned evenly if long."""
     more: list[Deployment] = []
     widest = spec.model_copy(update={"objective": "lowest_latency"})
-    for deployment in serving[:_MOST_LOOKED_AT]:
+    for deployment in serving[:_MAX_LOOKED_AT]:
         least, most = deployment.replicas, pick_replicas(deployment.screened, widest, rate) or 0
         counts = spec.space.replicas or range(least, most + 1)
         more += [replace(deployment, replicas=count) for count in counts if least <= count <= most]
     near = screen.tightness([one.screened for one in more], [rate / one.replicas for one in more])
     ordered = _front(replace(one, tightness=value) for one, value in zip(more, near, strict=True))
     last = len(ordered) - 1
-    count = min(last + 1, _MOST_POINTS)
+    count = min(last + 1, _MAX_POINTS)
     return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]
 
 

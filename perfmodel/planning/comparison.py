@@ -10,9 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
-from perfmodel.files.reach import read_json
+from perfmodel.files.sandbox import read_json
 from perfmodel.planning.metrics import Metric, metric_of
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 
 # Derived from other fields, or compared separately.
 _LEFT_OUT = ("answer", "interval", "notes", "provenance", "scenario", "trust", "worst")
@@ -80,7 +80,7 @@ class MetricChange:
 
 
 @dataclass(frozen=True, repr=False)
-class ResultComparison(Printable):
+class ResultComparison(Renderable):
     """The differences between two results.
 
     one, other: names of the two results
@@ -121,15 +121,15 @@ class ResultComparison(Printable):
 def read_result(path: Path) -> dict[str, Any]:
     """Load a result written with `--json`. Raises SpecError for an unreadable file or another document."""
     try:
-        found = read_json(path, is_strict=True)
+        outcome = read_json(path, is_strict=True)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise SpecError(f"{path}: is not JSON ({error}); give what a command printed with --json.") from None
-    provenance = found.get("provenance") if isinstance(found, dict) else None
+    provenance = outcome.get("provenance") if isinstance(outcome, dict) else None
     if not isinstance(provenance, dict) or any(name not in provenance for name in _WANTED):
         raise SpecError(f"{path}: is not a result of perfmodel: it has no provenance; write it again with --json.")
-    result: dict[str, Any] = found
+    result: dict[str, Any] = outcome
     return result
 
 

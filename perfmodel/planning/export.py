@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.whole import write_wholes
+from perfmodel.files.atomic_write import atomic_write_all
 from perfmodel.files.yaml_loader import Positions, dump_yaml
 from perfmodel.planning.finalist import Finalist, Job
 from perfmodel.planning.result import JobPlan, PlanResult
@@ -212,7 +212,7 @@ def export_plan(result: PlanResult, folder: Path) -> list[Path]:
     texts = plan_files(result)
     if not texts:
         raise SpecError(f"--export {folder}: nothing serves the rate, so there is nothing to write; see the answer.")
-    return write_wholes({folder / name: text for name, text in texts.items()})
+    return atomic_write_all({folder / name: text for name, text in texts.items()})
 
 
 def batch_command(plan: JobPlan, job: Job) -> list[str]:

@@ -192,8 +192,8 @@ class Finalist(Replicas):
     @property
     def rate_draws(self) -> Floats:
         """`rate` under each draw of calibration and sampling error."""
-        found: Floats = self.rate * self.drawn.rate * np.exp(seed_draws(self.rates))
-        return found
+        result: Floats = self.rate * self.drawn.rate * np.exp(seed_draws(self.rates))
+        return result
 
     @property
     def rate_interval(self) -> Interval:
@@ -214,8 +214,8 @@ class Finalist(Replicas):
         there = [value for value in values if value]
         if not there or len(there) < len(values):
             return None
-        found: Floats = (sum(there) / len(there)) * self.drawn.latencies[name] * np.exp(seed_draws(there))
-        return found
+        result: Floats = (sum(there) / len(there)) * self.drawn.latencies[name] * np.exp(seed_draws(there))
+        return result
 
     def latency_interval(self, quantile: str, name: str) -> Interval | None:
         """80 % interval of a latency."""
@@ -262,8 +262,8 @@ class Job(Replicas):
     @property
     def seconds_draws(self) -> Floats:
         """`seconds` under each draw of calibration and sampling error."""
-        found: Floats = self.seconds * self.drawn * np.exp(seed_draws(self._times))
-        return found
+        result: Floats = self.seconds * self.drawn * np.exp(seed_draws(self._times))
+        return result
 
     @property
     def seconds_interval(self) -> Interval:
@@ -321,8 +321,8 @@ def seed_draws(values: Sequence[float]) -> Floats:
     # In another order than the calibration's draws, whose second half is the first with the signs turned, too.
     weights = rng.permutation(np.concatenate([weights, -weights]))
     logs = np.log(values)
-    found: Floats = weights @ (logs - logs.mean())
-    return found
+    result: Floats = weights @ (logs - logs.mean())
+    return result
 
 
 def interval_of(draws: Floats, value: float) -> Interval:
@@ -374,8 +374,8 @@ class Option:
     def bills(self, cap: float) -> Floats:
         """Cost per draw, including replicas to be added: at most `cap` for these."""
         missing = np.maximum(self.needed - self.replicas, 0.0)
-        found: Floats = self.cost + np.minimum(missing * self.price, cap)
-        return found
+        result: Floats = self.cost + np.minimum(missing * self.price, cap)
+        return result
 
     def expected(self, cap: float) -> float:
         """Mean of `bills`."""
@@ -384,8 +384,8 @@ class Option:
     def known_bills(self, cap: float) -> Floats:
         """Cost per draw if the needed replicas are known before buying."""
         exact = np.where(self.needed <= self.most, np.maximum(self.needed, 1.0) * self.price, inf)
-        found: Floats = np.minimum(exact, self.bills(cap))
-        return found
+        minimum: Floats = np.minimum(exact, self.bills(cap))
+        return minimum
 
 
 @dataclass(frozen=True)

@@ -40,21 +40,21 @@ def best_at(values: Mapping[str, float | None], is_better_low: bool, tie: float 
 def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: bool, tie: float = TIE) -> list[Stretch]:
     """Ranges of the axis `xs` with the same winners among `lines`, in order; positions without any value are skipped.
     is_better_low: less is better; tie: relative difference below which two are equal"""
-    found: list[Stretch] = []
+    result: list[Stretch] = []
     for index, x in enumerate(xs):
         winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low, tie)
         if not winners:
             continue
-        last = found[-1] if found else None
+        last = result[-1] if result else None
         if last is not None and last.winners == winners:
-            found[-1] = replace(last, last=x)
+            result[-1] = replace(last, last=x)
             continue
         begins = x
         if last is not None and len(winners) == len(last.winners) == 1 and last.last == xs[index - 1]:
             near = slice(index - 1, index + 1)
             begins = next(iter(crossings(xs[near], lines[last.winners[0]][near], lines[winners[0]][near])), x)
-        found.append(Stretch(winners, x, x, begins))
-    return found
+        result.append(Stretch(winners, x, x, begins))
+    return result
 
 
 def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
@@ -62,7 +62,7 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
     for positive values (exact for power laws), else linear. A position with equal values counts if the order differs on
     its two sides."""
     points = [(x, a, b) for x, a, b in zip(xs, one, other, strict=False) if a is not None and b is not None]
-    found: list[float] = []
+    result: list[float] = []
     side = 0
     for index, (x, a, b) in enumerate(points):
         here = (a > b) - (a < b)
@@ -72,9 +72,9 @@ def crossings(xs: Sequence[float], one: Values, other: Values) -> list[float]:
             start, end = (log(x0), log(x)) if is_log else (x0, x)
             gap0, gap = (log(a0 / b0), log(a / b)) if is_log else (a0 - b0, a - b)
             at = start + (end - start) * gap0 / (gap0 - gap)
-            found.append(x0 if a0 == b0 else exp(at) if is_log else at)
+            result.append(x0 if a0 == b0 else exp(at) if is_log else at)
         side = here or side
-    return found
+    return result
 
 
 def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
@@ -105,4 +105,4 @@ def pareto_front(
         gains = [better_by(*pair) for pair in zip(one, other, is_better_low, strict=True)]
         return max(gains) > 1 + tie and min(gains) >= 1 / (1 + tie)
 
-    return tuple(name for name, mine in whole.items() if not any(dominates(each, mine) for each in whole.values()))
+    return tuple(name for name, item in whole.items() if not any(dominates(entry, item) for entry in whole.values()))

@@ -90,9 +90,9 @@ _PARTS = 48  # of the tail
 _AT_ONCE = 400  # rows: as many as stay in a processor's cache
 _FEWEST_REQUESTS = 20_000  # of the longer run
 _BATCHES = 8  # full batches of every engine that the longer run lasts at least
-_MOST_OF_LAYOUT = 2  # finalists that differ in scheduling only
+_MAX_OF_LAYOUT = 2  # finalists that differ in scheduling only
 _NEARLY = 1.1  # times the deadline in closed form, or with one replica fewer: the simulator may find it met
-_MOST_MOVES = 3  # replicas more or fewer that are tried
+_MAX_MOVES = 3  # replicas more or fewer that are tried
 _OTHER_REPLICAS = "other replicas"  # a task of the forecast
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 
@@ -103,7 +103,7 @@ def plan_job(
     spec: PlanSpec,
     sweep: StoredSweep,
     stages: Stages,
-    tell: Callable[[Preliminary], None] | None = None,
+    on_preliminary: Callable[[Preliminary], None] | None = None,
 ) -> JobPlan:
     """Plan the job of `scenario` (`base`: its file and overrides) by `spec`.
 
@@ -125,8 +125,8 @@ def plan_job(
         jobs = screen.jobs()
     chosen = _finalists(jobs, spec)
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
-    if tell is not None:
-        tell(Preliminary(spec, len(unified), chosen, None, scenario.traffic.num_requests or 0))
+    if on_preliminary is not None:
+        on_preliminary(Preliminary(spec, len(unified), chosen, None, scenario.traffic.num_requests or 0))
     plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
     with stages("simulating the job's requests") as progress:
         run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
@@ -166,7 +166,7 @@ def _job_seconds(
     many = many + np.maximum(ahead, 0.0) * alone / batch
     room = np.maximum(budget - batch / 2, 1.0)
     steps = np.maximum(requests * prompt / room, 1.0)
-    prompts = steps * surfaces.beside(batch / 2, np.minimum(requests * prompt, room))
+    prompts = steps * surfaces.mixed_step_time(batch / 2, np.minimum(requests * prompt, room))
     prompts = prompts + requests * mean_context(surfaces, demand, room)
     few = prompts + _drained(surfaces, batch, engines, *_whole(demand.outputs))
     return np.where(requests > full, many, few)
@@ -182,7 +182,7 @@ def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -
     tokens = np.minimum(batch * brought * prompt / answer, room)
     size = np.minimum(np.maximum(tokens, prompt), room)
     share = tokens / size  # of steps that have prompts: whole ones, where a step's share is less than one
-    step = (1 - share) * surfaces.decode(batch) + share * surfaces.beside(batch, size)
+    step = (1 - share) * surfaces.decode(batch) + share * surfaces.mixed_step_time(batch, size)
     return batch, step + tokens / prompt * mean_context(surfaces, demand, room)
 
 
@@ -362,7 +362,7 @@ def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
     chosen: list[Job] = []
     per_layout: Counter[Hashable] = Counter()
     for job in sorted(best.values(), key=order):
-        if len(chosen) < spec.finalists and per_layout[job.candidate.kind] < _MOST_OF_LAYOUT:
+        if len(chosen) < spec.finalists and per_layout[job.candidate.kind] < _MAX_OF_LAYOUT:
             per_layout[job.candidate.kind] += 1
             chosen.append(job)
     return chosen
@@ -384,7 +384,7 @@ def _settled(run: _Runs, screen: JobScreen, chosen: Sequence[Job], spec: PlanSpe
 def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | None:
     """The next replica count to try: more if the job is late, fewer if these might suffice; None if done."""
     best = _best(tried, spec)
-    if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MOST_MOVES or best.seconds == inf:
+    if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MAX_MOVES or best.seconds == inf:
         return None
     is_late = not _is_in_time(best.seconds, spec)
     count = best.replicas + (1 if is_late else -1)
@@ -411,7 +411,7 @@ def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job])
     jobs, spec = list(settled), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job":
         return jobs
-    for _ in range(_MOST_MOVES):
+    for _ in range(_MAX_MOVES):
         counts = [_enough(plan, screen, job) for job in jobs]
         more = [place for place, job in enumerate(jobs) if counts[place] > job.replicas]
         if not more:

@@ -83,13 +83,13 @@ def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: S
     """Rate with the largest served / latency: vertex of a parabola through the logarithms at the maximum and its
     neighbours. None at either end."""
     rows = zip(rates, served, latencies, strict=True)
-    found = sorted(
+    result = sorted(
         (log(rate), log(throughput / latency)) for rate, throughput, latency in rows if throughput and latency
     )
-    best = max(range(len(found)), key=lambda number: found[number][1], default=0)
-    if not 0 < best < len(found) - 1:
+    best = max(range(len(result)), key=lambda number: result[number][1], default=0)
+    if not 0 < best < len(result) - 1:
         return None
-    (x0, y0), (x1, y1), (x2, y2) = found[best - 1 : best + 2]
+    (x0, y0), (x1, y1), (x2, y2) = result[best - 1 : best + 2]
     below, above = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     return exp((x0 + x1) / 2 + (x2 - x0) / 2 * below / (below - above)) if below > above else exp(x1)
 

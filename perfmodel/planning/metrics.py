@@ -236,8 +236,8 @@ def metric_of(key: str) -> Metric:
     """The metric called `key` in any answer; unknown names (a measured quality) stand for themselves. `validate` puts
     the statistic last: `e2el_mean` is `mean_e2el_ms`."""
     name, _, statistic = key.rpartition("_")
-    found = _EVERYTHING.get(key) or _COMPARED.get(key) or _EVERYTHING.get(f"{statistic}_{name}_ms")
-    return found or Metric(key, key.replace("_", " "), "", False, is_neutral=True)
+    metric = _EVERYTHING.get(key) or _COMPARED.get(key) or _EVERYTHING.get(f"{statistic}_{name}_ms")
+    return metric or Metric(key, key.replace("_", " "), "", False, is_neutral=True)
 
 
 def metrics_by_basis() -> Mapping[str, tuple[Metric, ...]]:
@@ -270,7 +270,7 @@ def basis_by_name(name: str) -> Basis:
             return basis
     known = list(dict.fromkeys([*_RUN, *_STEP, *_MEMORY]))
     near = did_you_mean(name, known)
-    raise ValueError(f"metrics: found {name!r}, allowed {', '.join(known)}{near and '.' + near}")
+    raise ValueError(f"metrics: got {name!r}; expected {', '.join(known)}{near and '.' + near}")
 
 
 def study_metric(name: str) -> Metric:

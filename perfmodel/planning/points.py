@@ -28,7 +28,7 @@ from perfmodel.specs.scenario import Scenario
 
 # Of the search for a capacity.
 _PRECISION = 0.02
-_MOST_DOUBLINGS = 16
+_MAX_DOUBLINGS = 16
 Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 
 
@@ -51,12 +51,12 @@ def max_request_rate(scenario: Scenario) -> float:
 
     rate = highest(is_served, arrivals.rate)
     if rate is None:
-        lowest = arrivals.rate / 2**_MOST_DOUBLINGS
+        lowest = arrivals.rate / 2**_MAX_DOUBLINGS
         raise SpecError(f"max_request_rate: the slo is missed even at {lowest:.1g} requests/s; relax it.")
     if rate == inf:
         raise SpecError(
             f"max_request_rate: all {scenario.traffic.num_requests or 'requests'} meet the slo even at "
-            f"{arrivals.rate * 2**_MOST_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
+            f"{arrivals.rate * 2**_MAX_DOUBLINGS:,.0f} requests/s, which is all at once; raise traffic.num_requests."
         )
     return rate
 
@@ -72,7 +72,7 @@ def highest(passes: Callable[[float], bool], start: float) -> float | None:
     None if none passes, inf if all do. Assumes `passes` is monotonic."""
     low = high = start
     is_fine = passes(start)
-    for _ in range(_MOST_DOUBLINGS):
+    for _ in range(_MAX_DOUBLINGS):
         if is_fine:  # search above: `low` passes
             low, high = high, 2 * high
             if not passes(high):
@@ -287,7 +287,7 @@ def _measured(scenario: Scenario, step: StepSpec | None, point: Point, run: Run 
             raise SpecError(f"{names['step'][0]} is of a step: give {example}.")
         taker = engine_of_step(scenario, is_prompt=not step.batch)
         shape = batch_shape(step, taker)
-        found = step_metrics(taker, step_costs(taker).estimate(shape), shape)
-        values |= {name: found[name] for name in names["step"]}
+        outcome = step_metrics(taker, step_costs(taker).estimate(shape), shape)
+        values |= {name: outcome[name] for name in names["step"]}
     values |= {name: memory_metric(scenario, name, step)[0] for name in names["memory"]}
     return replace(record, values={name: values[name] for name in point.metrics})

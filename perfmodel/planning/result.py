@@ -25,7 +25,7 @@ from perfmodel.planning.finalist import (
 from perfmodel.planning.findings import TIE
 from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import LEVELS, Trust, trust_of
 
@@ -63,7 +63,7 @@ class Resilience:
 
 
 @dataclass(frozen=True, repr=False)
-class _Plan(Printable, Generic[Row]):
+class _Plan(Renderable, Generic[Row]):
     """Common to both kinds of plan. `everyone` is ordered best first, failing finalists last."""
 
     base: Base

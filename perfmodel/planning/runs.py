@@ -44,15 +44,15 @@ _RATIO = 1.02  # between rates of the lattice
 FIRST_STRIDE = 4
 # Mean runs of a trial: 2 to enclose the rate and 1 or 2 to halve the stride, more where it begins far off.
 _RUNS_FIRST, _RUNS_NEAR = 6, 4
-_MOST_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
-_FEWEST_REQUESTS, _MOST_REQUESTS = 400, 8000
+_MAX_STRIDES = 6  # doublings of the stride: down to a ten-thousandth of the first rate
+_FEWEST_REQUESTS, _MAX_REQUESTS = 400, 8000
 _LIVES = 5  # turnovers of the largest batch that a run lasts
 _WAITS = 20  # longest waits that the SLO allows, that its arrivals last
 _NEARLY = 0.9  # of the wanted rate, in proportion to the replicas: then one fewer is tried
 _NEAR_STRIDE = 2  # steps of the lattice of rates, from where another seed's highest rate lies
 _CHECKS = 2  # runs at the wanted rate of each finalist and seed, on average: with more and with fewer replicas, too
 _OTHER_SEEDS, _AT_THE_RATE = "other seeds", "at the rate"  # tasks of a forecast that have not begun
-_MOST_MORE = 2  # replicas added where the simulator finds that the SLO is missed
+_MAX_MORE = 2  # replicas added where the simulator finds that the SLO is missed
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def highest_on_lattice(
 ) -> Generator[Step, Answer, int | None]:
     """The highest integer that `is_met`, assumed monotonic; None if none. Doubles the `stride` away from `start`, then
     bisects: few evaluations if `start` is near."""
-    longest = stride << _MOST_STRIDES
+    longest = stride << _MAX_STRIDES
     if (yield from is_met(start)):
         low, high = start, start + stride
         while (yield from is_met(high)):
@@ -204,7 +204,7 @@ class Runs:
         fewest = min((count for count in tried if serves(count)), default=None)
         if fewest is None:
             more = [count for count in others if count > one.replicas]
-            return one if not more or len(tried) > _MOST_MORE else replace(one, replicas=more[0])
+            return one if not more or len(tried) > _MAX_MORE else replace(one, replicas=more[0])
         fewer = [count for count in others if count < fewest][-1:]
         group_rate = one.rate / one.deployment.replicas
         might_do = [count for count in fewer if count * group_rate >= _NEARLY * self.rate and count not in tried]
@@ -255,7 +255,7 @@ class Runs:
         beyond = [limit.limit_ms for limit in slo.statistics if limit.latency in ("ttft", "e2el")]
         patience_s = max(slo.ttft_ms or 0.0, slo.e2el_ms or 0.0, *beyond) / 1e3
         wanted = max(_LIVES * in_flight, _WAITS * patience_s * screened.rate * replicas, _FEWEST_REQUESTS)
-        return int(min(wanted, _MOST_REQUESTS))
+        return int(min(wanted, _MAX_REQUESTS))
 
 
 def _grouped(results: Sequence[Answer], num_groups: int) -> list[tuple[Answer, ...]]:
@@ -264,8 +264,8 @@ def _grouped(results: Sequence[Answer], num_groups: int) -> list[tuple[Answer, .
 
 
 _CARRIED = {"failures", "gateway"}
-_MOST_SPARE = 2  # replicas beyond those that serve the rate without failures
-_FEWEST_WITH_FAILURES, _MOST_WITH_FAILURES = 400, 20_000
+_MAX_SPARE = 2  # replicas beyond those that serve the rate without failures
+_FEWEST_WITH_FAILURES, _MAX_WITH_FAILURES = 400, 20_000
 _FAILURES_SEEN = 3  # of all replicas together, that a run is to be long enough for
 _AFTER_S = 60.0  # of a run, after the last event's replica is back
 
@@ -284,7 +284,7 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
         return None
     tried: dict[int, float] = {}
     enough, problem = None, ""
-    for replicas in range(winner.replicas, winner.replicas + 1 + _MOST_SPARE):
+    for replicas in range(winner.replicas, winner.replicas + 1 + _MAX_SPARE):
         if tried and not may_have(winner.screened, result.spec, replicas):
             break
         try:
@@ -337,7 +337,7 @@ def requests_with_failures(result: PlanResult, replicas: int) -> int:
         duration_s = max(ends, default=0.0) + _AFTER_S
         if failures.mtbf_s is not None:
             duration_s = max(duration_s, _FAILURES_SEEN * failures.mtbf_s / replicas + away_s)
-    return int(min(max(result.rate * duration_s, _FEWEST_WITH_FAILURES), _MOST_WITH_FAILURES))
+    return int(min(max(result.rate * duration_s, _FEWEST_WITH_FAILURES), _MAX_WITH_FAILURES))
 
 
 def _all_up(failures: FailuresSpec | None, needed: int) -> dict[int, float]:
@@ -347,5 +347,5 @@ def _all_up(failures: FailuresSpec | None, needed: int) -> dict[int, float]:
     up = failures.mtbf_s / (failures.mtbf_s + failures.repair_s + failures.start_s)
     return {
         count: sum(comb(count, k) * up**k * (1 - up) ** (count - k) for k in range(needed, count + 1))
-        for count in range(needed, needed + 1 + _MOST_SPARE)
+        for count in range(needed, needed + 1 + _MAX_SPARE)
     }

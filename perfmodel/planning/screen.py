@@ -104,9 +104,9 @@ class Screen:
             return values / base if 0 < base < np.inf else np.ones(len(values))
 
         latencies = {}
-        base, each = (serve(one, self.demand, np.full((n, 1), rate)) for one, n in ((plain, 1), (drawn, NUM_DRAWS)))
+        base, item = (serve(one, self.demand, np.full((n, 1), rate)) for one, n in ((plain, 1), (drawn, NUM_DRAWS)))
         for name in ("ttft", "tpot", "itl", "e2el"):
-            now, values = (_quantile(_seconds(served, self.demand, name), self._attainment) for served in (base, each))
+            now, values = (_quantile(_seconds(served, self.demand, name), self._attainment) for served in (base, item))
             latencies[name] = over(values, float(now[0]))
         most, highest = (_highest(one, self.demand, self._wanted)[:, 0] for one in (plain, drawn))
         return Drawn(over(highest, float(most[0])), latencies)

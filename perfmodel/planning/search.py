@@ -34,7 +34,7 @@ from perfmodel.sim.driver import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-Tell = Callable[[Preliminary], None]
+OnPreliminary = Callable[[Preliminary], None]
 Simulated = dict[str, tuple[Deployment, Records]]  # label -> what was simulated at the wanted rate
 _FRONT = "front"  # a task of the forecast
 _REQUESTS = 400  # of the run that says what bounds the winner
@@ -47,7 +47,7 @@ def make_plan(
     workers: int | None = None,
     engine: str = "local",
     stages: Stages | None = None,
-    tell: Tell | None = None,
+    on_preliminary: OnPreliminary | None = None,
 ) -> PlanResult | JobPlan:
     """Plan the scenario at `path` (name or file) by its `plan` block or the defaults; an offline job if the objective
     says so.
@@ -67,12 +67,22 @@ def make_plan(
     Store(file).close()  # fail before the search if the file is unusable
     plan = plan_job if spec.is_offline else _plan_rate
     return plan(
-        base, scenario, spec, StoredSweep(str(file), workers, engine), stages or (lambda _: nullcontext()), tell
+        base,
+        scenario,
+        spec,
+        StoredSweep(str(file), workers, engine),
+        stages or (lambda _: nullcontext()),
+        on_preliminary,
     )
 
 
 def _plan_rate(
-    base: Base, scenario: Scenario, spec: PlanSpec, sweep: StoredSweep, stages: Stages, tell: Tell | None
+    base: Base,
+    scenario: Scenario,
+    spec: PlanSpec,
+    sweep: StoredSweep,
+    stages: Stages,
+    on_preliminary: OnPreliminary | None,
 ) -> PlanResult:
     rate, quantile = wanted_rate(scenario, spec), quantile_name(spec.attainment)
     with stages("screening"):
@@ -83,8 +93,8 @@ def _plan_rate(
         serving.sort(key=lambda deployment: choice.objective_key(deployment, spec))
         front = choice.screened_front(screen, serving, spec, rate)
     chosen = choice.with_every_device(choice.finalists(serving, spec), serving, spec)
-    if tell is not None:
-        tell(Preliminary(spec, len(space.candidates), chosen, rate))
+    if on_preliminary is not None:
+        on_preliminary(Preliminary(spec, len(space.candidates), chosen, rate))
     able = {id(deployment.screened) for deployment in serving}
     cut = [*serving, *(Deployment(candidate, 0) for candidate in screened if id(candidate) not in able)]
     with stages("simulating the finalists' requests") as progress:

@@ -214,8 +214,8 @@ def longest_gap(
     largest = np.interp(share, (np.arange(len(lengths)) + 0.5) / len(lengths), lengths)
     tokens = np.minimum(largest + rate * long * demand.mean_prompt, np.maximum(budget - batch, 1.0))
     alone = surfaces.decode(batch)
-    found: Floats = np.where(share > 0, np.maximum(surfaces.beside(batch, tokens), alone), alone)
-    return found
+    result: Floats = np.where(share > 0, np.maximum(surfaces.mixed_step_time(batch, tokens), alone), alone)
+    return result
 
 
 Bools = NDArray[np.bool_]
@@ -255,12 +255,12 @@ class Service:
 def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
     """One candidate's service `count` times, each row with its own step times and front end. surfaces, prompts: step
     times of decode and prefill engines; server: factors on the front end"""
-    (start, each), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
+    (start, item), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
     return replace(
         service,
         surfaces=surfaces,
         prompts=prompts,
-        transfer=(np.repeat(start, count, axis=0), np.repeat(each, count, axis=0)),
+        transfer=(np.repeat(start, count, axis=0), np.repeat(item, count, axis=0)),
         front_end=(fixed * times, per_token * times, per_sequence * times),
         **{
             name: np.repeat(getattr(service, name), count, axis=0)
@@ -295,8 +295,8 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     prompt_rate = np.where(is_apart, rate / np.maximum(service.prefills, 1), decode_rate)
     steps = _mean_steps(service, demand, beside_rate)
     chain = _chain(service, demand, decode_rate, steps)
-    beside = np.where(is_apart, 0.0, chain.mean)
-    work = _prompt_work(service, demand, prompt_rate, beside)
+    num_running = np.where(is_apart, 0.0, chain.mean)
+    work = _prompt_work(service, demand, prompt_rate, num_running)
     alone, mean_step = surfaces.decode(np.maximum(chain.mean, 1.0)), _at(steps, chain.mean)
     held_up = np.where(is_apart, 0.0, 1.0 - alone / mean_step)  # share of the time that prompts take from decodes
     batch = _batch(service, chain, held_up, work)
@@ -306,23 +306,23 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     smoothed = 2 * (life - 1 + np.exp(-life)) / life**2
     met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
     step = _at(steps, met)
-    own, found, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
-    full = surfaces.beside(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
+    own, result, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
+    full = surfaces.mixed_step_time(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
     tpot = _held_up(surfaces.decode(met), step, own, outputs, beside_rate, work.square, full, for_batch)
     start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
-    ahead = service.gates * np.where(is_apart, found, mean_step)
-    waits = np.where(for_gate < is_busy, start_of * found + ahead, 0.0)
+    ahead = service.gates * np.where(is_apart, result, mean_step)
+    waits = np.where(for_gate < is_busy, start_of * result + ahead, 0.0)
     waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, batch.full, batch.wait)
     fixed, per_token, per_sequence = service.front_end
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
-    start, each = service.transfer
-    ttft = ttft + np.where(is_apart, start + each * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
+    start, item = service.transfer
+    ttft = ttft + np.where(is_apart, start + item * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
     is_bad = ~(chain.is_stable & work.is_stable)
     brought = surfaces.tokens(met)
     single = None
     if demand.asks_for_tokens:
         met_by = beside_rate * step, work.extra.mean(axis=1, keepdims=True), work.square
-        gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + found)
+        gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + result)
         at_once = 1.0 - np.exp(-beside_rate * (own + service.gates * step))
         single = SingleTokens(gap, surfaces.decode(met) / brought, held_steps(*met_by), at_once)
     return Served(
@@ -346,16 +346,16 @@ class _Work:
     is_stable: Bools
 
 
-def _prompt_work(service: Service, demand: Demand, rate: Floats, beside: Floats) -> _Work:
+def _prompt_work(service: Service, demand: Demand, rate: Floats, num_running: Floats) -> _Work:
     """A queue of prompts drains at the pace of full steps: budget / t(n, budget) tokens/s."""
     surfaces = service.prompts
-    budget = np.maximum(service.budget - beside, 1.0)
+    budget = np.maximum(service.budget - num_running, 1.0)
     prompt, cached, _ = (values[None, :] for values in demand.typical)
     context = _contexts(surfaces, prompt, cached, budget)
-    full = surfaces.beside(beside, budget)
-    alone = np.where(beside > 0, surfaces.decode(np.maximum(beside, 1.0)), 0.0)
+    full = surfaces.mixed_step_time(num_running, budget)
+    alone = np.where(num_running > 0, surfaces.decode(np.maximum(num_running, 1.0)), 0.0)
     parts = np.maximum(prompt / budget, 1.0)
-    extra = np.maximum(surfaces.beside(beside, np.minimum(prompt, budget)) - alone, 0.0) * parts + context
+    extra = np.maximum(surfaces.mixed_step_time(num_running, np.minimum(prompt, budget)) - alone, 0.0) * parts + context
     square = (extra**2).mean(axis=1, keepdims=True)
     busy = prompt * full / budget + context
     mean = busy.mean(axis=1, keepdims=True)
@@ -376,10 +376,10 @@ def _first_step(
     alone = np.where(is_apart, 0.0, surfaces.decode(np.maximum(decodes, 1.0)))
     budget = np.maximum(service.budget - num_decodes, 1.0)
     prompt, cached, _ = (values[None, :] for values in demand.typical)
-    gap = np.where(is_apart, surfaces.beside(num_decodes, np.minimum(demand.mean_prompt, budget)), mean_step)
+    gap = np.where(is_apart, surfaces.mixed_step_time(num_decodes, np.minimum(demand.mean_prompt, budget)), mean_step)
     arrived = rate * gap
     share = np.maximum(1.0 - np.exp(-arrived), 1e-12)
-    mixed = surfaces.beside(num_decodes, np.minimum(arrived * demand.mean_prompt / share, budget))
+    mixed = surfaces.mixed_step_time(num_decodes, np.minimum(arrived * demand.mean_prompt / share, budget))
     added = np.maximum(mixed - alone, 0.0)
     square = square_of_some(arrived, added, work.square)
     biased = mixed + np.maximum(square - added**2, 0.0) / mixed
@@ -389,7 +389,7 @@ def _first_step(
     is_busy = np.where(is_apart, np.minimum(rate * gap, 1.0), 1.0 - np.exp(-np.maximum(decodes, rate * gap)))
     first_s = np.where(is_apart, biased, first_s)
     whole = prompt + rate * first_s * np.where(SCORES[0][None, :] < is_busy, 1.0, 0.0) * demand.mean_prompt
-    own = surfaces.beside(num_decodes, np.minimum(whole, budget)) * np.maximum(whole / budget, 1.0)
+    own = surfaces.mixed_step_time(num_decodes, np.minimum(whole, budget)) * np.maximum(whole / budget, 1.0)
     return own + _contexts(surfaces, prompt, cached, budget), first_s, is_busy
 
 
@@ -429,23 +429,25 @@ def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
     budget = np.maximum(service.budget - batches, 1.0)
     mean = demand.mean_prompt
     context = mean_context(service.surfaces, demand, budget)
-    found = alone
+    mean_steps = alone
     for _ in range(_ROUNDS):
-        share = np.maximum(1.0 - np.exp(-rate * found), 1e-12)
-        tokens = np.minimum(rate * found * mean / share, budget)
+        share = np.maximum(1.0 - np.exp(-rate * mean_steps), 1e-12)
+        tokens = np.minimum(rate * mean_steps * mean / share, budget)
         # Prompts beyond the budget take further steps: as many of them as there are budgets in the tokens.
-        busy = np.minimum(np.maximum(share, rate * found * mean / budget), 1.0)
-        found = (1 - busy) * alone + busy * service.surfaces.beside(batches + 0 * budget, tokens)
-        found = found + np.minimum(rate * found, 1e6) * context
-    return found
+        busy = np.minimum(np.maximum(share, rate * mean_steps * mean / budget), 1.0)
+        mean_steps = (1 - busy) * alone + busy * service.surfaces.mixed_step_time(batches + 0 * budget, tokens)
+        mean_steps = mean_steps + np.minimum(rate * mean_steps, 1e6) * context
+    return mean_steps
 
 
 def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
     """Mean seconds of a prompt's attention to cached tokens, at each budget."""
     prompt, cached, _ = demand.typical
     lead = budget[:, :1]
-    found: Floats = _contexts(surfaces, prompt[None, :], cached[None, :], lead).mean(axis=1, keepdims=True) + 0 * budget
-    return found
+    result: Floats = (
+        _contexts(surfaces, prompt[None, :], cached[None, :], lead).mean(axis=1, keepdims=True) + 0 * budget
+    )
+    return result
 
 
 def _contexts(surfaces: Surfaces, prompt: Floats, cached: Floats, budget: Floats) -> Floats:

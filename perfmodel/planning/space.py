@@ -296,7 +296,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
             candidates.add(choices, with_prefills)
     axes = {title: getattr(space, name) for name, title in _AXES.items()}
     return Space(
-        tuple(candidates.found),
+        tuple(candidates.accepted),
         dict(candidates.ruled_out.most_common()),
         candidates.examples,
         candidates.by_device,
@@ -407,7 +407,7 @@ class _Candidates:
         self._base, self._spec, self.scenario = base, spec, base.load()
         self._cluster = self.scenario.cluster.model_dump(mode="json", include=_KEPT, exclude_unset=True)
         self._known: dict[Hashable, Any] = {}
-        self.found: list[Candidate] = []
+        self.accepted: list[Candidate] = []
         self.ruled_out: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.by_device: dict[str, Counter[str]] = {}
@@ -446,7 +446,7 @@ class _Candidates:
             return
         for schedule in schedules:
             try:
-                self.found.append(self._candidate(layout, *schedule))
+                self.accepted.append(self._candidate(layout, *schedule))
             except _RefusedError as error:
                 self._refuse(error, 1, device)
 

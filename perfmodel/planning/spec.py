@@ -12,10 +12,10 @@ from perfmodel.specs.slo import DEFAULT_ATTAINMENT
 
 Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
-_MOST_GPUS = 10_000  # as many engines as are simulated
+_MAX_GPUS = 10_000  # as many engines as are simulated
 _JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
 MAX_CANDIDATES = 100_000  # at 1,600 a second
-_MOST_RUNS = 1000  # of a second or so, at each rate that the search tries
+_MAX_RUNS = 1000  # of a second or so, at each rate that the search tries
 _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
 UNIFIED = "none"
 
@@ -84,7 +84,7 @@ class PlanSpace(Spec):
     @classmethod
     def _are_some(cls, values: Any) -> Any:
         if isinstance(values, list) and not values:
-            raise ValueError("found an empty list, allowed names of devices; leave it out for the scenario's own")
+            raise ValueError("got an empty list; expected names of devices; leave it out for the scenario's own")
         return values
 
     @model_validator(mode="after")
@@ -101,7 +101,7 @@ class PlanSpace(Spec):
     def _ratios_can_be_read(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if value != UNIFIED and _RATIO.fullmatch(value) is None:
-                raise ValueError(f"found {value!r}, allowed prefill:decode replicas as in 2:1, or none")
+                raise ValueError(f"got {value!r}; expected prefill:decode replicas as in 2:1, or none")
         return values
 
 
@@ -128,7 +128,7 @@ class PlanSpec(Spec):
     attainment: float = Field(default=DEFAULT_ATTAINMENT, gt=0, lt=1)
     confidence: float = Field(default=0.8, ge=0, lt=1)
     rate: PerSecond | None = None
-    max_gpus: int = Field(default=16, ge=1, le=_MOST_GPUS)
+    max_gpus: int = Field(default=16, ge=1, le=_MAX_GPUS)
     budget_usd_per_hour: PositiveFloat | None = None
     deadline_s: Seconds | None = Field(default=None, gt=0)
     link_domain: PositiveInt | None = None
@@ -147,12 +147,12 @@ class PlanSpec(Spec):
         num_candidates, runs = self.space.num_candidates, self.finalists * self.seeds
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
-                f"found a space of {num_candidates:,} candidates, allowed {MAX_CANDIDATES:,}, which take a minute "
+                f"got a space of {num_candidates:,} candidates; expected {MAX_CANDIDATES:,}, which take a minute "
                 f"to screen; leave values out, coarse steps first"
             )
-        if runs > _MOST_RUNS:
+        if runs > _MAX_RUNS:
             raise ValueError(
-                f"found {self.finalists:,} finalists with {self.seeds:,} seeds, allowed {_MOST_RUNS:,} in all, as each "
+                f"got {self.finalists:,} finalists with {self.seeds:,} seeds; expected {_MAX_RUNS:,} in all, as each "
                 f"is simulated at several rates; the best is nearly always among the first 6 (finalists), and 3 seeds "
                 f"tell candidates apart"
             )
@@ -179,5 +179,5 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def ratio_of(disaggregation: str) -> tuple[int, int] | None:
     """Prefill and decode replicas of `2:1`; None for unified replicas."""
-    found = _RATIO.fullmatch(disaggregation)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _RATIO.fullmatch(disaggregation)
+    return None if match is None else (int(match[1]), int(match[2]))

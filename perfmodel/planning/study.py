@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from perfmodel.errors import SpecError, did_you_mean
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file
-from perfmodel.files.reach import may_touch, read_json
+from perfmodel.files.sandbox import is_allowed, read_json
 from perfmodel.files.units import PositiveInt, common_numbers
 from perfmodel.files.validation import parse
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
@@ -22,7 +22,7 @@ from perfmodel.planning.findings import better_by
 from perfmodel.planning.metrics import ALIASES, Metric, basis_by_name, study_metric
 from perfmodel.planning.points import Point, Record, load_point
 from perfmodel.planning.typical_step import StepSpec
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
@@ -56,7 +56,7 @@ class AxisSpec(Spec):
             raise ValueError("found a value twice; each is a point of its own")
         stray = [value for value in self.short if value not in known]
         if stray:
-            raise ValueError(f"short: found {stray[0]!r}, allowed some of the axis's own: {', '.join(map(str, known))}")
+            raise ValueError(f"short: got {stray[0]!r}; expected some of the axis's own: {', '.join(map(str, known))}")
         return self
 
     @property
@@ -204,7 +204,7 @@ class Study(Spec):
         def check(field: str, names: Iterable[str | None], known: Collection[str]) -> None:
             for name in names:
                 if name is not None and name not in known:
-                    raise ValueError(f"{field}: found {name!r}, allowed {', '.join(known)}.{did_you_mean(name, known)}")
+                    raise ValueError(f"{field}: got {name!r}; expected {', '.join(known)}.{did_you_mean(name, known)}")
 
         check("baseline", [self.baseline], self.variants)
         for name in self.metrics:
@@ -282,9 +282,9 @@ def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) 
     def point(given: str | dict[str, Any], place: tuple[str, ...], changes: tuple[str, ...]) -> Point:
         if isinstance(given, dict):
             return Point(str(path), (), changes, place)
-        beside = path.parent / given
+        sibling = path.parent / given
         try:
-            file = beside if may_touch(beside) and beside.is_file() else find_file("scenarios", given)
+            file = sibling if is_allowed(sibling) and sibling.is_file() else find_file("scenarios", given)
         except SpecError as error:
             raise SpecError(f"{loaded.positions.where(place)}: {'.'.join(place)}: {error}") from None
         return Point(str(file), (), changes)
@@ -465,7 +465,7 @@ def _points(
     points: dict[Key, Point] = {}
     for (variant, setting), at in product(settings.items(), product(*(axis.labels for axis in axes.values()))):
         moved = [axis.overrides(label) for axis, label in zip(axes.values(), at, strict=True)]
-        overrides = (*base.overrides, *(text for each in (*moved, setting) for text in as_overrides(each)))
+        overrides = (*base.overrides, *(text for item in (*moved, setting) for text in as_overrides(item)))
         points[variant, at] = replace(base, metrics=metrics, overrides=overrides, step=study.step)
     return StudyPoints(file, axes, points)
 
@@ -501,7 +501,7 @@ class StudyPart:
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResult(Printable):
+class StudyResult(Renderable):
     """All parts of a study: simulated, and executed if requested. is_quick: with few values and the `quick` changes,
     which may give other findings"""
 

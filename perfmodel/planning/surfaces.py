@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import SpeculativePricer, StepCosts, scenario_fits
+from perfmodel.cost import SpeculativeCostModel, StepCosts, scenario_fits
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Draw, Uncertainty
 from perfmodel.cost.calibrations.files import SPREAD_SIBLING
 from perfmodel.cost.steps.host import Host
-from perfmodel.cost.steps.stages import step_pricer
+from perfmodel.cost.steps.stages import step_cost_model
 from perfmodel.ops.work import BatchShape, windowed_contexts
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
@@ -49,12 +49,12 @@ class StepSurface:
     beside:   steps with _BESIDE decodes and CHUNKS prompt tokens, without `jump`
     cached:   extra per cached token, by prompt tokens (CHUNKS)
     jump:     extra of prompt steps with more tokens than `captured`, which have no CUDA graph
-    launched: launch time of such a step's kernels: a lower bound on `beside`, to which `jump` is added
+    launched: launch time of such a step's kernels: a lower bound on `mixed_step_time`, to which `jump` is added
     """
 
     decode: Floats
     tokens: Floats
-    beside: Floats
+    mixed_step_time: Floats
     cached: Floats
     jump: float
     launched: float
@@ -80,7 +80,7 @@ def step_surface(
     draw, costs: factors on the calibration; step costs of the scenario, if known
     """
     costs = costs or shared_step_costs(scenario)
-    pricer, drafts = step_pricer(costs.tables, draw), costs.drafts
+    cost_model, drafts = step_cost_model(costs.tables, draw), costs.drafts
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
 
     def step(batch: float, tokens: float = 0, cached: int = 0) -> float:
@@ -96,7 +96,7 @@ def step_surface(
         prefills = tuple((max(size, 2), cached) for size in sizes)
         summed = round(decodes * context)
         windowed = windowed_contexts(decodes, summed, spans) if decodes else ()
-        return _PS * pricer.price(
+        return _PS * cost_model.duration_ps(
             BatchShape(decodes + whole, decodes + len(prefills), prefills, decodes, summed, windowed)
         )
 
@@ -109,24 +109,26 @@ def step_surface(
     used = _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
     rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
-    beside = np.array(
+    mixed_step_time = np.array(
         [[step(batch, tokens) - jump * (batch + tokens > captured) for tokens in columns] for batch in rows]
     )
-    beside = np.pad(beside, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge")
+    mixed_step_time = np.pad(
+        mixed_step_time, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge"
+    )
     far = int(max(2 * prompt, 1024))
     cached = np.array([(step(0, tokens, far) - step(0, tokens)) / far for tokens in columns])
     decode, brought = plain, np.ones(len(BATCHES))
     if drafts is not None:
-        rounds = costs.speculative_pricer(draw)
+        rounds = costs.speculative_cost_model(draw)
         drafted = [_drafted(rounds, int(batch), int(context)) for batch in used]
         decode = _filled(np.array([time for time, _ in drafted]), BATCHES)
         brought = _filled(np.array([tokens for _, tokens in drafted]), BATCHES)
         # What prompts add to a step is taken to be the same beside decodes that are verified.
-        beside = beside + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
+        mixed_step_time = mixed_step_time + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
     return StepSurface(
         decode,
         brought,
-        beside,
+        mixed_step_time,
         _filled(np.maximum(cached, 0.0), CHUNKS),
         jump,
         launched,
@@ -135,14 +137,16 @@ def step_surface(
     )
 
 
-def _drafted(pricer: SpeculativePricer, batch: int, context: int) -> tuple[float, float]:
+def _drafted(cost_model: SpeculativeCostModel, batch: int, context: int) -> tuple[float, float]:
     """Seconds and tokens of a draft round, at the depth configured for this batch."""
-    config = pricer.drafts.config
+    config = cost_model.drafts.config
     depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
     if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
         depths = range(1)
-    found = [(pricer.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths]
-    return max(found, key=lambda each: each[1] / each[0])
+    drafted = [
+        (cost_model.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths
+    ]
+    return max(drafted, key=lambda item: item[1] / item[0])
 
 
 def _up_to(knots: Floats, most: int) -> Floats:
@@ -161,7 +165,7 @@ class Surfaces:
     def __init__(self, surfaces: Sequence[StepSurface], which: Ints) -> None:
         self._decode = np.array([surface.decode for surface in surfaces])
         self._tokens = np.array([surface.tokens for surface in surfaces])
-        self._beside = np.array([surface.beside for surface in surfaces])
+        self._beside = np.array([surface.mixed_step_time for surface in surfaces])
         self._cached = np.array([surface.cached for surface in surfaces])
         self._jump = np.array([surface.jump for surface in surfaces])[which][:, None]
         self._launched = np.array([surface.launched for surface in surfaces])[which][:, None]
@@ -182,7 +186,7 @@ class Surfaces:
         """Tokens per sequence of a step with `batch` decodes."""
         return read_between(self._tokens, self._which, *between(BATCHES, batch))
 
-    def beside(self, batch: Floats, prompt_tokens: Floats) -> Floats:
+    def mixed_step_time(self, batch: Floats, prompt_tokens: Floats) -> Floats:
         """Seconds of a step with `batch` decodes and `prompt_tokens` prompt tokens."""
         row, up = between(_BESIDE, batch)
         column, right = between(CHUNKS, prompt_tokens)
@@ -191,8 +195,8 @@ class Surfaces:
         high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
         bare = low * (1 - up) + high * up
         is_launched = batch + prompt_tokens > self._captured
-        found: Floats = np.where(is_launched, np.maximum(bare, self._launched) + self._jump, bare)
-        return found
+        result: Floats = np.where(is_launched, np.maximum(bare, self._launched) + self._jump, bare)
+        return result
 
     def cached(self, prompt_tokens: Floats) -> Floats:
         """Extra seconds per cached token, of a step with so many tokens of one prompt."""
@@ -293,12 +297,12 @@ def drawn_surfaces(
     up, down = ([log_ratios(at(place, end)) for place in range(NUM_SCORES)] for end in (1.0, -1.0))
     factors = np.exp(np.maximum(scores, 0.0) @ np.array(up) + np.maximum(-scores, 0.0) @ np.array(down))
     server = np.array([uncertainty.draw(tuple(row)).server for row in scores])
-    ends = np.cumsum([centre.decode.size, centre.beside.size, centre.cached.size])
+    ends = np.cumsum([centre.decode.size, centre.mixed_step_time.size, centre.cached.size])
     surfaces = [
         replace(
             centre,
             decode=centre.decode * row[: ends[0]],
-            beside=centre.beside * row[ends[0] : ends[1]].reshape(centre.beside.shape),
+            mixed_step_time=centre.mixed_step_time * row[ends[0] : ends[1]].reshape(centre.mixed_step_time.shape),
             cached=centre.cached * row[ends[1] : ends[2]],
             jump=centre.jump * float(row[-2]),
             launched=centre.launched * float(row[-1]),
@@ -309,7 +313,9 @@ def drawn_surfaces(
 
 
 def _flat(surface: StepSurface) -> Floats:
-    return np.concatenate([surface.decode, surface.beside.ravel(), surface.cached, [surface.jump, surface.launched]])
+    return np.concatenate(
+        [surface.decode, surface.mixed_step_time.ravel(), surface.cached, [surface.jump, surface.launched]]
+    )
 
 
 class EngineSurfaces:

@@ -25,7 +25,7 @@ from perfmodel.cost import scenario_fits
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.points import Point, Record, evaluate, evaluate_timed, load_point
 from perfmodel.planning.workers import Progress, Stepwise, engine_of, program_version, spread
-from perfmodel.printable import Printable
+from perfmodel.renderable import Renderable
 from perfmodel.specs.scenario import Scenario
 
 _PATIENCE_S = 10.0  # for another process's commit, which takes milliseconds
@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class SweepResult(Printable):
+class SweepResult(Renderable):
     """Records of all combinations of values, the last path varying fastest."""
 
     paths: tuple[str, ...]

@@ -27,7 +27,7 @@ from perfmodel.errors import DoesNotFitError
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.ops.work import BatchShape, decode_shape
-from perfmodel.printable import Printable
+from perfmodel.renderable import Renderable
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.engine.formats import serving_notes
 from perfmodel.specs.scenario import Scenario
@@ -153,7 +153,7 @@ def _mean_batch(
 
 
 @dataclass(frozen=True, repr=False)
-class StepReport(Printable):
+class StepReport(Renderable):
     """A step's estimate, operator by operator. assumed: sentences on values the scenario leaves open"""
 
     scenario: Scenario

@@ -24,7 +24,7 @@ from perfmodel.planning.points import Point, Record, batch_shape, evaluate, load
 from perfmodel.planning.sweep import sweep
 from perfmodel.planning.typical_step import StepSpec, choose_step, engine_of_step
 from perfmodel.planning.workers import Progress, spread
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import trust_of
 
@@ -216,15 +216,15 @@ def payoffs(
     drawn = [replace(task, seed=seed) for task in tasks for seed in range(first, first + seeds)]
     # Each is a chain of simulations, and all chains can run at once: starting processes pays for a few of them.
     places = spread(_place, drawn, lambda *_: None, progress, workers or num_processes(len(drawn)), engine)
-    found = []
+    result = []
     for number, task in enumerate(tasks):
         known = [place for place in places[number * seeds : (number + 1) * seeds] if place is not None]
         if known:
             ats = sorted(at for at, _ in known)
             begins = sum(begins for _, begins in known) * 2 >= len(known)
             ends = (ats[len(ats) // 2], ats[0], ats[-1])
-            found.append(Payoff(task.axis.path, task.metric, *ends, begins, len(known), task.axis.unit))
-    return found
+            result.append(Payoff(task.axis.path, task.metric, *ends, begins, len(known), task.axis.unit))
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ def _gain(asked: _Crossing, x: float) -> float | None:
 
 
 @dataclass(frozen=True, repr=False)
-class WhatIfResult(Printable):
+class WhatIfResult(Renderable):
     """Answers with crossovers and changes of bound.
 
     step:   the decode step of bounds and step metrics; `step_label` as text

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from perfmodel.cores import collect_rarely, num_processes
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError, did_you_mean
 from perfmodel.files.catalog import Kind, data_dir
-from perfmodel.files.reach import within_reach
+from perfmodel.files.sandbox import within_reach
 from perfmodel.version import RELEASE
 
 if sys.platform == "win32":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
-from perfmodel.printable import to_jsonable
+from perfmodel.renderable import to_jsonable
 
 Tone = Literal["", "strong", "muted", "good", "bad", "warn", "compute", "memory", "communication", "overhead"]
 
@@ -200,13 +200,13 @@ def document_json(document: Document) -> dict[str, Any]:
     Text with meaning is {text, tone}, alone or in a list. A picture has its `svg`, a plot its `figure`; of a table's
     columns `is_text` tells how they are aligned.
     """
-    found: dict[str, Any] = _plain(document)
-    return found
+    result: dict[str, Any] = _plain(document)
+    return result
 
 
 def _plain(value: Any) -> Any:
     if not is_dataclass(value):
-        return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
     data = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.name != "draw"}
     match value:
         case Span():

@@ -13,14 +13,14 @@ from typing import Any
 
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
-from perfmodel.files.whole import write_wholes
-from perfmodel.printable import to_jsonable
+from perfmodel.files.atomic_write import atomic_write_all
+from perfmodel.renderable import to_jsonable
 from perfmodel.report import document as doc
 from perfmodel.report.document import Block, Commands, Document, Fact, Facts, Heading, Item, Line, Plot, Table, Tiles
 from perfmodel.report.drawing.figure_svg import figure_svg
 from perfmodel.version import RELEASE
 
-_MOST_NOTES = 40
+_MAX_NOTES = 40
 _SPECIAL = re.compile(r"([*\\]|<(?=[A-Za-z/!]))")
 
 
@@ -65,9 +65,9 @@ def _lines(block: Block, level: int, picture_file: Callable[[str], str]) -> Iter
             yield from _titled(title, level)
             yield from ("```sh", *lines, "```", "")
         case doc.Notes(lines) if lines:
-            more = [f"and {len(lines) - _MOST_NOTES} more in the JSON"] if len(lines) > _MOST_NOTES else []
+            more = [f"and {len(lines) - _MAX_NOTES} more in the JSON"] if len(lines) > _MAX_NOTES else []
             yield from _titled("Notes")
-            yield from _list([*lines[:_MOST_NOTES], *more])
+            yield from _list([*lines[:_MAX_NOTES], *more])
         case Plot(title, _, note):
             yield from (f"{_escaped(title)}: see the HTML report. {_escaped(note)}".rstrip(), "")
         case _:
@@ -293,4 +293,4 @@ def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> l
     else:
         texts[path] = render_page(document)
     texts[path.with_suffix(".json")] = json.dumps(to_jsonable(answer), indent=1, ensure_ascii=False) + "\n"
-    return write_wholes(texts)
+    return atomic_write_all(texts)

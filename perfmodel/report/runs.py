@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import SpecError, WorkloadError
-from perfmodel.files.reach import read_json
+from perfmodel.files.sandbox import read_json
 from perfmodel.report.plots.run import replicas_of
 from perfmodel.sim.records.collector import REQUEST_COLUMNS, STEP_COLUMNS
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
@@ -132,21 +132,21 @@ def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[st
 def timeline_json(result: RunResult) -> dict[str, Any]:
     """The trace as one JSON-ready document; what was left out is said in `otherData`."""
     events: list[Event] = []
-    said = {"scenario": result.scenario.name, "clock": result.clock}
+    outcome = {"scenario": result.scenario.name, "clock": result.clock}
     if result.steps is not None:
         events += _step_events(result.steps, result.num_blocks)
-        said["steps"] = _shown(min(len(result.steps), MAX_STEPS), len(result.steps), "step records")
+        outcome["steps"] = _shown(min(len(result.steps), MAX_STEPS), len(result.steps), "step records")
     if result.requests is not None:
         events += _request_events(result.requests)
-        said["requests"] = _shown(min(len(result.requests), MAX_REQUESTS), len(result.requests), "requests")
-    return {"displayTimeUnit": "ms", "otherData": said, "traceEvents": events}
+        outcome["requests"] = _shown(min(len(result.requests), MAX_REQUESTS), len(result.requests), "requests")
+    return {"displayTimeUnit": "ms", "otherData": outcome, "traceEvents": events}
 
 
 def write_timeline(path: Path, result: RunResult) -> Path:
     """Write the trace and return its path."""
-    from perfmodel.files.whole import write_whole
+    from perfmodel.files.atomic_write import atomic_write
 
-    return write_whole(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
+    return atomic_write(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
 
 
 def _shown(shown: int, total: int, what: str) -> str:

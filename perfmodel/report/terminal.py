@@ -104,10 +104,10 @@ def _show_table(table: Table, console: Console) -> None:
         console.print()
         console.print(Text(table.title, style="bold"))
     turned = _transposed(table)
-    for each, between in ((table, _BETWEEN), (table, 1), (turned, _BETWEEN), (turned, 1)):
-        widths = _widths(each, console.width, between)
+    for item, between in ((table, _BETWEEN), (table, 1), (turned, _BETWEEN), (turned, 1)):
+        widths = _widths(item, console.width, between)
         if widths:
-            console.print(_drawn(each, widths, between), no_wrap=False, soft_wrap=False, crop=False)
+            console.print(_drawn(item, widths, between), no_wrap=False, soft_wrap=False, crop=False)
             return
     _show_stacked(table, console)
 

@@ -25,12 +25,14 @@ from perfmodel.specs.cluster import AutoscalingSpec
 from perfmodel.specs.scenario import Scenario
 
 
-def beyond_context(max_model_len: int, found: str, way_out: str) -> WorkloadError:
+def beyond_context(max_model_len: int, excess: str, way_out: str) -> WorkloadError:
     """The error that says so.
 
     max_model_len: tokens of the context; found: what does not fit; way_out: what the client can do
     """
-    return WorkloadError(f"This model's maximum context length is {max_model_len} tokens. However, {found}; {way_out}.")
+    return WorkloadError(
+        f"This model's maximum context length is {max_model_len} tokens. However, {excess}; {way_out}."
+    )
 
 
 class RequestParams(NamedTuple):
@@ -128,7 +130,7 @@ class _Stream:
             self.num_sampled += 1  # counters of those that decode together stand still
         return self.num_sampled
 
-    def tell(self, num_sampled: int) -> None:
+    def on_sampled(self, num_sampled: int) -> None:
         """The client has so many of its tokens."""
         more = num_sampled - self.num_told
         if more > 0 and not self.is_closed:
@@ -243,7 +245,7 @@ class Emulator:
             self.cluster.dynamic.send_to(engine, request)
         else:
             server.add(request)
-        self.clock.look_again()
+        self.clock.reschedule()
         return request.request_id
 
     def abort(self, number: int) -> None:
@@ -260,7 +262,7 @@ class Emulator:
         self.num_aborted += 1
         for observer in self.observers:
             observer.on_aborted(stream.request)
-        self.clock.look_again()
+        self.clock.reschedule()
 
     @property
     def rate_limited_for_s(self) -> float:
@@ -300,14 +302,14 @@ class Emulator:
             return
         # First tokens are told of first: to tell takes a moment, which is more of a TTFT than of a gap between tokens.
         streams, has_drafts = self._streams, bool(plan.draft_depths)
-        told: list[tuple[_Stream, int]] = []
+        result: list[tuple[_Stream, int]] = []
         for request in (*plan.samples, *plan.decodes):
             stream = streams.get(request.request_id)
             if stream is not None and request.status is not RequestStatus.ABORTED:  # of a replica that has failed
-                told.append((stream, stream.sample(request, has_drafts)))
-        if told:
+                result.append((stream, stream.sample(request, has_drafts)))
+        if result:
             delay = self.cluster.delay_out(engine, plan.num_samples)
-            Alarm(self.clock.env, delay, lambda _: _tell(told), ARRIVAL_PRIORITY)
+            Alarm(self.clock.env, delay, lambda _: _notify(result), ARRIVAL_PRIORITY)
 
     def _on_finished(self, engine: EngineRank, request: Request) -> None:
         self.num_finished += 1
@@ -323,7 +325,7 @@ class Emulator:
     def _end(self, stream: _Stream, request: Request) -> None:
         """The client has the whole answer, unless it has gone meanwhile."""
         if self._streams.pop(request.request_id, None) is stream:
-            stream.tell(request.num_output_tokens)
+            stream.on_sampled(request.num_output_tokens)
             stream.end("finished")
 
     def _on_lost(self, lost: LostRequest) -> None:
@@ -352,6 +354,6 @@ def _without_entrance(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"gateway": None})})
 
 
-def _tell(told: Sequence[tuple[_Stream, int]]) -> None:
-    for stream, num_sampled in told:
-        stream.tell(num_sampled)
+def _notify(sampled: Sequence[tuple[_Stream, int]]) -> None:
+    for stream, num_sampled in sampled:
+        stream.on_sampled(num_sampled)

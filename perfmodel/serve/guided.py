@@ -13,7 +13,7 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Literal, NamedTuple
 
 _LONGEST_PATTERN = 4096
-_MOST_CHARACTERS = 4096
+_MAX_CHARACTERS = 4096
 _CANDIDATES = [chr(code) for code in (*range(ord("a"), ord("z") + 1), *range(ord(" "), ord("a")), *range(123, 0x250))]
 
 
@@ -49,8 +49,8 @@ class _Text:
     def _add(self, tree: Any) -> None:
         for op, argument in tree:
             self._write(op, argument)
-            if len(self._text) > _MOST_CHARACTERS:
-                raise ValueError(f"regex: its text is longer than {_MOST_CHARACTERS:,} characters")
+            if len(self._text) > _MAX_CHARACTERS:
+                raise ValueError(f"regex: its text is longer than {_MAX_CHARACTERS:,} characters")
 
     def _write(self, op: Any, argument: Any) -> None:
         before = len(self._text)
@@ -98,8 +98,8 @@ class _Text:
 
     def _repeat(self, low: int, high: Any, tree: Any) -> None:
         count = max(int(low), min(int(high), 1))
-        if count > _MOST_CHARACTERS:
-            raise ValueError(f"regex: repeats {count:,} times; expected at most {_MOST_CHARACTERS:,}")
+        if count > _MAX_CHARACTERS:
+            raise ValueError(f"regex: repeats {count:,} times; expected at most {_MAX_CHARACTERS:,}")
         for _ in range(count):
             before = len(self._text)
             self._add(tree)
@@ -120,8 +120,8 @@ def _is_of(character: str, op: Any, value: Any) -> bool:
     return bool(value[0] <= code <= value[1] if op is ops.RANGE else value == code)
 
 
-_MOST_DEEP = 24  # levels of a schema that refers to itself
-_MOST_VALUES = 4096  # in one text, and characters of one string
+_MAX_DEPTH = 24  # levels of a schema that refers to itself
+_MAX_VALUES = 4096  # in one text, and characters of one string
 _FORMATS = {
     **{"date": "2026-11-25", "date-time": "2026-11-25T12:00:00Z", "time": "12:00:00Z", "duration": "P1D"},
     **{"email": "a@example.com", "hostname": "example.com", "uri": "https://example.com/"},
@@ -173,12 +173,12 @@ class _Filler:
     """Values of the schema `root`, the same for the same `number`."""
 
     def __init__(self, root: Any, number: int, filling: str) -> None:
-        self._root, self._number, self._filling, self._left = root, number, filling, _MOST_VALUES
+        self._root, self._number, self._filling, self._left = root, number, filling, _MAX_VALUES
 
     def fill(self, schema: Any, depth: int) -> Any:
         """A value of `schema`, which may refer to the root."""
         self._left -= 1
-        if depth > _MOST_DEEP or self._left < 0:
+        if depth > _MAX_DEPTH or self._left < 0:
             raise ValueError("the schema has too many values, or refers to itself without an end")
         if schema is True or schema == {}:
             return self._filling if depth else {"answer": self._filling}
@@ -209,12 +209,12 @@ class _Filler:
         parts += schema.get("allOf", ())
         for name in ("anyOf", "oneOf"):
             if options := schema.get(name):
-                parts.append(options[self._number % len(options)] if depth < _MOST_DEEP // 2 else options[-1])
+                parts.append(options[self._number % len(options)] if depth < _MAX_DEPTH // 2 else options[-1])
         return [self._resolved(part) for part in parts]
 
     def _resolved(self, schema: Any) -> Any:
         """The schema with `$ref` resolved at its top level."""
-        for _ in range(_MOST_DEEP):
+        for _ in range(_MAX_DEPTH):
             if not isinstance(schema, Mapping) or "$ref" not in schema:
                 return schema
             rest = {name: value for name, value in schema.items() if name != "$ref"}
@@ -244,7 +244,7 @@ class _Filler:
         firsts, others = schema.get("prefixItems", []), schema.get("items", True)
         least = len(firsts) if others is False else max(1, len(firsts))
         count = max(schema.get("minItems", 0), min(least, schema.get("maxItems", least)))
-        rest = [others] * min(count - len(firsts), _MOST_VALUES + 1)
+        rest = [others] * min(count - len(firsts), _MAX_VALUES + 1)
         values = [self.fill(item, depth + 1) for item in [*firsts, *rest][:count]]
         _check_count(schema, "Items", len(values))
         if schema.get("uniqueItems") and len({json.dumps(item) for item in values}) < len(values):
@@ -253,8 +253,8 @@ class _Filler:
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if least > _MOST_VALUES:
-            raise ValueError(f"minLength: got {least}; expected at most {_MOST_VALUES}")
+        if least > _MAX_VALUES:
+            raise ValueError(f"minLength: got {least}; expected at most {_MAX_VALUES}")
         if "pattern" in schema:
             text = text_of_pattern(schema["pattern"], self._number)
         elif schema.get("format") in _FORMATS:

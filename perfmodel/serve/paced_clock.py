@@ -15,8 +15,8 @@ from collections.abc import Callable
 from perfmodel.errors import PerfmodelError
 from perfmodel.sim.clock import TICKS_PER_S, PacedEnvironment
 
-_MOST_AT_ONCE_S = 0.002  # of one turn, until the event loop can look at its sockets
-_MOST_EARLY_S = 0.001  # event loops wait whole milliseconds, rounded up
+_MAX_AT_ONCE_S = 0.002  # of one turn, until the event loop can look at its sockets
+_MAX_EARLY_S = 0.001  # event loops wait whole milliseconds, rounded up
 
 
 class ClockStoppedError(PerfmodelError):
@@ -59,7 +59,7 @@ class PacedClock:
         """Tick 0 is now, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._origin = self._loop.time()
-        self.look_again()
+        self.reschedule()
 
     def stop(self) -> None:
         """Nothing happens any more."""
@@ -97,7 +97,7 @@ class PacedClock:
         self.env.pass_to(tick if due is None else min(tick, due))
         return self.env.ticks
 
-    def look_again(self) -> None:
+    def reschedule(self) -> None:
         """Something was put on the calendar: come back when the first of all is due."""
         due = self.env.next_tick
         if due == self._due or self._loop is None:
@@ -113,7 +113,7 @@ class PacedClock:
         """The timer went off. What is due for longer than a moment's work waits until sockets were looked at."""
         if self._due is not None and self._loop is not None:
             left = self._time_of(self._due) - self._loop.time()  # of what the timer was set for
-            late = min(max(self._early_s - left, 0.0), _MOST_EARLY_S)
+            late = min(max(self._early_s - left, 0.0), _MAX_EARLY_S)
             self._early_s += (late - self._early_s) / 16
             if left > 0:
                 time.sleep(left)
@@ -122,7 +122,7 @@ class PacedClock:
             self._run_due()
         except Exception as error:
             self._fail(error)
-        self.look_again()
+        self.reschedule()
 
     def _fail(self, error: Exception) -> None:
         """What an event has raised is nobody's who happens to be there."""
@@ -145,7 +145,7 @@ class PacedClock:
             late = now - self._time_of(due)
             if late < 0 or (at is not None and late < now - at):
                 return False
-            if now - began > _MOST_AT_ONCE_S:
+            if now - began > _MAX_AT_ONCE_S:
                 return True
             self._on_late(late)
             if late > self._most_late_s:

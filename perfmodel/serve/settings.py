@@ -31,12 +31,12 @@ class InjectedFaults:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise SpecError(f"fail: found rate {self.rate:g}, allowed 0 to 1, a share of the requests")
+            raise SpecError(f"fail: got rate {self.rate:g}; expected 0 to 1, a share of the requests")
         if not self.kinds:
             raise SpecError(f"fail: found no kind; name some of {', '.join(_KINDS)}")
         for kind in self.kinds:
             if kind not in _KINDS:
-                raise SpecError(f"fail: found kind {kind!r}, allowed: {', '.join(_KINDS)}.{did_you_mean(kind, _KINDS)}")
+                raise SpecError(f"fail: got kind {kind!r}; expected {', '.join(_KINDS)}.{did_you_mean(kind, _KINDS)}")
 
     @classmethod
     def parsed(cls, text: str) -> "InjectedFaults":
@@ -103,16 +103,16 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= _HIGHEST_PORT:
-            raise SpecError(f"port: found {self.port}, allowed 0 (any free one) to {_HIGHEST_PORT}")
+            raise SpecError(f"port: got {self.port}; expected 0 (any free one) to {_HIGHEST_PORT}")
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
-            raise SpecError("api_key: found an empty one, or one that no header can carry; allowed: printable ASCII")
+            raise SpecError("api_key: got an empty one, or one that no header can carry; expected printable ASCII")
         if self.answer_length not in ("requested", "drawn"):
-            raise SpecError(f"answer_length: found {self.answer_length!r}, allowed: requested, drawn")
+            raise SpecError(f"answer_length: got {self.answer_length!r}; expected requested, drawn")
         positive = ("arrival_s", "stalled_s", "max_body_bytes", "max_header_bytes", "max_connections", "max_answers")
         for name in ("cold_start_s", "drain_s", *positive):
             value, may_be_0 = getattr(self, name), name not in positive
             if not 0 <= value < inf or (value == 0 and not may_be_0):
-                raise SpecError(f"{name}: found {value}, allowed {'0 or more seconds' if may_be_0 else 'more than 0'}")
+                raise SpecError(f"{name}: got {value}; expected {'0 or more seconds' if may_be_0 else 'more than 0'}")
         names = (*self.served_names, *self.lora_names)
         for name in names:
             if not name or names.count(name) > 1:

@@ -90,11 +90,11 @@ class ByteTokens:
         return b"".join(pieces).decode("utf-8", "replace")
 
 
-_MOST_WORDS = 2048
+_MAX_WORDS = 2048
 _FEWEST_WORDS = 8
 _USUAL_LETTERS = 5
 _SPACES = "Ġ▁"  # how byte-level BPE and SentencePiece write the space before a word
-_MOST_LOOKED_AT = 20_000
+_MAX_LOOKED_AT = 20_000
 
 
 class FileTokens:
@@ -126,13 +126,13 @@ class FileTokens:
         plain = [name for name in names if name.isascii() and name.isalpha() and name.islower()]
         plain.sort(key=lambda name: (abs(len(name) - _USUAL_LETTERS), name))
         for space in (" ", ""):
-            one_token = (row for name in plain[:_MOST_LOOKED_AT] if (row := self._one_token(name, space)) is not None)
-            chosen = list(islice(one_token, _MOST_WORDS))
+            one_token = (row for name in plain[:_MAX_LOOKED_AT] if (row := self._one_token(name, space)) is not None)
+            chosen = list(islice(one_token, _MAX_WORDS))
             if len(chosen) >= _FEWEST_WORDS:
                 texts, firsts, others = zip(*chosen, strict=True)
                 return Words([f"{space}{text}" for text in texts], np.array(others), list(texts), np.array(firsts))
         raise SpecError(
-            f"{path}: found {len(chosen)} words that are a token each, allowed at least {_FEWEST_WORDS}, for answers; "
+            f"{path}: got {len(chosen)} words that are a token each; expected at least {_FEWEST_WORDS}, for answers; "
             f"give the tokenizer of a language model"
         )
 
@@ -221,14 +221,14 @@ def _header(role: str) -> TokenIds:
 
 _NUM_LENGTHS = 1 << 14  # drawn beforehand; each answer takes one by a hash
 _SEEN_BEFORE = 4  # tokens that decide whether another begins with a space
-_MOST_READ = 1 << 18  # of a trace's rows
+_MAX_READ = 1 << 18  # of a trace's rows
 
 
-class Wanted(NamedTuple):
+class GenerationLimits(NamedTuple):
     """What a request says of its answer.
 
     max_tokens:     of it, at most
-    most_unless_asked: as `max_tokens`, where that is not given: it may end before
+    default_max_tokens: as `max_tokens`, where that is not given: it may end before
     min_tokens:     of it, at least
     ignore_eos:     it does not end by itself
     stop:           texts before which it ends
@@ -240,7 +240,7 @@ class Wanted(NamedTuple):
     """
 
     max_tokens: int | None = None
-    most_unless_asked: int | None = None
+    default_max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
@@ -287,7 +287,7 @@ class AnswerWriter:
         self._lengths = _drawn_lengths(traffic, max_model_len, settings.seed)
         self._num_written = 0
 
-    def write(self, wanted: Wanted, prompt: TokenIds, choice: int = 0) -> WrittenAnswer:
+    def write(self, wanted: GenerationLimits, prompt: TokenIds, choice: int = 0) -> WrittenAnswer:
         """The answer to `prompt`, of which a request wants several (`choice`).
 
         Raises WorkloadError where no token of it would fit in the context.
@@ -325,14 +325,14 @@ class AnswerWriter:
             pieces.append(self._vocabulary.decode(ids[start:end])[len(before) :])
         return WrittenAnswer(ids[:num_tokens], pieces, "length" if len(ids) > num_tokens else "stop")
 
-    def _num_tokens(self, wanted: Wanted, num_prompt_tokens: int, number: int) -> tuple[int, bool]:
+    def _num_tokens(self, wanted: GenerationLimits, num_prompt_tokens: int, number: int) -> tuple[int, bool]:
         """Tokens to generate, and whether the answer would go on."""
         longest, least = self._max_model_len, wanted.min_tokens
         room = longest - num_prompt_tokens
         if room < 1:
             excess = f"the prompt has {num_prompt_tokens}, which leaves no room for an answer"
             raise beyond_context(longest, excess, "shorten the prompt")
-        unasked = room if wanted.most_unless_asked is None else min(wanted.most_unless_asked, room)
+        unasked = room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
         limit = unasked if wanted.max_tokens is None else wanted.max_tokens
         if limit > longest:
             raise LimitError(f"max_tokens: got {limit}; expected at most {longest}, the model's context")
@@ -340,14 +340,14 @@ class AnswerWriter:
             excess = f"{limit} were requested for a prompt of {num_prompt_tokens}"
             raise beyond_context(longest, excess, f"shorten the prompt, or ask for at most {room}")
         if least > limit:
-            raise WorkloadError(f"min_tokens: found {least}, allowed at most {limit}; lower it, or raise max_tokens.")
+            raise WorkloadError(f"min_tokens: got {least}; expected at most {limit}; lower it, or raise max_tokens.")
         if wanted.ignore_eos or (wanted.max_tokens is not None and self._length == "requested"):
             return limit, True
         drawn = max(int(self._lengths[number % len(self._lengths)]), least)
         return min(drawn, limit), drawn > limit
 
 
-def _stopped(wanted: Wanted, answer: WrittenAnswer) -> WrittenAnswer:
+def _stopped(wanted: GenerationLimits, answer: WrittenAnswer) -> WrittenAnswer:
     """The answer up to the first stop after `min_tokens`, if any.
 
     As in vLLM: the token that completes a stop string is generated, and its text is not.
@@ -390,4 +390,4 @@ def _drawn_lengths(traffic: Traffic, max_model_len: int, seed: int) -> Sequence[
         lengths = filter(None, (turn.num_output_tokens for one in conversations for turn in one.turns))
     else:
         lengths = (row.num_output_tokens for row in read_trace(trace.path, trace.format))
-    return list(islice(lengths, _MOST_READ)) or [1]
+    return list(islice(lengths, _MAX_READ)) or [1]

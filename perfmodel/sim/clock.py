@@ -45,7 +45,7 @@ class TickEnvironment(Environment):
         self._now = end
         return True
 
-    def run_dry(self) -> None:
+    def run_until_idle(self) -> None:
         """`run` until the queue is empty, without a call per event."""
         queue = self._queue
         while queue:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from perfmodel.sim.records.whole_runs import WholeRuns
 
 Progress = Callable[[int, int | None], None]
-_MOST_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
+_MAX_STEPS_KEPT = 300_000  # requests whose step records are kept in memory by default
 _REPORT_EVERY = 1000  # requests at most: a tenth of a second
-_MOST_REPEATED = 50_000  # requests of a run that is simulated twice more for its intervals
+_MAX_REPEATED = 50_000  # requests of a run that is simulated twice more for its intervals
 
 
 def simulate(
@@ -64,7 +64,7 @@ def simulate(
     entrance = _entrance(scenario)
     workload = Workload(entrance)
     if keep_steps is None:
-        keep_steps = (workload.num_requests or 0) <= _MOST_STEPS_KEPT
+        keep_steps = (workload.num_requests or 0) <= _MAX_STEPS_KEPT
     with Collector(out, keep_steps, scenario.needs_token_times, scenario.traffic.has_conversations) as collector:
         cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
     if not (collector.num_finished or collector.lost):
@@ -89,7 +89,7 @@ def simulate(
         notes = (
             *notes,
             f"No intervals: where replicas come and go they take two more runs, here of {len(requests):,} "
-            f"requests; they are computed up to {_MOST_REPEATED:,}.",
+            f"requests; they are computed up to {_MAX_REPEATED:,}.",
         )
     steps = collector.steps()
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
@@ -152,7 +152,7 @@ def _serve(
         client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, workload.think_time)
     if cluster.dynamic is not None:
         cluster.dynamic.is_sent = lambda: client.is_done
-    env.run_dry()
+    env.run_until_idle()
     return cluster
 
 
@@ -175,7 +175,7 @@ def _intervals_of(
     fleets = {} if cluster.dynamic is None else cluster.dynamic.fleets
     if not fleets:
         return run_ensemble(scenario, requests, serve)
-    if len(requests) > _MOST_REPEATED:
+    if len(requests) > _MAX_REPEATED:
         return None
     from perfmodel.sim.records.whole_runs import simulate_whole_runs
 

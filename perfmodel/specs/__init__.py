@@ -74,11 +74,11 @@ _NAMES = {
     "perfmodel.specs.slo": "SLO",
     "perfmodel.specs.traffic": "Arrivals ExpertRouting Lengths Prefix Sampling Stage Traffic",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_BLOCK_PROVIDERS = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = _BLOCK_PROVIDERS.get(name)
     if home is None:
         raise AttributeError(f"module 'perfmodel.specs' has no attribute {name!r}")
     from importlib import import_module

@@ -45,7 +45,7 @@ class AutoscalingSpec(Spec):
     @model_validator(mode="after")
     def _is_a_range(self) -> "AutoscalingSpec":
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"found min_replicas {self.min_replicas}, allowed at most max_replicas")
+            raise ValueError(f"got min_replicas {self.min_replicas}; expected at most max_replicas")
         if self.metric == "kv_cache_usage" and self.target > 1:
             raise ValueError(
                 f"found target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
@@ -273,7 +273,7 @@ class ClusterSpec(Spec):
     @classmethod
     def _are_some(cls, pools: Any) -> Any:
         if isinstance(pools, list) and not pools:
-            raise ValueError("found an empty list, allowed at least one pool, or nothing for equal `replicas`")
+            raise ValueError("got an empty list; expected at least one pool, or nothing for equal `replicas`")
         return () if pools is None else pools
 
     @field_validator("pools")

@@ -14,17 +14,17 @@ _SENTENCE = re.compile(r".+?[.?](?=\s|$)")
 
 def scenario_files(every: bool = False) -> list[dict[str, Any]]:
     """Name, model, hardware and purpose of each scenario, by name; with `every`, of all folders."""
-    root, found = data_dir("scenarios"), []
+    root, result = data_dir("scenarios"), []
     for path in sorted(root.rglob("*.yaml")):
         name = path.relative_to(root).with_suffix("").as_posix()
         if not every and name.rpartition("/")[0] not in _FOLDERS:
             continue
         data = load_yaml(path).data
         if "model" in data and "hardware" in data:
-            found.append(
+            result.append(
                 {"name": name, "model": data["model"], "hardware": data["hardware"], "purpose": _purpose(path)}
             )
-    return found
+    return result
 
 
 def traffic_files() -> list[dict[str, Any]]:

@@ -82,8 +82,8 @@ def _titled(body: dict[str, Any], title: str, cls: type[BaseModel]) -> dict[str,
     body["title"] = title
     specs = every_spec()
     _describe(body, cls, specs)
-    for name, each in body.get("$defs", {}).items():
-        _describe(each, specs.get(name), specs)
+    for name, item in body.get("$defs", {}).items():
+        _describe(item, specs.get(name), specs)
     plain: dict[str, Any] = _with_json_schema_limits(body)
     return {"$schema": _DIALECT, **plain}
 
@@ -94,8 +94,8 @@ def _describe(body: dict[str, Any], cls: type[BaseModel] | None, specs: Mapping[
     for name, node in body.get("properties", {}).items():
         inner = next((specs[ref] for ref in refs_of(node) if ref in specs), None)
         of_object = re.split(r"[.;:](?:\s|$)", summary_of(inner), maxsplit=1)[0] if inner is not None else ""
-        if told := meanings.get(name) or node.get("description") or of_object:
-            node["description"] = told
+        if meaning := meanings.get(name) or node.get("description") or of_object:
+            node["description"] = meaning
 
 
 def refs_of(node: Any) -> Iterator[str]:
@@ -148,18 +148,18 @@ def meanings_of(cls: type[Any]) -> dict[str, str]:
 
 def every_spec() -> dict[str, type[Spec]]:
     """All loaded specs by class name."""
-    found, left = dict[str, type[Spec]](), [Spec]
+    result, left = dict[str, type[Spec]](), [Spec]
     while left:
         cls = left.pop()
-        found.setdefault(cls.__name__, cls)
+        result.setdefault(cls.__name__, cls)
         left += cls.__subclasses__()
-    return found
+    return result
 
 
 @cache
 def _listed() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = load_yaml(Path(__file__).with_name("meanings.yaml")).data
-    return found
+    data: dict[str, dict[str, str]] = load_yaml(Path(__file__).with_name("meanings.yaml")).data
+    return data
 
 
 def _docstring(cls: type[Any]) -> str:

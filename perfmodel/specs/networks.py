@@ -8,7 +8,7 @@ from pydantic import Field
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import find_file, list_names
-from perfmodel.files.reach import refuse_path
+from perfmodel.files.sandbox import refuse_path
 from perfmodel.files.units import BytesPerSecond, PositiveInt, Seconds
 from perfmodel.files.validation import load_spec
 

@@ -16,7 +16,7 @@ from perfmodel.files.base import Spec, as_file_name, default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import expanded, find_file
 from perfmodel.files.device_tables import device_names
-from perfmodel.files.reach import is_only_names, may_touch, refused
+from perfmodel.files.sandbox import is_allowed, is_only_names, refused
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
@@ -130,7 +130,7 @@ def named_model(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ())
         if change.path == ("model",):
             apply_override(change, loaded.data, change.path, loaded.positions)
     names = _Names(loaded.data, loaded.positions, folder)
-    names.replace(("model",), names.beside)
+    names.replace(("model",), names.sibling)
     return str(loaded.data.get("model", ""))
 
 
@@ -179,11 +179,11 @@ class _Names:
     def error(self, place: Path, sentence: object) -> SpecError:
         return SpecError(f"{self.positions.where(place)}: {'.'.join(map(str, place))}: {sentence}")
 
-    def beside(self, name: str) -> str:
+    def sibling(self, name: str) -> str:
         return _beside(name, self.folder)
 
     def model(self, name: str) -> ModelSpec:
-        return as_asked(load_model(self.beside(name), ask_hub=True), name)
+        return as_asked(load_model(self.sibling(name), ask_hub=True), name)
 
     def block(self, place: Path) -> dict[str, Any]:
         block: Any = self.data
@@ -200,7 +200,7 @@ class _Names:
         if key not in block or (is_optional and block[key] is None):
             return
         if not isinstance(block[key], str) or not block[key].strip():
-            raise self.error(place, f"found {show_value(block[key])}, allowed a name or a path.")
+            raise self.error(place, f"got {show_value(block[key])}; expected a name or a path.")
         try:
             block[key] = read(block[key])
         except SpecError as error:
@@ -215,14 +215,14 @@ class _Names:
         if not isinstance(written, str):
             return
         path = expanded(written)
-        file = next((p for p in (self.folder / path, path) if may_touch(p) and p.is_file()), None)
+        file = next((p for p in (self.folder / path, path) if is_allowed(p) and p.is_file()), None)
         if file is None:
             missing = f"no such file: {written!r} (from {self.folder})."
             raise self.error(place, refused(written) if is_only_names() else missing)
         block[key] = str(file.resolve())
 
     def resolve_hardware(self, prefix: Path, changes: Sequence[Override]) -> None:
-        self.replace((*prefix, "hardware"), lambda name: find_device(self.beside(name)))
+        self.replace((*prefix, "hardware"), lambda name: find_device(self.sibling(name)))
         block = self.block(prefix)
         if "hardware" in block:
             block["hardware"] = _hardware(block["hardware"], changes)
@@ -264,7 +264,7 @@ class _Names:
 
     def resolve_traffic(self, changes: Sequence[Override]) -> None:
         if isinstance(self.data.get("traffic"), str):
-            self.replace(("traffic",), lambda name: find_file("traffic", self.beside(name)))
+            self.replace(("traffic",), lambda name: find_file("traffic", self.sibling(name)))
             self.data["traffic"] = _traffic(self.data["traffic"], changes)
             return
         for change in changes:
@@ -313,8 +313,8 @@ def _traffic(file: pathlib.Path, changes: Sequence[Override]) -> Traffic:
 
 def _beside(name: str, folder: pathlib.Path) -> str:
     """A path beside the scenario file if it exists, else `name`."""
-    beside = folder / expanded(name) if "/" in name or "." in name else None
-    if beside is None or not may_touch(beside):
+    sibling = folder / expanded(name) if "/" in name or "." in name else None
+    if sibling is None or not is_allowed(sibling):
         return name
-    is_there = beside.exists() if "/" in name else beside.is_file()
-    return str(beside) if is_there else name
+    is_there = sibling.exists() if "/" in name else sibling.is_file()
+    return str(sibling) if is_there else name

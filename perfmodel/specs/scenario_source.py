@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import find_file
-from perfmodel.files.reach import is_only_names, refused
+from perfmodel.files.sandbox import is_only_names, refused
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, load_yaml_text
 
 _TEXT = "the scenario"  # how errors name one without a file
@@ -92,7 +92,7 @@ def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tup
     if is_text(source):
         loaded, name, folder = load_yaml_text(str(source), _TEXT), "unnamed", pathlib.Path()
         places = loaded.data.pop(_PLACES) if isinstance(loaded.data.get(_PLACES), dict) else {}
-        named: dict[Path, str] = {tuple(str(field).split(".")): str(said) for field, said in places.items()}
+        named: dict[Path, str] = {tuple(str(field).split(".")): str(place) for field, place in places.items()}
         loaded = LoadedYaml(loaded.data, Positions(_TEXT, named=named))  # the line of a text on one line tells nothing
     else:
         path = find_file("scenarios", source)

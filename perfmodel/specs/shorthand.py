@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import LONGEST_NAME
 from perfmodel.files.catalog import Kind, expanded, find_file
-from perfmodel.files.reach import may_touch
+from perfmodel.files.sandbox import is_allowed
 from perfmodel.specs.devices import counted_device, find_device
 from perfmodel.specs.scenario_file import load_traffic
 
@@ -70,7 +70,7 @@ class Shorthand:
 def name_of(kind: Kind, given: str) -> str:
     """Name for an alias; absolute path of another file."""
     path = expanded(given)
-    if may_touch(path) and path.is_file():
+    if is_allowed(path) and path.is_file():
         return str(path.resolve())
     try:
         return find_device(given).name if kind == "hardware" else find_file(kind, given).stem

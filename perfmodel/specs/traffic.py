@@ -110,9 +110,9 @@ class Lengths(VariantSpec):
         # mean = exp(mu + s^2/2) and p99 = exp(mu + 2.326 s) have a common s only up to p99/mean = exp(2.326^2 / 2).
         is_lognormal = self.distribution == "lognormal"
         if is_lognormal and self.mean and self.p99 and not 1 < self.p99 / self.mean < 14.9:
-            raise ValueError(f"lognormal: found p99 {self.p99:g}, allowed 1 to 14.9 times the mean ({self.mean:g})")
+            raise ValueError(f"lognormal: got p99 {self.p99:g}; expected 1 to 14.9 times the mean ({self.mean:g})")
         if self.max is not None and self.max < self.min:
-            raise ValueError(f"found max {self.max}, allowed at least min ({self.min})")
+            raise ValueError(f"got max {self.max}; expected at least min ({self.min})")
         return self
 
     @property
@@ -139,10 +139,10 @@ class Prefix(Spec):
 
     @model_validator(mode="after")
     def _prompts_can_be_drawn(self) -> "Prefix":
-        found = self.num_groups * (self.num_prompts_per_group or 1)
-        if self.num_prompts_per_group is not None and found > _MAX_PROMPTS:
+        result = self.num_groups * (self.num_prompts_per_group or 1)
+        if self.num_prompts_per_group is not None and result > _MAX_PROMPTS:
             raise ValueError(
-                f"found {found:,} distinct prompts (num_groups x num_prompts_per_group), allowed {_MAX_PROMPTS:,}; "
+                f"got {result:,} distinct prompts (num_groups x num_prompts_per_group); expected {_MAX_PROMPTS:,}; "
                 f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
             )
         return self
@@ -270,7 +270,7 @@ class Traffic(Spec):
             yield "found conversations beside a prefix; a shared beginning is conversations.system_tokens"
         if talk is not None and trace is not None and not is_traced:
             allowed = ", ".join(CONVERSATION_FORMATS)
-            yield f"found conversations beside a trace of {trace.format}; allowed formats: {allowed}"
+            yield f"got conversations beside a trace of {trace.format}; expected formats: {allowed}"
         if talk is not None and talk.turns is None and not is_traced:
             yield "conversations need `turns`, a distribution of how many a conversation has"
         if talk is not None and self.arrivals.order != "given":
@@ -297,7 +297,7 @@ class Traffic(Spec):
                 yield "a burst needs `num_requests`: however long it is, all come at its beginning"
         if self.expected_requests is not None and self.expected_requests > _MAX_REQUESTS:
             yield (
-                f"found {self.expected_requests:,.0f} requests, allowed {_MAX_REQUESTS:,}, the records of which take "
+                f"got {self.expected_requests:,.0f} requests; expected {_MAX_REQUESTS:,}, the records of which take "
                 f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
             )
 

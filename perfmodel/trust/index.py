@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.reach import read_rows
+from perfmodel.files.sandbox import read_rows
 from perfmodel.models.architecture import (
     Attention,
     GatedDeltaNet,

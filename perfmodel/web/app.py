@@ -30,7 +30,7 @@ from starlette.routing import Route
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.listening import Bounds, HostCheck, Listening, is_loopback, serve_apps
 from perfmodel.web.pages import Pages
-from perfmodel.web.results import MOST_BYTES, QueryResult, field_of, without_marks
+from perfmodel.web.results import MAX_BYTES, QueryResult, field_of, without_marks
 from perfmodel.web.service import QueryService, read_line, serve_line
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import View, ViewPart, find_part, find_view
@@ -78,7 +78,7 @@ class PageGuard:
 
 _log = logging.getLogger("perfmodel.web")
 _PATIENCE_S = 1.5  # wait for a worker before the page is asked to poll
-_MOST_LINE_BYTES = 200_000
+_MAX_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 _PLOTLY = "plotly.min.js"
@@ -248,19 +248,19 @@ class _Site:
 
     async def _drop(self, request: Request) -> Response:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
-        content = await _body(request, MOST_BYTES)
+        content = await _body(request, MAX_BYTES)
         mark = self._desk.take(name, content, _num_bytes(size))
         return JSONResponse({"mark": mark, "field": field_of(name, content)})
 
     async def _line(self, request: Request) -> Response:
-        text = (await _body(request, _MOST_LINE_BYTES)).decode("utf-8", "replace")
+        text = (await _body(request, _MAX_LINE_BYTES)).decode("utf-8", "replace")
         state = read_state(request.url.query)
-        state, notes = await run_in_threadpool(read_line, text, state, self._desk.drops.folder)
+        state, notes = await run_in_threadpool(read_line, text, state, self._desk.uploads.folder)
         return JSONResponse({"query": state.query, "notes": list(notes)})
 
     async def _serve_line(self, request: Request) -> Response:
         state = read_state(request.url.query)
-        return JSONResponse({"lines": await run_in_threadpool(serve_line, state, self._desk.drops.folder)})
+        return JSONResponse({"lines": await run_in_threadpool(serve_line, state, self._desk.uploads.folder)})
 
     async def _static(self, request: Request) -> Response:
         path = request.path_params["path"]
@@ -340,7 +340,7 @@ def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
     read uploads.
     """
     if not is_loopback(host):
-        raise SpecError(f"--host: found {host!r}, allowed this machine's own, as 127.0.0.1, ::1 or localhost.")
+        raise SpecError(f"--host: got {host!r}; expected this machine's own, as 127.0.0.1, ::1 or localhost.")
     asyncio.run(_serve(host, port, on_ready))
 
 

@@ -23,9 +23,9 @@ _KEPT = 10  # steps of the last digit in an interval, at least
 
 
 def figure(data: Any, path: str, form: str = "") -> Markup:
-    """Element for the number at `path`. form: of FORMS; default: the last path part's metric, with its interval."""
+    """Element for the number at `path`. form: of KERNEL_MODELS; default: the last path part's metric, with its interval."""
     value = value_at(data, path)
-    text = FORMS[form](value) if form else _metric(data, path, value)
+    text = KERNEL_MODELS[form](value) if form else _metric(data, path, value)
     raw = "" if value is None else repr(value) if isinstance(value, float) else str(value)
     return Markup('<data class="figure" value="{}" data-path="{}" data-form="{}">{}</data>').format(
         raw, path, form, text
@@ -50,7 +50,7 @@ def shown_number(value: float | None, interval: Sequence[float] | None, most_dig
     """
     if not is_number(value):
         return MISSING
-    if interval is None or not all(is_number(each) for each in interval) or interval[1] <= interval[0]:
+    if interval is None or not all(is_number(item) for item in interval) or interval[1] <= interval[0]:
         return format_number(value, most_digits)
     digits = -math.floor(math.log10((interval[1] - interval[0]) / _KEPT) + 1e-9)
     return format_number(round(value, digits), min(max(digits, 0), most_digits))
@@ -63,7 +63,7 @@ def _metric(data: Any, path: str, value: Any) -> str:
         return MISSING
     if interval is None:
         return f"{format_metric(metric, value)} {metric.unit}".strip()
-    scaled = [each * metric.scale for each in interval]
+    scaled = [item * metric.scale for item in interval]
     return f"{shown_number(value * metric.scale, scaled, metric.digits)} {metric.unit}".strip()
 
 
@@ -71,7 +71,7 @@ def _in(unit: str, scale: float = 1.0, digits: int = 1) -> Callable[[Any], str]:
     return lambda value: f"{format_number(value * scale, digits)} {unit}" if is_number(value) else MISSING
 
 
-FORMS: Mapping[str, Callable[[Any], str]] = {
+KERNEL_MODELS: Mapping[str, Callable[[Any], str]] = {
     "bytes": lambda value: format_si(value, "B"),
     "bandwidth": lambda value: format_si(value, "B/s"),
     "flops": lambda value: format_si(value, "FLOP"),

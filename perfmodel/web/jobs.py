@@ -27,7 +27,7 @@ Work = Callable[[CommandRequest, Console], QueryResult]
 _LANES: tuple[Lane, ...] = ("quick", "long")
 _TELL_S = 0.1  # between progress messages
 _PATIENCE_S = 3.0  # with a worker asked to stop
-_MOST_WAITING, _MOST_KEPT = 20, 100
+_MAX_WAITING, _MAX_KEPT = 20, 100
 _LEASE_S = 150.0  # without a request until a page counts as closed: browsers throttle hidden tabs to one a minute
 _GRACE_S = 8.0  # from a closing request until the page counts as closed: a reloaded one is back by then
 _SWEEP_S = 0.5  # between sweeps for closed pages
@@ -40,7 +40,7 @@ class _StoppedError(Exception):
 
 @dataclass(eq=False)
 class BackgroundJob:
-    """One job. state: waiting, running, done, stopped, refused (`said`: the sentence), failed; readers: waiting parts,
+    """One job. state: waiting, running, done, stopped, refused (`message`: the sentence), failed; readers: waiting parts,
     as `page/view/part`, if named
     """
 
@@ -51,7 +51,7 @@ class BackgroundJob:
     what: str = ""
     done: int = 0
     total: int | None = None
-    said: str = ""
+    message: str = ""
     readers: set[str] = field(default_factory=set)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopping: bool = False
@@ -62,8 +62,8 @@ class BackgroundJob:
         """Whether nothing more will come of it."""
         return self.state not in ("waiting", "running")
 
-    def end(self, state: str, said: str = "") -> None:
-        self.state, self.said = state, said
+    def end(self, state: str, message: str = "") -> None:
+        self.state, self.message = state, message
         self.ended.set()
 
 
@@ -107,12 +107,12 @@ class JobQueue:
         """Running or new job of `request` in `lane`; `reader` waits for it. Raises SpecError if the queue is full."""
         job = self.last(request)
         if job is None or job.is_over or job.is_stopping:
-            if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MOST_WAITING:
-                raise SpecError(f"{_MOST_WAITING} requests wait already; stop some, or wait for them.")
+            if sum(other.state == "waiting" and other.lane == lane for other in self._jobs.values()) >= _MAX_WAITING:
+                raise SpecError(f"{_MAX_WAITING} requests wait already; stop some, or wait for them.")
             job = BackgroundJob(next(self._numbers), request, lane)
             self._jobs[job.number] = job
             over = [number for number, other in self._jobs.items() if other.is_over]
-            for number in over[: max(len(self._jobs) - _MOST_KEPT, 0)]:
+            for number in over[: max(len(self._jobs) - _MAX_KEPT, 0)]:
                 del self._jobs[number]
             self._queues[lane].put_nowait(job)
         if reader:
@@ -277,7 +277,7 @@ def _serve(connection: Connection, work: Work) -> None:
 def _progress(connection: Connection, what: str) -> Iterator[Callable[[int, int | None], None]]:
     last = 0.0
 
-    def tell(done: int, total: int | None) -> None:
+    def report(done: int, total: int | None) -> None:
         nonlocal last
         if connection.poll() and connection.recv() is None:
             raise _StoppedError
@@ -285,5 +285,5 @@ def _progress(connection: Connection, what: str) -> Iterator[Callable[[int, int 
             last = now
             connection.send(("progress", (what, int(done), total)))
 
-    tell(0, None)
-    yield tell
+    report(0, None)
+    yield report

@@ -103,7 +103,9 @@ class Pages:
             return self._refused(str(error), [])
         findings = [self._finding(part, request) for request in requests]
         settled = [finding for finding in findings if finding.shown or finding.refusal]
-        can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or any(each.shown for each in findings))
+        can_be_drawn = len(settled) == len(findings) and (
+            part.shows_refusals or any(finding.shown for finding in findings)
+        )
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             later = self._later_findings(part, state)
             template = [f"views/{view.name}/{part.name}.html", "views/any.html"]
@@ -148,7 +150,7 @@ class Pages:
     def _resolved(self, state: PageState) -> Any:
         """Resolved scenario, for defaults, even if the model does not fit; None if invalid."""
         try:
-            return resolved_fields(state, self._desk.drops.folder)
+            return resolved_fields(state, self._desk.uploads.folder)
         except PerfmodelError:
             return None
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from perfmodel.commands.request import QUIET, CommandRequest, Console
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.reach import PACKAGE
+from perfmodel.files.sandbox import PACKAGE
 
-MOST_BYTES = 64_000_000  # of one file, or of the header at its beginning
-_MOST_FILES, _MOST_TOGETHER = 20, 320_000_000
+MAX_BYTES = 64_000_000  # of one file, or of the header at its beginning
+_MAX_FILES, _MAX_TOGETHER = 20, 320_000_000
 _HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
 _SUFFIXES = (".json", *_HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
 _LARGEST = 10**13  # of a file of which the beginning is here
@@ -55,10 +55,10 @@ class Uploads:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("\\", "/").rpartition("/")[2])[-100:].lstrip(".-")
         suffix = Path(name).suffix.lower()
         if suffix not in _SUFFIXES:
-            raise SpecError(f"{name or 'the file'}: found {suffix or 'no suffix'}, allowed {', '.join(_SUFFIXES)}.")
+            raise SpecError(f"{name or 'the file'}: got {suffix or 'no suffix'}; expected {', '.join(_SUFFIXES)}.")
         size = max(full_size or 0, len(content))
-        most = _LARGEST if suffix in _HEADED else MOST_BYTES
-        if size > most or len(content) > MOST_BYTES:
+        most = _LARGEST if suffix in _HEADED else MAX_BYTES
+        if size > most or len(content) > MAX_BYTES:
             raise SpecError(f"{name}: {size:,} bytes, allowed {most:,}.")
         if size > len(content) and suffix not in _HEADED:
             raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
@@ -74,7 +74,7 @@ class Uploads:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise SpecError(f"{name}: cannot be kept ({error.strerror}); make room for it.") from None
             self._files[digest] = folder / name, len(content)
-            while len(self._files) > _MOST_FILES or sum(size for _, size in self._files.values()) > _MOST_TOGETHER:
+            while len(self._files) > _MAX_FILES or sum(size for _, size in self._files.values()) > _MAX_TOGETHER:
                 _, (path, _) = self._files.popitem(last=False)
                 shutil.rmtree(path.parent, ignore_errors=True)
         self._files.move_to_end(digest)
@@ -155,12 +155,12 @@ def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequen
     """Run a request; `console` gets progress, `allowed` folders are readable. Raises PerfmodelError as its command
     does, and for files elsewhere.
     """
-    from perfmodel.files.reach import without_files
-    from perfmodel.printable import to_jsonable
+    from perfmodel.files.sandbox import restrict_paths
+    from perfmodel.renderable import to_jsonable
     from perfmodel.report.document import document_json
     from perfmodel.trust import Trust, nearest_rows
 
-    with without_files(allowed):
+    with restrict_paths(allowed):
         answer = request.answer(console)
         assert answer is not None
         files, trust = request.files(answer), getattr(answer.result, "trust", None)
@@ -171,13 +171,13 @@ def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequen
 
 
 _MOST = 400
-_MOST_BYTES = 50_000_000  # as pickled, which is some fifth of what they take
+_MAX_BYTES = 50_000_000  # as pickled, which is some fifth of what they take
 
 
 class ResultCache:
     """Recent answers and refusals, up to `most_bytes`. Thread-safe; closed forms run one at a time."""
 
-    def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, work_out: Callable[[CommandRequest], QueryResult], most_bytes: int = _MAX_BYTES) -> None:
         self._work_out, self._most_bytes = work_out, most_bytes
         # With what it takes; a refusal is its sentence: an error holds on to the frames that it came through.
         self._kept: OrderedDict[CommandRequest, tuple[QueryResult | str, int]] = OrderedDict()

@@ -87,10 +87,10 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
 @contextmanager
 def _only_dropped(folder: Path) -> Iterator[None]:
     """Context that allows only uploads and hides their folder in errors."""
-    from perfmodel.files.reach import without_files
+    from perfmodel.files.sandbox import restrict_paths
 
     try:
-        with without_files((folder,)):
+        with restrict_paths((folder,)):
             yield
     except PerfmodelError as error:
         raise SpecError(hidden(str(error), folder)) from None
@@ -115,8 +115,8 @@ class QueryService:
     """Answers requests. drops: uploads; known: result cache; jobs: job queue"""
 
     def __init__(self) -> None:
-        self.drops = Uploads()
-        work = partial(_answer, self.drops.folder)
+        self.uploads = Uploads()
+        work = partial(_answer, self.uploads.folder)
         self.known = ResultCache(partial(work, console=QUIET))
         self.jobs = JobQueue(self.known, work)
 
@@ -128,11 +128,11 @@ class QueryService:
     async def close(self) -> None:
         """Stop workers and delete uploads."""
         await self.jobs.close()
-        self.drops.close()
+        self.uploads.close()
 
     def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
         """Store an upload; see `Uploads.take`."""
-        mark = self.drops.take(name, content, full_size)
+        mark = self.uploads.take(name, content, full_size)
         self.known.forget_refusals()  # of requests that missed it
         return mark
 

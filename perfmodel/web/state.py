@@ -24,8 +24,8 @@ _OF_VIEWS = (
 )
 _ALONE = ("scenario", "seed")
 _OTHER = "with"
-MOST_DEPLOYMENTS = 4  # side by side
-_LONGEST_QUERY, _LONGEST_VALUE, _MOST_FIELDS = 16_000, 4_000, 120
+MAX_DEPLOYMENTS = 4  # side by side
+_LONGEST_QUERY, _LONGEST_VALUE, _MAX_FIELDS = 16_000, 4_000, 120
 _SCENARIO = re.compile(r"(drop:[0-9a-f]{16}/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PATH = re.compile(r"[a-z_]+(\.[A-Za-z0-9_-]+)+")
 _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
@@ -48,8 +48,8 @@ class PageState:
     @property
     def flags(self) -> dict[str, str]:
         """Flags of the deployment; a default one if there are neither flags nor a scenario."""
-        found = {key: value for key, value in self.fields if key in FLAGS}
-        return found if self.get("scenario") else {**_START, **found}
+        result = {key: value for key, value in self.fields if key in FLAGS}
+        return result if self.get("scenario") else {**_START, **result}
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -93,16 +93,16 @@ def read_state(query: str) -> PageState:
     if len(query) > _LONGEST_QUERY:
         raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except ValueError:
-        raise SpecError(f"the address: not a query of at most {_MOST_FIELDS} fields in UTF-8.") from None
+        raise SpecError(f"the address: not a query of at most {_MAX_FIELDS} fields in UTF-8.") from None
     others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
-    if len(others) > MOST_DEPLOYMENTS - 1:
-        raise SpecError(f"the address: {1 + len(others)} deployments, allowed {MOST_DEPLOYMENTS}; take one out.")
+    if len(others) > MAX_DEPLOYMENTS - 1:
+        raise SpecError(f"the address: {1 + len(others)} deployments, allowed {MAX_DEPLOYMENTS}; take one out.")
     own = [(key, value) for key, value in pairs if key != _OTHER]
     unknown = [_unknown(key) for key, _ in own if not _is_known(key)]
     left_out = dict.fromkeys((*unknown, *(sentence for other in others for sentence in other.left_out)))
-    return PageState(tuple(_checked(each for each in own if _is_known(each[0]))), others, tuple(left_out))
+    return PageState(tuple(_checked(item for item in own if _is_known(item[0]))), others, tuple(left_out))
 
 
 def _unknown(key: str) -> str:
@@ -125,7 +125,7 @@ def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
 def _said(key: str, value: str) -> str:
     """`value`, escaped where the command line would read an option or stdin."""
     if key == _ALONE[0] and _SCENARIO.fullmatch(value) is None:
-        raise SpecError(f"scenario: found {value[:60]!r}, allowed a name of `perfmodel scenarios list`.")
+        raise SpecError(f"scenario: got {value[:60]!r}; expected a name of `perfmodel scenarios list`.")
     if key in (*FLAGS, *_OF_VIEWS) and value.startswith("-"):
         raise SpecError(f"{key}: found {value[:60]!r}, which begins with a minus; no such value does.")
     return value

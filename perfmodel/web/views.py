@@ -29,7 +29,7 @@ class ViewPart:
 
     ask:     requests in the order of the template's `findings`
     lane:    of workers; None: closed forms, answered with the page
-    is_asked_for: starts on a click of `button`, described by `help`
+    on_demand: starts on a click of `button`, described by `help`
     shows_refusals: the template also shows refusals
     later:   deferred requests in the long lane, started once the part is shown, and the `later` of its template
     is_kept: keep rendered content while requests are unchanged; for templates that show only answers
@@ -39,7 +39,7 @@ class ViewPart:
     name: str
     ask: Callable[[PageState], Sequence[CommandRequest]]
     lane: Lane | None = None
-    is_asked_for: bool = False
+    on_demand: bool = False
     button: str = "Start"
     help: str = ""
     shows_refusals: bool = False
@@ -105,7 +105,7 @@ def _step(state: PageState, **texts: str) -> CommandRequest:
         try:
             sizes |= {name: count(text)} if text else {}
         except ValueError:
-            message = f"{name}: found {text!r}, allowed a whole number of at least 1, as in 64 or 8K."
+            message = f"{name}: got {text!r}; expected a whole number of at least 1, as in 64 or 8K."
             raise SpecError(message) from None
     return request_of(ExplainRequest, state, **sizes)
 
@@ -282,7 +282,7 @@ def _check_metric(state: PageState) -> None:
     """Raise SpecError for a metric without plots."""
     metric = state.get("metric")
     if metric and metric not in WHATIF_METRICS:
-        raise SpecError(f"metric: found {metric[:60]!r}, allowed {', '.join(WHATIF_METRICS)}.")
+        raise SpecError(f"metric: got {metric[:60]!r}; expected {', '.join(WHATIF_METRICS)}.")
 
 
 WHATIF = View(
@@ -355,7 +355,7 @@ PLAN = View(
             "choice",
             _plan,
             "long",
-            is_asked_for=True,
+            on_demand=True,
             button="Find the deployment",
             help="Screens every candidate in closed form and simulates the best: a minute or so. It can be stopped; "
             "what was simulated is kept, and the next start goes on from there.",

@@ -94,7 +94,7 @@ def test_a_gateway_that_admits_as_many_as_there_are_servers_is_erlangs_system(ma
 
     def on_finished(_: EngineRank, request: Request) -> None:
         gateway.answer(request)
-        gateway.look_again()
+        gateway.reschedule()
         finished.append(request)
 
     def replica(index: int) -> EngineRank:
@@ -144,7 +144,7 @@ class SharingBackend:
     def execute(self, plan: StepPlan) -> Outcome:
         return Outcome(self._per_token * plan.num_tokens)
 
-    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> _EqualSteps:
+    def plan_leap(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> _EqualSteps:
         return _EqualSteps(self._per_token * plan.num_tokens, num_steps)
 
     def commit(self, run: _EqualSteps, plan: StepPlan, num_steps: int) -> None:

@@ -7,7 +7,7 @@ elasticities of time to all resources add up to -1.
 
 import pytest
 
-from perfmodel.cost.forms.device import peak_flops_per_s
+from perfmodel.cost.kernel_models.device import peak_flops_per_s
 from perfmodel.planning.axes import axis_of, bound_changes
 from perfmodel.planning.points import Point
 from perfmodel.planning.typical_step import StepSpec

@@ -26,7 +26,7 @@ def test_two_hundred_moves_end_at_the_answer_of_the_last(tab):
         tab.move(draw.choice(SLIDERS), draw.random())
         if number % 10 == 0:
             tab.page.wait_for_timeout(draw.choice([10, 60, 120]))
-    tab.settle()
+    tab.finalize()
     assert len(tab.figures()) > 10
     server = figures_of(tab)
     assert [each for each in tab.figures() if each in server] == server
@@ -43,7 +43,7 @@ def test_two_tabs_have_a_state_each(tab, browser):
         tab.move("engine.max_num_seqs", share)
         other.move("engine.gpu_memory_utilization", share)
     for each in (tab, other):
-        each.settle()
+        each.finalize()
         assert each.figures() == figures_of(each)
         each.check()
     assert tab.figures() != other.figures()
@@ -57,25 +57,25 @@ def test_back_and_forward_are_steps_of_what_was_shown(tab):
     tab.page.fill('[name="hardware"]', "mi300x")
     tab.page.keyboard.press("Tab")
     tab.page.wait_for_url("**hardware=mi300x**")
-    tab.settle()
+    tab.finalize()
     second = tab.figures()
     assert second != first
     tab.page.click("nav.views >> text=Step")
     tab.page.wait_for_selector("h2 >> text=Decode")
-    tab.settle()
+    tab.finalize()
     assert "/step?" in tab.address
     with tab.page.expect_event("load"):
         tab.page.go_back()
-    tab.settle()
+    tab.finalize()
     assert tab.figures() == second
     assert tab.page.input_value('[name="hardware"]') == "mi300x"
     with tab.page.expect_event("load"):
         tab.page.go_back()
-    tab.settle()
+    tab.finalize()
     assert tab.figures() == first
     with tab.page.expect_event("load"):
         tab.page.go_forward()
-    tab.settle()
+    tab.finalize()
     assert tab.figures() == second
     tab.check()
 
@@ -87,11 +87,11 @@ def test_a_drag_is_one_step_of_the_history(tab):
     for share in (0.5, 0.55, 0.6):
         tab.move("batch", share)
         tab.page.wait_for_timeout(60)
-    tab.settle()
+    tab.finalize()
     assert tab.figures() != first
     with tab.page.expect_event("load"):
         tab.page.go_back()
-    tab.settle()
+    tab.finalize()
     assert tab.figures() == first
     assert "batch=8&" in tab.address
     tab.check()
@@ -106,15 +106,15 @@ def test_four_columns_come_by_clicks_and_stay_while_one_drags(tab):
         tab.page.fill(f"#o{number}-hardware", device)
         tab.page.keyboard.press("Enter")
         tab.page.wait_for_url(f"**{device}**")
-        tab.settle()
+        tab.finalize()
     tab.move("engine.max_num_seqs", 0.3)
     tab.page.wait_for_url("**max_num_seqs**")
-    tab.settle()
+    tab.finalize()
     heads = tab.page.eval_on_selector_all("#part-served th[scope=col] .aside", "all => all.map(e => e.textContent)")
     assert heads == ["1 x h100-sxm-80gb", "1 x a100-sxm-80gb", "1 x h200-sxm", "1 x l40s"]
     tab.page.click("[data-remove='2']")
     tab.page.wait_for_selector("#o3-hardware", state="detached")
-    tab.settle()
+    tab.finalize()
     assert tab.address.count("with=") == 2
     assert "h200" not in tab.address
     tab.check()
@@ -125,11 +125,11 @@ def test_another_view_shows_nothing_of_the_one_before(tab):
     """Parts of two views are called `curve`."""
     tab.open("/traffic?model=llama-3.1-8b&hardware=h100&rate=4&traffic.num_requests=30")
     tab.move("rate", 0.8)
-    tab.settle()
+    tab.finalize()
     tab.page.click("nav.views >> text=Step")
     tab.page.wait_for_selector("#part-curve .waiting")
     assert tab.page.query_selector("#part-curve .stale") is None
-    tab.settle()
+    tab.finalize()
     assert tab.page.title() == "Step · perfmodel"
     tab.check()
 
@@ -164,7 +164,7 @@ def test_keys_alone_lead_to_the_answer_and_change_it(tab):
     for key in ("ArrowRight", "ArrowRight", "PageUp"):
         tab.page.keyboard.press(key)
     tab.page.wait_for_url("**batch=**")
-    tab.settle()
+    tab.finalize()
     assert tab.figures() != before
     outline = tab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none"  # where the focus is can be seen
@@ -184,7 +184,7 @@ def test_what_cannot_be_is_answered_in_its_field(tab):
     tab.page.fill(field, "16")
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_selector(f"{field}:not([aria-invalid])")
-    tab.settle()
+    tab.finalize()
     assert tab.figures() == figures_of(tab)
     tab.check()
 
@@ -199,7 +199,7 @@ def test_a_line_is_pasted(tab):
     tab.page.fill("#line", "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 77")
     tab.page.click("#read-line")
     tab.page.wait_for_url("**max_num_seqs=77**")
-    tab.settle()
+    tab.finalize()
     assert tab.page.input_value('[name="hardware"]') == "a100-sxm-80gb"
     assert tab.page.input_value('[name="engine.max_num_seqs"]') == "77"
     assert [error for error in tab.errors if "422" not in error] == []

@@ -30,11 +30,11 @@ def test_from_start_to_export(tab, tmp_path):
     tab.page.locator("label", has_text="h100-sxm-80gb").first.click()
     tab.page.locator("label", has_text="l40s").first.click()
     tab.page.wait_for_function("() => location.search.includes('l40s')")
-    tab.settle()
+    tab.finalize()
     assert not tab.figures()  # nothing is begun by an address
     tab.page.click("text=Find the deployment")
     tab.page.wait_for_selector(".card", timeout=240_000)  # takes seconds on an idle machine
-    tab.settle()
+    tab.finalize()
     shown = {path: value for path, value, _ in tab.figures()}
     assert float(shown["winner.max_rate"]) >= 4
     files = {}
@@ -47,7 +47,7 @@ def test_from_start_to_export(tab, tmp_path):
     _exports_are_of(files, shown, tmp_path)
     tab.page.click("text=Open this deployment")
     tab.page.wait_for_function("() => location.pathname === '/deployment'")
-    tab.settle()
+    tab.finalize()
     assert {"weight_bytes", "duration_s"} <= {path for path, _, _ in tab.figures()}
     tab.check()
 

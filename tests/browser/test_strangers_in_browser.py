@@ -39,7 +39,7 @@ def said(tab):
 def test_files_that_strangers_drop(tab, tmp_path):
     tab.open("/memory?model=qwen3-0.6b&hardware=h100")
     first = tab.figures()
-    assert "found .exe, allowed .json" in dropped(tab, "virus.exe", "MZ")
+    assert "got .exe; expected .json" in dropped(tab, "virus.exe", "MZ")
     large = tmp_path / "large.json"
     with large.open("wb") as file:
         file.truncate(100_000_000)
@@ -52,18 +52,18 @@ def test_files_that_strangers_drop(tab, tmp_path):
     tab.errors.clear()
 
     assert "is the model now" in dropped(tab, "half.gguf", "GGUF\x03\0\0\0")
-    tab.settle()
+    tab.finalize()
     assert "half.gguf" in tab.page.inner_text(".refusal")
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
     content = json.dumps(config | {"_name_or_path": HOSTILE, "name": HOSTILE})
     assert "is the model now" in dropped(tab, f"{HOSTILE}config.json", content)
-    tab.settle()
+    tab.finalize()
     assert tab.figures()
     assert tab.figures() != first
     assert "drop%3A" in tab.address
     address = tab.address
     tab.page.reload()
-    tab.settle()
+    tab.finalize()
     assert tab.address == address
     assert tab.figures()
     assert not tab.page.query_selector("img[onerror], #main img")
@@ -134,12 +134,12 @@ def test_a_server_that_ends_and_starts_again(tab, browser):
         assert mine.figures()  # what was known stays
         own.start(port)
         mine.page.wait_for_selector(".of-page >> text=The server does not answer", state="detached")
-        mine.settle()
+        mine.finalize()
         assert "max_num_seqs" in mine.address
         assert mine.figures()
         answer = dropped(mine, "config.json", CONFIG.read_text(encoding="utf-8"))  # with the new server's token
         assert "is the model now" in answer
-        mine.settle()
+        mine.finalize()
         assert not mine.crashes  # its console says that nobody answers
     finally:
         own.close()

@@ -31,7 +31,7 @@ def test_a_view_is_whole(view, tab, axe):
     tab.page.set_viewport_size({"width": 390, "height": 844})
     tab.page.wait_for_function(FITS)  # as when a window is made small
     tab.page.reload()
-    tab.settle()
+    tab.finalize()
     assert tab.figures() == figures
     assert tab.page.evaluate("document.documentElement.dataset.theme") == "dark"  # it stays as it was chosen
     _plots_are_drawn(tab)
@@ -55,7 +55,7 @@ def test_an_address_that_is_refused_is_answered_on_a_page(tab):
     assert response.status == 422
     assert "rate comes twice" in tab.page.inner_text(".refusal")
     tab.page.click("text=Begin with a deployment")
-    tab.settle()
+    tab.finalize()
     assert tab.figures()
 
 

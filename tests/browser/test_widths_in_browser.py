@@ -27,7 +27,7 @@ def test_no_layout_shifts_on_a_phone_and_the_tab_is_visible(view, tab):
     tab.page.set_viewport_size(PHONE)
     tab.page.add_init_script(WATCH_SHIFTS)
     tab.page.goto(f"{tab.server.address}/{view.name}{QUERY}")
-    tab.settle(120)
+    tab.finalize(120)
     tab.page.wait_for_timeout(500)
     shifts = tab.page.evaluate("window.shifts")
     assert sum(value for value, _ in shifts) < 0.05, shifts
@@ -99,7 +99,7 @@ def test_techniques_are_collapsed_to_one_sentence_per_family(tab):
     use = tab.page.locator(".technique[open] >> text=Use it")
     use.click()
     tab.page.wait_for_url("**kv_cache_dtype=fp8**")
-    tab.settle()
+    tab.finalize()
     assert tab.page.is_visible(".technique[open] >> text=In use: take it out")  # open details stay open
     tab.page.fill("[data-filter]", "medusa")
     assert tab.page.locator(".technique:visible").count() == 1

@@ -17,8 +17,8 @@ from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
-from perfmodel.cost.forms.overheads import OverheadFits
-from perfmodel.cost.forms.registry import FormFit
+from perfmodel.cost.kernel_models.overheads import OverheadFits
+from perfmodel.cost.kernel_models.registry import KernelFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.fitted import HEADER
 from perfmodel.files.yaml_loader import load_yaml
@@ -36,8 +36,8 @@ KINDS = {
     "routing": RoutingFit,
     "whole_runs": WholeRunFits,
 }  # others are calibrations of a device
-MOST_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
-MOST_ENTRIES = 8  # of a list: the lines of a library's tile rule
+MAX_NUMBERS = 3  # in one entry of a list: (most rows, tile rows, tile columns), (first group, last group)
+MAX_ENTRIES = 8  # of a list: the lines of a library's tile rule
 DATA_FILE = re.compile(r"\w\.(json|jsonl|csv|tsv|parquet|gz|npz|npy|pkl|pickle|xlsx|yaml|txt)\b", re.IGNORECASE)
 
 
@@ -89,15 +89,15 @@ def test_a_file_holds_the_fields_of_its_forms_only(file: Any) -> None:
     for fit in getattr(found, "families", {}).values():
         assert type(fit).model_config["extra"] == "forbid"
         with pytest.raises(ValueError):
-            TypeAdapter(FormFit).validate_python({**fit.model_dump(), "latency_ms": [1.0, 2.0]})
+            TypeAdapter(KernelFit).validate_python({**fit.model_dump(), "latency_ms": [1.0, 2.0]})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_holds_no_table(file: Any) -> None:
     for path, values in lists_in(load_yaml(file).data):
         numbers = [value for value in values if isinstance(value, int | float)]
-        assert len(numbers) <= MOST_NUMBERS, f"{file.name}: {path} holds {len(numbers)} numbers"
-        assert len(values) <= MOST_ENTRIES, f"{file.name}: {path} has {len(values)} entries"
+        assert len(numbers) <= MAX_NUMBERS, f"{file.name}: {path} holds {len(numbers)} numbers"
+        assert len(values) <= MAX_ENTRIES, f"{file.name}: {path} has {len(values)} entries"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

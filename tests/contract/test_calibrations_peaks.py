@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import OperatorTimer, estimate_step, load_calibration
-from perfmodel.cost.forms.messages.links import link_for, path_of
+from perfmodel.cost.kernel_models.messages.links import link_for, path_of
 from perfmodel.ops import build_graph
 from perfmodel.ops.attention.decode import mixed_attention
 from perfmodel.ops.attention.prefill import Heads
@@ -73,7 +73,7 @@ def graph_of(model: str, served: int) -> StepGraph:
 def peak(timer: OperatorTimer, work: Work) -> float:
     """Of the rate that the work is done at: its kernel's where the fit names one, else its own."""
     rate = work.message.kind if work.message else work.rate
-    traits = work.extent.traits if work.extent is not None else None
+    traits = work.problem.traits if work.problem is not None else None
     fit = timer.calibration.fit(work.family, rate, traits, work.format)
     return timer.device.peak(getattr(fit, "rate", None) or work.rate)
 
@@ -102,7 +102,7 @@ def beaten(timer: OperatorTimer, work: Work, duration_s: float | None = None) ->
     if not work.num_kernels or work.name in timer.calibration.contained:
         return ""
     device, seconds = timer.device, (duration_s or timer.time(work).duration_s) * ROUNDING
-    about = f"{work.name} ({work.family}/{work.rate} {work.format}) {work.extent}"
+    about = f"{work.name} ({work.family}/{work.rate} {work.format}) {work.problem}"
     if work.flops > seconds * peak(timer, work):
         return f"{work.flops / seconds / peak(timer, work):.2f} of the peak rate: {about}"
     streamed = work.weight_bytes + work.kv_bytes

@@ -9,9 +9,9 @@ import pytest
 from pydantic import Field
 
 from perfmodel.cost import OperatorTimer, estimate_step, load_calibration, save_calibration
-from perfmodel.cost.forms.device import OperatorTime
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.registry import FORMS, Form
+from perfmodel.cost.kernel_models.device import OperatorTime
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.registry import KERNEL_MODELS, KernelModel
 from perfmodel.engine import POLICIES, KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
@@ -152,7 +152,7 @@ def test_an_operator_is_a_function_and_a_line_in_the_graph():
     assert "embed_again" in str(after)
 
 
-class TableExtent(NamedTuple):
+class TableSize(NamedTuple):
     """What the form of table lookups depends on: lookups one after the other, each after the one before."""
 
     num_lookups: float
@@ -161,7 +161,7 @@ class TableExtent(NamedTuple):
 
 def table_lookup(num_tokens):
     """Place one: the operator. Four lookups a token, 64 B each."""
-    return Work("lookup", "lookup", weight_bytes=256.0 * num_tokens, extent=TableExtent(4 * num_tokens))
+    return Work("lookup", "lookup", weight_bytes=256.0 * num_tokens, problem=TableSize(4 * num_tokens))
 
 
 class LookupFit(Spec):
@@ -176,12 +176,12 @@ class LookupFit(Spec):
 def lookup_time(work, fit, device):
     """Two as well: t = latency lookups / at once, no less than the bytes take."""
     memory_s = work.hbm_bytes / device.bandwidth
-    latency_s = fit.latency_s * work.extent.num_lookups / fit.at_once
+    latency_s = fit.latency_s * work.problem.num_lookups / fit.at_once
     return OperatorTime(max(memory_s, latency_s), 0.0, memory_s, 0.0, max(0.0, latency_s - memory_s), "overhead")
 
 
 def test_an_operator_with_a_form_of_its_own_touches_four_places(monkeypatch, tmp_path):
-    monkeypatch.setitem(FORMS, "table_lookup", Form(LookupFit, lookup_time))  # three: its row
+    monkeypatch.setitem(KERNEL_MODELS, "table_lookup", KernelModel(LookupFit, lookup_time))  # three: its row
     graph = build_graph(load_model("llama-3.1-8b"))
     longer = replace(graph, nodes=(*graph.nodes, on_tokens("lookup", table_lookup)))  # four: its line in the layer
 

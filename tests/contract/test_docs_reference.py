@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import perfmodel
 from docs_site.accuracy_page import REPORTS, accuracy_page
 from docs_site.cli_reference import cli_page
-from docs_site.forms_reference import fits_by_form, forms_page
+from docs_site.kernel_models_reference import fits_by_form, forms_page
 from docs_site.metrics_reference import metrics_page
 from docs_site.places import ROOT
 from docs_site.python_reference import python_page
@@ -19,7 +19,7 @@ from docs_site.scenario_reference import scenario_page
 from docs_site.tables import in_cell
 from docs_site.techniques_gallery import techniques_table
 from perfmodel.cli import app
-from perfmodel.cost.forms.registry import FORMS
+from perfmodel.cost.kernel_models.registry import KERNEL_MODELS
 from perfmodel.evidence.executed.technique import read_status
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.planning import metrics
@@ -125,7 +125,7 @@ def test_every_public_name_of_the_package_is_there_with_its_docstring():
 
 def test_every_form_is_there_with_its_formula_parameters_and_fits():
     page, fits = forms_page(), fits_by_form()
-    for name, form in FORMS.items():
+    for name, form in KERNEL_MODELS.items():
         section = page.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
         assert re.search(r"^    \S", section, re.MULTILINE) or name == "on_host", f"{name} has no formula"
         assert issubclass(form.fit, BaseModel)

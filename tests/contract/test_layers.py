@@ -59,7 +59,7 @@ HOMES = {
     "rich": {"perfmodel.cli", "perfmodel.report"},
     "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
-    "pandas": {"perfmodel.printable"},
+    "pandas": {"perfmodel.renderable"},
     "ray": {"perfmodel.planning"},
     "starlette": {"perfmodel.listening", "perfmodel.serve", "perfmodel.web"},
     "uvicorn": {"perfmodel.listening"},

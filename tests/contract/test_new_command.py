@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = 6
+MAX_FILES = 6
 REQUEST = '''
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def test_a_command_with_a_view_of_the_page_takes_at_most_six_files(checkout):
         'FROZEN = {\n    "headroom": ["SCENARIO", "--set", "--kept", "--json", "--model", "--hardware"],\n',
     )
     files = [*changed(checkout), *([surface] if not filecmp.cmp(ROOT / surface, checkout / surface) else [])]
-    assert len(files) == 4 <= MOST_FILES
+    assert len(files) == 4 <= MAX_FILES
 
     def run(*arguments):
         command = [sys.executable, *arguments]

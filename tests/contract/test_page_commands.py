@@ -36,7 +36,7 @@ SMALL = (
 )
 # Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server
 # serves until it is told to end.
-LONG, MOST_LONG = ("plan", "whatif"), 2  # of one page
+LONG, MAX_LONG = ("plan", "whatif"), 2  # of one page
 TOO_MUCH = ("study", "validate published workloads", "serve", "web")
 
 
@@ -81,7 +81,7 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch):
         if " ".join(command.words).startswith(TOO_MUCH):
             continue
         num_long += command.words[0] in LONG
-        if command.words[0] in LONG and num_long > MOST_LONG and command.output is None:
+        if command.words[0] in LONG and num_long > MAX_LONG and command.output is None:
             continue  # `benchmarks/page_commands.py` runs all
         found = CliRunner().invoke(app, words_of(command))
         right = (2,) if command.is_refused else (0, 1) if command.words[0] == "plan" else (0,)

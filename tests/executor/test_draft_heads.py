@@ -38,7 +38,7 @@ def speculator_of(**config):
 def take(speculator, drafting, chunks=()):
     """One step: the tokens of each sequence."""
     verified = speculator.run(drafting, chunks)
-    speculator.proposer.settle(drafting, verified.paths)
+    speculator.proposer.finalize(drafting, verified.paths)
     return verified.tokens
 
 

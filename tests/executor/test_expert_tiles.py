@@ -38,9 +38,9 @@ def test_where_warps_multiply_their_sums_are_fewer():
 def test_serving_problems_are_routed_as_the_measured_tables_are(problem):
     sizes = problem.sizes
     load = rank_load(sizes["num_tokens"], sizes["num_experts"], sizes["topk"], 1, sizes["distribution"])
-    assert problem.work.extent.distinct == load.distinct
-    assert problem.work.extent.assignments == load.assignments
-    assert problem.work.extent.tiles[0] == load.tiles[0]
+    assert problem.work.problem.distinct == load.distinct
+    assert problem.work.problem.assignments == load.assignments
+    assert problem.work.problem.tiles[0] == load.tiles[0]
 
 
 def test_a_token_of_a_serving_problem_has_distinct_experts():

@@ -88,7 +88,7 @@ def test_a_decoder_with_quantised_keys_and_values_says_nearly_the_same(name, lar
 
 @pytest.mark.parametrize(("bits", "group_size"), [(8, 16), (4, 8), (4, 32), (2, 8)])
 def test_packed_elements_are_within_half_a_step_of_their_group(bits, group_size):
-    """Whatever the offset: a step is the group's extent in 2^bits - 1 parts, its ends rounded to fp16."""
+    """Whatever the offset: a step is the group's problem in 2^bits - 1 parts, its ends rounded to fp16."""
     packing = Packing(bits, group_size)
     x = (
         torch.randn(21, 3, 32, generator=torch.Generator().manual_seed(0)) * 3
@@ -98,8 +98,8 @@ def test_packed_elements_are_within_half_a_step_of_their_group(bits, group_size)
     pages = empty_pages(6, BLOCK, 3, (32, 32), torch.float32, packing=packing)
     load_kernels().kv_write(x, -x, pages, torch.arange(21))
     groups = x.unflatten(-1, (-1, group_size))
-    extent = (groups.amax(-1) - groups.amin(-1)).repeat_interleave(group_size, -1)
-    most = extent / (2**bits - 1) * (0.5 + 2.0**-10) + (x.abs() + extent) * 2.0**-10
+    problem = (groups.amax(-1) - groups.amin(-1)).repeat_interleave(group_size, -1)
+    most = problem / (2**bits - 1) * (0.5 + 2.0**-10) + (x.abs() + problem) * 2.0**-10
     for read, written in zip(pages.gathered(torch.arange(6), torch.float32), (x, -x), strict=True):
         assert ((read[:21] - written).abs() <= most).all()
     assert pages.v_dim == 32

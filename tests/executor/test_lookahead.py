@@ -49,7 +49,7 @@ def test_the_window_is_what_the_model_says_of_its_columns():
         for column in range(3):
             behind = [*rows[0][1 : column + 1], *(row[column] for row in rows[1:])]
             assert said[column] == likeliest([*tokens, *behind])
-        proposer.settle(drafting, verified.paths)
+        proposer.finalize(drafting, verified.paths)
         tokens += verified.tokens[0]
     ngrams = list(proposer._iterations[0].pool._order)
     assert len(ngrams) >= 4

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.cost.forms.device import DeviceFacts  # noqa: E402
+from perfmodel.cost.kernel_models.device import DeviceFacts  # noqa: E402
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS  # noqa: E402
 from perfmodel.evidence.fit.device import TABLES, kernel_tables, small_kernels  # noqa: E402
 from perfmodel.evidence.fit.products import GEMM, MOE, experts_start  # noqa: E402
@@ -107,7 +107,7 @@ def test_groups_are_one_number_format_as_the_cost_model_names_it():
 def test_sizes_are_those_that_the_cost_model_counts():
     """The columns say enough to count FLOPs again: multiply-adds of matrices, visible keys of queries."""
     for op, _, group, rows in groups():
-        sizes = getattr(group.sizes, "extent", None)
+        sizes = getattr(group.sizes, "problem", None)
         if op == "gemm":
             flops = 2 * sizes.m * sizes.n * sizes.k
         elif op == "moe":
@@ -128,9 +128,9 @@ def test_attention_counts_the_keys_and_products_that_the_cost_model_does():
     for op, _, group, rows in groups():
         sizes = group.sizes
         if op == "generation_attention":
-            heads = sizes.extent.heads
+            heads = sizes.problem.heads
             length = np.where(heads.window > 0, np.minimum(sizes.length, heads.window), sizes.length)
-            counted = sizes.extent.num_seqs * length * sizes.kv_token_bytes
+            counted = sizes.problem.num_seqs * length * sizes.kv_token_bytes
             ours = np.array([p.work.kv_bytes for p in rows])
             assert (heads.num_heads == [p.sizes["num_heads"] for p in rows]).all()
         elif op == "context_attention":

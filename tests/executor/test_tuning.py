@@ -41,10 +41,10 @@ def test_another_tile_is_taken_where_it_is_faster_by_more_than_timings_differ(mo
 def test_tuning_ends_and_is_left_out_where_it_must(monkeypatch):
     """A candidate that takes longer than all may is the last one to be timed; without tuning there is no first."""
     monkeypatch.setattr(tiles, "_chosen", {})
-    monkeypatch.setattr(tiles, "_MOST_TUNING_S", -1.0)
+    monkeypatch.setattr(tiles, "_MAX_TUNING_S", -1.0)
     assert pick(monkeypatch, (1.0, 0.5, 0.5), "p") == CANDIDATES[0]
     assert "64" in next(iter(tiles.choices().values()))
-    monkeypatch.setattr(tiles, "_MOST_TUNING_S", 1e9)
+    monkeypatch.setattr(tiles, "_MAX_TUNING_S", 1e9)
     with tiles.untuned():
         assert pick(monkeypatch, (1.0, 0.5, 0.5), "q") == CANDIDATES[0]
     assert pick(monkeypatch, (1.0, 0.5, 0.5), "q") == CANDIDATES[1]

@@ -95,7 +95,7 @@ async def serve_paced(case: Case, seed: int, scale: int = 1) -> tuple[list[str],
         await asyncio.sleep((request.arrival + 0.5) / 1e3 - loop.time())
         assert clock.catch_up() == request.arrival
         replica.add(request)
-        clock.look_again()
+        clock.reschedule()
     while env.next_tick is not None:
         await asyncio.sleep(1e6)
     return backend.fingerprints, ends_of(finished)

@@ -70,7 +70,7 @@ def serve(
         if gateway.answer(request):
             ended.done.append((request.request_id, request.first_token_at, request.finished_at))
             client.on_finished(request)
-        gateway.look_again()
+        gateway.reschedule()
 
     def on_lost(lost: LostRequest) -> None:
         ended.lost.append((lost.request.request_id, lost.fate, lost.at))

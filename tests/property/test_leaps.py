@@ -53,7 +53,7 @@ class ScriptedBackend:
     def execute(self, plan: StepPlan) -> Outcome:
         return Outcome(duration_of(plan))
 
-    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> ScriptedRun:
+    def plan_leap(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> ScriptedRun:
         rolled = StepPlan(plan.index)
         rolled.decodes, rolled.group_tokens = plan.decodes, plan.group_tokens
         durations = []
@@ -63,7 +63,7 @@ class ScriptedBackend:
             durations.append(duration_of(rolled))
         return ScriptedRun(durations)
 
-    def commit(self, run: ScriptedRun, plan: StepPlan, num_steps: int) -> None:
+    def apply_leap(self, run: ScriptedRun, plan: StepPlan, num_steps: int) -> None:
         pass
 
 

@@ -136,7 +136,7 @@ def test_a_block_that_ends_in_the_answer_is_nobodys_beginning(name: str) -> None
 
 def test_a_router_forgets_the_beginnings_that_were_used_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three for each of two servers, seven are too many: the one that was not used again is unknown then."""
-    monkeypatch.setattr(routing, "_MOST_HOMES", 3)
+    monkeypatch.setattr(routing, "_MAX_HOMES", 3)
     servers = [Server(0), Server(1, num_outstanding=1)]
     router = ROUTERS["prefix_affinity"](servers)
     assert {router(request(number, prefix=number)).index for number in range(6)} == {0}

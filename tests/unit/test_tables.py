@@ -11,7 +11,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.evidence.report import ErrorStats, ValidationReport
 from perfmodel.planning.typical_step import estimate_mean_step
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.report import terminal as printed
 
 FEW = {"traffic.num_requests": 20}
@@ -39,7 +39,7 @@ def run():
 def test_every_printable_result_has_columns():
     for view in printed._VIEWS.values():
         import_module(f"perfmodel.report.views.{view.partition(':')[0]}")
-    direct = [kind for kind in Printable.__subclasses__() if kind.__module__.startswith("perfmodel")]
+    direct = [kind for kind in Renderable.__subclasses__() if kind.__module__.startswith("perfmodel")]
     shared = [kind for base in direct for kind in base.__subclasses__()]  # plans have a base in common
     kinds = {kind.__name__: kind for kind in (*direct, *shared) if not kind.__name__.startswith("_")}
     assert set(kinds) == set(printed._VIEWS)

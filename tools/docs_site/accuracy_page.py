@@ -11,7 +11,7 @@ from docs_site.places import ROOT
 from docs_site.tables import in_cell, table
 from perfmodel.planning.metrics import metric_of
 
-_MOST_ROWS = 5  # of each metric
+_MAX_ROWS = 5  # of each metric
 
 
 class Report(NamedTuple):
@@ -57,15 +57,15 @@ def _content(file: str) -> Any:
 
 def _section(report: Report) -> str:
     content = _content(report.file)
-    found = content if report.part is None else content[report.part]
-    text = f"### {report.title}\n\n{found['covered']:,} rows ([the report](../reports/{report.file}.md)).\n\n"
-    text += table(_HEADER[1:], (row[1:] for row in _summary_rows({"": found["metrics"]}))) + "\n"
+    result = content if report.part is None else content[report.part]
+    text = f"### {report.title}\n\n{result['covered']:,} rows ([the report](../reports/{report.file}.md)).\n\n"
+    text += table(_HEADER[1:], (row[1:] for row in _summary_rows({"": result["metrics"]}))) + "\n"
     if (ROOT / "reports" / f"{report.file}.errors.svg").is_file():
         text += f"![Errors, {report.title}](../reports/{report.file}.errors.svg)\n\n"
-    devices = {name.removeprefix("device "): of for name, of in found["by"].items() if _is_device(name)}
+    devices = {name.removeprefix("device "): of for name, of in result["by"].items() if _is_device(name)}
     if len(devices) > 1:
         text += "By device:\n\n" + table(_HEADER, _summary_rows(devices)) + "\n"
-    text += "The worst rows:\n\n" + table(_WORST_HEADER, _worst_rows(found["worst"])) + "\n"
+    text += "The worst rows:\n\n" + table(_WORST_HEADER, _worst_rows(result["worst"])) + "\n"
     return text
 
 
@@ -96,11 +96,11 @@ def _worst_rows(worst: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for row in sorted(worst, key=lambda row: -abs(row["error"])):
         key = row["metric"]
         shown[key] = shown.get(key, 0) + 1
-        if shown[key] <= _MOST_ROWS:
+        if shown[key] <= _MAX_ROWS:
             metric, why = metric_of(key), row.get("breakdown", {}).get("why", "")
             times = f"{1 + row['error']:.2f}"
             setting = row.get("setting") or row["row"]
-            values = (_value(row[each], metric.unit) for each in ("predicted", "measured"))
+            values = (_value(row[item], metric.unit) for item in ("predicted", "measured"))
             yield in_cell(metric.name), in_cell(setting), *values, times, in_cell(why)
 
 
@@ -112,21 +112,21 @@ def _value(value: float, unit: str) -> str:
 
 
 def _of_single_machines() -> str:
-    found = _content("local_202611")
+    content = _content("local_202611")
     text = "### llama.cpp and MLX on single machines\n\n"
     text += "Whole devices left out of the fit ([the report](../reports/local_202611.md), [how](local.md)).\n\n"
     rows = [
         (in_cell(name), f"{of['devices']}", f"{of['rows']:,}", f"{100 * of['median_ape']:.1f} %", _percent(of))
-        for name, of in found["held_out"]["device"].items()
+        for name, of in content["held_out"]["device"].items()
     ]
     header = ("what, on which", "devices", "rows", "median error over devices", "nine in ten below")
     text += table(header, rows) + "\nThe worst devices:\n\n"
     worst = [
-        (in_cell(each["device"]), in_cell(each["test"]), in_cell(each["backend"]), f"{1 + each['error']:.2f}")
-        for each in found["worst"]
+        (in_cell(item["device"]), in_cell(item["test"]), in_cell(item["backend"]), f"{1 + item['error']:.2f}")
+        for item in content["worst"]
     ]
     text += table(("device", "test", "backend", "predicted / measured"), worst)
-    return f"{text}\n{found['about']}\n"
+    return f"{text}\n{content['about']}\n"
 
 
 def _percent(errors: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def _section(name: str, command: Any) -> str:
     if hasattr(command, "commands") and name != "perfmodel":
         names = ", ".join(f"[`{word}`](#{name} {word})".replace(" ", "-") for word in command.commands)
         text += f"Sub-commands: {names}.\n\n"
-    rows = [_row(each) for each in command.params if not getattr(each, "hidden", False)]
+    rows = [_row(param) for param in command.params if not getattr(param, "hidden", False)]
     if rows:
         text += table(_HEADER, rows) + "\n"
     if command.epilog:
@@ -67,7 +67,7 @@ def _value(parameter: Any) -> str:
         return ""
     kind = _kind(parameter)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return " ".join(as_code(each.value) for each in kind)
+        return " ".join(as_code(item.value) for item in kind)
     return as_code(parameter.metavar or getattr(kind, "__name__", "") or getattr(kind, "name", ""))
 
 

@@ -9,7 +9,7 @@ import re
 
 from docs_site.accuracy_page import accuracy_page
 from docs_site.cli_reference import cli_page
-from docs_site.forms_reference import forms_page
+from docs_site.kernel_models_reference import forms_page
 from docs_site.metrics_reference import metrics_page
 from docs_site.python_reference import python_page
 from docs_site.scenario_reference import scenario_page

@@ -34,7 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _entries(listed: list[Any]) -> list[Any]:
-    return [_entry(each) for each in listed]
+    return [_entry(item) for item in listed]
 
 
 def _entry(entry: Any) -> Any:
@@ -70,28 +70,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook_pages() -> dict[str, str]:
-    found = dict[str, str]()
+    notebook_pages = dict[str, str]()
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(notebooks.FOLDER.glob("*.ipynb")):
             content = notebooks.executed(path, Path(folder)) if _RUNS_NOTEBOOKS else notebooks.read_notebook(path)
-            found[f"notebooks/{path.stem}.md"] = notebooks.as_page(content, path.name)
-    return found
+            notebook_pages[f"notebooks/{path.stem}.md"] = notebooks.as_page(content, path.name)
+    return notebook_pages
 
 
 def _outside(texts: dict[str, str]) -> list[str]:
     """Files and folders outside docs/ that are linked from what is on the site, and from those in turn."""
-    found: dict[str, None] = dict.fromkeys(_ALWAYS)
+    outside: dict[str, None] = dict.fromkeys(_ALWAYS)
     left = list(texts.items())
     left += [(path, places.shown_page(path)) if path == "reports" else (path, _text(path)) for path in _ALWAYS]
     while left:
         origin, text = left.pop()
         base = f"{origin}/README.md" if (ROOT / origin).is_dir() else origin
         for path in (places.resolved(base, link) for link in places.links_in(text)):
-            if not path.startswith("docs/") and path not in found and (ROOT / path).exists():
-                found[path] = None
+            if not path.startswith("docs/") and path not in outside and (ROOT / path).exists():
+                outside[path] = None
                 if path.endswith(".md") or (ROOT / path).is_dir():
                     left.append((path, places.shown_page(path) if (ROOT / path).is_dir() else _text(path)))
-    return [path for path in found if not (ROOT / path / "README.md").is_file() or f"{path}/README.md" not in found]
+    return [path for path in outside if not (ROOT / path / "README.md").is_file() or f"{path}/README.md" not in outside]
 
 
 def _text(path: str) -> str:

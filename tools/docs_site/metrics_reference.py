@@ -21,7 +21,7 @@ def metrics_page() -> str:
     """What the page has below its introduction."""
     text = ""
     for basis, listed in metrics.metrics_by_basis().items():
-        rows = [_row(each) for each in listed]
+        rows = [_row(item) for item in listed]
         text += f"## {basis.capitalize()}\n\n{_BASES[basis]}\n\n{table(_HEADER, rows)}\n"
     aliases = [(as_code(alias), as_code(key)) for alias, key in sorted(metrics.ALIASES.items())]
     latencies = [(in_cell(label), in_cell(text)) for label, text in metrics.LATENCIES.values()]

@@ -16,13 +16,13 @@ from docs_site.places import ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_SECONDS = 120
+_MAX_SECONDS = 120
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
     """The notebook as it is in its file."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return notebook
 
 
 def executed(path: Path, scratch: Path) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def executed(path: Path, scratch: Path) -> dict[str, Any]:
     environment |= {"IPYTHONDIR": str(scratch), "XDG_CACHE_HOME": str(scratch)}
     kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     quiet = ["--IPKernelApp.log_level=40"]  # it warns of other users of the loopback each time
-    client = NotebookClient(notebook, km=kernel, timeout=_MOST_SECONDS, extra_arguments=quiet)
+    client = NotebookClient(notebook, km=kernel, timeout=_MAX_SECONDS, extra_arguments=quiet)
     client.execute(cwd=str(path.parent), env=environment)
-    found: dict[str, Any] = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
-    return found
+    result: dict[str, Any] = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+    return result
 
 
 def as_page(notebook: dict[str, Any], name: str) -> str:
@@ -59,20 +59,20 @@ def as_page(notebook: dict[str, Any], name: str) -> str:
 
 def _joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with what one stream was sent in pieces as one output."""
-    found = list[dict[str, Any]]()
-    for each in outputs:
-        if found and each["output_type"] == "stream" and each.get("name") == found[-1].get("name"):
-            found[-1] = {**found[-1], "text": ["".join(found[-1]["text"]), "".join(each["text"])]}
+    joined = list[dict[str, Any]]()
+    for output in outputs:
+        if joined and output["output_type"] == "stream" and output.get("name") == joined[-1].get("name"):
+            joined[-1] = {**joined[-1], "text": ["".join(joined[-1]["text"]), "".join(output["text"])]}
         else:
-            found.append(each)
-    return found
+            joined.append(output)
+    return joined
 
 
 def _cell(cell: dict[str, Any]) -> str:
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return source + "\n"
-    outputs = "".join(_output(each) for each in _joined(cell.get("outputs", [])))
+    outputs = "".join(_output(item) for item in _joined(cell.get("outputs", [])))
     return f"```python\n{source}\n```\n\n{outputs}"
 
 

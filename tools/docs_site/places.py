@@ -60,7 +60,7 @@ def shown_page(path: str) -> str:
     if here.is_dir():
         if (here / "README.md").is_file():
             return (here / "README.md").read_text(encoding="utf-8")
-        return f"# {path}/\n\n" + "".join(_line_of(each) for each in sorted(here.iterdir()))
+        return f"# {path}/\n\n" + "".join(_line_of(item) for item in sorted(here.iterdir()))
     lexer = _LEXERS.get(here.suffix, "text")
     return f"# {path}\n\n~~~~~~{lexer}\n{here.read_text(encoding='utf-8').rstrip()}\n~~~~~~\n"
 

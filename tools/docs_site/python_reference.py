@@ -18,8 +18,8 @@ def python_page() -> str:
     groups = {"Functions": inspect.isfunction, "Classes": _is_result, "Errors": _is_error}
     text, names = "", public_names()
     for title, belongs in groups.items():
-        found = [name for name in names if belongs(getattr(perfmodel, name))]
-        text += f"## {title}\n\n" + "".join(_section(name, getattr(perfmodel, name)) for name in found)
+        result = [name for name in names if belongs(getattr(perfmodel, name))]
+        text += f"## {title}\n\n" + "".join(_section(name, getattr(perfmodel, name)) for name in result)
     return text
 
 
@@ -47,9 +47,9 @@ def _section(name: str, value: Any) -> str:
 
 def _members(cls: type[Any]) -> str:
     fields = list(getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", None) or ())
-    told = f"Fields: {', '.join(as_code(each) for each in fields)}.\n\n" if fields else ""
+    members = f"Fields: {', '.join(as_code(field) for field in fields)}.\n\n" if fields else ""
     rows = [(as_code(name), in_cell(_first_sentence(member))) for name, member in _own(cls)]
-    return told + (table(("member", "what it is"), rows) + "\n" if rows else "")
+    return members + (table(("member", "what it is"), rows) + "\n" if rows else "")
 
 
 def _own(cls: type[Any]) -> Iterator[tuple[str, Any]]:
@@ -77,7 +77,7 @@ def _signature(name: str, function: Any) -> str:
     if len(whole) <= 88:
         return whole
     parts = _parameters(signature)
-    return f"{name}(\n" + "".join(f"    {each},\n" for each in parts) + f"){_result(signature)}"
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){_result(signature)}"
 
 
 def _typed(signature: inspect.Signature) -> str:
@@ -85,8 +85,8 @@ def _typed(signature: inspect.Signature) -> str:
 
 
 def _result(signature: inspect.Signature) -> str:
-    found = signature.return_annotation
-    return "" if found is inspect.Signature.empty else f" -> {_type(found)}"
+    return_annotation = signature.return_annotation
+    return "" if return_annotation is inspect.Signature.empty else f" -> {_type(return_annotation)}"
 
 
 def _default(value: Any) -> str:
@@ -96,21 +96,21 @@ def _default(value: Any) -> str:
 
 def _parameters(signature: inspect.Signature) -> list[str]:
     """As written, with the marks between kinds of parameters."""
-    found, kinds = list[str](), inspect.Parameter
+    parameters, kinds = list[str](), inspect.Parameter
     listed = list(signature.parameters.values())
-    for at, each in enumerate(listed):
-        is_first_named = each.kind is kinds.KEYWORD_ONLY and not any(
+    for at, item in enumerate(listed):
+        is_first_named = item.kind is kinds.KEYWORD_ONLY and not any(
             before.kind in (kinds.KEYWORD_ONLY, kinds.VAR_POSITIONAL) for before in listed[:at]
         )
-        found += ["*"] if is_first_named else []
-        mark = "**" if each.kind is kinds.VAR_KEYWORD else "*" if each.kind is kinds.VAR_POSITIONAL else ""
-        typed = "" if each.annotation is kinds.empty else f": {_type(each.annotation)}"
-        found.append(f"{mark}{each.name}{typed}{_default(each.default)}")
-        if each.kind is kinds.POSITIONAL_ONLY and not any(
+        parameters += ["*"] if is_first_named else []
+        mark = "**" if item.kind is kinds.VAR_KEYWORD else "*" if item.kind is kinds.VAR_POSITIONAL else ""
+        typed = "" if item.annotation is kinds.empty else f": {_type(item.annotation)}"
+        parameters.append(f"{mark}{item.name}{typed}{_default(item.default)}")
+        if item.kind is kinds.POSITIONAL_ONLY and not any(
             after.kind is kinds.POSITIONAL_ONLY for after in listed[at + 1 :]
         ):
-            found.append("/")
-    return found
+            parameters.append("/")
+    return parameters
 
 
 def _type(annotation: Any) -> str:

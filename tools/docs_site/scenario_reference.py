@@ -63,8 +63,8 @@ def _reached(schema: dict[str, Any], node: Any, seen: list[str] | None = None) -
 
 def _section(name: str, body: dict[str, Any]) -> str:
     cls = every_spec().get(name)
-    told = summary_of(cls) if cls is not None else body.get("description", "")
-    told = "" if name == _TOP else told  # of the object that a file becomes, not of the file
+    summary = summary_of(cls) if cls is not None else body.get("description", "")
+    summary = "" if name == _TOP else summary  # of the object that a file becomes, not of the file
     required = set(body.get("required", ())) | ({"model", "hardware", "traffic"} if name == _TOP else set())
     rows = [
         (
@@ -76,7 +76,7 @@ def _section(name: str, body: dict[str, Any]) -> str:
         )
         for field, node in body["properties"].items()
     ]
-    return f"## {name}\n\n{_prose(told)}\n\n{table(_HEADER, rows)}\n"
+    return f"## {name}\n\n{_prose(summary)}\n\n{table(_HEADER, rows)}\n"
 
 
 def _prose(told: str) -> str:
@@ -111,11 +111,11 @@ def _choices(node: dict[str, Any]) -> Iterator[str]:
         name = node["$ref"].rpartition("/")[2]
         yield f"[{name}](#{name.lower()})"
     elif "anyOf" in node or "oneOf" in node:
-        for each in node.get("anyOf") or node["oneOf"]:
-            if each.get("type") != "null":
-                yield from _choices(each)
+        for item in node.get("anyOf") or node["oneOf"]:
+            if item.get("type") != "null":
+                yield from _choices(item)
     elif "enum" in node:
-        yield ", ".join(as_code(each) for each in node["enum"])
+        yield ", ".join(as_code(entry) for entry in node["enum"])
     elif "const" in node:
         yield as_code(node["const"])
     elif node.get("type") == "array":
@@ -135,22 +135,22 @@ def _choices(node: dict[str, Any]) -> Iterator[str]:
 
 def _limits(node: dict[str, Any]) -> str:
     """What a number may be, where the schema says it: `>= 0`, `<= 1`."""
-    for each in (node, *node.get("anyOf", ())):
+    for item in (node, *node.get("anyOf", ())):
         signs = (("exclusiveMinimum", "&gt; "), ("minimum", "≥ "), ("exclusiveMaximum", "&lt; "), ("maximum", "≤ "))
         # What is there against slips of the finger alone is not worth a reader's time.
-        found = [f"{sign}{each[key]:g}" for key, sign in signs if key in each and abs(each[key]) < 1e9]
-        if found:
-            return ", " + ", ".join(found)
+        limits = [f"{sign}{item[key]:g}" for key, sign in signs if key in item and abs(item[key]) < 1e9]
+        if limits:
+            return ", " + ", ".join(limits)
     return ""
 
 
 def unit_of(field: str, node: dict[str, Any]) -> str:
     """The unit of a plain number in the field, as its name has it."""
-    kinds = {each.get("type") for each in (node, *node.get("anyOf", ())) if isinstance(each.get("type"), str)}
+    kinds = {item.get("type") for item in (node, *node.get("anyOf", ())) if isinstance(item.get("type"), str)}
     if field == "rate" and "number" in kinds and "string" in kinds:
         return "requests/s"
     if kinds <= {"boolean", "string", "null"} and not any(
-        isinstance(each.get("type"), list) for each in (node, *node.get("anyOf", ()))
+        isinstance(item.get("type"), list) for item in (node, *node.get("anyOf", ()))
     ):
         return ""
     return next((unit for ending, unit in _UNITS if field.endswith(ending)), "")

@@ -25,23 +25,23 @@ class BuiltPage(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Called by the parser."""
-        found = {name: value for name, value in attrs if value is not None}
-        self.anchors |= {found[name] for name in ("id", "name") if name in found}
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        if tag == "link" and _LOADING_LINKS & set(found.get("rel", "").split()):
-            self.loaded.append(found.get("href", ""))
-        self.loaded += [found[name] for name in _LOADED.get(tag, ()) if name in found]
+        result = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {result[name] for name in ("id", "name") if name in result}
+        if tag == "a" and "href" in result:
+            self.links.append(result["href"])
+        if tag == "link" and _LOADING_LINKS & set(result.get("rel", "").split()):
+            self.loaded.append(result.get("href", ""))
+        self.loaded += [result[name] for name in _LOADED.get(tag, ()) if name in result]
 
 
 def findings(site: Path) -> list[str]:
     """What is wrong with the site in a folder, a sentence each."""
     site = site.resolve()
-    found = [each for path in sorted(site.rglob("*.html")) for each in _wrong_with(path, site)]
+    paths = [item for path in sorted(site.rglob("*.html")) for item in _wrong_with(path, site)]
     for path in sorted(site.rglob("*.css")):
         for address in _IN_STYLES.findall(path.read_text(encoding="utf-8")):
-            found.append(f"{path.relative_to(site)} loads {address}")
-    return found
+            paths.append(f"{path.relative_to(site)} loads {address}")
+    return paths
 
 
 @cache
@@ -54,7 +54,7 @@ def read_page(path: Path) -> BuiltPage:
 
 def _wrong_with(path: Path, site: Path) -> list[str]:
     page, name = read_page(path), path.relative_to(site)
-    found = [f"{name} loads {address}" for address in page.loaded if _FROM_ELSEWHERE.match(address)]
+    wrong = [f"{name} loads {address}" for address in page.loaded if _FROM_ELSEWHERE.match(address)]
     inner = [link for link in page.links if not urlsplit(link).scheme and not link.startswith("//")]
     local = [address for address in page.loaded if not urlsplit(address).scheme and not address.startswith("//")]
     # The page for what is not there has its links from the root, since it may be shown anywhere.
@@ -64,7 +64,7 @@ def _wrong_with(path: Path, site: Path) -> list[str]:
         there = (base / target.lstrip("/") if path.name == "404.html" else base / target) if target else path
         there = there / "index.html" if there.is_dir() else there
         if not there.is_file():
-            found.append(f"{name} links to {link}, which is not there")
+            wrong.append(f"{name} links to {link}, which is not there")
         elif anchor and there.suffix == ".html" and anchor not in read_page(there).anchors:
-            found.append(f"{name} links to {link}, which has no such anchor")
-    return found
+            wrong.append(f"{name} links to {link}, which has no such anchor")
+    return wrong

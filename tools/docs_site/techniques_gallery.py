@@ -24,11 +24,11 @@ def techniques_table() -> str:
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
     name = f"[{in_cell(row['technique'])}]({Path(row['page']).name})" if row["page"] else in_cell(row["technique"])
-    switches = "<br>".join(as_code(each) for each in row["switch"]) or in_cell(row["why_not_simulated"] or "")
+    switches = "<br>".join(as_code(item) for item in row["switch"]) or in_cell(row["why_not_simulated"] or "")
     gains = "<br>".join(
-        f"{each['simulated']:.2f} / {each['executed']:.2f}"
-        for each in row["speedups"].values()
-        if each.get("simulated") and each.get("executed")
+        f"{item['simulated']:.2f} / {item['executed']:.2f}"
+        for item in row["speedups"].values()
+        if item.get("simulated") and item.get("executed")
     )
     executed = "as simulated" if row["executed"] else in_cell(row["why_not_executed"] or row["executed_verdict"] or "")
     published, off = _PUBLISHED.get(row["validated"], row["validated"]), row["predicted_over_published"]

@@ -24,9 +24,9 @@ def telemetry_page() -> str:
     """What the page has below its introduction."""
     text, own = "", dict[str, Metric]()
     for names, title in _TITLES.items():
-        found = published_families(names)
-        own |= {each.name: each for each in found if each.name.startswith(_OWN)}
-        text += f"## {title}\n\n{_table(each for each in found if not each.name.startswith(_OWN))}\n"
+        result = published_families(names)
+        own |= {item.name: item for item in result if item.name.startswith(_OWN)}
+        text += f"## {title}\n\n{_table(item for item in result if not item.name.startswith(_OWN))}\n"
     return text + f"## The emulator's own\n\n{_table(own.values())}"
 
 
@@ -38,7 +38,7 @@ def published_families(names: str) -> list[Metric]:
 
 
 def _table(families: Iterable[Metric]) -> str:
-    rows = [(as_code(each.name), each.type, _labels(each), in_cell(each.documentation)) for each in families]
+    rows = [(as_code(family.name), family.type, _labels(family), in_cell(family.documentation)) for family in families]
     return table(("metric", "type", "labels", "what it is"), rows)
 
 

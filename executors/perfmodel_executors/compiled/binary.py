@@ -92,8 +92,8 @@ def serialised_products(ptx: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx, encoding="utf-8", newline="\n")
-        said = _tool("ptxas", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin")))
-    return len(_SERIALISED.findall(said))
+        tool = _tool("ptxas", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin")))
+    return len(_SERIALISED.findall(tool))
 
 
 def unsettled_products(ptx: str) -> int:

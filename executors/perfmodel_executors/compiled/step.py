@@ -43,15 +43,15 @@ def compile_step(
     grouped: dict[tuple[object, ...], list[Launch]] = {}
     for launch in launches:
         grouped.setdefault((launch.name, str(launch.constants), launch.options, launch.grid), []).append(launch)
-    found = []
+    result = []
     for done, group in enumerate(grouped.values(), 1):
         kernel = compile_launch(group[0], hardware)
         blocks = math.prod(group[0].grid)
         together = kernel.occupancy.blocks * hardware.declared.compute_units
-        found.append(StepKernel(kernel, len(group), blocks, blocks / together))
+        result.append(StepKernel(kernel, len(group), blocks, blocks / together))
         if progress is not None:
             progress(done, len(grouped))
-    return found
+    return result
 
 
 def record_step(decoder: Decoder, block_size: int, shape: BatchShape) -> None:
@@ -77,17 +77,17 @@ def explain_occupancy(
 ) -> list[dict[str, Any]]:
     return [
         {
-            "kernel": each.kernel.name,
-            "tile": " ".join(f"{name}={value}" for name, value in each.kernel.constants.items()),
-            "count": each.count,
-            "blocks": each.blocks,
-            "waves": each.waves,
-            "warps": each.kernel.num_warps,
-            "stages": each.kernel.num_stages,
-            **asdict(each.kernel.facts),
-            "blocks_per_unit": each.kernel.occupancy.blocks,
-            "occupancy": each.kernel.occupancy.fraction,
-            "limited_by": each.kernel.occupancy.limited_by,
+            "kernel": item.kernel.name,
+            "tile": " ".join(f"{name}={value}" for name, value in item.kernel.constants.items()),
+            "count": item.count,
+            "blocks": item.blocks,
+            "waves": item.waves,
+            "warps": item.kernel.num_warps,
+            "stages": item.kernel.num_stages,
+            **asdict(item.kernel.facts),
+            "blocks_per_unit": item.kernel.occupancy.blocks,
+            "occupancy": item.kernel.occupancy.fraction,
+            "limited_by": item.kernel.occupancy.limited_by,
         }
-        for each in compile_step(scenario, shape, progress)
+        for item in compile_step(scenario, shape, progress)
     ]

@@ -40,11 +40,11 @@ def refuse_unserved(scenario: Scenario) -> None:
         scenario.cluster.is_dynamic
         or scenario.num_devices != engine.tensor_parallel_size * engine.pipeline_parallel_size
     ):
-        raise _unserved("found several replicas or data-parallel ranks, allowed one engine of one group", "cluster")
+        raise _unserved("got several replicas or data-parallel ranks; expected one engine of one group", "cluster")
     if scenario.model_changes != ModelChanges() or scenario.prompt_compression is not None:
         raise _unserved("found a changed model or prompts, which vLLM does not make; leave it out", "model_changes")
     if scenario.traffic.prompts is not None:
-        raise _unserved("found prompts from a text, allowed drawn ones; leave it out", "traffic.prompts")
+        raise _unserved("got prompts from a text; expected drawn ones; leave it out", "traffic.prompts")
     plain = EngineSpec()
     known = {*_ALWAYS, *_WHERE_GIVEN, *_NOT_ARGUMENTS}
     for field in sorted(engine.model_fields_set - known):
@@ -54,7 +54,7 @@ def refuse_unserved(scenario: Scenario) -> None:
             )
     config = engine.speculative_config
     if config is not None and config.method != "ngram":
-        raise _unserved(f"found {config.method}, allowed ngram: it needs no second model", "engine.speculative_config")
+        raise _unserved(f"got {config.method}; expected ngram: it needs no second model", "engine.speculative_config")
 
 
 def _unserved(sentence: str, field: str) -> UnsupportedError:
@@ -64,19 +64,19 @@ def _unserved(sentence: str, field: str) -> UnsupportedError:
 def engine_arguments(scenario: Scenario, model: str, has_weights: bool) -> dict[str, Any]:
     """Arguments of EngineArgs for the model in the folder, or called, `model`; without weights they are drawn."""
     engine = scenario.engine
-    found: dict[str, Any] = {"model": model, "skip_tokenizer_init": True}
+    result: dict[str, Any] = {"model": model, "skip_tokenizer_init": True}
     if not has_weights:
-        found["load_format"] = "dummy"
-    found |= {name: getattr(engine, name) for name in _ALWAYS}
-    found["async_scheduling"] = engine.plans_ahead
-    found |= {name: getattr(engine, name) for name in _WHERE_GIVEN if name in engine.model_fields_set}
+        result["load_format"] = "dummy"
+    result |= {name: getattr(engine, name) for name in _ALWAYS}
+    result["async_scheduling"] = engine.plans_ahead
+    result |= {name: getattr(engine, name) for name in _WHERE_GIVEN if name in engine.model_fields_set}
     if engine.num_gpu_blocks_override is not None:
-        found["num_gpu_blocks_override"] = engine.num_gpu_blocks_override + 1  # one of vLLM's is the null block
+        result["num_gpu_blocks_override"] = engine.num_gpu_blocks_override + 1  # one of vLLM's is the null block
     config = engine.speculative_config
     if config is not None:
         names = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-        found["speculative_config"] = {name: value for name in names if (value := getattr(config, name)) is not None}
-    return found
+        result["speculative_config"] = {name: value for name in names if (value := getattr(config, name)) is not None}
+    return result
 
 
 def sampling_arguments(scenario: Scenario) -> dict[str, Any]:
@@ -88,15 +88,15 @@ def sampling_arguments(scenario: Scenario) -> dict[str, Any]:
 
 def environment_of(scenario: Scenario, is_local: bool) -> dict[str, str]:
     """Variables that vLLM reads, where they are not set already; is_local: the model is on this machine."""
-    found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if is_local:
-        found["HF_HUB_OFFLINE"] = "1"
+        environment["HF_HUB_OFFLINE"] = "1"
     if scenario.hardware.kind == "cpu":
         threads = str(scenario.hardware.declared.compute_units)
-        found |= {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        environment |= {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         if scenario.engine.num_gpu_blocks_override is not None:
-            found["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; the blocks are counted by the override
-    return found
+            environment["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; the blocks are counted by the override
+    return environment
 
 
 def write_model(model: str, folder: Path) -> tuple[str, bool]:

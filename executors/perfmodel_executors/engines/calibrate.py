@@ -38,7 +38,7 @@ def calibrate_on(
         results = execute_all_on(target, runs, progress)
         chunks = [read_chunks(out / CHUNKS) for out in outs]
     steps = [result.steps for result in results if result.steps is not None]
-    fit = fit_engine_steps([EngineSteps(*each) for each in zip((s for s, _ in scenarios), steps, chunks, strict=True)])
+    fit = fit_engine_steps([EngineSteps(*item) for item in zip((s for s, _ in scenarios), steps, chunks, strict=True)])
     facts = results[0].measured_on or {}
     source = (
         f"{sum(map(len, steps)):,} whole steps of vLLM {facts['versions']['vllm']} ({facts['device']}, "

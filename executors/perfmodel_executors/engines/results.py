@@ -114,11 +114,11 @@ def _chunk_file(out: Path | None) -> AbstractContextManager[TextIO | None]:
 def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the engine came to have otherwise than `engine` says; facts: `measured_on` of a result."""
     used = facts.get("used", {})
-    found = {name: value for part in _PARTS for name, value in used.get(part, {}).items() if name in _SETTINGS}
+    result = {name: value for part in _PARTS for name, value in used.get(part, {}).items() if name in _SETTINGS}
     if facts.get("num_blocks") and engine.num_gpu_blocks_override is not None:
-        found["num_gpu_blocks_override"] = facts["num_blocks"]
-    asked = {name: getattr(engine, name) for name in found} | {"async_scheduling": engine.plans_ahead}
-    return {name: value for name, value in found.items() if value is not None and value != asked[name]}
+        result["num_gpu_blocks_override"] = facts["num_blocks"]
+    asked = {name: getattr(engine, name) for name in result} | {"async_scheduling": engine.plans_ahead}
+    return {name: value for name, value in result.items() if value is not None and value != asked[name]}
 
 
 def described(result: RunResult, weights: str, arguments: dict[str, Any], environment: Mapping[str, str]) -> RunResult:

@@ -167,12 +167,12 @@ class _StepLog:
 
 
 class _Request:
-    __slots__ = ("arrival", "cached", "fields", "first", "last", "later", "num_prompt", "outputs", "said")
+    __slots__ = ("arrival", "cached", "fields", "first", "last", "later", "num_prompt", "outputs", "prompt")
 
-    def __init__(self, arrival: int, fields: list[Any], later: list[Any], said: list[int]) -> None:
+    def __init__(self, arrival: int, fields: list[Any], later: list[Any], prompt: list[int]) -> None:
         self.arrival, self.fields, self.later = arrival, fields, later
-        self.said = said + fields[2]
-        self.num_prompt = len(self.said)
+        self.prompt = prompt + fields[2]
+        self.num_prompt = len(self.prompt)
         self.first = self.last = self.cached = 0
         self.outputs: list[int] = []
 
@@ -183,7 +183,7 @@ class _LoadRun:
         self._load = _Arrivals(load)
         self._under_way: dict[str, _Request] = {}
         self._own_names: dict[str, str] = {}  # vLLM's name of a request: ours, and random letters behind it
-        self._said: dict[int, list[int]] = {}  # by the id of the next request of a chain
+        self._prompts: dict[int, list[int]] = {}  # by the id of the next request of a chain
         self._prefix_tokens = [0, 0]
         self._started = time.monotonic_ns()
         self._log = _StepLog(engine.engine_core.engine_core.scheduler, self.now)
@@ -216,8 +216,8 @@ class _LoadRun:
             if not self._under_way:
                 self._log.last_end = now
             arrival, fields, later = self._load.pop()
-            request = _Request(arrival, fields, later, self._said.pop(fields[0], []))
-            prompt, params = {"prompt_token_ids": request.said}, self._params(fields[3])
+            request = _Request(arrival, fields, later, self._prompts.pop(fields[0], []))
+            prompt, params = {"prompt_token_ids": request.prompt}, self._params(fields[3])
             name = self._engine.add_request(str(fields[0]), prompt, params, priority=fields[4])
             name = name or str(fields[0])  # older versions return none
             self._under_way[name], self._own_names[str(fields[0])] = request, name
@@ -256,7 +256,7 @@ class _LoadRun:
         row = [number, request.arrival, scheduled, request.first, now, request.num_prompt, len(request.outputs)]
         self._sender.send("request", [*row, request.cached, self._log.preemptions.get(name, 0)])
         if later:
-            self._said[later[0][0]] = request.said + request.outputs
+            self._prompts[later[0][0]] = request.prompt + request.outputs
         self._load.on_finished(request.fields, later, now)
 
 

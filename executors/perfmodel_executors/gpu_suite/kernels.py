@@ -19,7 +19,7 @@ from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.measure.device_timer import Timing, num_copies, time_calls
 
 _PIECE = 1 << 26  # elements compared at once
-_LEAST_SCALE = 1e-6
+_MIN_SCALE = 1e-6
 _STORED = frozenset({torch.int8, torch.uint8, torch.float8_e4m3fn})
 _COPY_MIB = {"cuda": (32, 256, 2048), "cpu": (1, 8, 64)}
 _SIDES = {"cuda": (4096, 8192), "cpu": (256, 512)}
@@ -133,7 +133,7 @@ def difference(actual: Tensor, expected: Tensor) -> float:
         if math.isnan(apart):  # max(0.0, nan) is 0.0
             return apart
         worst, scale = max(worst, apart), max(scale, float(right.abs().max()))
-    return worst / max(scale, _LEAST_SCALE)
+    return worst / max(scale, _MIN_SCALE)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -25,7 +25,7 @@ from perfmodel_executors.kernels.tiles import choices, untuned
 _END_LIMIT_S = 5.0  # a process within the driver may not be killed at once: it is left behind
 START_LIMIT_S = 120.0  # of a process, many of which load torch at once
 _JOB_LIMIT_S = 120.0  # of one kernel
-_MOST_BROKEN = 2  # processes that the tasks of a group may end before its kernels are tuned no more
+_MAX_BROKEN = 2  # processes that the tasks of a group may end before its kernels are tuned no more
 _UNTUNED_PARTS = ("smoke",)  # whose kernels run with their first tiles in any case
 _HOME = str(Path(__file__).resolve().parents[1])
 
@@ -234,7 +234,7 @@ class TuningRetries:
         count, reason = self._broken.get(group, (0, ""))
         if task.part in _UNTUNED_PARTS:
             return self._run(task, False)
-        if count < _MOST_BROKEN:
+        if count < _MAX_BROKEN:
             try:
                 return self._run(task, True)
             except BrokenError as error:

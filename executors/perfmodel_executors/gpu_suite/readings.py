@@ -26,7 +26,7 @@ FIELDS: Mapping[str, str] = {
     "temperature_c": "temperature.gpu",
 }
 _EVERY_S = 5.0
-_MOST_ROWS = 2000
+_MAX_ROWS = 2000
 _LIMIT_S = 10.0  # of one call
 
 
@@ -81,7 +81,7 @@ class DeviceReader:
     def _read(self) -> None:
         names = self._supported()
         query = ",".join(FIELDS[name] for name in names)
-        while names and not self._is_closed.wait(self._every_s) and len(self._columns["at_s"]) < _MOST_ROWS:
+        while names and not self._is_closed.wait(self._every_s) and len(self._columns["at_s"]) < _MAX_ROWS:
             try:
                 values = [_number(part) for part in self._query(query).split(",")]
             except (OSError, subprocess.SubprocessError):

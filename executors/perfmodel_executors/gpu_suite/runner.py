@@ -19,7 +19,7 @@ FIRST = ("smoke", 90.0)  # a part that the others wait for, and for how many sec
 
 _SWITCH_S = 20.0  # by which a part is ahead of its share before another takes over: it has a model loaded
 _STARTS = "starting a process"
-_MOST_ALIKE = 3  # failures of a group in a row, with one sentence, after which its other tasks are not begun
+_MAX_ALIKE = 3  # failures of a group in a row, with one sentence, after which its other tasks are not begun
 _DIGITS = 7  # significant: more than any measurement is good for
 
 Progress = Callable[[str, "TaskOutcome", float], None]
@@ -148,7 +148,7 @@ def _run(
     every task's: the last failure, and how often in a row."""
     group = f"{task.part}: {task.group}"
     tried = [(name, *alike.get(name, ("", 0))) for name in (_STARTS, group)]
-    reasons = [f"{n} failures alike of {name}: {last}" for name, last, n in tried if n >= _MOST_ALIKE]
+    reasons = [f"{n} failures alike of {name}: {last}" for name, last, n in tried if n >= _MAX_ALIKE]
     failure = f"not tried after {reasons[0]}" if reasons else None
     if failure is None:
         has_started = True

@@ -189,7 +189,7 @@ class _Session:
             "commit": commit(),
             "date": datetime.date.today().isoformat(),
             "command": call["command"],
-            "elapsed_s": round(sum(each["elapsed_s"] for each in calls), 1),
+            "elapsed_s": round(sum(item["elapsed_s"] for item in calls), 1),
             "reference_s": self._reference_s,
             "ceilings": self._ceilings,
             "parts_done": {part: len(self._results.part(part)) for part in TASKS},

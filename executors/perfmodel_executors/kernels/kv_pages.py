@@ -22,8 +22,8 @@ from perfmodel_executors.kernels.problem import Inputs
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 INT8_MAX = 127.0
-LEAST_SCALE = 1e-30  # of a token whose keys or values are all zero
-_LEAST_STEP = 2.0**-24  # the smallest fp16: of groups of equal elements
+MIN_SCALE = 1e-30  # of a token whose keys or values are all zero
+_MIN_STEP = 2.0**-24  # the smallest fp16: of groups of equal elements
 
 
 class Packing(NamedTuple):
@@ -46,7 +46,7 @@ def packed(x_TKH: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     groups = x_TKH.float().reshape(*x_TKH.shape[:-1], -1, packing.group_size)
     least, largest = groups.aminmax(dim=-1)
     most = 2**packing.bits - 1
-    scales = torch.stack((((largest - least) / most).clamp_(min=_LEAST_STEP), least), dim=-1).half()
+    scales = torch.stack((((largest - least) / most).clamp_(min=_MIN_STEP), least), dim=-1).half()
     step, zero = scales.float().unbind(-1)
     numbers = ((groups - zero[..., None]) / step[..., None]).round_().clamp_(0, most).to(torch.uint8).flatten(-2)
     result, *others = numbers.chunk(packing.per_byte, dim=-1)
@@ -189,7 +189,7 @@ def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]
     """x as pages of `dtype` store it, and its scales [..., K] if it has any."""
     if dtype == torch.int8:
         x = x_TKH.float()
-        scale_TK = (x.abs().amax(-1) / INT8_MAX).clamp_(min=LEAST_SCALE)
+        scale_TK = (x.abs().amax(-1) / INT8_MAX).clamp_(min=MIN_SCALE)
         return (x * scale_TK.reciprocal()[..., None]).round_().to(torch.int8), scale_TK
     if dtype == FP8:
         return x_TKH.clamp(-FP8_MAX, FP8_MAX).to(FP8), None

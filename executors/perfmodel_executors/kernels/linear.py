@@ -167,7 +167,7 @@ def linear_gguf(x_MK: Tensor, weight: formats.GgufWeight, bias_N: Tensor | None 
     return product_MN
 
 
-_MOST_TOKENS_BY_FIELD = 32
+_MAX_TOKENS_BY_FIELD = 32
 
 
 def linear_signs(x_MK: Tensor, weight: formats.SignsWeight, bias_N: Tensor | None = None) -> Tensor:
@@ -175,7 +175,7 @@ def linear_signs(x_MK: Tensor, weight: formats.SignsWeight, bias_N: Tensor | Non
     many: all fields side by side. Source: Wang et al. 2023 (BitNet), Ma et al. 2024 (BitNet b1.58)."""
     codes_MK, scales_M = quantize_tokens_int8(x_MK)
     fields = weight.fields()
-    if len(x_MK) <= _MOST_TOKENS_BY_FIELD:
+    if len(x_MK) <= _MAX_TOKENS_BY_FIELD:
         parts = codes_MK.chunk(len(fields), dim=1)
         products = [int8_product(part.contiguous(), field) for part, field in zip(parts, fields, strict=True)]
         product_MN = sum(products[1:], start=products[0])

@@ -27,7 +27,7 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.swiglu import activate
 
-LEAST_SUM = 1e-20  # of scores, before weights are divided by it (DeepSeek-V3)
+MIN_SUM = 1e-20  # of scores, before weights are divided by it (DeepSeek-V3)
 
 
 class RoutingRule(NamedTuple):
@@ -79,7 +79,7 @@ def route(
     experts_TX = torch.topk(choice_TE, top_k, dim=-1).indices
     weights_TX = scores_TE.gather(1, experts_TX)
     if rule.renormalizes:
-        weights_TX = weights_TX / (weights_TX.sum(dim=-1, keepdim=True) + LEAST_SUM)
+        weights_TX = weights_TX / (weights_TX.sum(dim=-1, keepdim=True) + MIN_SUM)
     return weights_TX * rule.scale, experts_TX
 
 

@@ -45,7 +45,7 @@ _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
 _is_tuning, _may_tune = ContextVar("is_tuning", default=False), ContextVar("may_tune", default=True)
 _is_listing = ContextVar("is_listing", default=False)
 _chosen: dict[tuple[str, str, Hashable], "_Choice"] = {}
-_MOST_TUNING_S = 20.0  # of a problem, compiling included; the candidates to trust come first
+_MAX_TUNING_S = 20.0  # of a problem, compiling included; the candidates to trust come first
 _MARGIN = 0.97  # of the first candidate's time, which another one has to stay below
 
 
@@ -134,7 +134,7 @@ def pick(
     start, times_ms = time.monotonic(), [0.0] if len(kept) == 1 else []
     for config in kept[len(times_ms) :]:
         times_ms.append(_milliseconds(run, config))
-        if time.monotonic() - start > _MOST_TUNING_S:
+        if time.monotonic() - start > _MAX_TUNING_S:
             break
     fastest = min(range(len(times_ms)), key=lambda index: times_ms[index])
     # The first where none compiles, too, so that its error is the one that is raised.

@@ -46,7 +46,7 @@ from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, bui
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
 MIN_ROUNDS = 10
-_MOST_PARAMETERS = 5e8
+_MAX_PARAMETERS = 5e8
 _DEFAULT = Sampling()
 _DEFAULT_RANGE = cpu_steps.StepRange()
 
@@ -173,10 +173,10 @@ def time_together(
     `ranks`; budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     for own in served:
         active = count_parameters(own.model).active
-        if active > _MOST_PARAMETERS:  # one core computes a few steps a second, and a grid of steps needs thousands
+        if active > _MAX_PARAMETERS:  # one core computes a few steps a second, and a grid of steps needs thousands
             raise DoesNotFitError(
                 f"{own.model.name} computes {active / 1e9:.1f} billion parameters per token; timing a grid of its "
-                f"steps on one core would take hours. Calibrate on a model of at most {_MOST_PARAMETERS / 1e9:g} "
+                f"steps on one core would take hours. Calibrate on a model of at most {_MAX_PARAMETERS / 1e9:g} "
                 f"billion."
             )
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine

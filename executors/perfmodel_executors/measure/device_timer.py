@@ -13,10 +13,10 @@ from perfmodel_executors.measure.protocol import quantile, uninterrupted
 
 _REPLAYS = 9
 _REPLAY_S = 3e-3  # of device time in one graph: far above the resolution of events
-_MOST_CALLS = 400
+_MAX_CALLS = 400
 _CPU_SAMPLES = 5
 _L2_FACTOR = 3
-_LEAST_COPIES, _MOST_COPIES = 3, 48  # a call may touch only a part of its inputs (experts)
+_MIN_COPIES, _MAX_COPIES = 3, 48  # a call may touch only a part of its inputs (experts)
 _COPY_BUDGET_BYTES = 6e9
 
 Call = Callable[[], object]
@@ -39,7 +39,7 @@ def num_copies(num_bytes: float, device: torch.device) -> int:
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     wanted = 1 + int(_L2_FACTOR * l2_bytes / max(num_bytes, 1.0))
     most = int(_COPY_BUDGET_BYTES / max(num_bytes, 1.0))
-    return max(1, min(max(wanted, _LEAST_COPIES), _MOST_COPIES, most))
+    return max(1, min(max(wanted, _MIN_COPIES), _MAX_COPIES, most))
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
@@ -59,7 +59,7 @@ def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
 def _on_gpu(calls: Sequence[Call]) -> tuple[list[float], bool]:
     """Samples, and whether the host launched them one by one."""
     rough = _elapsed_s(lambda: _run_all(calls, len(calls))) / len(calls)
-    count = max(len(calls), min(_MOST_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
+    count = max(len(calls), min(_MAX_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
     graph = _captured(calls, count)
     replay = graph or (lambda: _run_all(calls, count))
     replay()

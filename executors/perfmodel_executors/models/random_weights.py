@@ -30,7 +30,7 @@ _OUTLIER = 20.0
 TRAINED = ExpertRouting()  # as the weights have it
 _SAMPLES = 4096  # tokens, of which chances are counted
 _ROUNDS = 60
-_LEAST_CHANCE = 0.5 / _SAMPLES
+_MIN_CHANCE = 0.5 / _SAMPLES
 _BIAS_KINDS = ("bias", "sinks", "e_score_correction_bias", "gate_up_proj_bias", "down_proj_bias")
 
 
@@ -145,7 +145,7 @@ def with_popularity(
     PerfmodelError for experts that are chosen group by group."""
     if routing.alpha is None and routing.popularity is None:
         return list(weights)
-    found = []
+    popularity = []
     for index, (own, layer) in enumerate(zip(weights, layers, strict=True)):
         if isinstance(own.ffn, MoEWeights) and isinstance(layer.ffn, MoEFFN):
             if layer.ffn.num_groups > 1:
@@ -155,20 +155,20 @@ def with_popularity(
                 )
             bias = popular_biases(layer_chances(routing, layer.ffn, index), layer.ffn, index)
             own = replace(own, ffn=replace(own.ffn, router_bias=bias.to(own.ffn.router)))
-        found.append(own)
-    return found
+        popularity.append(own)
+    return popularity
 
 
 def popular_biases(chances_E: Sequence[float] | np.ndarray, ffn: MoEFFN, seed: int = 0) -> Tensor:
     """[E] biases with which `ffn` chooses experts with these chances, where logits are standard normal, as random
     routers' are. Each round raises the biases of experts chosen too seldom, by the log of what is missing."""
-    wanted = torch.as_tensor(np.asarray(chances_E), dtype=torch.float64).clamp_min(_LEAST_CHANCE)
+    wanted = torch.as_tensor(np.asarray(chances_E), dtype=torch.float64).clamp_min(_MIN_CHANCE)
     drawn = torch.randn(_SAMPLES, len(wanted), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     scores = torch.sigmoid(drawn) if ffn.routing.bias_chooses else drawn
     biases, step = torch.log(wanted), 0.5
     for _ in range(_ROUNDS):
         chosen = torch.topk(scores + biases, ffn.top_k, dim=-1).indices
-        found = torch.bincount(chosen.flatten(), minlength=len(wanted)).double() / _SAMPLES
-        biases = biases + step * torch.log(wanted / found.clamp_min(_LEAST_CHANCE))
+        result = torch.bincount(chosen.flatten(), minlength=len(wanted)).double() / _SAMPLES
+        biases = biases + step * torch.log(wanted / result.clamp_min(_MIN_CHANCE))
         step *= 0.97
     return biases - biases.mean()

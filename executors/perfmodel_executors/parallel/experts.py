@@ -16,8 +16,8 @@ from perfmodel.specs.traffic import ExpertRouting
 def layer_chances(routing: ExpertRouting, ffn: MoEFFN, index: int) -> Values:
     """How likely each expert of layer `index` is among a token's, as the simulator draws it: a draw for each layer."""
     draws = popularity_of(routing)(ffn.num_experts, ffn.top_k)
-    found: Values = draws[index % len(draws)]
-    return found
+    draw: Values = draws[index % len(draws)]
+    return draw
 
 
 class ExpertSharing(NamedTuple):

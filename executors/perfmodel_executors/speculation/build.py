@@ -30,7 +30,7 @@ from perfmodel_executors.speculation.proposer import DraftTree, Proposer
 from perfmodel_executors.speculation.speculator import Speculator
 
 _LOOKUP = 5  # vLLM's default for the longest and the shortest n-gram
-_MOST_NODES = 64  # bits of an int64: what a node of a tree sees of it
+_MAX_NODES = 64  # bits of an int64: what a node of a tree sees of it
 
 
 def first_layers(decoder: Decoder, count: int) -> Decoder:
@@ -103,11 +103,11 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
     if config.tree is None and config.lookahead is None:
         return
     num_nodes, shape = 1 + config.nodes_by_depth[-1], config.lookahead
-    if num_nodes > _MOST_NODES:
+    if num_nodes > _MAX_NODES:
         what = f"the tree {list(config.tree or ())}"
         if shape is not None:
             what = f"lookahead with window={shape.window}, ngram={shape.ngram} and guesses={shape.guesses}"
-        raise PerfmodelError(f"{what} has {num_nodes} nodes, and {_MOST_NODES} are executed at most; narrow it.")
+        raise PerfmodelError(f"{what} has {num_nodes} nodes, and {_MAX_NODES} are executed at most; narrow it.")
     if any(isinstance(layer.mixer, Attention) and layer.mixer.span for layer in model.iter_layers()):
         raise PerfmodelError(
             f"{model.name} has layers that see a window or chunk only, where a node's slot says nothing about its "

@@ -91,7 +91,7 @@ class _StateProposer(Proposer):
         self._segments, self._states = round_.segments, _states_of(round_.segments, x_TC)
         return tokens
 
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+    def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         right = [x_TC[[0, *path]] for x_TC, path in zip(self._states, paths, strict=False)]
         self._newest.keep(self._segments, [*right, *self._states[len(paths) :]])
 
@@ -203,13 +203,13 @@ class EagleProposer(_StateProposer):
 
         def candidates(depth: int, active: list[int], drafts: list[list[int]]) -> list[list[int]]:
             if depth == 0:
-                found = self._first([drafting[i] for i in active])
+                first = self._first([drafting[i] for i in active])
             else:
                 before = [states[i].repeat_interleave(widths[depth - 1], 0) for i in active]
                 levels = [self._tree.level_of(drafting[i], drafts[i], depth) for i in active]
-                found = self._passes.states(levels, before)
-            states.update(zip(active, found, strict=True))
-            return self._passes.candidates(torch.cat(found), widths[depth])
+                first = self._passes.states(levels, before)
+            states.update(zip(active, first, strict=True))
+            return self._passes.candidates(torch.cat(first), widths[depth])
 
         return draft_by_level(drafting, candidates)
 
@@ -224,12 +224,12 @@ class EagleProposer(_StateProposer):
             self._passes.states(asked, before)
         return tokens
 
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+    def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         for sequence, x_TC, path in zip(drafting, self._states, paths, strict=False):
             right = x_TC[[0, *path]]
             is_unread = not sequence.depth and not sequence.is_prompt
             self._unread[sequence.key] = torch.cat((self._before(sequence), right)) if is_unread else right
-        super().settle(drafting, paths)
+        super().finalize(drafting, paths)
 
     def release(self, key: int) -> None:
         self._unread.pop(key, None)

@@ -22,7 +22,7 @@ from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer, Round, split_tokens
 
 _BYTES = array("i").itemsize
-_MOST_NGRAMS = 4096  # of a sequence; the oldest are forgotten
+_MAX_NGRAMS = 4096  # of a sequence; the oldest are forgotten
 
 
 def lookup(tokens: Sequence[int], longest: int, shortest: int, count: int) -> list[int]:
@@ -83,18 +83,18 @@ class NgramPool:
         tails[ngram[1:]] = None
         self._order.pop(ngram, None)
         self._order[ngram] = None
-        if len(self._order) > _MOST_NGRAMS:
+        if len(self._order) > _MAX_NGRAMS:
             oldest = next(iter(self._order))
             del self._order[oldest], self._tails[oldest[0]][oldest[1:]]
 
     def guesses(self, first: int, count: int) -> list[tuple[int, ...]]:
         """At most `count` different tails: of n-grams that begin with `first`, then of others, the newest first."""
-        found = dict.fromkeys(reversed(self._tails.get(first, {})))
+        result = dict.fromkeys(reversed(self._tails.get(first, {})))
         for ngram in reversed(self._order):
-            if len(found) >= count:
+            if len(result) >= count:
                 break
-            found[ngram[1:]] = None
-        return list(found)[:count]
+            result[ngram[1:]] = None
+        return list(result)[:count]
 
 
 @dataclass
@@ -128,7 +128,7 @@ class LookaheadProposer(Proposer):
         self._predicted = split_tokens(round_.segments[: len(round_.drafting)], tokens)
         return tokens
 
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+    def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         branches = self._branches
         for sequence, predicted, path in zip(drafting, self._predicted, paths, strict=True):
             if sequence.depth:

@@ -59,7 +59,7 @@ class ModelProposer(SelfProposer):
                 self._drafter.run(unasked)
         return super().propose(drafting, chunks)
 
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+    def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         for sequence, accepted in zip(drafting, map(len, paths), strict=True):
             if sequence.depth:
                 # Nodes of a tree lie elsewhere than the path that was right, so the drafter computes that again.

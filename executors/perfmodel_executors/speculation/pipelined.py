@@ -53,7 +53,7 @@ class PipelinedProposer(Proposer):
         self._drafter.cache.reserve(self._own_blocks + highest + 1)
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
-        return [self._drafts.get(each.key, [])[: each.depth] for each in drafting]
+        return [self._drafts.get(item.key, [])[: item.depth] for item in drafting]
 
     def go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
@@ -61,7 +61,7 @@ class PipelinedProposer(Proposer):
         """Begin to draft behind `drafts`, beside the caller; prompts are computed with the first pass."""
         return self._thread.submit(self._go_on, drafting, drafts, chunks)
 
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+    def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         """The step is over; `keep` follows for each sequence."""
         self._turn += 1
 
@@ -108,21 +108,21 @@ class PipelinedProposer(Proposer):
         prompts = [
             chunk._replace(block_table=self._shifted(chunk.block_table), is_sampled=False, draws=()) for chunk in chunks
         ]
-        found: list[list[int]] = [[] for _ in drafting]
-        active = [i for i, each in enumerate(drafting) if each.ahead]
+        result: list[list[int]] = [[] for _ in drafting]
+        active = [i for i, item in enumerate(drafting) if item.ahead]
         if segments or prompts:
             unasked = [
-                s if each.ahead else s._replace(is_sampled=False) for s, each in zip(segments, drafting, strict=True)
+                s if item.ahead else s._replace(is_sampled=False) for s, item in zip(segments, drafting, strict=True)
             ]
             for i, token in zip(active, self._drafter.run([*unasked, *prompts]), strict=True):
-                found[i].append(token)
-        for count in range(1, max((each.ahead for each in drafting), default=0)):
+                result[i].append(token)
+        for count in range(1, max((item.ahead for item in drafting), default=0)):
             ends = [segment.num_computed + len(segment.tokens) + count - 1 for segment in segments]
             active = [i for i in active if drafting[i].ahead > count and ends[i] < self._longest]
-            behind = [TokenSegment([found[i][-1]], ends[i], segments[i].block_table) for i in active]
+            behind = [TokenSegment([result[i][-1]], ends[i], segments[i].block_table) for i in active]
             for i, token in zip(active, self._drafter.run(behind) if behind else [], strict=True):
-                found[i].append(token)
-        return DraftedAhead(found, time.thread_time_ns() - begin)
+                result[i].append(token)
+        return DraftedAhead(result, time.thread_time_ns() - begin)
 
     def _first(self, index: int, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         """What the drafter has not computed of a sequence and its draft; at least the last token."""
@@ -158,7 +158,7 @@ class PipelinedSpeculator:
         return (*self._verifying.shape(drafting, chunks), -1, *sorted(self.proposer.first_lengths(drafting)))
 
     def run(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment], is_warm_up: bool = False) -> Verified:
-        """Take the step. Nothing is remembered of it until `settle`, so it may be taken twice."""
+        """Take the step. Nothing is remembered of it until `finalize`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
         going_on = self.proposer.go_on(drafting, drafts, chunks)
         begin = time.thread_time_ns()
@@ -171,8 +171,8 @@ class PipelinedSpeculator:
         ]
         return verified._replace(guessed=guessed, waited_ns=max(0, drafting_ns - verifying_ns))
 
-    def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        self._verifying.settle(drafting, verified)
-        found = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
-        for index, (each, path, guess, ahead) in enumerate(found):
-            self.proposer.keep(index, each, len(path), ahead[1:] if guess else None)
+    def finalize(self, drafting: Sequence[Drafting], verified: Verified) -> None:
+        self._verifying.finalize(drafting, verified)
+        result = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
+        for index, (item, path, guess, ahead) in enumerate(result):
+            self.proposer.keep(index, item, len(path), ahead[1:] if guess else None)

@@ -113,7 +113,7 @@ class Proposer:
     def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
         return runner.run(round_.segments, is_warm_up)
 
-    def settle(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
+    def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         """These nodes of each were right."""
 
     def release(self, key: int) -> None:

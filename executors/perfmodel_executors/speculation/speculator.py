@@ -74,8 +74,8 @@ class Speculator:
             self._runner.cache.move(moves)
         return Verified(tokens, paths, list(map(len, drafts)))
 
-    def settle(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        self.proposer.settle(drafting, verified.paths)
+    def finalize(self, drafting: Sequence[Drafting], verified: Verified) -> None:
+        self.proposer.finalize(drafting, verified.paths)
 
     def _segment(self, drafting: Drafting, draft: Sequence[int]) -> TokenSegment:
         tokens = [drafting.tokens[-1], *draft]

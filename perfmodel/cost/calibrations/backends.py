@@ -10,7 +10,7 @@ only by declared figures.
                         core bandwidth, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
     small_cores         threads have equal shares and wait for the slowest: clocks are divided by it on CPUs with
                         small cores
-    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.forms.blocks`)
+    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.kernel_models.blocks`)
 """
 
 import datetime
@@ -21,12 +21,12 @@ from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.files import load_calibration
-from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit
-from perfmodel.cost.forms.blocks.on_host import OnHostFit
-from perfmodel.cost.forms.blocks.stream import BlockStreamFit
-from perfmodel.cost.forms.device import peak_flops_per_s
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit
+from perfmodel.cost.kernel_models.blocks.on_host import OnHostFit
+from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit
+from perfmodel.cost.kernel_models.device import peak_flops_per_s
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
@@ -62,7 +62,7 @@ class Factors(Spec):
 
 
 class BackendFit(Spec):
-    """Numbers of one backend; see `perfmodel.cost.forms.blocks` for those of its kernels.
+    """Numbers of one backend; see `perfmodel.cost.kernel_models.blocks` for those of its kernels.
 
     cycles: by format of the weights ("float": 16 bits); `other_cycles` for those that were not measured
     attention_fraction, kv_fraction: of the rate of products and of the bandwidth for cached tokens, in flash attention;
@@ -126,7 +126,7 @@ def generation_of(hardware: HardwareSpec) -> str:
     if hardware.kind != "cpu":
         has_half = "dp4a" in declared.instructions and "matrix" not in declared.instructions
         return f"{declared.architecture or ''}{_WITHOUT_MATRIX if has_half else ''}"
-    return next((each for each in _WIDEST_FIRST if each in declared.instructions), "")
+    return next((item for item in _WIDEST_FIRST if item in declared.instructions), "")
 
 
 _WITHOUT_MATRIX = "-vector"
@@ -223,7 +223,7 @@ def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
         return Factors()
     number = parse_version(version)[0]
     later = [(parse_version(text)[0], factors) for text, factors in by_version.items()]
-    return min((each for each in later if each[0] >= number), key=lambda each: each[0], default=((), Factors()))[1]
+    return min((item for item in later if item[0] >= number), key=lambda item: item[0], default=((), Factors()))[1]
 
 
 class _Device:
@@ -283,16 +283,16 @@ class _Device:
 
 def _families(device: _Device, rate: str, float_rate: str, engine: EngineSpec) -> dict[str, Any]:
     size = engine.ubatch_size
-    found: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     for family in ("gemm", "moe"):
         is_experts = family == "moe"
-        found[family] = device.matmul(float_rate, "float", size, is_experts=is_experts)
+        families[family] = device.matmul(float_rate, "float", size, is_experts=is_experts)
         for form in _WEIGHT_FORMATS:
-            found[f"{family}/{form}_wo"] = device.matmul(rate, form, size, is_experts=is_experts)
+            families[f"{family}/{form}_wo"] = device.matmul(rate, form, size, is_experts=is_experts)
     stream = device.stream(float_rate, size)
     streamed = device.stream("vector", 0).model_copy(update={"compute_fraction": 1.0})
     for family in ("attention_prefill", "attention_decode"):
-        found[family] = stream
+        families[family] = stream
     for family in ("elementwise", "embedding", "scan", "sampling"):
-        found[family] = streamed
-    return found
+        families[family] = streamed
+    return families

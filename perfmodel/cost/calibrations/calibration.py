@@ -1,6 +1,6 @@
 """Calibrations: achieved fractions of a device per operator family under an engine, and their residuals.
 
-`families` holds one fit of a form (`perfmodel.cost.forms`) per operator family and number format. `DATASHEET` is the
+`families` holds one fit of a form (`perfmodel.cost.kernel_models`) per operator family and number format. `DATASHEET` is the
 plain roofline: fractions of 1, and a launch overhead (launch, ramp-up, drain) by kind of device. Fitted ones are in
 `hardware_specs/calibrations/<device>@<engine>.yaml`, written by `perfmodel calibrate`, never by hand.
 
@@ -13,15 +13,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfmodel.cost.forms.attention.decode import FlashDecodeFit
-from perfmodel.cost.forms.device import FALLBACKS
-from perfmodel.cost.forms.fits import Residuals, distance
-from perfmodel.cost.forms.registry import FormFit
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
+from perfmodel.cost.kernel_models.device import FALLBACKS
+from perfmodel.cost.kernel_models.fits import Residuals, distance
+from perfmodel.cost.kernel_models.registry import KernelFit
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds, NonNegativeFloat, NonNegativeInt
-from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
+from perfmodel.ops.problem_sizes import KernelTraits
 from perfmodel.specs.hardware import HardwareSpec
 
 # Multiplied by the tensor units that multiply 16 bits: where they were not measured, they reach the same share of
@@ -93,7 +93,7 @@ class Calibration(Spec):
     source: str = ""
     date: datetime.date | None = None
     command: str = ""
-    families: dict[str, FormFit] = Field(default_factory=dict)
+    families: dict[str, KernelFit] = Field(default_factory=dict)
     default: FamilyFit = FamilyFit()
     contained: tuple[str, ...] = ()  # operators whose time lies within that of measured attention kernels
     host: HostFit = HostFit()
@@ -105,7 +105,7 @@ class Calibration(Spec):
     spread: float = Field(default=1.0, ge=1)  # how much wider than its residuals say: the fits come from elsewhere
     is_passed_on: bool = Field(default=False, exclude=True)  # from a related device or engine; no file says it
 
-    def knows(self, family: str) -> bool:
+    def has_family(self, family: str) -> bool:
         """Whether any kernel of `family` was measured."""
         return any(key.split("/")[0] == family for key in self.families)
 
@@ -113,12 +113,12 @@ class Calibration(Spec):
     def has_ragged_cost(self) -> bool:
         """Whether an attention kernel is slower for unequal contexts."""
         fits = self.families.values()
-        return self.knows("attention_mixed") or any(
+        return self.has_family("attention_mixed") or any(
             isinstance(fit, FlashDecodeFit) and (fit.kernel.split_share is not None or not fit.kernel.is_balanced)
             for fit in fits
         )
 
-    def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> FormFit:
+    def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> KernelFit:
         """The most specific fit: family and number `format`, family and `rate`, family, a fallback of `rate`, default.
 
         Sparse tensor cores reach the dense ones' share of their peak. Among fits of one family and rate, the domain
@@ -126,21 +126,21 @@ class Calibration(Spec):
         """
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format,) if format else ()), rate)
-        names = (*(f"{family}/{each}" for each in rates), family)
+        names = (*(f"{family}/{item}" for item in rates), family)
         for name in (
             *names,
             *(f"{family}/{other}" for other in (*_SAME_UNITS.get(rate, ()), *FALLBACKS.get(rate, ()))),
         ):
-            found = self._nearest(name, traits)
-            if found is not None:
-                return found
+            nearest = self._nearest(name, traits)
+            if nearest is not None:
+                return nearest
         return self.default
 
-    def _nearest(self, name: str, traits: KernelTraits | None) -> FormFit | None:
-        found = [self.families[name]] if name in self.families else []
+    def _nearest(self, name: str, traits: KernelTraits | None) -> KernelFit | None:
+        nearest = [self.families[name]] if name in self.families else []
         if "/" in name:
-            found += [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
-        return min(found, key=lambda fit: distance(fit, traits), default=None)
+            nearest += [fit for key, fit in self.families.items() if key.startswith(f"{name}/")]
+        return min(nearest, key=lambda fit: distance(fit, traits), default=None)
 
 
 # Seconds per kernel. gpu: elementwise kernels cost their bytes plus 3-5 us (LLMCompass, ISCA 2024, softmax, LayerNorm

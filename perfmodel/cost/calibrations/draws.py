@@ -19,7 +19,7 @@ from typing import NamedTuple
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, ServerFit
 from perfmodel.cost.calibrations.for_all import load_kernel_errors
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.fits import Residuals
 
 # Standard deviations, each of two factors: fewer scores take fewer draws, and two that share one count as going wrong
 # together, which is on the wide side. So they are paired that no latency owes much to both.

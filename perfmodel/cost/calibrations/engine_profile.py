@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, HostFit
-from perfmodel.cost.forms.experts import GroupedExpertsFit
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, save_fitted

@@ -38,14 +38,14 @@ from pydantic import Field
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
-from perfmodel.cost.forms.attention.decode import with_cache_of
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.experts import GroupedExpertsFit
-from perfmodel.cost.forms.fits import Domain
-from perfmodel.cost.forms.gemm import TiledGemmFit
-from perfmodel.cost.forms.messages.collective import over_link
-from perfmodel.cost.forms.messages.nccl import CollectiveFit
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.attention.decode import with_cache_of
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
+from perfmodel.cost.kernel_models.fits import Domain
+from perfmodel.cost.kernel_models.gemm import TiledGemmFit
+from perfmodel.cost.kernel_models.messages.collective import over_link
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -71,13 +71,13 @@ def with_unmeasured(
 
     generation: the device's; row: how the engine runs 4-bit experts, if by proxied kernels; library: has those
     """
-    found = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library) | _sparse(calibration)
-    missing = {key: fit for key, fit in found.items() if key not in calibration.families}
+    result = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library) | _sparse(calibration)
+    missing = {key: fit for key, fit in result.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
 
 def _exchanges(calibration: Calibration) -> dict[str, Any]:
-    if not calibration.knows("collective"):
+    if not calibration.has_family("collective"):
         return {}
     fit = calibration.fit("collective", _ALL_TO_ALL)
     update = {"beyond": fit} if isinstance(fit, CollectiveFit) else {}
@@ -89,7 +89,7 @@ def _exchanges(calibration: Calibration) -> dict[str, Any]:
 
 
 def _sparse(calibration: Calibration) -> dict[str, Any]:
-    if not calibration.knows("attention_prefill"):
+    if not calibration.has_family("attention_prefill"):
         return {}
     return {"attention_sparse": FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=calibration.default.overhead_s)}
 
@@ -116,8 +116,8 @@ def _experts(row: ExpertsRow | None, library: Calibration | None) -> dict[str, A
     if not isinstance(fit, GroupedExpertsFit):
         return {}
     launch_s = fit.launch_s * row.num_kernels / row.stand_in.num_kernels
-    found = fit.model_copy(update={"launch_s": launch_s, "domain": Domain()})
-    return {f"moe/{_FAMILIES[form]}": found for form in row.formats if form in _FAMILIES}
+    experts = fit.model_copy(update={"launch_s": launch_s, "domain": Domain()})
+    return {f"moe/{_FAMILIES[form]}": experts for form in row.formats if form in _FAMILIES}
 
 
 _FAMILIES = {"nvfp4": "nvfp4", "mxfp4": "w4a8_mxfp4"}  # number formats as descriptions and as calibrations name them
@@ -194,7 +194,7 @@ def load_calibration(
     if generation is None or generation.architecture != hardware.declared.architecture:
         generation = load_generation(hardware.declared.architecture)
     inherited = _inherited(hardware, engine_profile, generation)
-    row = _stood_in_for(engine_profile, hardware)
+    row = _proxy_for(engine_profile, hardware)
     library = None
     if row is not None and row.stand_in is not None:
         library = _inherited(hardware, row.stand_in.engine, generation)
@@ -207,7 +207,7 @@ def load_calibration(
     return with_unmeasured(inherited, generation, row, library)
 
 
-def _stood_in_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
+def _proxy_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
     """How the engine runs experts on proxied kernels, if it does."""
     rows = describe_engine(engine_profile).facts.experts
     generation = name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
@@ -255,7 +255,7 @@ def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
     """
     if (data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml").is_file():
         return hardware.name
-    nearest = min(_relations(hardware, engine_profile), key=_nearness, default=None)
+    nearest = min(_transfer_candidates(hardware, engine_profile), key=_transfer_distance, default=None)
     return None if nearest is None else nearest[1].stem.partition("@")[0]
 
 
@@ -264,10 +264,10 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
     if inherited is None:
         return own
     measured = {(key.split("/")[0], fit.form) for key, fit in own.families.items()}
-    if own.knows(_ATTENTION):
+    if own.has_family(_ATTENTION):
         measured |= {(_MIXED, fit.form) for fit in inherited.families.values()}
     others = {key: fit for key, fit in inherited.families.items() if (key.split("/")[0], fit.form) not in measured}
-    contained = own.contained if own.knows(_ATTENTION) else inherited.contained
+    contained = own.contained if own.has_family(_ATTENTION) else inherited.contained
     return own.model_copy(update={"families": own.families | others, "contained": contained}) if others else own
 
 
@@ -276,36 +276,36 @@ def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | 
 
     Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it.
     """
-    candidates = sorted(_relations(hardware, engine), key=_nearness)
+    candidates = sorted(_transfer_candidates(hardware, engine), key=_transfer_distance)
     if not candidates:
         return None
     (spread, nearest), *others = candidates
-    found = _passed_on(nearest, hardware, generation)
+    completed = _passed_on(nearest, hardware, generation)
     for _, file in others:
-        found = _completed(found, _passed_on(file, hardware, generation))
-    source = f"passed on from {found.device} under {found.engine}: {found.source}"
-    passed_on = {"device": hardware.name, "source": source, "spread": found.spread * spread, "is_passed_on": True}
-    return found.model_copy(update=passed_on)
+        completed = _completed(completed, _passed_on(file, hardware, generation))
+    source = f"passed on from {completed.device} under {completed.engine}: {completed.source}"
+    passed_on = {"device": hardware.name, "source": source, "spread": completed.spread * spread, "is_passed_on": True}
+    return completed.model_copy(update=passed_on)
 
 
-def _nearness(relation: tuple[float, Path]) -> tuple[float, bool, str]:
+def _transfer_distance(relation: tuple[float, Path]) -> tuple[float, bool, str]:
     spread, file = relation
     return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 
 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
-    found = load_fitted(Calibration, file)
-    if generation is not None and _architecture(found.device) != generation.architecture:
-        found = generation.applied_to(found)
-    device = _listed(found.device)
-    families = dict(found.families)
+    fitted = load_fitted(Calibration, file)
+    if generation is not None and _architecture(fitted.device) != generation.architecture:
+        fitted = generation.applied_to(fitted)
+    device = _listed(fitted.device)
+    families = dict(fitted.families)
     if device.declared.architecture == hardware.declared.architecture:
         its, own = DeviceFacts.of(device), DeviceFacts.of(hardware)
         families = {key: with_cache_of(fit, its, own) for key, fit in families.items()}
     source, target = device.scale_up_link, hardware.scale_up_link
     if source is not None and target is not None and source.name != target.name:
         families = {key: over_link(fit, source, target) for key, fit in families.items()}
-    return found.model_copy(update={"families": families})
+    return fitted.model_copy(update={"families": families})
 
 
 def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
@@ -319,7 +319,7 @@ def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
             yield device, its_engine, file
 
 
-def _relations(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
+def _transfer_candidates(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
     """(spread, file) of calibrations of related devices, and of the device under other engines."""
     for device, other_engine, file in calibrated_kernels(engine):
         if (device, other_engine) == (hardware.name, engine):

@@ -19,7 +19,7 @@ import datetime
 
 from pydantic import Field
 
-from perfmodel.cost.forms.messages.exchange import ExchangeFit
+from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted

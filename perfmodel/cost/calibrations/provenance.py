@@ -14,7 +14,7 @@ from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.files import GenerationFit, load_generation
 from perfmodel.files.base import Spec
-from perfmodel.printable import to_jsonable
+from perfmodel.renderable import to_jsonable
 from perfmodel.specs import list_hardware, load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -88,7 +88,7 @@ class Provenance:
             "kind": kind,
             "perfmodel": RELEASE,
             "engines": [vars(engine) for engine in self.engines],
-            "calibrations": {each.key: each.digest for each in self.fitted},
+            "calibrations": {item.key: item.digest for item in self.fitted},
             "inputs": dict(inputs),
         }
 
@@ -100,7 +100,7 @@ def provenance_of(
 
     calibration: for all devices, instead of their own; profile: for all engines
     """
-    pools = [(pool.hardware or each.hardware, pool.engine) for each in scenarios for pool in each.pools]
+    pools = [(pool.hardware or scenario.hardware, pool.engine) for scenario in scenarios for pool in scenario.pools]
     asked = {
         (hardware.name, engine.profile, engine.version, engine.calibration): (hardware, engine)
         for hardware, engine in pools

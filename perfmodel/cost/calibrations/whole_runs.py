@@ -10,8 +10,8 @@ import datetime
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, HostFit
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted

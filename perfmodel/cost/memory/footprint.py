@@ -161,9 +161,9 @@ def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context
         span = mixer.span if isinstance(mixer, Attention) and mixer.is_rolling else None
         held.setdefault(context if span is None else min(context, span), []).append(layer)
     quantization, total = model.quantization, 0.0
-    each = kv_element_bytes(quantization.kv_cache or model.dtype, quantization.kv_group_size)
+    item = kv_element_bytes(quantization.kv_cache or model.dtype, quantization.kv_group_size)
     for tokens, some in held.items():
-        more = sum(min(tokens, tier.tokens) * tier.num_bytes for tier in kv_surplus(model)) / each
+        more = sum(min(tokens, tier.tokens) * tier.num_bytes for tier in kv_surplus(model)) / item
         total += (tokens + more) * kv_bytes_per_token(model, shard, some)
     return total
 
@@ -278,8 +278,8 @@ def sampler_bytes_per_logit(engine: EngineSpec, size: float) -> float:
         return held + _FP32
     index = _INT64 if sorts == "int64" else _INT32
     is_apart = sorts == "int32" or engine.max_num_seqs >= _SEGMENTS
-    beside = index if is_apart else 2 * _INT64 + _FP32
-    return held + _FP32 + index + beside + _FP32 + index
+    row_bytes_apart = index if is_apart else 2 * _INT64 + _FP32
+    return held + _FP32 + index + row_bytes_apart + _FP32 + index
 
 
 def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:

@@ -83,7 +83,7 @@ def state_blocks(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -
 
 def kv_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[KVGroup, ...]:
     """The groups of `model` under `engine` on `hardware`; none where all layers share one table."""
-    return tuple(each.group for each in layer_groups(served_model(model, engine), hardware, engine))
+    return tuple(group.group for group in layer_groups(served_model(model, engine), hardware, engine))
 
 
 def layer_groups(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[LayerGroup, ...]:
@@ -143,4 +143,4 @@ def _cut(kinds: dict[Kind, list[int]], pads_below: float) -> tuple[LayerGroup, .
 
 def largest_share(groups: Sequence[LayerGroup], layers: range) -> int:
     """Layers of the largest group among `layers`: those a block has room for on their device."""
-    return max((len(each.layers.intersection(layers)) for each in groups), default=0)
+    return max((len(group.layers.intersection(layers)) for group in groups), default=0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.memory.footprint import (
     activation_bytes,
     draft_footprint,
@@ -35,7 +35,7 @@ from perfmodel.models.number_formats import surplus_tokens
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import on_device, served_model
 from perfmodel.ops.sharding import Sharding, stages
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.engine.devices import heads_divide
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
@@ -45,7 +45,7 @@ _RESERVE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan(Printable):
+class MemoryPlan(Renderable):
     """Bytes on the device that limits the KV cache; `str()` prints the layout.
 
     usable_bytes:  gpu_memory_utilization x what a process sees of the device
@@ -105,7 +105,7 @@ class MemoryPlan(Printable):
         return sum(self.weights.values())
 
     @property
-    def beside_bytes(self) -> float:
+    def workspace_bytes(self) -> float:
         """Bytes of a step's workspace: all but weights, states and KV blocks."""
         return self.activation_bytes + self.rotary_table_bytes + self.reserve_bytes + self.graph_bytes
 
@@ -291,7 +291,7 @@ def _best_layout(
 
 
 def _with_blocks(plan: MemoryPlan, model: ModelSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
-    room = plan.usable_bytes - plan.weight_bytes - plan.beside_bytes - plan.state_bytes
+    room = plan.usable_bytes - plan.weight_bytes - plan.workspace_bytes - plan.state_bytes
     if engine.num_gpu_blocks_override is not None:
         blocks = engine.num_gpu_blocks_override
     elif plan.kv_bytes_per_token:
@@ -306,7 +306,7 @@ def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, en
     needed = plan.weight_bytes
     what = "the weights need"
     if plan.usable_bytes >= needed:  # the weights alone would fit
-        needed += plan.beside_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token
+        needed += plan.workspace_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token
         what = "weights, activations and one KV block need"
     has = f"{hardware.name} has {hardware.memory_bytes / 1e9:.1f} GB"
     if not 0.999 < plan.visible_bytes / hardware.memory_bytes < 1.001:  # "80 GB" of 80 GiB

@@ -69,12 +69,12 @@ class Curve:
 
     def segment(self, context: int) -> Segment:
         index = bisect_right(_KNOTS, context) - 1
-        found = self.segments.get(index)
-        if found is None:
+        result = self.segments.get(index)
+        if result is None:
             start, end = _KNOTS[index], _KNOTS[index + 1]
             costs = (self._tables.decodes(self.axis, self.batch, knot, self.queries) for knot in (start, end))
-            found = self.segments[index] = Segment(start, end, *costs)
-        return found
+            result = self.segments[index] = Segment(start, end, *costs)
+        return result
 
 
 # (steps, first duration, delta, [(segment, first offset, growth) ...], host wait per step)
@@ -93,7 +93,7 @@ class HostWait:
 class DecodeRun:
     """Consecutive decode steps of one batch, as pieces in which each step takes `delta` longer than the one before.
 
-    `commit` says how many took place. used: costs beside attention; waited: counts the device's waits for the host
+    `apply_leap` says how many took place. used: costs beside attention; waited: counts the device's waits for the host
     """
 
     __slots__ = ("_pieces", "_used", "_waited")
@@ -144,10 +144,10 @@ class DecodeRun:
             return done + high
         return done
 
-    def commit(self, num_steps: int) -> None:
+    def apply_leap(self, num_steps: int) -> None:
         """Count the first `num_steps` as taken."""
-        for each in self._used:
-            each.uses += num_steps
+        for item in self._used:
+            item.uses += num_steps
         waited = 0
         for steps, _, _, segments, host_wait in self._pieces:
             n = min(steps, num_steps)

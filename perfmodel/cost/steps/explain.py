@@ -12,13 +12,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.device import OperatorTime
+from perfmodel.cost.kernel_models.device import OperatorTime
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.host import Host, step_seconds
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Work
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 
 _BOUNDS = ("compute", "memory", "communication", "overhead")
 
@@ -100,7 +100,7 @@ class PipelineEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEstimate(Printable):
+class StepEstimate(Renderable):
     """A step on one device; `str()` prints the table of its operators.
 
     duration_s:     the step, host included
@@ -177,13 +177,13 @@ def summed(
 def _rows(nodes: Sequence[OperatorNode], timer: OperatorTimer, shape: BatchShape) -> list[OperatorEstimate]:
     """Rows in node order; nodes with equal dependencies alternate, as in `StepTables`."""
     works = [(node, node.expected_runs(shape), work) for node in nodes if (work := node.work(shape)).num_kernels]
-    found: dict[int, OperatorEstimate] = {}
+    rows: dict[int, OperatorEstimate] = {}
     for kind in {node.depends for node, _, _ in works}:
-        mine = [(place, *row) for place, row in enumerate(works) if row[0].depends is kind]
-        times = timer.times([(count, work, timer.fit(work)) for _, _, count, work in mine])
-        for (place, node, count, work), time in zip(mine, times, strict=True):
-            found[place] = OperatorEstimate(node.name, count, work, time, *_path(work, timer))
-    return [found[place] for place in range(len(works))]
+        result = [(place, *row) for place, row in enumerate(works) if row[0].depends is kind]
+        times = timer.times([(count, work, timer.fit(work)) for _, _, count, work in result])
+        for (place, node, count, work), time in zip(result, times, strict=True):
+            rows[place] = OperatorEstimate(node.name, count, work, time, *_path(work, timer))
+    return [rows[place] for place in range(len(works))]
 
 
 def _path(work: Work, timer: OperatorTimer) -> tuple[str, int]:

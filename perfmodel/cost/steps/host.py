@@ -7,7 +7,7 @@
 
 from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.tables import to_ps
 from perfmodel.ops.graphs.step import StepGraph

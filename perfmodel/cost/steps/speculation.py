@@ -1,4 +1,4 @@
-"""`SpeculativePricer`: steps in which sequences draft tokens and the model verifies them.
+"""`SpeculativeCostModel`: steps in which sequences draft tokens and the model verifies them.
 
     round = verification + drafting,   verification = step with q = 1 + n tokens per sequence, + rejection sampling
                                        drafting     = sum over passes of the drafter (+ its share of the prompts)
@@ -25,9 +25,9 @@ from typing import NamedTuple
 from perfmodel.cost.calibrations.calibration import EAGER_LAUNCH_S, Calibration, HostFit
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.operator_timer import OperatorTimer
+from perfmodel.cost.steps.cost_model import GraphCostModel
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate, summed
-from perfmodel.cost.steps.pricer import GraphPricer
 from perfmodel.cost.steps.tables import PS_PER_S, StepTables, Usage, to_ps
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.graphs.drafting import Drafter, drafter_of, rejection, skipping_parts
@@ -162,12 +162,12 @@ def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) ->
     if drafter.has_one_pass:
         return [Pass(drafting[0], 1, drafting[0], shape.decode_context)]
     nodes, mean = config.nodes_by_depth, shape.decode_context / shape.num_decodes
-    found = []
+    passes = []
     for i, count in enumerate(drafting):
         width = nodes[i] - nodes[i - 1] if i else 1
         queries = width if i else drafter.first_tokens
-        found.append(Pass(count, queries, count * width, round((mean + nodes[i]) * count)))
-    return found
+        passes.append(Pass(count, queries, count * width, round((mean + nodes[i]) * count)))
+    return passes
 
 
 def ngram_seconds(num_seqs: int, context: int) -> float:
@@ -182,13 +182,13 @@ Shares = tuple[tuple[float, ...], tuple[float, ...]]
 class _Part(NamedTuple):
     """`times` passes over some operators; `label` prefixes their names."""
 
-    pricer: GraphPricer
+    cost_model: GraphCostModel
     shape: BatchShape
     label: str = ""
     times: int = 1
 
 
-class SpeculativePricer:
+class SpeculativeCostModel:
     """Prices rounds: `tables` for the model's steps, `drafts` for drafting and verifying. draw: error factors, for
     ensembles
 
@@ -197,9 +197,10 @@ class SpeculativePricer:
     def __init__(self, tables: StepTables, drafts: DraftTables, draw: Draw | None = None) -> None:
         self.has_runs = False
         self.tables, self.drafts, self._draw = tables, drafts, draw
-        self._target = GraphPricer(tables, draw)
+        self._target = GraphCostModel(tables, draw)
         self._passes, self._first, self._rest = (
-            GraphPricer(each, draw) if each is not None else None for each in (drafts.passes, drafts.first, drafts.rest)
+            GraphCostModel(item, draw) if item is not None else None
+            for item in (drafts.passes, drafts.first, drafts.rest)
         )
         self._judged: dict[int, tuple[Work, int]] = {}  # by drafted tokens: judging them, and its picoseconds
         self._num_judged: dict[int, int] = {}  # how often so many tokens were judged
@@ -207,22 +208,22 @@ class SpeculativePricer:
         self._lookup_wait = 0
         self._overlapped = 0  # picoseconds that pipelining has saved
         self._expected: dict[tuple[int, int, int], int] = {}
-        self._scratch: SpeculativePricer | None = None  # prices what is not taken
+        self._scratch: SpeculativeCostModel | None = None  # prices what is not taken
 
     @property
     def host_wait(self) -> int:
-        return self._lookup_wait + sum([pricer.host_wait for pricer in self._pricers()])
+        return self._lookup_wait + sum([cost_model.host_wait for cost_model in self._cost_models()])
 
-    def _pricers(self) -> list[GraphPricer]:
+    def _cost_models(self) -> list[GraphCostModel]:
         every = (self._target, self._passes, self._first, self._rest)
-        return [pricer for pricer in every if pricer is not None]
+        return [cost_model for cost_model in every if cost_model is not None]
 
-    def fresh(self) -> "SpeculativePricer":
-        return SpeculativePricer(self.tables, self.drafts, self._draw)
+    def fresh(self) -> "SpeculativeCostModel":
+        return SpeculativeCostModel(self.tables, self.drafts, self._draw)
 
     # ---------------------------------------------------------------- durations
 
-    def price(self, shape: BatchShape) -> int:
+    def duration_ps(self, shape: BatchShape) -> int:
         verification, drafting, config = self._verify(shape), self._draft(shape), self.drafts.config
         duration = max(verification, drafting)
         if not config.has_own_device:
@@ -250,11 +251,11 @@ class SpeculativePricer:
         known = self._expected.get(key)
         if known is None:
             self._scratch = self._scratch or self.fresh()
-            known = self._expected[key] = self._scratch.price(self.drafting_step(num_decodes, depth, context))
+            known = self._expected[key] = self._scratch.duration_ps(self.drafting_step(num_decodes, depth, context))
         return known
 
     def _verify(self, shape: BatchShape) -> int:
-        duration = sum([part.pricer.price(part.shape) for part in self._verification(shape)])
+        duration = sum([part.cost_model.duration_ps(part.shape) for part in self._verification(shape)])
         drafted = shape.num_draft_tokens
         if drafted:
             duration += self._judging(drafted)[1]
@@ -264,7 +265,7 @@ class SpeculativePricer:
     def _draft(self, shape: BatchShape) -> int:
         wait = to_ps(self._lookup_s(shape))
         self._lookup_wait += wait
-        return wait + sum([part.pricer.price(part.shape) for part in self._drafting(shape)])
+        return wait + sum([part.cost_model.duration_ps(part.shape) for part in self._drafting(shape)])
 
     def _verification(self, shape: BatchShape) -> Iterator[_Part]:
         """All layers; for LayerSkip the first layers for the newest token only, then the rest."""
@@ -284,16 +285,16 @@ class SpeculativePricer:
 
     def _drafting(self, shape: BatchShape, are_merged: bool = False) -> Iterator[_Part]:
         """The drafter's passes; prompts ride in the first. are_merged: equal passes are one part"""
-        drafter, pricer = self.drafts.drafter, self._passes
-        if drafter is None or pricer is None:
+        drafter, cost_model = self.drafts.drafter, self._passes
+        if drafter is None or cost_model is None:
             return
         spans = drafter.graph.model.attention_spans
         prefills = shape.prefills if drafter.computes_prompts else ()
         passes = passes_of(self.drafts.config, drafter, shape)
-        merged = _alike(passes) if are_merged else [(1, each) for each in passes]
-        for number, (times, each) in enumerate(merged):
+        merged = _alike(passes) if are_merged else [(1, entry) for entry in passes]
+        for number, (times, item) in enumerate(merged):
             label = "draft: " if number or len(merged) == 1 else "draft, first pass: "
-            yield _Part(pricer, each.shape(prefills, spans), label, times)
+            yield _Part(cost_model, item.shape(prefills, spans), label, times)
             prefills = ()
 
     def _lookup_s(self, shape: BatchShape) -> float:
@@ -333,20 +334,20 @@ class SpeculativePricer:
         timer, rows, duration = self.tables.timer, list[OperatorEstimate](), self._lookup_s(shape)
         host = (0.0, 0.0)
         for part in self._verification(shape):
-            found = part.pricer.explain(part.shape)
-            rows += _labelled(part, found)
-            duration += found.duration_s
-            host = found.serial_host_s, found.hidden_host_s
+            result = part.cost_model.explain(part.shape)
+            rows += _labelled(part, result)
+            duration += result.duration_s
+            host = result.serial_host_s, result.hidden_host_s
         if shape.num_draft_tokens:
             work, _ = self._judging(shape.num_draft_tokens)
             rows.append(OperatorEstimate(work.name, 1, work, timer.time(work)))
             duration += rows[-1].duration_s
         for part in self._drafting(shape, are_merged=True):
-            found = part.pricer.explain(part.shape)
-            rows += _labelled(part, found)
-            duration += part.times * found.duration_s
+            result = part.cost_model.explain(part.shape)
+            rows += _labelled(part, result)
+            duration += part.times * result.duration_s
         if self.drafts.config.has_own_device or (self.drafts.config.pipelined and shape.drafting):
-            duration = SpeculativePricer(self.tables, self.drafts).price(shape) / PS_PER_S
+            duration = SpeculativeCostModel(self.tables, self.drafts).duration_ps(shape) / PS_PER_S
         return summed(rows, duration, host, timer)
 
     # ---------------------------------------------------------------- what it all amounted to
@@ -354,8 +355,8 @@ class SpeculativePricer:
     def usage(self) -> Usage:
         """Totals over all steps so far, per device; time saved by pipelining is taken off the overhead."""
         total = Usage()
-        for pricer in self._pricers():
-            total.add(pricer.usage(), 1)
+        for cost_model in self._cost_models():
+            total.add(cost_model.usage(), 1)
         for drafted, times in self._num_judged.items():
             work, duration = self._judging(drafted)
             total.flops += times * work.flops
@@ -374,11 +375,11 @@ def _labelled(part: _Part, estimate: StepEstimate) -> Iterator[OperatorEstimate]
 
 def _alike(passes: list[Pass]) -> list[tuple[int, Pass]]:
     """(count, pass with mean context) of consecutive passes of equal size."""
-    found = []
-    for _, group in groupby(passes, key=lambda each: each[:3]):
+    alike = []
+    for _, group in groupby(passes, key=lambda item: item[:3]):
         same = list(group)
-        found.append((len(same), same[0]._replace(context=round(sum([each.context for each in same]) / len(same)))))
-    return found
+        alike.append((len(same), same[0]._replace(context=round(sum([item.context for item in same]) / len(same)))))
+    return alike
 
 
 def _shares(usage: Usage, duration: int) -> tuple[float, ...]:
@@ -389,7 +390,7 @@ def _shares(usage: Usage, duration: int) -> tuple[float, ...]:
 def _take_off(usage: Usage, seconds: float) -> None:
     """Subtract doubly counted time from the overhead first, then from the largest bound."""
     bound_s = usage.bound_s
-    for bound in ("overhead", *sorted(_RESOURCES, key=lambda each: -bound_s[each])):
+    for bound in ("overhead", *sorted(_RESOURCES, key=lambda item: -bound_s[item])):
         taken = min(seconds, bound_s[bound])
         bound_s[bound] -= taken
         seconds -= taken

@@ -14,7 +14,7 @@ the longest circuits of a timed event graph, per plan on them (Baccelli et al. 1
 plans; otherwise circuits that mix plans may be a little longer. Idle stage time is bubbles: of m plans on p equal
 stages m / p of the round is work. m equal plans that pass once take sum of d_s + (m - 1) max(d_s), with bubbles of
 (p - 1) / (m + p - 1) where stages are equal (GPipe, Huang et al. 2019). Stage costs come from each stage's graph;
-`perfmodel.sim.replica.pipeline` asks `StagedPricer` for the plans' times.
+`perfmodel.sim.replica.pipeline` asks `StagedCostModel` for the plans' times.
 
 Layer splits: layers on several devices of one machine that work one after another. A step of n pieces (micro-batches of
 `ubatch_size`) passes g devices like a flow line with room for `pieces_under_way`; with T the time on one device,
@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.operator_timer import OperatorTimer
+from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.cost.steps.explain import (
     OperatorEstimate,
@@ -42,7 +43,6 @@ from perfmodel.cost.steps.explain import (
     summed,
 )
 from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
-from perfmodel.cost.steps.pricer import GraphPricer, StepPricer
 from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
@@ -77,7 +77,7 @@ class StageTimes(NamedTuple):
 
 def round_time(plans: Mapping[StageTimes, int]) -> float:
     """The time in which all `plans` (with their counts) pass all stages once more."""
-    busy = [sum(count * each for count, each in zip(plans.values(), stage, strict=True)) for stage in _by_stage(plans)]
+    busy = [sum(count * item for count, item in zip(plans.values(), stage, strict=True)) for stage in _by_stage(plans)]
     host = sum(count * (times.serial + times.hidden) for times, count in plans.items())
     return max(*busy, host, *(times.latency for times in plans))
 
@@ -96,11 +96,11 @@ def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
         return {shape: 1}
     sizes = sorted(shape.prefills, reverse=True)
     dealt = [tuple(sizes[i::count]) for i in range(count)]
-    found: dict[BatchShape, int] = {}
+    plans: dict[BatchShape, int] = {}
     for prefills in dealt:
         plan = _plan(shape, prefills, count)
-        found[plan] = found.get(plan, 0) + 1
-    return found
+        plans[plan] = plans.get(plan, 0) + 1
+    return plans
 
 
 def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) -> BatchShape:
@@ -118,7 +118,7 @@ def _plan(shape: BatchShape, prefills: tuple[tuple[int, int], ...], count: int) 
     )
 
 
-class StagedPricer:
+class StagedCostModel:
     """Prices plans that pass several stages; `tables` are of a graph with stages. draw: error factors, for ensembles"""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
@@ -126,7 +126,7 @@ class StagedPricer:
         self.tables = tables
         self._draw = draw
         distinct = list(dict.fromkeys(tables.stages))
-        self._pricers = [GraphPricer(stage, draw) for stage in distinct]
+        self._cost_models = [GraphCostModel(stage, draw) for stage in distinct]
         self._order = [distinct.index(stage) for stage in tables.stages]
         self._host = Host(tables.graph, tables.timer, draw)
 
@@ -134,22 +134,22 @@ class StagedPricer:
     def num_stages(self) -> int:
         return len(self._order)
 
-    def fresh(self) -> "StagedPricer":
-        return StagedPricer(self.tables, self._draw)
+    def fresh(self) -> "StagedCostModel":
+        return StagedCostModel(self.tables, self._draw)
 
     def pass_through(self, shape: BatchShape) -> StageTicks:
         """Times of one plan of `shape`; counts it as taken."""
-        times = [pricer.price(shape) for pricer in self._pricers]
+        times = [cost_model.duration_ps(shape) for cost_model in self._cost_models]
         serial, hidden = self._host.seconds(shape)
         return StageTicks(to_ps(serial), to_ps(hidden), tuple([times[index] for index in self._order]))
 
-    def price(self, shape: BatchShape) -> int:
+    def duration_ps(self, shape: BatchShape) -> int:
         """Picoseconds of a step in steady state: the round of its plans."""
-        found: dict[StageTimes, int] = {}
+        result: dict[StageTimes, int] = {}
         for plan, count in plans_of_round(shape, self.num_stages).items():
             times = StageTimes(*self.pass_through(plan))
-            found[times] = found.get(times, 0) + count
-        return round(round_time(found))
+            result[times] = result.get(times, 0) + count
+        return round(round_time(result))
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
         """None: plans overlap."""
@@ -162,14 +162,14 @@ class StagedPricer:
     def usage(self) -> Usage:
         """Totals over all plans so far, for the mean device of the stages."""
         total = Usage()
-        for index, pricer in enumerate(self._pricers):
-            total.add(pricer.usage(), self._order.count(index) / self.num_stages)
+        for index, cost_model in enumerate(self._cost_models):
+            total.add(cost_model.usage(), self._order.count(index) / self.num_stages)
         return total
 
 
-def step_pricer(tables: StepTables, draw: Draw | None = None) -> StepPricer:
+def step_cost_model(tables: StepTables, draw: Draw | None = None) -> StepCostModel:
     """The pricer of `tables`, in one stage or several."""
-    return StagedPricer(tables, draw) if tables.stages else GraphPricer(tables, draw)
+    return StagedCostModel(tables, draw) if tables.stages else GraphCostModel(tables, draw)
 
 
 def estimate_step(graph: StepGraph, timer: OperatorTimer, shape: BatchShape) -> StepEstimate:
@@ -222,15 +222,15 @@ def layer_split_of(engine: EngineSpec) -> LayerSplit | None:
     return LayerSplit(min(engine.layer_split, engine.described.facts.pieces_under_way or 1), engine.ubatch_size)
 
 
-class SplitPricer:
+class SplitCostModel:
     """Prices the steps of `whole`, on one device, for layers split over several."""
 
-    def __init__(self, whole: StepPricer, split: LayerSplit) -> None:
+    def __init__(self, whole: StepCostModel, split: LayerSplit) -> None:
         self.has_runs = False
         self._whole, self._split = whole, split
 
-    def price(self, shape: BatchShape) -> int:
-        return round(self._whole.price(shape) * self._split.share(shape.num_tokens))
+    def duration_ps(self, shape: BatchShape) -> int:
+        return round(self._whole.duration_ps(shape) * self._split.share(shape.num_tokens))
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
         """None: steps are priced one by one."""
@@ -244,5 +244,5 @@ class SplitPricer:
         """Totals over all steps so far, all devices."""
         return self._whole.usage()
 
-    def fresh(self) -> "SplitPricer":
-        return SplitPricer(self._whole.fresh(), self._split)
+    def fresh(self) -> "SplitCostModel":
+        return SplitCostModel(self._whole.fresh(), self._split)

@@ -8,10 +8,10 @@ from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.operator_timer import OperatorTimer
+from perfmodel.cost.steps.cost_model import StepCostModel
 from perfmodel.cost.steps.explain import StepEstimate
-from perfmodel.cost.steps.pricer import StepPricer
-from perfmodel.cost.steps.speculation import DraftTables, SpeculativePricer, draft_tables
-from perfmodel.cost.steps.stages import LayerSplit, SplitPricer, estimate_step, layer_split_of, step_pricer
+from perfmodel.cost.steps.speculation import DraftTables, SpeculativeCostModel, draft_tables
+from perfmodel.cost.steps.stages import LayerSplit, SplitCostModel, estimate_step, layer_split_of, step_cost_model
 from perfmodel.cost.steps.tables import StepTables
 from perfmodel.models.architecture import LatentAttention
 from perfmodel.ops.attention.decode import ContextSpread
@@ -51,15 +51,15 @@ class StepCosts:
         """The calibration in use, with the profile's host time and launches."""
         return self.tables.timer.calibration
 
-    def pricer(self, draw: Draw | None = None) -> StepPricer:
+    def cost_model(self, draw: Draw | None = None) -> StepCostModel:
         """The pricer of the steps, staged and speculative as needed. draw: error factors, for ensembles"""
-        pricer = step_pricer(self.tables, draw) if self.drafts is None else self.speculative_pricer(draw)
-        return pricer if self.split is None else SplitPricer(pricer, self.split)
+        cost_model = step_cost_model(self.tables, draw) if self.drafts is None else self.speculative_cost_model(draw)
+        return cost_model if self.split is None else SplitCostModel(cost_model, self.split)
 
-    def speculative_pricer(self, draw: Draw | None = None) -> SpeculativePricer:
-        """The pricer of drafting and verifying rounds; needs `drafts`. draw: as of `pricer`"""
+    def speculative_cost_model(self, draw: Draw | None = None) -> SpeculativeCostModel:
+        """The pricer of drafting and verifying rounds; needs `drafts`. draw: as of `cost_model`"""
         assert self.drafts is not None
-        return SpeculativePricer(self.tables, self.drafts, draw)
+        return SpeculativeCostModel(self.tables, self.drafts, draw)
 
     def draft_depth(self, shape: BatchShape) -> int:
         """Draft depth of the decodes of `shape`: full, none in large batches, or, adaptively, the depth with most
@@ -74,9 +74,10 @@ class StepCosts:
             return 0
         if not config.adaptive or config.acceptance is None:
             return config.depth
-        pricer, context = self.speculative_pricer(), shape.decode_context // batch
+        cost_model, context = self.speculative_cost_model(), shape.decode_context // batch
         return max(
-            range(config.depth + 1), key=lambda k: config.expected_tokens(k) / pricer.expected_time(batch, k, context)
+            range(config.depth + 1),
+            key=lambda k: config.expected_tokens(k) / cost_model.expected_time(batch, k, context),
         )
 
     def tokens_per_decode(self, shape: BatchShape) -> float:
@@ -93,7 +94,7 @@ class StepCosts:
         """
         if self.drafts is None:
             return estimate_step(self.graph, self.timer, shape)
-        return self.speculative_pricer().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))
+        return self.speculative_cost_model().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))
 
 
 def scenario_fits(

@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from perfmodel.cost.calibrations.draws import Draw
-from perfmodel.cost.forms.device import OperatorTime
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.registry import FormFit
+from perfmodel.cost.kernel_models.device import OperatorTime
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.registry import KernelFit
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.power import flop_energy
 from perfmodel.ops.graphs.step import StepGraph
@@ -22,7 +22,7 @@ from perfmodel.ops.node import OperatorNode
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 PS_PER_S = 10**12
-_MOST_KNOWN = 40_000  # costs kept; prompts of a long trace are mostly unlike
+_MAX_KNOWN = 40_000  # costs kept; prompts of a long trace are mostly unlike
 _ONE_TOKEN = BatchShape(1, 1)
 
 
@@ -133,11 +133,11 @@ class StepTables:
         if not key:
             return _NOTHING
         entry = (group.depends, key)
-        found = self._known.get(entry)
-        if found is None:
-            found = self.cost_of(self.graph.by_depends[group.depends], group.shape(key))
-            _keep(self._known, entry, found)
-        return found
+        result = self._known.get(entry)
+        if result is None:
+            result = self.cost_of(self.graph.by_depends[group.depends], group.shape(key))
+            _keep(self._known, entry, result)
+        return result
 
     def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
         """The cost of decode operators on `axis`: 0 is the summed context, i that under the i-th span.
@@ -185,7 +185,7 @@ class StepTables:
         """The index in `fits` of the fit for `work`."""
         return self._number_of(work.family, self.timer.fit(work))
 
-    def _number_of(self, family: str, fit: FormFit | None) -> int:
+    def _number_of(self, family: str, fit: KernelFit | None) -> int:
         key = (family, id(fit))  # the calibration keeps its fits alive
         number = self._fit_numbers.get(key)
         if number is None:
@@ -208,22 +208,22 @@ class StepTables:
 
 
 def _keep(known: dict[tuple[Depends, Hashable], StepCost], entry: tuple[Depends, Hashable], cost: StepCost) -> None:
-    if len(known) >= _MOST_KNOWN:
+    if len(known) >= _MAX_KNOWN:
         known.clear()
     known[entry] = cost
 
 
 def _tables_of_stages(graph: StepGraph, timer: OperatorTimer, like: StepTables | None) -> tuple[StepTables, ...]:
     """Tables of each pipeline stage; equal stages share one. like: as of `StepTables`"""
-    found, known = [], dict[tuple[int, Spread | None], StepTables]()
+    tables, known = [], dict[tuple[int, Spread | None], StepTables]()
     for number, stage in enumerate(graph.stages):
         sends = [message for node in stage.nodes if (message := node.work(_ONE_TOKEN).message) is not None]
         hop = next((timer.device.spread(message) for message in sends if message.kind == "send_recv"), None)
         key = stage.stage_kind, hop
         if key not in known:
             known[key] = StepTables(stage, timer, None if like is None else like.stages[number])
-        found.append(known[key])
-    return tuple(found)
+        tables.append(known[key])
+    return tuple(tables)
 
 
 class DrawnTables:

@@ -21,7 +21,7 @@ import numpy as np
 
 from perfmodel.cost import step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.evidence.executed.bridge import Progress
@@ -198,7 +198,7 @@ def validate_recorded(
     simulated = simulate(scenario, progress=progress, keep_steps=True)
     executed = RunResult(scenario, "executed", {}, requests, steps)
     costs = step_costs(scenario)
-    pricer = costs.pricer()
+    cost_model = costs.cost_model()
     pairs = [
         StepPair(
             int(steps.index[number]),
@@ -206,7 +206,7 @@ def validate_recorded(
             shape.num_decodes,
             shape.decode_context,
             len(shape.prefills),
-            pricer.price(shape) / PS_PER_S,
+            cost_model.duration_ps(shape) / PS_PER_S,
             float(steps.end_s[number] - steps.start_s[number]),
         )
         for number, shape in enumerate(shapes_of(EngineSteps(scenario, steps, chunks)))

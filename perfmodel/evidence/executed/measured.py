@@ -27,7 +27,7 @@ from perfmodel.cost import step_costs
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
@@ -69,13 +69,13 @@ class ServedStep(NamedTuple):
 
 def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[ServedStep]:
     """Each executed step, predicted at its exact shape."""
-    pricer = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine)).pricer()
+    cost_model = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine)).cost_model()
     result = []
     for fields, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
         batch = shape_of(dict(zip(BatchShape._fields, fields, strict=False)))  # those at their defaults are left out
         drafts = f", {batch.num_draft_tokens} drafted" if batch.num_draft_tokens else ""
         label = f"{batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens{drafts}"
-        predicted = pricer.price(batch) / PS_PER_S
+        predicted = cost_model.duration_ps(batch) / PS_PER_S
         result.append(ServedStep(run.scenario, f"{run.scenario}: {label}", predicted, seconds))
     return result
 

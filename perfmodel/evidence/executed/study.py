@@ -25,8 +25,8 @@ def execute_study(points: StudyPoints, progress: Progress | None = None) -> dict
     executed, simulated = [], []
     for item in result:
         executed.append(_record(item.runs, points.metrics, item.problem))
-        beside = [item.simulated] if item.simulated is not None else []
-        simulated.append(_record(beside, points.metrics, ""))
+        predictions = [item.simulated] if item.simulated is not None else []
+        simulated.append(_record(predictions, points.metrics, ""))
     return {"executed": points.answered(executed), "simulated": points.answered(simulated)}
 
 

@@ -29,13 +29,13 @@ from perfmodel.planning.typical_step import StepSpec
 Outcome = Literal["right", "missed", "proves nothing"]
 
 CLOSE = 0.15  # how far a quotient of speedups may be from 1
-LEAST_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated runs of one pair differ by
+MIN_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated runs of one pair differ by
 
 
 def outcome_of(simulated: float, executed: float, quotient: float) -> Outcome:
     """Verdict from the `simulated` and `executed` speedup and their `quotient`."""
     is_close = abs(quotient - 1.0) <= CLOSE
-    if is_close and abs(simulated - 1.0) < LEAST_GAIN:
+    if is_close and abs(simulated - 1.0) < MIN_GAIN:
         return "proves nothing"
     return "right" if is_close and (simulated > 1.0) == (executed > 1.0) else "missed"
 

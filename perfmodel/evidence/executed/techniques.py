@@ -16,7 +16,7 @@ from perfmodel.evidence.executed.bridge import load_executor
 from perfmodel.evidence.executed.technique import Outcome, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled
 from perfmodel.files.blocks import block_as
-from perfmodel.files.reach import LARGEST_TABLE_BYTES, parse_json, read_bounded_text
+from perfmodel.files.sandbox import LARGEST_TABLE_BYTES, parse_json, read_limited_text
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 
@@ -25,7 +25,7 @@ Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
 Judged = Callable[[TechniqueVerdict], None]
 
 _ABOUT = (
-    "Speedups of techniques over the same scenario without them, of whole served runs: simulated beside executed on "
+    "Speedups of techniques over the same scenario without them, of whole served runs: simulated vs executed on "
     "this machine's CPU. What is compared is the composition: for each technique one calibration was fitted here and "
     "now to the times of two grids of steps, with the technique and without, measured in turns. So the technique's own "
     "kernels were seen, and no step of the workloads was. Executed durations are thread CPU time (of several ranks "
@@ -42,7 +42,7 @@ class Journal:
         self._path = None if report is None else report.with_suffix(".partial.jsonl")
         rows = _rows_of(report) if report is not None else []
         if self._path is not None and self._path.is_file():
-            for line in read_bounded_text(self._path, LARGEST_TABLE_BYTES).splitlines():
+            for line in read_limited_text(self._path, LARGEST_TABLE_BYTES).splitlines():
                 with suppress(ValueError, TypeError):  # the line that was being written when it was cut off
                     rows.append({**parse_json(line)})
         self._known: dict[str, dict[str, Any]] = {row["key"]: row for row in rows if "key" in row}
@@ -72,7 +72,7 @@ class Journal:
 def _rows_of(report: Path) -> list[dict[str, Any]]:
     """The pairs of a report; empty for other files."""
     try:
-        return list(parse_json(read_bounded_text(report, LARGEST_TABLE_BYTES))["techniques"])
+        return list(parse_json(read_limited_text(report, LARGEST_TABLE_BYTES))["techniques"])
     except (OSError, PerfmodelError, ValueError, KeyError, TypeError):
         return []
 

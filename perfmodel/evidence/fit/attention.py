@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit
-from perfmodel.cost.forms.attention.latent import LatentDecodeFit, LatentPrefillFit, LatentSizes
-from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.kernel_models.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit
+from perfmodel.cost.kernel_models.attention.latent import LatentDecodeFit, LatentPrefillFit, LatentSizes
+from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.evidence.fit.kernels import KernelModule, fit_group
 from perfmodel.evidence.sources.kernels import (
     Group,
@@ -28,10 +28,10 @@ from perfmodel.evidence.sources.kernels import (
     kernel_groups,
     numbers,
 )
-from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.specs.architectures import find_architecture
 
-_MOST_ROWS = 2500  # of a fit
+_MAX_ROWS = 2500  # of a fit
 
 
 def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
@@ -54,10 +54,10 @@ def _domain(kv_format: str, head_dim: str, **more: Any) -> Domain:
     return Domain(head_dim=size, kv_element_bytes=kv_bytes, **more)
 
 
-def _heads(table: KernelTable) -> HeadsExtent:
+def _heads(table: KernelTable) -> HeadShape:
     head_dim, kv_bytes = numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
     counts = numbers(table, "num_heads"), numbers(table, "num_key_value_heads")
-    return HeadsExtent(*counts, head_dim, head_dim, kv_bytes, numbers(table, "window_size"))
+    return HeadShape(*counts, head_dim, head_dim, kv_bytes, numbers(table, "window_size"))
 
 
 # ---------------------------------------------------------------- decodes
@@ -95,7 +95,7 @@ _DECODE_STARTS: tuple[dict[str, float], ...] = (
     {"block_s": 1e-6, "knee": 1.1},
     {"launch_s": 4e-6, "block_s": 6e-6, "block_bandwidth": 0.6},
 )
-_MOST_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; faster rows timed something else
+_MAX_BANDWIDTH = 0.95  # no kernel streams more of the declared peak; faster rows timed something else
 _BEYOND_CACHE = 1.5  # times L2: smaller KV may have come from there
 
 
@@ -113,7 +113,7 @@ def decode_sizes(table: KernelTable) -> DecodeSizes:
     kv_heads, head_dim, kv_bytes = heads.num_kv_heads, numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
     new_token = kv_heads * head_dim * (2 + kv_bytes)  # read in 2 bytes, written into the cache
     return DecodeSizes(
-        DecodeExtent(heads, num_seqs=batch, kv_tokens=batch * length),
+        DecodeSize(heads, num_seqs=batch, kv_tokens=batch * length),
         length,
         kv_token_bytes=2 * kv_heads * head_dim * kv_bytes,
         io_bytes=batch * (2 * 2 * heads.num_heads * head_dim + 2 * new_token),
@@ -124,10 +124,10 @@ def decode_sizes(table: KernelTable) -> DecodeSizes:
 def decodes_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows whose KV, too large for L2, would exceed the declared bandwidth."""
     sizes = decode_sizes(table)
-    window = sizes.extent.heads.window
+    window = sizes.problem.heads.window
     visible = np.where(window > 0, np.minimum(sizes.length, window), sizes.length)
-    kv_bytes = sizes.extent.num_seqs * visible * sizes.kv_token_bytes
-    fastest = kv_bytes / (_MOST_BANDWIDTH * device.bandwidth)
+    kv_bytes = sizes.problem.num_seqs * visible * sizes.kv_token_bytes
+    fastest = kv_bytes / (_MAX_BANDWIDTH * device.bandwidth)
     return np.asarray((kv_bytes > _BEYOND_CACHE * device.l2_bytes) & (table.seconds < fastest))
 
 
@@ -146,7 +146,7 @@ def decode_start(key: str) -> FlashDecodeFit:
 def _fit_decodes(group: Group, device: DeviceFacts) -> FlashDecodeFit:
     free = (*_DECODE_FREE, *_DECODES.get(group.key.split("/")[-1], _Decodes()).free)
     start = decode_start(group.key)
-    return fit_group(group, start, device, free=free, starts=_DECODE_STARTS, most_rows=_MOST_ROWS)
+    return fit_group(group, start, device, free=free, starts=_DECODE_STARTS, most_rows=_MAX_ROWS)
 
 
 # ---------------------------------------------------------------- prompts
@@ -223,7 +223,7 @@ def _prefill_kernel(name: str, head_dim: int, kv_bytes: float) -> PrefillKernel:
 
 def _fit_prefills(group: Group, device: DeviceFacts) -> FlashPrefillFit:
     start = prefill_start(group.key)
-    return fit_group(group, start, device, free=_PREFILL_FREE, starts=_PREFILL_STARTS, most_rows=_MOST_ROWS)
+    return fit_group(group, start, device, free=_PREFILL_FREE, starts=_PREFILL_STARTS, most_rows=_MAX_ROWS)
 
 
 # ---------------------------------------------------------------- latent
@@ -246,9 +246,9 @@ def _latent_sizes(table: KernelTable) -> LatentSizes:
     if is_decode:
         tokens, weights, wide = batch, projections, _RANK * 2 + _ROPE + _NOPE + _VALUE
         length, kv_bytes = numbers(table, "step") + 1, format_bytes(table, "kv_cache_dtype")
-        shared = HeadsExtent(heads, one, (_RANK + _ROPE) * one, _RANK * one, kv_bytes, 0 * one)
+        shared = HeadShape(heads, one, (_RANK + _ROPE) * one, _RANK * one, kv_bytes, 0 * one)
         inner = DecodeSizes(
-            DecodeExtent(shared, num_seqs=batch, kv_tokens=batch * length),
+            DecodeSize(shared, num_seqs=batch, kv_tokens=batch * length),
             length,
             kv_token_bytes=(_RANK + _ROPE) * kv_bytes,
             io_bytes=0 * one,
@@ -256,7 +256,7 @@ def _latent_sizes(table: KernelTable) -> LatentSizes:
         )
     else:
         tokens, weights, wide = batch * numbers(table, "isl"), projections + absorbed, 2 * _NOPE + _ROPE + 2 * _VALUE
-        expanded = HeadsExtent(heads, heads, (_NOPE + _ROPE) * one, _VALUE * one, 2 * one, 0 * one)
+        expanded = HeadShape(heads, heads, (_NOPE + _ROPE) * one, _VALUE * one, 2 * one, 0 * one)
         inner = PrefillSizes(expanded, numbers(table, "isl"), 0 * one, batch, io_bytes=0 * one, kv_bytes=0 * one)
     return LatentSizes(
         tokens=tokens,

@@ -29,10 +29,17 @@ from perfmodel.cost.calibrations.backends import (
     power_factor,
     product_rates,
 )
-from perfmodel.cost.forms.blocks.matmul import BlockSizes, MatmulRates, block_sizes, matmul_seconds, piece_of, pieces
-from perfmodel.cost.forms.blocks.stream import StreamRates, StreamSizes, stream_seconds
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.blocks.matmul import (
+    BlockSizes,
+    MatmulRates,
+    block_sizes,
+    matmul_seconds,
+    piece_of,
+    pieces,
+)
+from perfmodel.cost.kernel_models.blocks.stream import StreamRates, StreamSizes, stream_seconds
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
 from perfmodel.errors import PerfmodelError
 from perfmodel.evidence.fit.kernels import rounded_residuals, softened, weighted_quantiles
@@ -52,7 +59,7 @@ _MATMULS = ("gemm", "moe")
 _STREAMED = ("elementwise", "embedding", "sampling", "scan")
 _SMALL = 0.12  # residuals beyond it count less and less
 _PRIOR_WEIGHT = 0.05  # of a standard deviation from the start, in residuals of one setting
-_MOST_STEPS, _STEPS_AGAIN = 40, 6
+_MAX_STEPS, _STEPS_AGAIN = 40, 6
 _FOLDS = 10
 _FEWEST_CHIPS = 5  # to leave out one after another; with fewer, intervals are those of the backend with most devices
 _FEW = Residuals(num_rows=1, p10=-0.3, p90=0.3)  # of an engine that was recorded on fewer chips [assumed]
@@ -469,7 +476,7 @@ class _Problem:
             own = weights * softened(self.predicted(vector) - self.measured, _SMALL)
             return np.concatenate([own, _PRIOR_WEIGHT * (vector - centre) / sd])
 
-        steps = _MOST_STEPS if start is None else _STEPS_AGAIN
+        steps = _MAX_STEPS if start is None else _STEPS_AGAIN
         result: Vector = least_squares(errors, centre if start is None else start, max_nfev=steps).x
         return result
 

@@ -7,11 +7,11 @@ which CUDA graphs avoid: they are a separate family.
 
 import numpy as np
 
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
-from perfmodel.cost.forms.messages.links import link_for
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.links import link_for
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes
 from perfmodel.evidence.fit.kernels import KernelModule, fit_group, with_residuals
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_name, format_bytes, numbers
 from perfmodel.specs.architectures import find_architecture

@@ -26,9 +26,9 @@ from perfmodel.cost import StepCosts, step_costs
 from perfmodel.cost.calibrations.calibration import Calibration, HostFit
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.cost.calibrations.files import EXECUTOR
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import Floats, KernelModule, predict, residuals_of
 from perfmodel.evidence.fit.layer_profile import fit_small_kernels
@@ -124,9 +124,9 @@ TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
 )
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
-_LEAST_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
-_LEAST_ROWS = 5  # of a kernel: bounds and priors determine the rest
-_LEAST_SMALL = 4
+_MIN_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth
+_MIN_ROWS = 5  # of a kernel: bounds and priors determine the rest
+_MIN_SMALL = 4
 _IDLE = 1e-3  # of a default, within which a parameter did not move
 
 
@@ -155,7 +155,7 @@ def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, in
             number,
         )
         for number, record in enumerate(records)
-        if record.operator not in TABLES and record.rate in _SMALL_RATES and record.bytes >= _LEAST_BYTES
+        if record.operator not in TABLES and record.rate in _SMALL_RATES and record.bytes >= _MIN_BYTES
     ]
 
 
@@ -212,8 +212,8 @@ def fit_measured(measured: Measurements) -> Calibration:
 
 
 def _from_steps(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> Calibration:
-    if len(steps) < _LEAST_ROWS:
-        raise SpecError(f"{len(steps)} steps were measured; fitting a CPU takes at least {_LEAST_ROWS}.")
+    if len(steps) < _MIN_ROWS:
+        raise SpecError(f"{len(steps)} steps were measured; fitting a CPU takes at least {_MIN_ROWS}.")
     nothing = Calibration(device=hardware.name, engine="none")
     rows = [features(costs_of(step, hardware, nothing).graph, hardware, step.batch) for step in steps]
     return fit_steps(hardware, rows, [(step.p10_s, step.seconds, step.p90_s) for step in steps], ENGINE).calibration
@@ -224,13 +224,13 @@ def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration
     families: dict[str, Any] = {
         group.key: _without_the_idle(module.fit(group, device))
         for module, group, _ in _groups(measured.kernels, hardware)
-        if len(group.seconds) >= _LEAST_ROWS
+        if len(group.seconds) >= _MIN_ROWS
     }
     timed = [(work, seconds) for work, seconds, _ in small_kernels(measured.kernels)]
-    small = fit_small_kernels(hardware, timed) if len(timed) >= _LEAST_SMALL else GENERIC_SMALL
+    small = fit_small_kernels(hardware, timed) if len(timed) >= _MIN_SMALL else GENERIC_SMALL
     if not families:
         raise SpecError(
-            f"{measured.folder}: has no kernel with {_LEAST_ROWS} problems or more; run the measuring programme longer."
+            f"{measured.folder}: has no kernel with {_MIN_ROWS} problems or more; run the measuring programme longer."
         )
     calibration = Calibration(
         device=hardware.name,

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.attention.decode import DecodeSizes, decode_seconds
-from perfmodel.cost.forms.attention.latent import LatentSizes, latent_decode_seconds, latent_prefill_seconds
-from perfmodel.cost.forms.attention.mixed import MixedSizes, mixed_seconds
-from perfmodel.cost.forms.attention.prefill import PrefillSizes, prefill_seconds
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.experts import ExpertSizes, expert_seconds
-from perfmodel.cost.forms.fits import Residuals, take
-from perfmodel.cost.forms.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit, custom_seconds
-from perfmodel.cost.forms.messages.links import link_for
-from perfmodel.cost.forms.messages.nccl import collective_seconds
+from perfmodel.cost.kernel_models.attention.decode import DecodeSizes, decode_seconds
+from perfmodel.cost.kernel_models.attention.latent import LatentSizes, latent_decode_seconds, latent_prefill_seconds
+from perfmodel.cost.kernel_models.attention.mixed import MixedSizes, mixed_seconds
+from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes, prefill_seconds
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.experts import ExpertSizes, expert_seconds
+from perfmodel.cost.kernel_models.fits import Residuals, take
+from perfmodel.cost.kernel_models.gemm import GemmSizes, gemm_seconds
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.kernel_models.messages.links import link_for
+from perfmodel.cost.kernel_models.messages.nccl import collective_seconds
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.base import Spec
 
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 FitT = TypeVar("FitT", bound=Spec)
 
 _LOSS_SCALE = 0.1  # log residuals well below this count squared, well above it by their size
-_MOST_ROWS = 4000
+_MAX_ROWS = 4000
 _PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
 
 
@@ -80,7 +80,7 @@ def fit_group(
     *,
     free: Sequence[str],
     starts: Sequence[Mapping[str, float]] = ({},),
-    most_rows: int = _MOST_ROWS,
+    most_rows: int = _MAX_ROWS,
 ) -> FitT:
     """Fit one kernel, with residuals. group: its rows, measured on `device`; start, free, starts, most_rows: see
     `fit_form`"""
@@ -105,7 +105,7 @@ def fit_form(
     *,
     free: Sequence[str],
     starts: Sequence[Mapping[str, float]] = ({},),
-    most_rows: int = _MOST_ROWS,
+    most_rows: int = _MAX_ROWS,
 ) -> FitT:
     """Fit the fields `free` of `start` so that `predict(fit, rows)` gives `seconds[rows]`.
 
@@ -181,7 +181,7 @@ def softened(errors: Floats, small: float) -> Floats:
     return result
 
 
-def of_one_more(residuals: Residuals, num_groups: int) -> Residuals:
+def widen_for_new_group(residuals: Residuals, num_groups: int) -> Residuals:
     """`residuals` widened for a new group, from the `num_groups` measured ones. Errors within a group are correlated,
     so few groups say little however many rows they have: deviations are widened as for a new draw from a normal
     distribution of unknown variance (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7)."""

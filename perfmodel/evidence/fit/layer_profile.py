@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.forms.attention.decode import DecodeSizes
-from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes
-from perfmodel.cost.forms.attention.prefill import PrefillSizes
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Domain, joined, take
-from perfmodel.cost.forms.overheads import load_overheads
-from perfmodel.cost.forms.roofline import FamilyFit, roofline_time
+from perfmodel.cost.kernel_models.attention.decode import DecodeSizes
+from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, MixedSizes
+from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Domain, joined, take
+from perfmodel.cost.kernel_models.overheads import load_overheads
+from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS
 from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
@@ -29,7 +29,7 @@ from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops import BatchShape, Work, build_graph
-from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent
+from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
 
@@ -68,7 +68,7 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
                 if name in _SMALL:
                     small.append((work, seconds))
                 else:
-                    gemms.append((*work.extent_as(GemmExtent)[:3], seconds * 1e3))
+                    gemms.append((*work.problem_as(GemmSize)[:3], seconds * 1e3))
     if not gemms:
         raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
     version = f"vllm {meta.get('vllm_version', '')}"
@@ -142,19 +142,19 @@ class Profile:
             return np.full(len(batch), float(value))
 
         numbers = (self.heads, self.kv_heads, self.head_dim, self.head_dim, _ELEMENT_BYTES, 0)
-        extent = HeadsExtent(*map(full, numbers))
+        problem = HeadShape(*map(full, numbers))
         row_bytes = _ELEMENT_BYTES * self.head_dim
         token_bytes = self.kv_heads * self.head_dim * 2 * _ELEMENT_BYTES
         decodes = DecodeSizes(
-            DecodeExtent(extent, num_seqs=batch, kv_tokens=batch * length),
+            DecodeSize(problem, num_seqs=batch, kv_tokens=batch * length),
             length,
             kv_token_bytes=full(token_bytes),
             io_bytes=batch * (2 * _ELEMENT_BYTES * self.heads * self.head_dim + 2 * token_bytes),
             flops_per_token=full(4 * self.head_dim),
         )
         io_bytes, kv_bytes = full(2 * row_bytes * self.heads), full(2 * row_bytes * self.kv_heads)
-        alone = PrefillSizes(extent, prompts, cached, full(1), io_bytes=io_bytes, kv_bytes=kv_bytes)
-        mixed = MixedSizes(extent, prompts, cached, batch, length, kv_token_bytes=kv_bytes, longest=full(1))
+        alone = PrefillSizes(problem, prompts, cached, full(1), io_bytes=io_bytes, kv_bytes=kv_bytes)
+        mixed = MixedSizes(problem, prompts, cached, batch, length, kv_token_bytes=kv_bytes, longest=full(1))
         return decodes, alone, mixed
 
 

@@ -20,7 +20,7 @@ _LOSS_SCALE = 0.05  # log errors well below this count squared, well above it by
 _PRIOR = 0.05  # error that counts as much as a factor e between a parameter and where it began
 _STEP = 0.25  # of a logarithm, for derivatives: well above the noise of changed schedules
 _REACH = 1.6  # of a round, in logarithms: a factor of five
-_MOST_ROUNDS = 5
+_MAX_ROUNDS = 5
 _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
 
 
@@ -154,7 +154,7 @@ def fit_parameters(
     parameters: Sequence[Parameter],
     errors: Callable[[Fitted], Floats],
     *,
-    rounds: int = _MOST_ROUNDS,
+    rounds: int = _MAX_ROUNDS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Fitted:
     """Fit `parameters` to make `errors` (weighted log(predicted / measured)) small. Gauss-Newton with a soft L1 loss,

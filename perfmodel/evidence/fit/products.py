@@ -15,18 +15,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.experts import ExpertSizes, GroupedExpertsFit
-from perfmodel.cost.forms.fits import Domain
-from perfmodel.cost.forms.gemm import GemmSizes, TiledGemmFit, TileStep
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.experts import ExpertSizes, GroupedExpertsFit
+from perfmodel.cost.kernel_models.fits import Domain
+from perfmodel.cost.kernel_models.gemm import GemmSizes, TiledGemmFit, TileStep
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.expert_loads import rank_load
 from perfmodel.evidence.fit.kernels import Floats, KernelModule, fit_group
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name, numbers
-from perfmodel.ops.extents import ExpertsExtent, GemmExtent
+from perfmodel.ops.problem_sizes import ExpertsSize, GemmSize
 from perfmodel.ops.routing import TILE_ROWS
 
-_MOST_ROWS = 3000  # of a fit
+_MAX_ROWS = 3000  # of a fit
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,15 @@ def gemm_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
         part = table.take(rows)
         m, n, k = (np.asarray(part[name], dtype=np.float64) for name in ("m", "n", "k"))
         moved = n * k * form.weight_bytes + m * k * form.input_bytes + m * n * 2.0
-        extent = GemmExtent(m, n, k, form.weight_bytes, form.input_bytes, m * k * form.quantized_bytes)
-        result.append(Group(engine, key, GemmSizes(extent, moved, form.rate), part.seconds, rows))
+        problem = GemmSize(m, n, k, form.weight_bytes, form.input_bytes, m * k * form.quantized_bytes)
+        result.append(Group(engine, key, GemmSizes(problem, moved, form.rate), part.seconds, rows))
     return result
 
 
 def gemms_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate or bandwidth: operands stayed in L2, or something else was timed."""
     sizes: GemmSizes = group.sizes
-    flops = 2.0 * sizes.extent.m * sizes.extent.n * sizes.extent.k
+    flops = 2.0 * sizes.problem.m * sizes.problem.n * sizes.problem.k
     fastest = np.maximum(flops / device.peak(sizes.rate), sizes.moved_bytes / device.bandwidth)
     return np.asarray(group.seconds < fastest)
 
@@ -128,14 +128,14 @@ def fit_gemm(group: Group, device: DeviceFacts) -> TiledGemmFit:
     changes = {"launch_s": 0.9 * fastest}
     if not kernel.start.tile_rule:
         free = (*free, "split_s")
-    if group.sizes.extent.quantized_bytes.any():
+    if group.sizes.problem.quantized_bytes.any():
         free = (*free, "quantize_fraction", "quantize_row_s")
     if kernel.is_eager:
         free = (*free[1:], "eager_launch_s", "eager_floor_s")
         changes = {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
     start: TiledGemmFit = kernel.start.model_copy(update=changes)
     usable, starts = group.take(~gemms_too_fast(group, device)), tuple({**changes, **item} for item in _GEMM_STARTS)
-    return fit_group(usable, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
+    return fit_group(usable, start, device, free=free, starts=starts, most_rows=_MAX_ROWS)
 
 
 # ---------------------------------------------------------------- experts
@@ -187,7 +187,7 @@ _MOE_STARTS: tuple[dict[str, float], ...] = (
 )
 _TOO_FAST = 1.1  # times the declared peaks: the draws of expert loads are not the collector's own
 _ONE_CALL = ("tokens", "top_k", "num_experts", "local_experts", "width", "inner", "distinct", "assignments")
-_LEAST_MISALIGNED = 50  # rows with odd shards that it takes to fit what they cost
+_MIN_MISALIGNED = 50  # rows with odd shards that it takes to fit what they cost
 
 
 def moe_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
@@ -224,7 +224,7 @@ def _expert_sizes(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates
         tiles, tokens = tiles + np.ceil(masked[:, None] / np.array(TILE_ROWS)), local_tokens
     a = form.input_bytes
     row_bytes = (width * a + gates * inner * 2) + (gates * inner * 2 + inner * a) + (inner * a + width * 2) + width * 2
-    extent = ExpertsExtent(
+    problem = ExpertsSize(
         tokens=tokens,
         top_k=top_k,
         num_experts=experts,
@@ -239,16 +239,16 @@ def _expert_sizes(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates
         weight_bytes=form.weight_bytes,
         input_bytes=form.input_bytes,
     )
-    return ExpertSizes(extent, row_bytes, form.rate)
+    return ExpertSizes(problem, row_bytes, form.rate)
 
 
 def experts_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate, or the bandwidth for the weights of the experts hit."""
     sizes: ExpertSizes = group.sizes
-    extent = sizes.extent
-    weights = (extent.gates + 1) * extent.width * extent.inner
-    flops = 2.0 * extent.assignments * weights
-    read = extent.distinct * weights * extent.weight_bytes
+    problem = sizes.problem
+    weights = (problem.gates + 1) * problem.width * problem.inner
+    flops = 2.0 * problem.assignments * weights
+    read = problem.distinct * weights * problem.weight_bytes
     fastest = np.maximum(flops / device.peak(sizes.rate), read / device.bandwidth)
     return np.asarray(group.seconds * _TOO_FAST < fastest)
 
@@ -264,16 +264,16 @@ def fit_experts(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
     usable = np.flatnonzero(~experts_too_fast(group, device))
     if not len(usable):
         raise SpecError(f"{group.key}: all {len(group.rows)} rows are faster than the device's memory allows.")
-    calls = np.column_stack([getattr(group.sizes.extent, name) for name in _ONE_CALL])[usable]
+    calls = np.column_stack([getattr(group.sizes.problem, name) for name in _ONE_CALL])[usable]
     part = group.take(usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])])
     free: tuple[str, ...] = _MOE_FREE
     start = experts_start(group.key, group.engine)
-    if np.count_nonzero(part.sizes.extent.inner % 16) >= _LEAST_MISALIGNED:
+    if np.count_nonzero(part.sizes.problem.inner % 16) >= _MIN_MISALIGNED:
         free = (*free, "misaligned")
         start = start.model_copy(update={"misaligned": 1.3})
     launch = max(4e-6, 0.7 * float(np.quantile(part.seconds, 0.01)))
     starts = tuple({"launch_s": launch, **item} for item in _MOE_STARTS)
-    return fit_group(part, start, device, free=free, starts=starts, most_rows=_MOST_ROWS)
+    return fit_group(part, start, device, free=free, starts=starts, most_rows=_MAX_ROWS)
 
 
 def _num_gates(table: KernelTable) -> Floats:

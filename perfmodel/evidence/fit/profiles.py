@@ -19,7 +19,7 @@ from perfmodel.cost import EngineProfile, Residuals
 from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import RoutingFit
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.kernels import of_one_more, residuals_of
+from perfmodel.evidence.fit.kernels import residuals_of, widen_for_new_group
 from perfmodel.evidence.fit.parameters import (
     STEP_PARAMETERS,
     LinearErrors,
@@ -123,8 +123,8 @@ HIDDEN_PARAMETERS = (
 )
 _OF_STEPS = (*STEP_PARAMETERS, Parameter("server.in_s", 1e-2, 3e-4, 8e-2))  # known where an engine has serving runs
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.4}
-_MOST_ROWS = 60
-_MOST_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
+_MAX_ROWS = 60
+_MAX_CONCURRENCY = 32  # larger batches take long to simulate and depend on kernels
 
 
 def fit_steady_profile(
@@ -152,7 +152,7 @@ def with_steady_residuals(
     profile: EngineProfile, rows: Sequence[Observation], model: LinearErrors[EngineProfile]
 ) -> EngineProfile:
     """`profile` with residuals of left-out cells and devices. rows, model: fitted rows, and the linear error model"""
-    cells, devices = ([name(row.scenario) for row in rows] for name in (cell_of, lambda item: item.hardware.name))
+    cells, devices = ([name(row.scenario) for row in rows] for name in (config_key, lambda item: item.hardware.name))
     spread = np.array([spread_of(row.scenario) for row in rows])
     update: dict[str, object] = {"devices": tuple(sorted(set(devices)))}
     for groups, suffix in ((cells, ""), (devices, "_elsewhere")):
@@ -163,11 +163,11 @@ def with_steady_residuals(
             factors = np.exp(errors[place :: len(_WEIGHTS)] / weight)
             units = spread if metric == "tpot" else 1.0  # steps are kernels mostly: in units of how far fits come
             residuals = residuals_of(factors, np.ones(len(rows)), units)
-            update[f"{metric}_residuals{suffix}"] = of_one_more(residuals, len(set(cells)))
+            update[f"{metric}_residuals{suffix}"] = widen_for_new_group(residuals, len(set(cells)))
     return profile.model_copy(update=update)
 
 
-def cell_of(scenario: Scenario) -> str:
+def config_key(scenario: Scenario) -> str:
     """Key of model, engine version, device and number format."""
     engine, quantization = scenario.engine, scenario.model.quantization
     return " ".join((scenario.model.name, engine.described.label, scenario.hardware.name, str(quantization.weights)))
@@ -196,7 +196,7 @@ def fitting_rows(rows: Sequence[Observation], engine: str) -> list[Observation]:
 
 def _of_engine(rows: Sequence[Observation], engine: str) -> list[Observation]:
     members = [row for row in rows if row.scenario.engine.profile == engine]
-    return _of_each_cell(members, _MOST_ROWS, _MOST_CONCURRENCY)
+    return _of_each_cell(members, _MAX_ROWS, _MAX_CONCURRENCY)
 
 
 def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int) -> list[Observation]:
@@ -204,7 +204,7 @@ def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int)
     cells: dict[str, list[Observation]] = {}
     for row in rows:
         if (row.scenario.traffic.arrivals.concurrency or 0) <= most_concurrency:
-            cells.setdefault(cell_of(row.scenario), []).append(row)
+            cells.setdefault(config_key(row.scenario), []).append(row)
     return [row for members in cells.values() for row in members[:: max(1, len(members) * len(cells) // most)]]
 
 
@@ -228,9 +228,9 @@ _COMPUTE = Parameter("compute", 0.966, 0.87, 1.06)
 _OF_4_BITS = (Parameter("four_bit_memory", 0.8, 0.3, 1.0), Parameter("four_bit_launch_s", 1e-6, 1e-7, 1e-5))
 _DISPERSION = Parameter("dispersion", 0.5, 0.01, 5.0)
 _ROUNDS = 2
-_MOST_SLOTS_OF_GENERATION = 16  # of the fit of a generation: larger batches take long to simulate
-_MOST_SLOTS = 128  # of the fit of routers, which is about how steps grow
-_MOST_ROWS_OF_ALL = 48
+_MAX_SLOTS_OF_GENERATION = 16  # of the fit of a generation: larger batches take long to simulate
+_MAX_SLOTS = 128  # of the fit of routers, which is about how steps grow
+_MAX_ROWS_OF_ALL = 48
 
 
 def fit_generation(
@@ -238,7 +238,7 @@ def fit_generation(
 ) -> GenerationFit:
     """Fit `architecture` to the reliable rows on its devices. Raises SpecError without any."""
     members = [row for row in rows if row.scenario.hardware.declared.architecture == architecture and row.is_reliable]
-    members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS_OF_GENERATION)
+    members = _of_each_cell(members, _MAX_ROWS_OF_ALL, _MAX_SLOTS_OF_GENERATION)
     if not members:
         raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
     has_dense_4_bits = any(
@@ -265,12 +265,12 @@ def fit_popularity(rows: Sequence[Observation], *, progress: Progress | None = N
     """Dispersion of expert popularity, from reliable rows of mixtures of experts. Each parallel degree is a cell of its
     own, since other parts bias its steps. Raises SpecError without such rows."""
     members = [row for row in rows if _num_experts(row) and row.is_reliable]
-    members = _of_each_cell(members, _MOST_ROWS_OF_ALL, _MOST_SLOTS)
+    members = _of_each_cell(members, _MAX_ROWS_OF_ALL, _MAX_SLOTS)
     if not members:
         raise SpecError("no rows of mixtures of experts to fit")
     engines = [row.scenario.engine for row in members]
     degrees = [f"{e.tensor_parallel_size} {e.data_parallel_size} {e.enable_expert_parallel}" for e in engines]
-    cells = np.array([f"{cell_of(row.scenario)} {degree}" for row, degree in zip(members, degrees, strict=True)])
+    cells = np.array([f"{config_key(row.scenario)} {degree}" for row, degree in zip(members, degrees, strict=True)])
 
     def errors(fit: RoutingFit) -> Floats:
         pairs = simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in members])

@@ -9,7 +9,7 @@ from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import OTHERS
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.backends import fit_backends

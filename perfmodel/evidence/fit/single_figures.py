@@ -24,15 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.for_all import ExchangeFits
-from perfmodel.cost.forms.device import DEFAULT_LINK, DeviceFacts
-from perfmodel.cost.forms.messages.exchange import ExchangeFit
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.cost.forms.overheads import OverheadFits, OverPcieFit
+from perfmodel.cost.kernel_models.device import DEFAULT_LINK, DeviceFacts
+from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.kernel_models.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import Floats, fit_form, residuals_of
 from perfmodel.evidence.observation import MALFORMED
-from perfmodel.files.reach import read_rows
+from perfmodel.files.sandbox import read_rows
 from perfmodel.models.cards import load_model
 from perfmodel.ops import build_graph
 from perfmodel.specs import load_hardware

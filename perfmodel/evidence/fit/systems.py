@@ -18,8 +18,8 @@ import numpy as np
 from perfmodel.cost import load_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.for_all import KernelErrors
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
@@ -156,7 +156,7 @@ _SHAPES = {
     "moe": ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"),
 }
 _SHAPES_IN_A_LAYER = {"gemm": 4}
-_LEAST_SHAPES = 5
+_MIN_SHAPES = 5
 
 
 def fit_kernel_errors(folder: str | Path) -> KernelErrors:
@@ -169,7 +169,7 @@ def fit_kernel_errors(folder: str | Path) -> KernelErrors:
                 for family, share in _shares(read_table(file)):
                     shares[family].append(share)
     if not shares:
-        raise SpecError(f"{folder}: has no table of kernels with a fit and {_LEAST_SHAPES} shapes or more.")
+        raise SpecError(f"{folder}: has no table of kernels with a fit and {_MIN_SHAPES} shapes or more.")
     return KernelErrors(common={family: round(float(np.mean(result)), 3) for family, result in sorted(shares.items())})
 
 
@@ -182,7 +182,7 @@ def _shares(table: KernelTable) -> list[tuple[str, float]]:
         fit = load_calibration(hardware, group.engine).families.get(group.key)
         numbered = np.stack([np.unique(table[name][group.rows], return_inverse=True)[1] for name in names])
         shapes = np.asarray(np.unique(numbered, axis=1, return_inverse=True)[1])
-        if fit is None or len(np.unique(shapes)) < _LEAST_SHAPES:
+        if fit is None or len(np.unique(shapes)) < _MIN_SHAPES:
             continue
         share = common_share(np.log(predict(group, fit, device) / group.seconds), shapes)
         family = group.key.split("/")[0]

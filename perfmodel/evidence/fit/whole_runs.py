@@ -22,7 +22,7 @@ from perfmodel.cost import OperatorTimer, Residuals, load_calibration
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S
 from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
-from perfmodel.cost.forms.device import sustained_share, tdp_w
+from perfmodel.cost.kernel_models.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Floats, Observation, Progress
@@ -81,9 +81,9 @@ _PRIORS = {
 _PRIORS_OF_CPUS = {"compute_fraction": (0.2, 0.8)}
 _LOADS = ("saturated", "burst", "closed", "first_token")
 _METRICS = ("tokens_per_s", "output_tokens_per_s", "tpot_mean", "ttft_mean")
-_MOST_SETTINGS = 24
+_MAX_SETTINGS = 24
 _DIGITS = 4  # of residuals
-_MOST_STEPS = 6
+_MAX_STEPS = 6
 _SMALL = 0.25  # errors beyond it weigh less
 
 
@@ -188,7 +188,7 @@ def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[st
             continue
         result.setdefault(architecture, {}).setdefault(row.group, row)
     chosen = {name: list(members.values()) for name, members in result.items()}
-    return {name: rows[:: max(1, -(-len(rows) // _MOST_SETTINGS))] for name, rows in chosen.items()}
+    return {name: rows[:: max(1, -(-len(rows) // _MAX_SETTINGS))] for name, rows in chosen.items()}
 
 
 def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float) -> ArchitectureFit:
@@ -211,7 +211,7 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
         return np.concatenate([softened(left_over(fit_of(vector)), _SMALL) / _SMALL, (vector - centre) / sd])
 
     bounds = centre - 4 * sd, np.minimum(centre + 4 * sd, highest)
-    fit = fit_of(least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MOST_STEPS).x)
+    fit = fit_of(least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MAX_STEPS).x)
     left = left_over(fit)
     residuals = rounded_residuals(np.quantile(left, (0.1, 0.5, 0.9)), len(left), _DIGITS)
     return fit.model_copy(update={"residuals": residuals})

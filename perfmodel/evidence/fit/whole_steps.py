@@ -29,8 +29,8 @@ from scipy.optimize import lsq_linear
 from perfmodel.cost import scenario_graph
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Floats
@@ -245,7 +245,7 @@ def fit_engine_steps(runs: Sequence[EngineSteps]) -> FitResult:
             samples.append(seconds)
     if sum(map(len, samples)) < _FEWEST_STEPS:
         raise SpecError(
-            f"found {sum(map(len, samples))} steps in {len(runs)} runs, allowed at least {_FEWEST_STEPS} to fit to; "
+            f"got {sum(map(len, samples))} steps in {len(runs)} runs; expected at least {_FEWEST_STEPS} to fit to; "
             f"raise traffic.num_requests."
         )
     return fit_steps(runs[0].scenario.hardware, rows, samples, runs[0].scenario.engine.described.description.name)

@@ -31,7 +31,7 @@ from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.planning.typical_step import mean_step
 
 _REQUESTS = ("e2el", "ttft", "tpot")
-_MOST_REQUESTS_SHOWN = 5000  # of a run, one by one in the JSON: half a megabyte
+_MAX_REQUESTS_SHOWN = 5000  # of a run, one by one in the JSON: half a megabyte
 # Of whole runs: the key of the figure, and the metric that it is compared as.
 _FIGURES = {
     "mean_e2el_ms": ("e2el_mean", "ms"),
@@ -156,7 +156,7 @@ def _described(pair: Prediction) -> dict[str, Any]:
         "facts": [fact.to_json() for fact in facts],
         "assumed": [fact.name for fact in facts if fact.is_assumed],
         "notes": [*pair.details["notes"], *test.notes],
-        **({"requests": _by_request(pair)} if 0 < len(run.requests or ()) <= _MOST_REQUESTS_SHOWN else {}),
+        **({"requests": _by_request(pair)} if 0 < len(run.requests or ()) <= _MAX_REQUESTS_SHOWN else {}),
     }
 
 

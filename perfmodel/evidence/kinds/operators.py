@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, load_calibration
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
-from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
 from perfmodel.evidence.fit.systems import module_of

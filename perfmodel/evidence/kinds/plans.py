@@ -35,7 +35,7 @@ from perfmodel.engine import HostBlocks, Request, RequestStatus, Scheduler, Spec
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec
 from perfmodel.kv_groups import KVGroup
-from perfmodel.printable import Printable, columns_of
+from perfmodel.renderable import Renderable, columns_of
 from perfmodel.sim.replica.serving import engine_scheduler_config, kv_block_manager
 from perfmodel.sim.traffic.draft_lengths import with_drafter
 from perfmodel.specs.engine.spec import EngineSpec
@@ -91,7 +91,7 @@ def _expanded(recorded: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class PlansReport(Printable):
+class PlansReport(Renderable):
     """The result of `perfmodel validate plans`.
 
     rows, covered, equal: cases recorded, replayable, and with all plans equal

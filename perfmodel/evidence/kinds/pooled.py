@@ -24,8 +24,8 @@ from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows,
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust.index import MeasuredSetup, setup_of
 
-_MOST_WORST = 10
-_MOST_REASONS = 40
+_MAX_WORST = 10
+_MAX_REASONS = 40
 _POOLED = (
     " Errors are of devices: a device's is the median over its groups (rows of one setting), a group's is the "
     "prediction against the median of its figures. Rows whose flags say that they repeat another or contradict "
@@ -140,8 +140,8 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
         for metric, stats in noise.items()
     ]
     reasons = not_covered(pairs, left_out)
-    more = len(reasons) - _MOST_REASONS
-    notes += [*reasons[:_MOST_REASONS], *([f"not covered: {more:,} more rows."] if more > 0 else [])]
+    more = len(reasons) - _MAX_REASONS
+    notes += [*reasons[:_MAX_REASONS], *([f"not covered: {more:,} more rows."] if more > 0 else [])]
     scenarios = [pair.scenario for pair in covered if pair.scenario is not None]
     return ValidationReport(
         kind=kind,
@@ -159,7 +159,7 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
                 "setting": item.row.label,
             }
             for metric, members in figures.items()
-            for item in sorted(members, key=lambda item: -abs(np.log(item.predicted / item.measured)))[:_MOST_WORST]
+            for item in sorted(members, key=lambda item: -abs(np.log(item.predicted / item.measured)))[:_MAX_WORST]
         ],
         notes=notes,
         comparisons=[_comparison(metric, members) for metric, members in figures.items()],

@@ -117,7 +117,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     num_experts, top_k, ranks = shape.size("experts"), shape.size("top_k"), shape.size("expert_parallel")
     if top_k > num_experts or num_experts % ranks:
         raise SpecError(
-            f"published.kernel: found top_k {top_k} of {num_experts} experts on {ranks} devices; allowed a top_k of at "
+            f"published.kernel: got top_k {top_k} of {num_experts} experts on {ranks} devices; expected a top_k of at "
             f"most `experts`, and an `expert_parallel` that divides them."
         )
     ffn = MoEFFN(num_experts, top_k, shape.size("intermediate"), gated=shape.is_gated is not False)
@@ -152,7 +152,7 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
         of_changed = block_as(changed.published, Published)
         assert of_changed is not None
         base, of_base = _metric(changed, of_changed)
-        better = base / value if figure.found.is_better_low else value / base
+        better = base / value if figure.metric_spec.is_better_low else value / base
         value = {
             "speedup": better,
             "gain": better - 1,

@@ -200,14 +200,14 @@ class Published(Spec):
         ends = self.value if isinstance(self.value, tuple) else (self.value, self.value)
         if not 0 < ends[0] <= ends[1]:
             raise ValueError("value: allowed a number above 0, or [low, high] of two such numbers")
-        metric = self.found
+        metric = self.metric_spec
         if metric.needs_context and (self.step is None or self.step.context is None):
             raise ValueError(f"{self.metric} needs `step: {{batch: ..., context: ...}}`, tokens of each sequence")
         _ = self.factor
         return self
 
     @property
-    def found(self) -> Metric:
+    def metric_spec(self) -> Metric:
         """The metric. Raises ValueError for an invalid one."""
         return metric_named(self.metric, self.basis)
 
@@ -225,7 +225,7 @@ class Published(Spec):
     @property
     def dimension(self) -> str:
         """Dimension of `unit`: the metric's own, or that of a ratio."""
-        return RATIOS[self.ratio or "speedup"] if self.baseline else self.found.dimension
+        return RATIOS[self.ratio or "speedup"] if self.baseline else self.metric_spec.dimension
 
     @property
     def factor(self) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.cost import ServerFit, plan_memory
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
-from perfmodel.evidence.fit.profiles import cell_of
+from perfmodel.evidence.fit.profiles import config_key
 from perfmodel.evidence.observation import Prediction, Progress
 from perfmodel.evidence.predict.recorded import (
     num_slices,
@@ -178,7 +178,7 @@ _STEADY_DIMENSIONS: Dimensions = {
     "concurrency": lambda pair: f"{pair.row.scenario.traffic.arrivals.concurrency:,}",
     "tokens": lambda pair: _tokens(pair.row.scenario),
     "parallelism": lambda pair: "; ".join(_parallelism(pool) for pool in pair.row.scenario.pools),
-    "cell": lambda pair: cell_of(pair.row.scenario),
+    "cell": lambda pair: config_key(pair.row.scenario),
     "face value": lambda pair: "yes" if pair.row.is_reliable else "no",
 }
 _ABOUT_STEADY = (
@@ -227,7 +227,7 @@ def _cells(pairs: Sequence[Prediction]) -> list[str]:
     """Errors by cell, each counting once: what to expect of an unmeasured cell."""
     members: defaultdict[str, list[Prediction]] = defaultdict(list)
     for pair in pairs:
-        members[cell_of(pair.row.scenario)].append(pair)
+        members[config_key(pair.row.scenario)].append(pair)
     if not members:
         return []
     result = []

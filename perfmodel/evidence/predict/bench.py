@@ -28,13 +28,13 @@ from perfmodel.specs.scenario_source import as_text, read_scenario
 
 _ASSUMED = "assumed"
 _COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num_batched_tokens")
-_MOST_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
+_MAX_REQUESTS = 4000  # of a run whose requests are all alike: its means have long settled
 _PER_SLOT = 10  # requests of a closed loop, likewise
 _PROCESSES = {1.0: "poisson", 0.0: "constant"}  # by the gaps' coefficient of variation
 
 
 @dataclass(frozen=True)
-class SetupFact:
+class ConfigFact:
     """A fact of the setup, its value, and its source ("assumed": none)."""
 
     name: str
@@ -86,7 +86,7 @@ def at_real_speed(run: Observation, speed: float | None = None) -> Observation:
     )
 
 
-def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[SetupFact, ...]]:
+def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[Scenario, tuple[ConfigFact, ...]]:
     """The scenario of `run` and the facts it rests on; requests are written as a trace to `folder`. Raises SpecError if
     the model or device is unknown."""
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
@@ -173,7 +173,7 @@ def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
     load = run.load
     if run.requests is not None:
         return {}
-    most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
+    most = max(_MAX_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     result: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
     means = {"input_tokens": load.prompt, "output_tokens": load.answer}
     result |= {
@@ -218,7 +218,7 @@ def _arrivals(run: Observation) -> dict[str, Any]:
     return {"arrivals": arrivals}
 
 
-def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[SetupFact]:
+def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[ConfigFact]:
     """Facts the answer rests on; `--set` takes precedence."""
     if given.scenario is None:
         stated_by = dict.fromkeys(run.setup.says, "the file")
@@ -229,23 +229,23 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
     stated_by |= {name: f"--{name}" for name in given.flags}
     stated_by |= {".".join(parse_override(text).path): "--set" for text in given.overrides}
     for key, (label, value) in _values(scenario).items():
-        yield SetupFact(label, value, stated_by.get(key, _ASSUMED))
-    yield SetupFact("prompts", "share no beginning")
+        yield ConfigFact(label, value, stated_by.get(key, _ASSUMED))
+    yield ConfigFact("prompts", "share no beginning")
     load = run.load
     if run.requests is not None:
-        yield SetupFact("lengths", "of each request", "the file")
+        yield ConfigFact("lengths", "of each request", "the file")
     elif load.prompt is None:
-        yield SetupFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
+        yield ConfigFact("lengths", "the traffic's", "--traffic" if "traffic" in given.flags else "the scenario")
     else:
         answer = f"{load.answer:,.0f}" if load.answer is not None else "the traffic's"
-        yield SetupFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means")
+        yield ConfigFact("lengths", f"all {load.prompt:,.0f} tokens in, {answer} out, the means")
     if load.process == "closed":
         arrivals = f"{load.concurrency:,} in flight"
     elif _is_replayed(run):
         arrivals = "as they were sent"
     else:
         arrivals = "all at once" if load.process == "burst" else f"{load.rate:g} requests/s"
-    yield SetupFact("arrivals", arrivals, "the file")
+    yield ConfigFact("arrivals", arrivals, "the file")
 
 
 def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
@@ -323,10 +323,10 @@ def _local(run: Observation, given: GivenSetup) -> Prediction:
         raise SpecError(f"{run.name}: {pair.reason}")
     stated_by = {name: f"--{name}" if name in given.flags else "the file" for name in ("model", "hardware")}
     facts = [
-        *([] if pair.is_known else [SetupFact("shape of the model", "a decoder of the usual proportions")]),
-        SetupFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", stated_by["model"]),
-        SetupFact("hardware", device.name, stated_by["hardware"]),
-        SetupFact("engine", pair.scenario.engine.described.label, "the file"),
-        SetupFact("backend", setup.backend, "the file"),
+        *([] if pair.is_known else [ConfigFact("shape of the model", "a decoder of the usual proportions")]),
+        ConfigFact("model", f"{pair.scenario.model.name}, {setup.gguf_type}", stated_by["model"]),
+        ConfigFact("hardware", device.name, stated_by["hardware"]),
+        ConfigFact("engine", pair.scenario.engine.described.label, "the file"),
+        ConfigFact("backend", setup.backend, "the file"),
     ]
     return replace(pair, row=run, details={"facts": facts, "notes": ()})

@@ -34,7 +34,7 @@ from perfmodel.evidence.observation import (
     Observation,
     Prediction,
     Progress,
-    over_cores,
+    parallel_map,
     predictions_of,
 )
 from perfmodel.evidence.sources.recorded import SATURATED
@@ -83,7 +83,7 @@ def simulate_runs(
             runs.append([])
         runs[-1].append(row)
     work = partial(_simulate_run, profile=profile, intervals=intervals)
-    return [pair for pairs in over_cores(work, runs, lambda run: run[0].name, progress) for pair in pairs]
+    return [pair for pairs in parallel_map(work, runs, lambda run: run[0].name, progress) for pair in pairs]
 
 
 def _simulate_run(stages: Sequence[Observation], profile: EngineProfile | None, intervals: bool) -> list[Prediction]:
@@ -138,7 +138,7 @@ def _with_stages(row: Observation, longer: float, faster: float) -> Observation:
 # ---------------------------------------------------------------- steady states
 
 _FEW = 256  # requests in flight; a smaller system is simulated whole, and no slice is cut below
-_MOST_REQUESTS = 500  # of a disaggregated run, for it to have an ensemble: draws of pools take long
+_MAX_REQUESTS = 500  # of a disaggregated run, for it to have an ensemble: draws of pools take long
 # Rounds simulated of those that a run has, from so many slots on: fewer slots draw too few lengths in a round. Against
 # whole runs, five rounds move mean TPOT by 0.3 % and mean TTFT by 2 % (medians of 33 rows), four by 0.6 % and 3 %.
 _ROUNDS = {32: 5}
@@ -219,7 +219,7 @@ def _simulate_steady(
     count = num_slices(scenario)
     part = scenario if count == 1 else slice_of(scenario, count)
     simulated = shortened(part, row.is_reliable)
-    is_small = part.cluster.is_disaggregated and (part.traffic.num_requests or 0) <= _MOST_REQUESTS
+    is_small = part.cluster.is_disaggregated and (part.traffic.num_requests or 0) <= _MAX_REQUESTS
     result = simulate(
         simulated,
         calibration=calibration,

@@ -42,8 +42,8 @@ from perfmodel.cost.calibrations.backends import BackendFits, backend_calibratio
 from perfmodel.cost.calibrations.draws import LogNormal
 from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits, load_whole_runs, whole_run_calibration
-from perfmodel.cost.forms.attention.decode import FlashDecodeFit
-from perfmodel.cost.steps.pricer import StepPricer
+from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
+from perfmodel.cost.steps.cost_model import StepCostModel
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, predictions_of
@@ -83,7 +83,7 @@ def _usual_speedup() -> float:
 
 _STATES = 40  # sizes of batches that are looked at
 _CAPACITY_DOUBT = 1.15  # of what is predicted to be the highest rate
-_MOST_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
+_MAX_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
 
 
 class MeanSteps:
@@ -99,7 +99,7 @@ class MeanSteps:
         self.profile = _profile_of(setup, self.given or engine_calibration(hardware, engine))
         costs = step_costs(scenario, self.given, self.profile)
         self.calibration: Calibration = costs.calibration
-        self._pricer: StepPricer = costs.pricer()
+        self._cost_model: StepCostModel = costs.cost_model()
         self._spans = scenario.model.attention_spans
         spread = _spread(scenario.traffic.output_tokens)
         behind = setup.answer / 2 * (1 + spread**2)  # mean tokens of the answer that a sequence has, over its life
@@ -118,7 +118,7 @@ class MeanSteps:
         alone = max(1, round(prompt + behind))
         if self.setup.beams == 1:
             return alone
-        step = self._pricer.explain(BatchShape(1, 1, (), 1, alone, windowed_contexts(1, alone, self._spans)))
+        step = self._cost_model.explain(BatchShape(1, 1, (), 1, alone, windowed_contexts(1, alone, self._spans)))
         attention = next((row.work for row in step.rows if row.work.family == "attention_decode"), None)
         if attention is None:
             return alone
@@ -138,7 +138,7 @@ class MeanSteps:
         windowed = windowed_contexts(decodes, summed, self._spans) if decodes else ()
         tokens, samples = decodes + prompts * size, decodes + prompts
         shape = BatchShape(tokens, samples, ((size, cached),) * prompts, decodes, summed, windowed)
-        return float(self._pricer.price(shape)) / PS_PER_S
+        return float(self._cost_model.duration_ps(shape)) / PS_PER_S
 
     def _step(self, slots: float) -> float:
         """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between
@@ -155,7 +155,7 @@ class MeanSteps:
         return result + more * self._price(decodes, fewer + 1, size) if more else result
 
     @property
-    def most_slots(self) -> float:
+    def max_batch(self) -> float:
         """Most decoding requests, by KV blocks, engine arguments and token budget."""
         if self._exclusive:
             return self._slots
@@ -168,7 +168,7 @@ class MeanSteps:
 
     def saturated(self) -> float:
         """Output tokens/s of a saturated instance."""
-        return self._served(self.most_slots) * self._answer
+        return self._served(self.max_batch) * self._answer
 
     @property
     def is_one_batch(self) -> bool:
@@ -194,7 +194,7 @@ class MeanSteps:
     def _states(self) -> list[tuple[float, float, float]]:
         """(requests/s, seconds of a mean step, decoding requests) for growing batches while throughput rises."""
         result: list[tuple[float, float, float]] = []
-        for slots in np.geomspace(min(0.05, self.most_slots), self.most_slots, _STATES).tolist():
+        for slots in np.geomspace(min(0.05, self.max_batch), self.max_batch, _STATES).tolist():
             step_s = self._step(slots)
             rate = slots / (self._answer * step_s)
             if not result or rate > result[-1][0]:
@@ -206,7 +206,7 @@ class MeanSteps:
         rates, steps, _ = zip(*self._states, strict=True)
         if rate < rates[-1]:
             return float(np.interp(rate, rates, steps))
-        full = self._step(self.most_slots)  # as full as the limit on TPOT allows
+        full = self._step(self.max_batch)  # as full as the limit on TPOT allows
         most = self.setup.tpot_limit_s / self._tails[0] or full
         return max(min(full, most), float(steps[-1]))
 
@@ -231,7 +231,7 @@ class MeanSteps:
         if parts == 1:
             return begin + max(own, step_s)
         spread = _spread(self.scenario.traffic.input_tokens)
-        busy = min(rate * own * parts, _MOST_BUSY)
+        busy = min(rate * own * parts, _MAX_BUSY)
         return begin + own * parts * (1 + busy * (1 + spread**2) / (2 * (1 - busy)))
 
     def at_limits(self, rate: float) -> dict[str, float]:
@@ -278,7 +278,7 @@ def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
     return profile
 
 
-_MOST_REQUESTS = 4000
+_MAX_REQUESTS = 4000
 _UNKNOWN_SHAPE = 1.3  # how much wider the interval of a model without a card is
 _LEAST = 0.02  # half of an interval at least, in logarithms
 _P90 = 1.2816  # of a standard normal: the half-width of an 80 % interval
@@ -310,9 +310,9 @@ def _priced(row: Observation, table: DeviceTable, fits: BackendFits | None) -> P
         hardware, model = table.device(setup.device, setup.device_class), setup.stored_model()
         scenario = local_scenario(setup, model, hardware)
         calibration = backend_calibration(hardware, scenario.engine, fits)
-        pricer = step_costs(scenario, calibration).pricer()
+        cost_model = step_costs(scenario, calibration).cost_model()
         tests = row_tests(setup, scenario.model.attention_spans, scenario.engine.max_num_batched_tokens)
-        rates = [test.tokens * PS_PER_S / sum(pricer.price(shape) for shape in test.shapes) for test in tests]
+        rates = [test.tokens * PS_PER_S / sum(cost_model.duration_ps(shape) for shape in test.shapes) for test in tests]
     except PerfmodelError as error:
         return Prediction(row, reason=str(error))
     residuals = calibration.prompt_residuals if setup.test == "pp" else calibration.step_residuals
@@ -414,7 +414,7 @@ def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tu
 
 def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int) -> dict[str, float]:
     sent, slots = scenario.traffic.num_requests or 1, scenario.traffic.arrivals.concurrency or 1
-    count = 1 if setup.load == "first_token" else min(sent, _MOST_REQUESTS)
+    count = 1 if setup.load == "first_token" else min(sent, _MAX_REQUESTS)
     if setup.load == "closed":
         count = slots * min(max(sent // slots, 2), 4 if slots > 2 else 2)
     whole = with_traffic(scenario, num_requests=count)

@@ -11,7 +11,7 @@ from perfmodel.evidence.observation import Observation, Reasons
 from perfmodel.evidence.sources.bench_formats import AIPERF, GUIDELLM, INFERENCEX, VLLM, is_aiperf_record
 from perfmodel.evidence.sources.bench_formats_offline import LLAMA_BENCH, MLPERF, TRTLLM, mlperf_log
 from perfmodel.evidence.sources.bench_run import Format, Object
-from perfmodel.files.reach import parse_json, read_bounded_text
+from perfmodel.files.sandbox import parse_json, read_limited_text
 
 # The first whose keys an object has reads it.
 FORMATS = (VLLM, GUIDELLM, AIPERF, INFERENCEX, MLPERF, LLAMA_BENCH, TRTLLM)
@@ -77,7 +77,7 @@ def _expected() -> str:
 def _objects(path: Path) -> list[Object]:
     """The objects of a file: one, or those of a list, lines or table."""
     try:
-        text = read_bounded_text(path, LARGEST_RESULT_BYTES)
+        text = read_limited_text(path, LARGEST_RESULT_BYTES)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:

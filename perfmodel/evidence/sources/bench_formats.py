@@ -55,7 +55,7 @@ def _vllm_requests(fields: ResultFields) -> RequestTimes | None:
     for key, values in zip((*_ARRAYS, "errors"), (*lists, errors), strict=True):
         if len(values) != len(prompts):
             raise SpecError(
-                f"{name}: found {len(values):,} {key} for {len(prompts):,} input_lens, allowed as many of each; the "
+                f"{name}: got {len(values):,} {key} for {len(prompts):,} input_lens; expected as many of each; the "
                 f"file was cut off, or put together from several runs."
             )
     e2els = []

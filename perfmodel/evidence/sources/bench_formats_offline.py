@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.sources.bench_run import MOST_TOKENS, Figure, Format, Place, ResultFields, statistics_of
+from perfmodel.evidence.sources.bench_run import MAX_TOKENS, Figure, Format, Place, ResultFields, statistics_of
 from perfmodel.evidence.sources.local import METRICS, LocalSetup
 from perfmodel.evidence.sources.setups import quantization_of
 
@@ -32,7 +32,7 @@ _BACKENDS = {
 }
 _BACKEND_ORDER = ("cuda", "rocm", "hip", "vulkan", "metal", "mtl", "opencl", "sycl", "blas", "cpu")
 _AUTO = "-1"  # of flash_attn: as the backend has it
-_MOST_PARAMETERS = 1e14
+_MAX_PARAMETERS = 1e14
 
 
 def _llama_test(fields: ResultFields) -> str:
@@ -44,11 +44,11 @@ def _llama_refusal(fields: ResultFields) -> str:
     if bool(prompt) == bool(generated):
         return f"found n_prompt {prompt} and n_gen {generated}, compared are tests of one of the two."
     for key in ("n_prompt", "n_gen", "n_depth", "n_ubatch"):
-        if (fields.number(key) or 0) > MOST_TOKENS:
-            return f"{key}: found {str(data[key])[:40]!r}, allowed up to {MOST_TOKENS:g} tokens."
-    if (fields.number("model_n_params") or 0) > _MOST_PARAMETERS:
+        if (fields.number(key) or 0) > MAX_TOKENS:
+            return f"{key}: got {str(data[key])[:40]!r}; expected up to {MAX_TOKENS:g} tokens."
+    if (fields.number("model_n_params") or 0) > _MAX_PARAMETERS:
         shown = str(data["model_n_params"])[:40]
-        return f"model_n_params: found {shown!r}, allowed up to {_MOST_PARAMETERS:g}."
+        return f"model_n_params: got {shown!r}; expected up to {_MAX_PARAMETERS:g}."
     return "" if fields.number("avg_ts") else "has no tokens per second (avg_ts); there is nothing to compare."
 
 
@@ -152,7 +152,7 @@ _MLPERF_FIGURES: tuple[Figure, ...] = tuple(
         *((f"{ours}_{metric}_ms", (percentile.format(theirs),), 1e-6) for theirs, ours in _MLPERF_QUANTILES.items()),
     )
 )
-_MOST_SERVED = 4000  # requests of a Server run that is simulated: its means have long settled
+_MAX_SERVED = 4000  # requests of a Server run that is simulated: its means have long settled
 _MLPERF_HEAD = "MLPerf Results Summary"
 
 
@@ -203,7 +203,7 @@ def _mlperf_count(fields: ResultFields) -> int:
     if _is_offline(fields):
         return max(round(samples * (fields.number("Max latency (ns)", scale=1e-9) or 0.0)), 1)
     duration_s = fields.number("min_duration (ms)", scale=1e-3) or 0.0
-    return min(max(round(samples * duration_s), fields.count("min_query_count"), 1), _MOST_SERVED)
+    return min(max(round(samples * duration_s), fields.count("min_query_count"), 1), _MAX_SERVED)
 
 
 def _mlperf_notes(fields: ResultFields) -> Iterator[str]:

@@ -17,7 +17,7 @@ Stated = str | int | float | bool
 Figure = tuple[str, tuple[str, ...], float]  # our key, its place in a file, what one of its unit is in ours
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
-MOST_TOKENS = 1e9  # of a prompt or an answer
+MAX_TOKENS = 1e9  # of a prompt or an answer
 _LONGEST_S = 1e7  # of a run: four months
 _CLOCK_S = 1e-3  # two clocks of one tool may differ by so much
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -242,7 +242,7 @@ def request_times(
     for key, values in given.items():
         if len(values) != len(is_answered):
             raise SpecError(
-                f"{name}: found {len(values):,} values of {key} for {len(is_answered):,} requests, allowed as many of "
+                f"{name}: got {len(values):,} values of {key} for {len(is_answered):,} requests; expected as many of "
                 f"each; the file was cut off, or put together from several runs."
             )
     kept = [number for number, answered in enumerate(is_answered) if answered]
@@ -283,7 +283,7 @@ def _refuse_impossible(name: str, columns: Mapping[str, Floats], kept: Sequence[
         (np.maximum(e2el, span) > _LONGEST_S, f"takes more than {_LONGEST_S:g} s: times are in seconds"),
         (prompt < 1, "has no token in its prompt"),
         (output < 1, "has no token in its answer, and no error"),
-        (np.maximum(prompt, output) > MOST_TOKENS, f"has more than {MOST_TOKENS:g} tokens"),
+        (np.maximum(prompt, output) > MAX_TOKENS, f"has more than {MAX_TOKENS:g} tokens"),
     )
     for wrong, what in wrongs:
         if wrong.any():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.fits import take
+from perfmodel.cost.kernel_models.fits import take
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.evidence.observation import MALFORMED, table_rows
 
@@ -105,7 +105,7 @@ def read_table(path: str | Path) -> KernelTable:
         wrong = np.flatnonzero(~(np.isfinite(table.seconds) & (table.seconds > 0)))
     if len(wrong):
         shown = columns["latency_ms"][wrong[0]]
-        raise SpecError(f"{path}: row {wrong[0] + 1}: latency_ms: found {shown}, allowed a number above 0.")
+        raise SpecError(f"{path}: row {wrong[0] + 1}: latency_ms: got {shown}; expected a number above 0.")
     return table
 
 

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
-from perfmodel.files.reach import read_json
+from perfmodel.files.sandbox import read_json
 from perfmodel.files.units import FlopsPerSecond, PositiveFloat
 from perfmodel.ops.work import BatchShape
 

@@ -38,7 +38,7 @@ from perfmodel.evidence.observation import (
     recorded_engine,
     table_rows,
 )
-from perfmodel.files.reach import read_json, read_rows
+from perfmodel.files.sandbox import read_json, read_rows
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.specs import (
     Arrivals,
@@ -127,7 +127,7 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observatio
     """Read a run and write its requests as a trace to `trace_folder`. Raises SpecError for missing or invalid files."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise SpecError(f"{folder}: found a file, allowed the folder of a run with e2e/meta.json and e2e/requests.csv.")
+        raise SpecError(f"{folder}: got a file; expected the folder of a run with e2e/meta.json and e2e/requests.csv.")
     try:
         meta = read_json(folder / "e2e" / "meta.json")
         rows = sorted(read_rows(folder / "e2e" / "requests.csv"), key=lambda row: float(row["client_arrival_s"]))
@@ -185,7 +185,7 @@ def _logged_scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
 
 SATURATED = "saturated"  # flag of a row: more requests wait than run, all the time; else all of its requests run
 _ENGINE = "trtllm"  # that such tables are of
-_MOST_SEQUENCES = 2048
+_MAX_SEQUENCES = 2048
 _TOKEN_BUDGET = 8192
 _IN_FLIGHT = {"model", "gpu", "precision", "tp", "isl", "osl", "throughput_out_tok_s_gpu"}
 _STATIC = {"model", "gpu", "precision", "tp", "isl", "osl", "batch_size", "metric", "value"}
@@ -221,7 +221,7 @@ def _row(name: str, entry: Entry) -> Observation:
     if quantization is not None:
         model = with_quantization(model, quantization)
     inputs, outputs = int(entry["isl"]), int(entry["osl"])
-    count = int(entry["batch_size"]) if is_static else _MOST_SEQUENCES
+    count = int(entry["batch_size"]) if is_static else _MAX_SEQUENCES
     least = count * inputs if is_static else inputs + count
     arguments = {
         "tensor_parallel_size": int(entry["tp"]),

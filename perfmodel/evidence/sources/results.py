@@ -40,8 +40,8 @@ _MILLISECONDS = ("ttft", "tpot", "itl", "e2e")
 def devices_folder(path: str | Path) -> Path:
     """Folder of `devices.csv`: beside a table or folder of tables, or in a folder `local` beside that."""
     own = Path(path) if Path(path).is_dir() else Path(path).parent
-    beside = (own, own / "local", own.parent / "local")
-    return next((item for item in beside if (item / "devices.csv").is_file()), own)
+    folders = (own, own / "local", own.parent / "local")
+    return next((item for item in folders if (item / "devices.csv").is_file()), own)
 
 
 def number(entry: Entry, name: str) -> float:
@@ -212,7 +212,7 @@ _DATA_SETS = (
 )
 # TensorRT-LLM and vLLM as they were when the rounds' results were due; frameworks name TensorRT's own version, if any.
 _RELEASES = {"v3.1": "0.5", "v4.0": "0.8", "v4.1": "0.12", "v5.0": "0.18", "v5.1": "1.0", "v6.0": "1.3"}
-_MOST_TOGETHER = 2048  # samples in flight that submitters allow an engine [assumed]; KV blocks limit most
+_MAX_TOGETHER = 2048  # samples in flight that submitters allow an engine [assumed]; KV blocks limit most
 _TOKENS = 8192  # of a step [assumed]
 _NEEDED_OF_MLPERF = ("id", "accelerator", "num_accelerators", "model", "scenario", "framework")
 _LATENCIES = {f"{name}_{at}": f"{name}_{at}_ms" for name in ("tpot", "ttft") for at in ("mean", "p99")}
@@ -265,7 +265,7 @@ def _mlperf_setup(entry: Entry) -> Setup:
         answer=column(entry, "osl_mean") or data.answer,
         is_varied=data.is_varied,
         rate=(number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0,
-        max_num_seqs=_MOST_TOGETHER,
+        max_num_seqs=_MAX_TOGETHER,
         max_num_batched_tokens=_TOKENS,
         beams=data.beams,
         is_in_process=True,

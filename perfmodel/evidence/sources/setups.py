@@ -145,10 +145,10 @@ def model_names(text: str) -> Iterator[str]:
 
 _SPREAD = 0.8  # standard deviation over mean of a data set's lengths [assumed: answers of chats have 0.7 to 1]
 _LONGEST = 4.0  # times the mean: data sets cut what is longer (OpenOrca at 1,024 tokens)
-_MOST_SLOTS = 256  # if a server's is not stated
+_MAX_SLOTS = 256  # if a server's is not stated
 _KV_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4"}
-_MOST_DEVICES = 64  # if an instance's is not stated
-_MOST_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
+_MAX_DEVICES = 64  # if an instance's is not stated
+_MAX_SHARE = 0.95  # of what an instance of several workers may take of its devices' memory
 
 
 @lru_cache(maxsize=512)
@@ -218,7 +218,7 @@ def layouts(setup: Setup, hardware: HardwareSpec) -> list[int]:
     """Possible device counts of an instance: as stated, else powers of two."""
     if setup.tp:
         return [setup.tp]
-    most = min(setup.num_devices, hardware.declared.max_devices, _MOST_DEVICES)
+    most = min(setup.num_devices, hardware.declared.max_devices, _MAX_DEVICES)
     return [1 << power for power in range(most.bit_length())]
 
 
@@ -240,7 +240,7 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
     )
     if setup.roles is None:
         return scenario, model
-    apart = engine.model_copy(update={"gpu_memory_utilization": min(engine.gpu_memory_utilization, _MOST_SHARE)})
+    apart = engine.model_copy(update={"gpu_memory_utilization": min(engine.gpu_memory_utilization, _MAX_SHARE)})
     roles = zip(("prefill", "decode"), setup.roles, strict=True)
     pools = tuple(PoolSpec(role=role, replicas=count, engine=apart) for role, count in roles)
     return scenario.model_copy(update={"cluster": ClusterSpec(pools=pools, kv_transfer=KvTransferSpec())}), model
@@ -248,7 +248,7 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
 
 def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
     facts = describe_engine(setup.engine).facts
-    slots = setup.max_num_seqs or max(_MOST_SLOTS, -(-setup.concurrency // max(setup.instances, 1)))
+    slots = setup.max_num_seqs or max(_MAX_SLOTS, -(-setup.concurrency // max(setup.instances, 1)))
     longest = round((_LONGEST if setup.is_varied else 1.0) * (setup.prompt + setup.answer)) + 64
     arguments: dict[str, Any] = {"max_num_seqs": slots, "max_model_len": longest, "enable_prefix_caching": False}
     if facts.backends:

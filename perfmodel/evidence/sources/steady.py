@@ -142,7 +142,7 @@ def read_steady_states(path: str | Path) -> tuple[list[Observation], Reasons]:
 def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
     hardware, model, precision = load_hardware(entry["system"]), load_model(entry["model_path"]), entry["precision"]
     if precision not in _QUANTIZATION:
-        raise SpecError(f"precision: found {precision!r}, allowed {', '.join(_QUANTIZATION)}.")
+        raise SpecError(f"precision: got {precision!r}; expected {', '.join(_QUANTIZATION)}.")
     form = _QUANTIZATION[precision]
     is_block = "fp8_block" in (entry.get("moe_quant_mode"), entry.get("gemm_quant_mode"))
     if form == "fp8" and is_block:  # published FP8 checkpoints have a scale per block or per tensor

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.reach import read_json
+from perfmodel.files.sandbox import read_json
 from perfmodel.models.architecture import Attention, LatentAttention
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf.families import CLASS_DEFAULTS, family_of, refuse_unless_decoder

@@ -48,7 +48,7 @@ _NAMES = {
 _SYNONYMS = MappingProxyType({name: tuple(names.split()) for name, names in _NAMES.items()})
 
 _LARGEST = 10**12  # beyond any size in use: a slip of the keyboard, or a damaged file
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 # Where the text part of a multimodal file is nested.
 _TEXT_BLOCKS = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -91,7 +91,7 @@ class Fields:
             raise SpecError(f"{self.source}: {names} is missing; without it the model's size is not known.")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        largest = _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST
+        largest = _MAX_LAYERS if name == "num_hidden_layers" else _LARGEST
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= largest:
             raise SpecError(f"{self.source}: {name}: found {value!r}, expected a whole number, {minimum} to {largest}.")
         return value

@@ -150,7 +150,7 @@ def _lettered_layers(fields: Fields, family: Family, pattern: Any) -> list[Layer
     """Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them."""
     if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
         raise SpecError(
-            f"{fields.source}: hybrid_override_pattern: found {pattern!r}, allowed: the letters M, *, - and E."
+            f"{fields.source}: hybrid_override_pattern: got {pattern!r}; expected the letters M, *, - and E."
         )
     num_layers = fields.integer("num_hidden_layers", len(pattern))
     if len(pattern) != num_layers:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from perfmodel.errors import SpecError
-from perfmodel.files.reach import refuse_path
+from perfmodel.files.sandbox import refuse_path
 from perfmodel.models.architecture import Attention, DenseFFN, Layer
 from perfmodel.models.spec import ModelSpec
 
@@ -153,7 +153,7 @@ def _read(stream: BinaryIO, path: Path) -> GgufHeader:
         raise SpecError(f"{path}: is not a GGUF file (it does not start with 'GGUF').")
     (version,) = _unpack(stream, "I")
     if version not in (2, 3):
-        raise SpecError(f"{path}: GGUF version: found {version}, allowed: 2 and 3.")
+        raise SpecError(f"{path}: GGUF version: got {version}; expected 2 and 3.")
     num_tensors, num_keys = _unpack(stream, "QQ")
     header = GgufHeader()
     for _ in range(_length(num_keys)):

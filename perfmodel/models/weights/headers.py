@@ -12,7 +12,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded
-from perfmodel.files.reach import parse_json, read_json, refuse_path
+from perfmodel.files.sandbox import parse_json, read_json, refuse_path
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import config_from_gguf, read_gguf
@@ -66,7 +66,7 @@ def weight_files(path: Path) -> list[Path]:
             raise SpecError(f"{path}: is not a safetensors index (a JSON object with weight_map).") from None
         for name in names:
             if not isinstance(name, str) or name in ("", "..") or name != Path(name).name:
-                raise SpecError(f"{path}: weight_map: found {str(name)[:80]!r}, allowed the name of a file beside it.")
+                raise SpecError(f"{path}: weight_map: got {str(name)[:80]!r}; expected the name of a file beside it.")
         return [path.with_name(name) for name in names]
     shards = re.sub(r"-\d+-of-(\d+)\.safetensors$", r"-*-of-\1.safetensors", path.name)
     return sorted(path.parent.glob(shards)) or [path]

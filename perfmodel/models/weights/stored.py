@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.reach import read_json
+from perfmodel.files.sandbox import read_json
 
 HF_QUANT_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside a config.json
 
@@ -41,7 +41,7 @@ def stored_settings(tensors: Mapping[str, Any], name: str) -> dict[str, Any]:
     sizes: Counter[str] = Counter()
     for entry in tensors.values():
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
-        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(extent, int) for extent in shape):
+        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(problem, int) for problem in shape):
             sizes[str(entry.get("dtype"))] += prod(shape)
     if not sizes:
         return {}

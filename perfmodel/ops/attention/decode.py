@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES, Heads, flash_prefill
-from perfmodel.ops.extents import DecodeExtent, MixedExtent, PrefillExtent
+from perfmodel.ops.problem_sizes import DecodeSize, MixedSize, PrefillSize
 from perfmodel.ops.work import Work
 
 VERIFYING = "verify"  # `Work.format` of decodes with several queries each
@@ -117,8 +117,8 @@ def attention_decode(
         num_kernels=num_kernels,
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(read, num_seqs),
         format=VERIFYING if queries > 1.0 else "",
-        extent=DecodeExtent(
-            heads.extent,
+        problem=DecodeSize(
+            heads.problem,
             num_seqs,
             context,
             queries,
@@ -155,7 +155,7 @@ def mixed_attention(
         flops=prompts.flops + decodes.flops,
         activation_bytes=prompts.activation_bytes + decodes.activation_bytes,
         kv_bytes=prompts.kv_bytes + decodes.kv_bytes,
-        extent=MixedExtent(prompts.extent_as(PrefillExtent), decodes.extent_as(DecodeExtent)),
+        problem=MixedSize(prompts.problem_as(PrefillSize), decodes.problem_as(DecodeSize)),
     )
 
 

@@ -18,9 +18,9 @@ from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill, visible_keys, visible_pairs
 from perfmodel.ops.elementwise import kv_concat, kv_write, rms_norm, rope
-from perfmodel.ops.extents import DecodeExtent, GemmExtent, HeadsExtent, PrefillExtent
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_prefills, on_tokens
+from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape, PrefillSize
 from perfmodel.ops.work import Work
 
 Prompts = Sequence[tuple[int, int]]  # new tokens and cached ones of each
@@ -79,7 +79,7 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
         rate=dtype,
         weight_bytes=num_heads * n * k * element_bytes,
         activation_bytes=num_tokens * num_heads * (n + k) * element_bytes,
-        extent=GemmExtent(num_tokens, n, k, element_bytes, element_bytes, batch=num_heads),
+        problem=GemmSize(num_tokens, n, k, element_bytes, element_bytes, batch=num_heads),
     )
 
 
@@ -107,7 +107,7 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
     return replace(
         work,
         family="attention_sparse",
-        extent=None,
+        problem=None,
         flops=2.0 * pairs * heads.query_elements,
         kv_bytes=sum(t + p for t, p in prefills) * latents,
         sram_bytes=work.activation_bytes + pairs * latents,
@@ -132,7 +132,7 @@ def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work
         activation_bytes=8.0 * pairs + tokens * indexer.num_heads * indexer.head_dim,
         kv_bytes=float(keys * indexer.head_dim),
         num_kernels=2,
-        extent=PrefillExtent(_index_heads(indexer), tuple(prefills), tokens, keys, pairs),
+        problem=PrefillSize(_index_heads(indexer), tuple(prefills), tokens, keys, pairs),
     )
 
 
@@ -152,7 +152,7 @@ def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float
         activation_bytes=8.0 * queries * context + queries * num_seqs * indexer.num_heads * indexer.head_dim,
         kv_bytes=context * indexer.head_dim,
         num_kernels=2,
-        extent=DecodeExtent(_index_heads(indexer), num_seqs, context, queries),
+        problem=DecodeSize(_index_heads(indexer), num_seqs, context, queries),
     )
 
 
@@ -173,9 +173,9 @@ def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -
     return Work("index_prepare", "elementwise", activation_bytes=num_bytes, num_kernels=kernels)
 
 
-def _index_heads(indexer: Indexer) -> HeadsExtent:
+def _index_heads(indexer: Indexer) -> HeadShape:
     """One fp8 key for all heads; no values."""
-    return HeadsExtent(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)
+    return HeadShape(indexer.num_heads, 1, indexer.head_dim, 0, kv_element_bytes=1.0)
 
 
 def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[OperatorNode]:

@@ -11,8 +11,8 @@ from math import ceil
 
 from perfmodel.models.number_formats import Surplus
 from perfmodel.ops.elementwise import FP32_BYTES
-from perfmodel.ops.extents import HeadsExtent, PrefillExtent
 from perfmodel.ops.formats import MMA_SYNC_RATE
+from perfmodel.ops.problem_sizes import HeadShape, PrefillSize
 from perfmodel.ops.work import Work
 
 SCORE_SUM_BYTES = 4.0  # of the scores that eviction accumulates for each cached token and query head
@@ -100,9 +100,9 @@ class Heads:
         return min(num_keys, self.fraction * num_keys + num_queries * self.block / 2)
 
     @property
-    def extent(self) -> HeadsExtent:
+    def problem(self) -> HeadShape:
         """The sizes that select and time the kernel."""
-        return HeadsExtent(
+        return HeadShape(
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
@@ -122,12 +122,12 @@ class Heads:
         return self.num_kv_heads * (self.head_dim + self.v_head_dim)
 
 
-def _extent(prefills: Sequence[tuple[int, int]], heads: Heads, *, has_block_per_head: bool = False) -> PrefillExtent:
+def _problem(prefills: Sequence[tuple[int, int]], heads: Heads, *, has_block_per_head: bool = False) -> PrefillSize:
     tokens = sum(t for t, _ in prefills)
     near = None if heads.keeps_all else heads.window
     blocks = len(prefills) if has_block_per_head else sum(ceil(t / _TILE) for t, _ in prefills)
-    return PrefillExtent(
-        heads.extent,
+    return PrefillSize(
+        heads.problem,
         tuple(prefills),
         tokens,
         kv_tokens=sum(visible_keys(t, p, near, heads.chunk) for t, p in prefills),
@@ -152,23 +152,23 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
     """
     if not prefills:
         return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
-    extent = _extent(prefills, heads, has_block_per_head=heads.flash_version == 1)
-    num_old = extent.kv_tokens - extent.tokens
-    query_bytes = extent.tokens * heads.query_elements * heads.element_bytes
+    problem = _problem(prefills, heads, has_block_per_head=heads.flash_version == 1)
+    num_old = problem.kv_tokens - problem.tokens
+    query_bytes = problem.tokens * heads.query_elements * heads.element_bytes
     tile_kv = heads.fraction * sum(tile_pairs(t, p, heads.window, heads.chunk, _TILE) for t, p in prefills)
-    if extent.has_block_per_head:
+    if problem.has_block_per_head:
         visited = heads.num_heads * (heads.head_dim + 2 * heads.v_head_dim)
         query_bytes = max(query_bytes, tile_kv * visited * heads.element_bytes)
     return Work(
         name,
         "attention_prefill",
-        flops=2.0 * extent.pairs * heads.query_elements,
+        flops=2.0 * problem.pairs * heads.query_elements,
         rate=heads.dtype + (MMA_SYNC_RATE if heads.flash_version in (1, 2) else ""),
         activation_bytes=query_bytes,
-        kv_bytes=heads.cached_bytes(extent.kv_tokens, len(prefills)),
+        kv_bytes=heads.cached_bytes(problem.kv_tokens, len(prefills)),
         sram_bytes=query_bytes + tile_kv * heads.query_elements * heads.kernel_element_bytes,
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(num_old, len(prefills)),
-        extent=extent,
+        problem=problem,
     )
 
 
@@ -222,7 +222,7 @@ def standard_prefill(
         kv_bytes=heads.cached_bytes(keys, len(prefills)),
         num_kernels=num_kernels * len(prefills),
         vector_ops=0.0 if heads.is_plain else heads.cached_ops(sum(p for _, p in prefills), len(prefills)),
-        extent=_extent(prefills, heads),
+        problem=_problem(prefills, heads),
     )
 
 

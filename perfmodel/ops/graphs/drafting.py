@@ -192,7 +192,7 @@ def _with_projection(graph: StepGraph, model: ModelSpec, engine: EngineSpec) -> 
     context = LayerContext(served_model(model, engine), graph.shard)
     hidden, form = context.hidden, context.format("attention")
     node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))
-    first = next(i for i, each in enumerate(graph.nodes) if not each.name.startswith("embedding"))
+    first = next(i for i, item in enumerate(graph.nodes) if not item.name.startswith("embedding"))
     return replace(graph, nodes=(*graph.nodes[:first], node, *graph.nodes[first:]))
 
 

@@ -75,7 +75,7 @@ def asking_nodes(context: LayerContext, reach: Sequence[float]) -> list[Operator
 
 
 def _limited(node: OperatorNode, reach: Sequence[float], has_prompts: bool = True) -> OperatorNode:
-    is_decode, each = node.depends is Depends.DECODE, node.count
+    is_decode, item = node.depends is Depends.DECODE, node.count
     num_layers, sum_reach = len(reach), sum(reach)
 
     def prompts(shape: BatchShape) -> int:
@@ -83,11 +83,11 @@ def _limited(node: OperatorNode, reach: Sequence[float], has_prompts: bool = Tru
 
     def runs(shape: BatchShape) -> float:
         if prompts(shape):
-            return float(each * num_layers)
-        return each * sum(1.0 - (1.0 - p) ** shape.num_decodes for p in reach)
+            return float(item * num_layers)
+        return item * sum(1.0 - (1.0 - p) ** shape.num_decodes for p in reach)
 
     def work(shape: BatchShape) -> Work:
-        num_runs = runs(shape) / each
+        num_runs = runs(shape) / item
         if not num_runs:
             return node.work(BatchShape(0, 0))
         share = sum_reach / num_runs
@@ -103,7 +103,7 @@ def _limited(node: OperatorNode, reach: Sequence[float], has_prompts: bool = Tru
         )
 
     depends = node.depends if is_decode else Depends.ROWS
-    return replace(node, count=each * num_layers, depends=depends, work=work, runs=runs)
+    return replace(node, count=item * num_layers, depends=depends, work=work, runs=runs)
 
 
 Block = TypeVar("Block", Mixer, FeedForward)
@@ -182,17 +182,17 @@ def layer_nodes(
         for (ffn, own), label in _labels(ffns).items()
     ]
     names = Counter(node.name for _, nodes, _ in groups for node in nodes if node.depends is not Depends.MIXED)
-    found = []
+    result = []
     for label, nodes, shares in groups:
         for node in nodes:
             placed = leaving_node(node, shares) if reach else replace(node, count=node.count * len(shares))
             name = f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name
-            found.append(replace(placed, name=name))
+            result.append(replace(placed, name=name))
     if reach:
         for (mixer, own), shares in mixers.items():
-            found += filling_nodes(mixer, replace(context, formats=own), shares)
-        found += asking_nodes(context, reach[:-1])
-    return found
+            result += filling_nodes(mixer, replace(context, formats=own), shares)
+        result += asking_nodes(context, reach[:-1])
+    return result
 
 
 def _own(layer: Layer, components: frozenset[str]) -> Formats:

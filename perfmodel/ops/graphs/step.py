@@ -72,11 +72,11 @@ class StepGraph:
     def launched_layers(self) -> LaunchedLayers:
         """Layers launched operator by operator without CUDA graphs."""
         layers, span = list(self.model.iter_layers()), self.stage_layers
-        mine = layers if span is None else layers[span.start : span.stop]
+        result = layers if span is None else layers[span.start : span.stop]
         return LaunchedLayers(
-            len(mine),
-            0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in mine),
-            sum(isinstance(layer.mixer, LatentAttention) for layer in mine),
+            len(result),
+            0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in result),
+            sum(isinstance(layer.mixer, LatentAttention) for layer in result),
         )
 
     @property
@@ -192,14 +192,14 @@ def _on_host(num_layers: int, part: GraphPart) -> int | None:
 
 
 def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart], StepGraph]) -> tuple[StepGraph, ...]:
-    layers, found, kinds = list(model.iter_layers()), [], dict[Hashable, int]()
+    layers, stage_graphs, kinds = list(model.iter_layers()), [], dict[Hashable, int]()
     for index, span in enumerate(stages(len(layers), num_stages)):
         is_first, is_last = index == 0, index == num_stages - 1
         reach = model.exits.reach[span.start : span.stop] if model.exits else ()
         kind = kinds.setdefault((is_first, is_last, tuple(layers[span.start : span.stop]), tuple(reach)), index)
         part = GraphPart(span, is_first, is_last, num_hops=int(not is_last), stage=index)
-        found.append(replace(graph(part), stage_layers=span, stage_kind=kind))
-    return tuple(found)
+        stage_graphs.append(replace(graph(part), stage_layers=span, stage_kind=kind))
+    return tuple(stage_graphs)
 
 
 def _parts(mixed: OperatorNode, nodes: Sequence[OperatorNode]) -> tuple[OperatorNode, ...]:

@@ -27,8 +27,8 @@ _RUNG, _RUNGS_TOP, _BETWEEN_LADDERS = 24, 72, 56
 _SQUARE = (74, 24, 520, 400)  # left, top, right and bottom of the axes of rows
 _ROWS_WIDTH, _ROWS_HEIGHT = 760, 470
 
-_MOST_POINTS = 3000  # of all series together: beyond, a fixed sample is drawn
-_MOST_SERIES = 6
+_MAX_POINTS = 3000  # of all series together: beyond, a fixed sample is drawn
+_MAX_SERIES = 6
 _ECDF_STEPS = 120
 _ECDF_ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _ECDF_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -342,7 +342,7 @@ def scatter_svg(series: Sequence[Series], unit: str, title: str) -> str:
         ends = {"x1": x(start), "y1": y(start * factor), "x2": x(end), "y2": y(end * factor)}
         parts.append(element("line", **ends, stroke=GREY, stroke_dasharray=None if factor == 1 else "4 4"))
     for group, colour in zip(shown, COLOURS, strict=False):
-        count = max(1, min(len(group), round(_MOST_POINTS * len(group) / sum(map(len, shown)))))
+        count = max(1, min(len(group), round(_MAX_POINTS * len(group) / sum(map(len, shown)))))
         rows = np.unique(np.linspace(0, len(group) - 1, count).astype(np.int64))
         pairs = zip(group.measured[rows].tolist(), group.predicted[rows].tolist(), strict=True)
         dots = "".join(element("circle", cx=x(measured), cy=y(predicted), r=2) for measured, predicted in pairs)
@@ -369,11 +369,11 @@ def ecdf_svg(series: Sequence[Series], title: str) -> str:
 
 
 def _largest(series: Sequence[Series]) -> list[Series]:
-    """At most `_MOST_SERIES`, those with the most rows; the others together are the last."""
+    """At most `_MAX_SERIES`, those with the most rows; the others together are the last."""
     filled = sorted((group for group in series if len(group)), key=lambda group: (-len(group), group.name))
-    if len(filled) <= _MOST_SERIES:
+    if len(filled) <= _MAX_SERIES:
         return filled
-    kept, rest = filled[: _MOST_SERIES - 1], filled[_MOST_SERIES - 1 :]
+    kept, rest = filled[: _MAX_SERIES - 1], filled[_MAX_SERIES - 1 :]
     predicted, measured = (np.concatenate([getattr(group, of) for group in rest]) for of in ("predicted", "measured"))
     return [*kept, Series(f"{len(rest)} others", predicted, measured)]
 

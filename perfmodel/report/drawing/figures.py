@@ -23,7 +23,7 @@ COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
 BOUND_COLOURS = {"compute": BLUE, "memory": GREEN, "communication": ORANGE, "overhead": GREY}
 METRIC_COLOURS = {"ttft": BLUE, "tpot": GREEN, "itl": SKY, "e2el": PINK}
 
-_MOST_TICKS, _FEWEST_TICKS = 7, 3
+_MAX_TICKS, _FEWEST_TICKS = 7, 3
 
 
 def element(tag: str, content: str = "", /, **attributes: Any) -> str:
@@ -120,15 +120,15 @@ def _log_ticks(low: float, high: float) -> list[float]:
     for steps in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         ticks = [step * 10.0**decade for decade in decades for step in steps]
         ticks = [value for value in ticks if low <= value <= high]
-        if len(ticks) <= _MOST_TICKS:
+        if len(ticks) <= _MAX_TICKS:
             break
     if len(ticks) < _FEWEST_TICKS:  # within a factor of two or three: few of 1, 2, 3 and 5 lie there
         ticks = [value for value in _linear_ticks(low, high) if value > 0]
-    return ticks[:: ceil(len(ticks) / _MOST_TICKS)] if ticks else [low, high]
+    return ticks[:: ceil(len(ticks) / _MAX_TICKS)] if ticks else [low, high]
 
 
 def _linear_ticks(low: float, high: float) -> list[float]:
-    rough = (high - low) / (_MOST_TICKS - 1)
+    rough = (high - low) / (_MAX_TICKS - 1)
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     return [round(index * step, 12) for index in range(ceil(low / step), floor(high / step) + 1)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.forms.device import peak_flops_per_s
+from perfmodel.cost.kernel_models.device import peak_flops_per_s
 from perfmodel.cost.steps.explain import OperatorEstimate
 from perfmodel.report.drawing import figures as fig
 from perfmodel.report.drawing.figures import BLUE, BOUND_COLOURS, GREY, INK, SKY, Figure, Trace, axis, bars, figure
@@ -16,9 +16,9 @@ from perfmodel.specs.hardware import HardwareSpec
 _MAX_OPERATORS = 14
 _PLACES = ("bottom center", "top center", "middle right", "middle left")
 _PLOT_PIXELS, _DECADE_PIXELS, _LETTER_PIXELS = 800, 55, 6  # about: the axes' width, a decade's height, a letter's width
-_LEAST_NAMED = 0.06  # share of a bar below which a part has no name in it; hovering names all
+_MIN_NAMED = 0.06  # share of a bar below which a part has no name in it; hovering names all
 _FREE = "rgba(128,128,128,0.18)"
-_LEAST_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
+_MIN_LABELLED = 0.02  # share of the step below which a marker has no name beside it; hovering names all
 
 
 def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> Figure:
@@ -150,7 +150,7 @@ def _labels(rows: Sequence[OperatorEstimate]) -> dict[str, str]:
             a, b, others = leaders[near]
             leaders[near] = (a, b, others + 1)
     shares = {point.name: point.duration_s / total for point in rows}
-    shown = {name: others for name, (_, _, others) in leaders.items() if shares[name] >= _LEAST_LABELLED}
+    shown = {name: others for name, (_, _, others) in leaders.items() if shares[name] >= _MIN_LABELLED}
     return {name: f"{name} +{others}" if others else name for name, others in shown.items()}
 
 
@@ -193,7 +193,7 @@ def memory_figure(plan: Any) -> Figure:
     traces = []
     for name, size, colour in parts:
         if size > 0:
-            label = f"{name}<br>{size / 1e9:.1f} GB" if size > _LEAST_NAMED * visible else ""
+            label = f"{name}<br>{size / 1e9:.1f} GB" if size > _MIN_NAMED * visible else ""
             ink = {"textfont": {"color": INK}} if colour == _FREE else {}
             hover = f"{name}: %{{x:.2f}} GB<extra></extra>"
             traces.append(bars([size / 1e9], [""], colour, hover, name=name, text=[label], **inside, **ink))

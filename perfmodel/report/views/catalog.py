@@ -37,11 +37,11 @@ def comparison_view(result: ResultComparison) -> Document:
 
 def _folded(changes: Sequence[Change]) -> Iterator[Change]:
     """Without the facts of a device or a model that is another: its name says it."""
-    others = {each.field.removesuffix(".name"): 0 for each in changes if each.field.endswith(_NAMED)}
-    for each in changes:
-        owner = next((name for name in others if each.field.startswith(f"{name}.")), "")
-        if not owner or each.field == f"{owner}.name":
-            yield each
+    others = {item.field.removesuffix(".name"): 0 for item in changes if item.field.endswith(_NAMED)}
+    for change in changes:
+        owner = next((name for name in others if change.field.startswith(f"{name}.")), "")
+        if not owner or change.field == f"{owner}.name":
+            yield change
         else:
             others[owner] += 1
     for owner, count in others.items():
@@ -56,9 +56,9 @@ def _changes(title: str, changes: Sequence[Change], result: ResultComparison) ->
 
 
 def _answers(result: ResultComparison) -> Table:
-    has_places = any(each.place for each in result.answers)
+    has_places = any(answer.place for answer in result.answers)
     head = (*(["of"] * has_places), "metric", result.one, result.other, "difference", "relative", "")
-    rows = [(*([each.place] * has_places), *_cells(each)) for each in result.answers]
+    rows = [(*([answer.place] * has_places), *_cells(answer)) for answer in result.answers]
     return Table(head, rows, "Answers, best first", left=1 + has_places, texts=(len(head) - 1,))
 
 
@@ -86,8 +86,8 @@ _TECHNIQUES = (
 
 def scenarios_view(scenarios: Sequence[Mapping[str, Any]], traffic: Sequence[Mapping[str, Any]]) -> Document:
     """A row for each scenario, and for each traffic file with its other names."""
-    rows = [(each["name"], each["purpose"]) for each in scenarios]
-    named = [(", ".join((*each["aliases"][:1], each["name"])), each["purpose"]) for each in traffic]
+    rows = [(scenario["name"], scenario["purpose"]) for scenario in scenarios]
+    named = [(", ".join((*item["aliases"][:1], item["name"])), item["purpose"]) for item in traffic]
     tables = [Table(("scenario", "what it is"), rows, left=2), Table(("--traffic", "what it is"), named, left=2)]
     return Document("", tables)
 
@@ -194,7 +194,7 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
 
 def devices_view(devices: Sequence[HardwareSpec]) -> Document:
     """A row for each device, by kind, and how many there are."""
-    return Document("", [*_by_kind(devices), Paragraph(_num_by_kind(Counter(str(each.kind) for each in devices)))])
+    return Document("", [*_by_kind(devices), Paragraph(_num_by_kind(Counter(str(device.kind) for device in devices)))])
 
 
 def siblings_view(
@@ -209,7 +209,7 @@ def siblings_view(
         (network.name, format_si(network.bandwidth_bytes_per_s, "B/s"), format_number(network.latency_s * 1e6, 1))
         for network in networks
     ]
-    kinds = Counter(str(each.kind) for each in devices)
+    kinds = Counter(str(device.kind) for device in devices)
     for family in tables.values():
         kinds[family.kind] += len(family.devices)
     return Document(

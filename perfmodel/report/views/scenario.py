@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from perfmodel.cost.forms.device import tdp_w
+from perfmodel.cost.kernel_models.device import tdp_w
 from perfmodel.report.document import Block, Details, Fact, Facts, Line, Notes, Paragraph, Span, Table, Tone
 from perfmodel.report.numbers import format_si
 from perfmodel.specs.scenario import Scenario
@@ -219,14 +219,14 @@ def _range(low: float, high: float) -> str:
 
 # ---------------------------------------------------------------- what answers in brief share
 
-_MOST_NOTES, _NOTE_WIDTH = 3, 190
+_MAX_NOTES, _NOTE_WIDTH = 3, 190
 MORE = "Everything else: --details, --json"
 
 
 def few_notes(notes: Sequence[str]) -> Iterator[Block]:
     """The first notes, long ones up to their first lines, and how many there are beside."""
     shown = [note if len(note) <= _NOTE_WIDTH else f"{note[:_NOTE_WIDTH].rsplit(' ', 1)[0]} ..." for note in notes]
-    if len(notes) > _MOST_NOTES:
-        shown = [*shown[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more with --details."]
+    if len(notes) > _MAX_NOTES:
+        shown = [*shown[:_MAX_NOTES], f"{len(notes) - _MAX_NOTES} more with --details."]
     if shown:
         yield Notes(shown)

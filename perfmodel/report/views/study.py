@@ -21,7 +21,7 @@ from perfmodel.specs.overrides import as_overrides
 
 _EVEN = 0.02  # a gain below is a tie
 _LADDER_COLOURS = (BLUE, ORANGE, SKY)
-_MOST_PLACES = 4  # named of the points without values that have one reason
+_MAX_PLACES = 4  # named of the points without values that have one reason
 Fixed = Mapping[str, Label]  # the place on the axes but the one that is looked along
 
 
@@ -45,7 +45,7 @@ def agreement_sentence(executed: Answers, simulated: Answers) -> str:
     if not apart:
         return ""
     return (
-        f"Gains over {reference}, simulated beside executed: over {len(apart)} of them the difference is "
+        f"Gains over {reference}, simulated vs executed: over {len(apart)} of them the difference is "
         f"{median(apart):.0%} in the median, {max(apart):.0%} at most."
     )
 
@@ -372,8 +372,8 @@ def _notes(part: StudyPart) -> list[str]:
                 place = _place(dict(zip(answers.axes, at, strict=True)))
                 problems.setdefault(record.problem, []).append(f"{variant} at {place}" if place else variant)
         for problem, places in problems.items():
-            more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
-            notes.append(f"{'; '.join(places[:_MOST_PLACES])}{more}: {problem}")
+            more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
+            notes.append(f"{'; '.join(places[:_MAX_PLACES])}{more}: {problem}")
     return list(dict.fromkeys([*notes, *part.notes]))
 
 

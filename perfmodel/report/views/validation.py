@@ -7,7 +7,7 @@ from math import exp
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.evidence.fit.own_server import OwnServerFit
+from perfmodel.evidence.fit.server_fit import ServerFit
 from perfmodel.evidence.kinds.plans import PlansReport
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
@@ -17,7 +17,7 @@ from perfmodel.report.drawing.charts import Series, ecdf_svg, scatter_svg
 from perfmodel.report.numbers import MISSING
 from perfmodel.report.views.scenario import MORE, few_notes
 
-_LEAST_SHARE = 0.005
+_MIN_SHARE = 0.005
 _MAX_RUNS = 8  # in brief
 _MAX_OPERATORS, _MAX_GROUPS, _MAX_PLOTS = 5, 30, 3
 _MAX_PLANS, _MAX_PLAN_LETTERS = 3, 90
@@ -59,7 +59,7 @@ def validation_view(report: ValidationReport, command: str = "") -> Document:
         Notes(report.notes),
     ]
     subtitle = f"{report.covered:,} of {report.rows:,} rows predicted{share}"
-    return Document(f"Predicted beside measured: {report.kind}", blocks, subtitle, "validation", command)
+    return Document(f"Predicted vs measured: {report.kind}", blocks, subtitle, "validation", command)
 
 
 def _cells(stats: ErrorStats) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def _parts(breakdown: Mapping[str, Any]) -> Iterator[str]:
 
 def _shares(breakdown: Mapping[str, Any]) -> str:
     parts = breakdown.get("parts", {}).items()
-    return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= _LEAST_SHARE)
+    return ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= _MIN_SHARE)
 
 
 def _pictures(report: ValidationReport) -> Iterator[doc.Picture]:
@@ -292,13 +292,13 @@ def bench_brief(report: ValidationReport) -> Document:
         Paragraph(f"{MORE}, --report FILE. `perfmodel calibrate --name NAME` fits the engine's host to such runs."),
     ]
     setups = dict.fromkeys(f"{run['model']} on {run['hardware']}" for run in report.runs)
-    return Document("Predicted beside measured: bench", blocks, ", ".join(setups), "validation")
+    return Document("Predicted vs measured: bench", blocks, ", ".join(setups), "validation")
 
 
 # ---------------------------------------------------------------- calibrations, plans
 
 
-def own_server_view(fit: OwnServerFit) -> Document:
+def server_fit_view(fit: ServerFit) -> Document:
     """What the fit to one's own server has moved, and how far its predictions are off before and after."""
     under = ("shipped", "fitted", "held out")
     errors = [

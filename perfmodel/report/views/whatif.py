@@ -376,8 +376,8 @@ def sweep_view(result: SweepResult) -> Document:
     return Document("", [table, Notes(list(problems))])
 
 
-_MOST_AXES, _MOST_METRICS, _MOST_SENTENCES = 8, 4, 6
-_MOST_TABLES, _MOST_VALUES = 2, 9  # of axes that have one of their own
+_MAX_AXES, _MAX_METRICS, _MAX_SENTENCES = 8, 4, 6
+_MAX_TABLES, _MAX_VALUES = 2, 9  # of axes that have one of their own
 _SHORT = {
     "mean_ttft_ms": "TTFT, ms", "mean_tpot_ms": "TPOT, ms",
     "output_throughput": "output tok/s", "request_goodput": "goodput req/s", "request_throughput": "req/s",
@@ -387,13 +387,13 @@ _SHORT = {
 def whatif_brief(result: WhatIfResult) -> Document:
     """What the ends of each axis do to the first metrics, and the sentences that no table has."""
     answers, sentences = result.answers, whatif_sentences(result, counts=False)
-    left = f" {len(sentences) - _MOST_SENTENCES} more sentences." if len(sentences) > _MOST_SENTENCES else ""
-    metrics = [study_metric(name) for name in answers.question.base.metrics[:_MOST_METRICS]]
-    tables = list(_values_tables(answers, metrics))[:_MOST_TABLES]
+    left = f" {len(sentences) - _MAX_SENTENCES} more sentences." if len(sentences) > _MAX_SENTENCES else ""
+    metrics = [study_metric(name) for name in answers.question.base.metrics[:_MAX_METRICS]]
+    tables = list(_values_tables(answers, metrics))[:_MAX_TABLES]
     blocks: list[Block] = [
         *_ends(answers, metrics),
-        *(replace(table, rows=table.rows[:_MOST_VALUES]) for table in tables),
-        Sentences(sentences[:_MOST_SENTENCES]),
+        *(replace(table, rows=table.rows[:_MAX_VALUES]) for table in tables),
+        Sentences(sentences[:_MAX_SENTENCES]),
         *trust_line(trust_of(answers.scenario)),
         *few_notes(_notes(result)),
         Paragraph(f"Next: `plan` says which deployment serves it. {MORE}, --report FILE.{left}"),
@@ -416,7 +416,7 @@ def _ends(answers: WhatIfAnswers, metrics: Sequence[Metric]) -> Iterator[Table]:
         [path_label(axis.path), " .. ".join(_ends_of(axis)), *(cells.get(axis.path, "") for cells in columns)]
         for axis in answers.question.axes
         if not _has_own_table(answers, axis)
-    ][:_MOST_AXES]
+    ][:_MAX_AXES]
     base: list[Line] = ["as given", "", *(_cell(answers.base, metric) for metric in metrics)]
     if rows:
         titles = [_SHORT.get(metric.key, metric.title) for metric in metrics]

@@ -106,7 +106,7 @@ def _operation(row: PathRow, method: str) -> dict[str, Any]:
     return operation
 
 
-_MOST_STRINGS = 1 << 16  # of tokens, each decoded by itself
+_MAX_STRINGS = 1 << 16  # of tokens, each decoded by itself
 _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment will do
 
 
@@ -172,8 +172,8 @@ class _Plain:
             ids = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         else:
             ids = self._vocabulary.encode(body.prompt)
-        if body.return_token_strs and len(ids) > _MOST_STRINGS:
-            raise HttpError(400, f"return_token_strs: got {len(ids)} tokens; expected at most {_MOST_STRINGS}")
+        if body.return_token_strs and len(ids) > _MAX_STRINGS:
+            raise HttpError(400, f"return_token_strs: got {len(ids)} tokens; expected at most {_MAX_STRINGS}")
         strings = [self._vocabulary.decode(ids[i : i + 1]) for i in range(len(ids))] if body.return_token_strs else None
         counted = {"count": len(ids), "max_model_len": self._emulator.max_model_len, "tokens": ids.tolist()}
         return JSONResponse({**counted, "token_strs": strings})

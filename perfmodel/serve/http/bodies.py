@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from perfmodel.serve.guided import Guide
 from perfmodel.serve.http.reading import FieldError
-from perfmodel.serve.tokens import ChatMessage, Wanted
+from perfmodel.serve.tokens import ChatMessage, GenerationLimits
 
 _HIGHEST_ID = 2**63 - 1
 _HIGHEST_SEED = 2**63 - 1
-_MOST_STOPS = 64
-_MOST_COMPLETED = 16  # tokens of a completion that asks for no number: OpenAI's API, vLLM's and SGLang's servers
-_MOST_LOGPROBS = 20  # alternatives per token: vLLM's --max-logprobs
+_MAX_STOPS = 64
+_MAX_COMPLETED = 16  # tokens of a completion that asks for no number: OpenAI's API, vLLM's and SGLang's servers
+_MAX_LOGPROBS = 20  # alternatives per token: vLLM's --max-logprobs
 
 TokenId = Annotated[int, Field(ge=0, le=_HIGHEST_ID)]
 # The first wrong item of a list is named, and no others: of millions each would take a hundred bytes to say so.
@@ -96,7 +96,7 @@ class GenerationBody(_Body):
     allowed_token_ids: list[int] | None = Field(default=None, min_length=1)
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
     use_beam_search: bool = False
-    prompt_logprobs: int | None = Field(default=None, ge=-1, le=_MOST_LOGPROBS)
+    prompt_logprobs: int | None = Field(default=None, ge=-1, le=_MAX_LOGPROBS)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     echo: bool = False
@@ -113,13 +113,13 @@ class GenerationBody(_Body):
         same = f"n: got {self.n} with temperature 0, whose answers are all the same; expected 1"
         with_stream = "prompt_logprobs: not in a stream; leave it or stream out"
         options = "stream_options: allowed only with stream: true"
-        stops = f"stop: expected at most {_MOST_STOPS} texts, none of them empty"
+        stops = f"stop: expected at most {_MAX_STOPS} texts, none of them empty"
         _refuse(
             (self.n > 1 and is_greedy, same, None),
             (self.use_beam_search, "use_beam_search: beams are not modelled; leave it out", None),
             (self.stream and self.prompt_logprobs is not None, with_stream, "prompt_logprobs"),
             (self.stream_options is not None and not self.stream, options, "stream_options"),
-            (len(self.stops) > _MOST_STOPS or not all(self.stops), stops, None),
+            (len(self.stops) > _MAX_STOPS or not all(self.stops), stops, None),
             (
                 least > (least if most is None else most),
                 f"min_tokens: got {least}; expected at most max_tokens ({most})",
@@ -179,9 +179,9 @@ class GenerationBody(_Body):
         """The tool that the answer has to call."""
         return None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> GenerationLimits:
         """What it says of its answers."""
-        return Wanted(
+        return GenerationLimits(
             self.most_tokens,
             None,
             self.min_tokens,
@@ -232,8 +232,8 @@ class CompletionBody(GenerationBody):
             (self.prompt_embeds is not None, "prompt_embeds: not modelled here; give a prompt", "prompt_embeds"),
             (self.suffix, "suffix: not modelled here, as in vLLM; leave it out", None),
             (
-                count is not None and not 0 <= count <= _MOST_LOGPROBS,
-                f"logprobs: got {count}; expected 0 to {_MOST_LOGPROBS}",
+                count is not None and not 0 <= count <= _MAX_LOGPROBS,
+                f"logprobs: got {count}; expected 0 to {_MAX_LOGPROBS}",
                 "logprobs",
             ),
             (not prompts or not all(prompts), "prompt: got none, or an empty one; give at least a token", place),
@@ -244,8 +244,8 @@ class CompletionBody(GenerationBody):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    def wanted(self) -> Wanted:
-        return super().wanted()._replace(most_unless_asked=_MOST_COMPLETED, is_continued=True)
+    def wanted(self) -> GenerationLimits:
+        return super().wanted()._replace(default_max_tokens=_MAX_COMPLETED, is_continued=True)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -338,11 +338,11 @@ class _ConversationBody(GenerationBody, _TurnBody):
         names = [tool.function.name for tool in self.tools or ()]
         is_right = choice in (None, "none") or (names and (choice in ("auto", "required") or _named(choice) in names))
         expected = "none, auto, required, or one of the tools" if names else "no tool_choice, as there are no tools"
-        range_, most = "expected 0 or more, and logprobs: true", f"got {count}; expected at most {_MOST_LOGPROBS}"
+        range_, most = "expected 0 or more, and logprobs: true", f"got {count}; expected at most {_MAX_LOGPROBS}"
         template = "chat_template: a request's own is not trusted, as in vLLM by default; leave it out"
         _refuse(
             (count is not None and (count < 0 or not self.logprobs), f"top_logprobs: {range_}", "top_logprobs"),
-            ((count or 0) > _MOST_LOGPROBS, f"top_logprobs: {most}", "logprobs"),
+            ((count or 0) > _MAX_LOGPROBS, f"top_logprobs: {most}", "logprobs"),
             (self.chat_template is not None, template, None),
             (self.tools == [], "tools: got an empty list; leave it out", "tools"),
             (not is_right, f"tool_choice: got {str(choice)[:80]!r}; expected {expected}", "tool_choice"),
@@ -463,6 +463,6 @@ class ScoringBody(GenerationBody):
         query = self.query or ""
         return [[item, query] if self.item_first else [query, item] for item in self.items or ()]
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> GenerationLimits:
         """As of a `GenerationBody`: one token of each."""
-        return Wanted(max_tokens=1, ignore_eos=True)
+        return GenerationLimits(max_tokens=1, ignore_eos=True)

@@ -41,7 +41,7 @@ from perfmodel.serve.tokens import (
 from perfmodel.sim.traffic.distributions import hashed
 
 _LONGEST_ID = 128
-_MOST_TOKENS = 1 << 20  # of one request: they are written and hashed before anything else is looked at
+_MAX_TOKENS = 1 << 20  # of one request: they are written and hashed before anything else is looked at
 
 
 class Models:
@@ -193,7 +193,7 @@ class Generation:
         """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
         limit, num_answers = self._settings.max_answers, len(prompts) * body.n
         if num_answers > limit:
-            text = f"n: found {num_answers} answers (prompts times n), allowed {limit}"
+            text = f"n: got {num_answers} answers (prompts times n); expected {limit}"
             raise HttpError(400, text, "BadRequestError", "n")
         if any(not name.isdecimal() or int(name) >= self._vocabulary.size for name in body.logit_bias or ()):
             raise HttpError(400, "logit_bias: got a token that the vocabulary lacks", "BadRequestError", "logit_bias")
@@ -242,8 +242,8 @@ class Generation:
                 raise self._too_long(error) from None
             ids = np.concatenate([prompt, answer.ids])
             num_tokens += len(ids)
-            if num_tokens > _MOST_TOKENS and asked:
-                text = f"the answers asked for have more than {_MOST_TOKENS} tokens with their prompts; ask for fewer"
+            if num_tokens > _MAX_TOKENS and asked:
+                text = f"the answers asked for have more than {_MAX_TOKENS} tokens with their prompts; ask for fewer"
                 raise HttpError(400, text, "BadRequestError")
             blocks, n = block_hashes(ids, self._emulator.block_size, salt, adapter), None if choice else body.n
             params = RequestParams(answer.finish_reason, wanted.max_tokens, n, adapter, ids)

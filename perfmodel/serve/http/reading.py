@@ -38,7 +38,7 @@ _CHECKED_LATE = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_tokens"),
 }
 _BOUNDS = {"greater_than", "greater_than_equal", "less_than_equal", "too_short", "string_too_short"}
-_MOST_SAID = 3  # of the mistakes in a body
+_MAX_SAID = 3  # of the mistakes in a body
 
 
 class FieldError(ValueError):
@@ -115,8 +115,8 @@ def not_a_model(name: str) -> HttpError:
 def _unreadable(error: ValidationError, data: bytes) -> HttpError:
     """A body with wrong fields: which, and what was expected there. data: the body, to say where its JSON ends"""
     errors = error.errors(include_url=False)
-    message = "; ".join(map(_mistake, errors[:_MOST_SAID]))
-    message += f" (and {len(errors) - _MOST_SAID} more)" if len(errors) > _MOST_SAID else ""
+    message = "; ".join(map(_mistake, errors[:_MAX_SAID]))
+    message += f" (and {len(errors) - _MAX_SAID} more)" if len(errors) > _MAX_SAID else ""
     first, place, cause = errors[0], errors[0]["loc"], errors[0].get("ctx", {}).get("error")
     if len(place) == 1 and place[0] in _CHECKED_LATE and first["type"] in _BOUNDS:
         return HttpError(400, message, "BadRequestError", _CHECKED_LATE[str(place[0])])
@@ -188,7 +188,7 @@ class Guard:
                 raise HttpError(503, text, "ServiceUnavailableError", headers=after)
 
 
-_MOST_DIGITS = 18  # of a length; Python reads no number of thousands of them
+_MAX_DIGITS = 18  # of a length; Python reads no number of thousands of them
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -231,7 +231,7 @@ async def _json_bytes(scope: Scope, receive: Receive, settings: ServerSettings) 
     close, most = {"connection": "close"}, settings.max_body_bytes
     too_large = HttpError(413, f"the body has more than {most} bytes; send less", headers=close)
     length = headers.get("content-length", "0")
-    if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > most):
+    if length.isdecimal() and (len(length) > _MAX_DIGITS or int(length) > most):
         raise too_large
     try:
         async with asyncio.timeout(settings.arrival_s):
@@ -252,4 +252,4 @@ async def _json_bytes(scope: Scope, receive: Receive, settings: ServerSettings) 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """The Content-Length among `headers`; 0 without one that is a number."""
     length = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
-    return int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else 0
+    return int(length) if length.isdigit() and len(length) <= _MAX_DIGITS else 0

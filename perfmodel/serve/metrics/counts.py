@@ -130,9 +130,9 @@ def wants_openmetrics(accept: str) -> bool:
     """Whether a request with this Accept header is to be answered in OpenMetrics' format: it names it, and not to say
     that it cannot read it (q=0)."""
     for part in accept.lower().split(","):
-        media, *parameters = (each.strip() for each in part.split(";"))
+        media, *parameters = (item.strip() for item in part.split(";"))
         if media == _OPEN.partition(";")[0]:
-            return not any(each and not each.strip("q=0. ") for each in parameters)
+            return not any(parameter and not parameter.strip("q=0. ") for parameter in parameters)
     return False
 
 

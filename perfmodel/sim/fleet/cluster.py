@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING
 
-from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativePricer, StepPricer
+from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.errors import SpecError
@@ -99,8 +99,8 @@ class Cluster:
         draw = self._draw(calibration, profile, spec.role != "unified")
         server = _drawn_server(profile, draw) if front_end else ServerFit()
         costs = shared_step_costs(own, calibration, profile)
-        pricer = costs.pricer(draw)
-        backend = _backend(own, pricer, is_split=draw is None)
+        cost_model = costs.cost_model(draw)
+        backend = _backend(own, cost_model, is_split=draw is None)
         num_ranks = own.engine.data_parallel_size
         num_engines = spec.most_replicas * num_ranks
         if num_engines % self._one_of:
@@ -110,7 +110,7 @@ class Cluster:
         locksteps = build_locksteps(own.engine, num_engines, together, env, backend, costs.graph, self._can_leap)
         tier = second_tier(own, costs)
         backend.restore = tier.cost if tier is not None else None
-        config = scheduler_config(own, pricer=pricer if isinstance(pricer, SpeculativePricer) else None)
+        config = scheduler_config(own, cost_model=cost_model if isinstance(cost_model, SpeculativeCostModel) else None)
         if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
 
@@ -124,7 +124,7 @@ class Cluster:
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
         route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed)
         pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
-        self.pools.append(Pool(spec, own, memory, pricer, replicas, route, backend, pipelines))
+        self.pools.append(Pool(spec, own, memory, cost_model, replicas, route, backend, pipelines))
         return self.pools[-1]
 
     def _draw(self, calibration: Calibration, profile: EngineProfile, is_disaggregated: bool) -> Draw | None:
@@ -154,16 +154,16 @@ class Cluster:
         return Deployed(deployment, pools, None, joined)
 
 
-def _backend(scenario: Scenario, pricer: StepPricer, is_split: bool) -> SimulatedBackend:
+def _backend(scenario: Scenario, cost_model: StepCostModel, is_split: bool) -> SimulatedBackend:
     config = scenario.engine.speculative_config
     if config is None:
-        return SimulatedBackend(pricer, is_split=is_split)
+        return SimulatedBackend(cost_model, is_split=is_split)
     if config.acceptance is None:
         raise SpecError(
             f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "
             f"the file that `perfmodel execute` has measured."
         )
-    return SimulatedBackend(pricer, SimulatedAcceptance(config, scenario.seed), config.ahead, is_split)
+    return SimulatedBackend(cost_model, SimulatedAcceptance(config, scenario.seed), config.ahead, is_split)
 
 
 def _drawn_server(profile: EngineProfile, draw: Draw | None) -> ServerFit:

@@ -22,7 +22,7 @@ from perfmodel.sim.traffic.distributions import Shares, hashed
 from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, GatewaySpec, Slowdown
 from perfmodel.specs.scenario import Scenario
 
-_MOST_EVENTS = 1_000_000  # looks or failures of one run: seven seconds. A week of looks every second has 600,000
+_MAX_EVENTS = 1_000_000  # looks or failures of one run: seven seconds. A week of looks every second has 600,000
 
 
 class Autoscaler:
@@ -46,9 +46,9 @@ class Autoscaler:
         if self._is_over():
             return
         self._num_looks += 1
-        if self._num_looks > _MOST_EVENTS and not self._env.is_paced:
+        if self._num_looks > _MAX_EVENTS and not self._env.is_paced:
             raise WorkloadError(
-                f"autoscaling has looked at the load {_MOST_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} "
+                f"autoscaling has looked at the load {_MAX_EVENTS:,} times in {self._env.ticks / TICKS_PER_S:.4g} "
                 f"simulated seconds; raise its interval_s ({self._spec.interval_s:g}), or give traffic that ends sooner"
             )
         fleet, now = self._fleet, self._env.ticks
@@ -96,9 +96,9 @@ def add_failures(
         nonlocal num_draws
         assert spec.mtbf_s is not None
         num_draws += 1
-        if num_draws > _MOST_EVENTS and not env.is_paced:
+        if num_draws > _MAX_EVENTS and not env.is_paced:
             raise WorkloadError(
-                f"replicas have failed {_MOST_EVENTS:,} times in {env.ticks / TICKS_PER_S:.4g} simulated s; "
+                f"replicas have failed {_MAX_EVENTS:,} times in {env.ticks / TICKS_PER_S:.4g} simulated s; "
                 f"raise mtbf_s ({spec.mtbf_s:g}), or give traffic that ends sooner"
             )
         u = (hashed(seed, num_draws) + 1) / 2**64
@@ -159,7 +159,7 @@ class DynamicCluster:
     def on_finished(self, replica: EngineRank, request: Request) -> None:
         """Admit requests that waited for this answer's slot, then notify the client."""
         is_awaited = self.gateway.answer(request)
-        self.gateway.look_again()
+        self.gateway.reschedule()
         if is_awaited:
             self._on_answer(replica, request)
 
@@ -177,11 +177,13 @@ class DynamicCluster:
         spec, seed = self._scenario.cluster.failures, self._scenario.seed
         served = [one for one in deployed if not one.spec.is_shadow]
         self._shares = Shares([one.spec.share for one in served if one.spec.share is not None], seed, "models")
-        self._ways_in = [self._way_in(one) for one in served]
+        self._ways_in = [self.entry_router(one) for one in served]
         for one in deployed:
             if one.spec.is_shadow:
                 assert one.spec.share is not None
-                self._shadows.append((Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self._way_in(one)))
+                self._shadows.append(
+                    (Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self.entry_router(one))
+                )
         if spec is not None:
             fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
             add_failures(self._env, spec, fleets, seed, self._is_over)
@@ -215,7 +217,7 @@ class DynamicCluster:
         kind = self._shares.of(request.request_id) if len(self._ways_in) > 1 else 0
         return self._ways_in[kind](request)
 
-    def _way_in(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
+    def entry_router(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
         """Router into a deployment whose replicas may now come and go."""
         server, gateway = deployed.server, self.gateway
         if server is not None:

@@ -147,7 +147,7 @@ class Fleet:
         self.entrance.router.join(self.pool.replicas[number])
         for call in self.on_up:
             call(number)
-        self.entrance.look_again()
+        self.entrance.reschedule()
 
     def _stop_if_drained(self, number: int) -> None:
         replica = self.pool.replicas[number]

@@ -143,7 +143,7 @@ class Gateway:
         request.arrival = self.env.ticks
         server.add(request)
 
-    def look_again(self) -> None:
+    def reschedule(self) -> None:
         """Replicas have capacity again: dispatch queued requests."""
         queue = self._queue
         while queue and self.num_outstanding < self._most:
@@ -171,7 +171,7 @@ class Gateway:
         if sent is not None:
             self._withdraw(sent)
             self.num_queued -= sent.is_queued
-            self.look_again()
+            self.reschedule()
 
     def fail(self, requests: Iterable[Request]) -> None:
         """Retry or fail requests lost with their replicas."""
@@ -180,7 +180,7 @@ class Gateway:
             self._withdraw(sent)
         for sent in lost:
             self._again(sent)
-        self.look_again()
+        self.reschedule()
 
     def outstanding_at(self, servers: Iterable[RequestServer]) -> list[Request]:
         """Requests held by any of `servers`. Scans all requests in flight."""
@@ -242,7 +242,7 @@ class Gateway:
             self.num_queued -= sent.is_queued
             self._lose(sent, "timed_out")
         self._watch_deadlines()
-        self.look_again()
+        self.reschedule()
 
 
 class Entrance:
@@ -283,7 +283,7 @@ class Entrance:
         del self._room[request]
         return True
 
-    def look_again(self) -> None:
+    def reschedule(self) -> None:
         """A replica has come up: dispatch queued requests in FIFO order."""
         if len(self.router):
             waiting, self._room = self._room, {}

@@ -8,7 +8,7 @@ from perfmodel.cost import (
     Calibration,
     EngineProfile,
     MemoryPlan,
-    StepPricer,
+    StepCostModel,
     Usage,
     energy_j,
     energy_split_j,
@@ -70,7 +70,7 @@ class Pool:
     spec: PoolSpec
     scenario: Scenario
     memory: MemoryPlan
-    pricer: StepPricer
+    cost_model: StepCostModel
     replicas: tuple[Replica, ...]
     route: "FleetRouter"
     backend: SimulatedBackend
@@ -101,7 +101,7 @@ class Pool:
 
     def usage(self) -> Usage:
         """Usage of one device per engine, summed."""
-        return self.pricer.usage()
+        return self.cost_model.usage()
 
     @property
     def under_way_s(self) -> float:

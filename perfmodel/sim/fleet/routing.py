@@ -20,7 +20,7 @@ from perfmodel.sim.traffic.distributions import hashed
 _POINTS = 128  # on a hash ring, per target: shares of the keys then differ by 1 / sqrt(128), 9 %
 # Beginnings of prompts that are remembered per target: as many blocks as the prefix scorer of the Gateway API inference
 # extension remembers of a server unless told otherwise (its lruCapacityPerServer).
-_MOST_HOMES = 31_250
+_MAX_HOMES = 31_250
 
 
 class Target(Protocol):
@@ -161,7 +161,7 @@ def _beginning(request: Request, block_size: int) -> Hashable | None:
 class PrefixAffinity(Router[T]):
     """Requests with the same first prompt block share a target; others go to the least loaded one.
 
-    The last `_MOST_HOMES` prefixes per target are remembered.
+    The last `_MAX_HOMES` prefixes per target are remembered.
     """
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
@@ -176,7 +176,7 @@ class PrefixAffinity(Router[T]):
         home = homes.get(beginning)
         if home is None:
             home = homes[beginning] = self._fewest(request)
-            if len(homes) > _MOST_HOMES * len(self.targets):
+            if len(homes) > _MAX_HOMES * len(self.targets):
                 homes.popitem(last=False)
         else:
             homes.move_to_end(beginning)

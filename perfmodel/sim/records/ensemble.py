@@ -27,9 +27,9 @@ Interval = tuple[float, float]
 Serve = Callable[[Scenario, Scores | None], RequestColumns]
 
 _Z80 = 1.2816  # 80 % of a standard normal
-_MOST_LOG_RATIO = 7.0  # a thousandfold; an unbounded queue has no meaningful ratio
+_MAX_LOG_RATIO = 7.0  # a thousandfold; an unbounded queue has no meaningful ratio
 _FEWEST, MOST = 160, 240  # requests of an open-loop draw
-_MOST_EARLY = 200
+_MAX_EARLY = 200
 _QUEUEING = 0.4  # share of TTFT spent queueing above which a queue may be growing, so more requests are needed
 _PER_SLOT = 1.5  # requests of a closed-loop draw
 _TURNED = NUM_SCORES - 1  # the column of turned signs, so that each draw has three scores of one sign, none has four
@@ -147,7 +147,7 @@ def _sizes(scenario: Scenario, requests: RequestColumns) -> tuple[int, int]:
     distinct = 0
     if traffic.prefix is not None and traffic.prefix.num_prompts_per_group:
         distinct = traffic.prefix.num_groups * traffic.prefix.num_prompts_per_group
-    early = min(max(distinct, ceil(in_flight)), _MOST_EARLY)
+    early = min(max(distinct, ceil(in_flight)), _MAX_EARLY)
     waiting = requests.first_scheduled_s - requests.arrival_s
     fewest = MOST if waiting.mean() > _QUEUEING * requests.ttft_s.mean() else _FEWEST
     return early, min(len(requests), max(fewest, 2 * early), MOST)
@@ -196,8 +196,8 @@ def _mean(values: Floats, weights: Floats, amounts: NDArray[np.int64] | int = 1)
 
 def log_ratio(mean: float, base: float) -> float:
     if not isfinite(mean) or mean <= 0:
-        return _MOST_LOG_RATIO
-    return float(np.clip(np.log(mean / base), -_MOST_LOG_RATIO, _MOST_LOG_RATIO))
+        return _MAX_LOG_RATIO
+    return float(np.clip(np.log(mean / base), -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
 
 def interval_of(logs: Floats, aside: float = 0.0) -> Interval:

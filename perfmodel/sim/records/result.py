@@ -14,7 +14,7 @@ from perfmodel.cost.steps.host import host_fit, launch_seconds
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import dropped_share, popularity_of
-from perfmodel.printable import Printable
+from perfmodel.renderable import Renderable
 from perfmodel.sim.records.columns import RequestColumns, StepColumns, meets_slo
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.traffic.workload import Workload
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult(Printable):
+class RunResult(Renderable):
     """JSON-ready summary and the records behind it; prints as `perfmodel simulate` does.
 
     `requests` and `steps` are None when streamed to disk instead of kept.

@@ -120,8 +120,8 @@ def _blocks_upto(last: Floats, block: int) -> Floats:
 
 
 _FEWEST = 40  # requests, in four quarters
-_LEAST_SLOPE = 0.1  # seconds of TTFT per second of arrivals: a tenth more than is sustained
-_LEAST_GROWTH = 3.0  # of the mean TTFT from the first quarter to the last
+_MIN_SLOPE = 0.1  # seconds of TTFT per second of arrivals: a tenth more than is sustained
+_MIN_GROWTH = 3.0  # of the mean TTFT from the first quarter to the last
 _MANY_LOST = 0.1  # of the requests
 
 
@@ -147,16 +147,16 @@ def overload(scenario: Scenario, requests: RequestColumns, num_lost: int) -> dic
     # Slope from the second quarter to the last; the first fills the system.
     quarters = [float(part.mean()) for part in np.array_split(ttft, 4)]
     middles = [float(part.mean()) for part in np.array_split(times, 4)]
-    grows = quarters[1] < quarters[2] < quarters[3] and quarters[3] > _LEAST_GROWTH * quarters[0]
+    grows = quarters[1] < quarters[2] < quarters[3] and quarters[3] > _MIN_GROWTH * quarters[0]
     slope = (quarters[3] - quarters[1]) / (middles[3] - middles[1]) if grows else 0.0
-    if slope > _LEAST_SLOPE:
+    if slope > _MIN_SLOPE:
         return {"offered_req_s": rate, "sustained_req_s": len(times) / span / (1 + slope)}
     if num_lost > _MANY_LOST * (num_lost + len(requests)) and not stages:
         return {"offered_req_s": rate, "sustained_req_s": len(times) / span}
     return None
 
 
-_MOST_TURNS = 10  # with a line of their own; later turns share one
+_MAX_TURNS = 10  # with a line of their own; later turns share one
 
 
 def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
@@ -173,9 +173,9 @@ def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
     waiting = np.zeros(count)
     np.add.at(waiting, numbers, requests.e2el_s)
     last = int(requests.turn.max(initial=-1))
-    masks = {str(turn + 1): requests.turn == turn for turn in range(min(last + 1, _MOST_TURNS))}
-    if last >= _MOST_TURNS:
-        masks[f"from {_MOST_TURNS + 1} on"] = requests.turn >= _MOST_TURNS
+    masks = {str(turn + 1): requests.turn == turn for turn in range(min(last + 1, _MAX_TURNS))}
+    if last >= _MAX_TURNS:
+        masks[f"from {_MAX_TURNS + 1} on"] = requests.turn >= _MAX_TURNS
     return {
         "conversations": count,
         "mean_turns": ratio(len(requests), count),

@@ -9,7 +9,7 @@ from perfmodel.engine import Request, StepPlan
 from perfmodel.sim.traffic.distributions import uniform_draws
 from perfmodel.specs.engine.speculation import SpeculativeConfig
 
-_MOST_REMEMBERED = 20_000  # requests
+_MAX_REMEMBERED = 20_000  # requests
 
 
 class SimulatedAcceptance:
@@ -60,7 +60,7 @@ class SimulatedAcceptance:
         return draws[min(request.num_output_tokens, request.max_output_tokens - 1)]
 
     def _new_draws(self, request: Request) -> list[float]:
-        if len(self._draws) >= _MOST_REMEMBERED:  # requests that end without drafts are never removed
+        if len(self._draws) >= _MAX_REMEMBERED:  # requests that end without drafts are never removed
             self._draws.clear()
         draws = uniform_draws(self._seed, request.request_id, request.max_output_tokens)
         values: list[float] = draws.tolist()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from perfmodel.cost import StagedPricer, StageTicks, StepPricer
+from perfmodel.cost import StagedCostModel, StageTicks, StepCostModel
 from perfmodel.cost.memory.offload import RestoreCost
 from perfmodel.cost.steps.curve import DecodeRun
 from perfmodel.engine import Outcome, StepPlan
@@ -13,7 +13,7 @@ from perfmodel.sim.clock import TICKS_PER_S, to_ticks
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 
 Apart = Callable[[BatchShape], tuple[int, int]]
-_MOST_PARTS = 20_000  # step sizes
+_MAX_PARTS = 20_000  # step sizes
 _new = tuple.__new__  # named tuple constructors are Python functions, three times as slow
 
 
@@ -60,7 +60,7 @@ class PromptTime:
         key = (len(prefills), tokens, _rounded(num_decodes), seen >> 9, _rounded(shape.decode_context), others)
         parts = self._parts.get(key)
         if parts is None:
-            if len(self._parts) >= _MOST_PARTS:
+            if len(self._parts) >= _MAX_PARTS:
                 self._parts.clear()
             more, everyone = tokens + num_decodes - shape.num_tokens, shape.group_tokens
             alike = shape._replace(num_tokens=shape.num_tokens + more, group_tokens=everyone and everyone + more)
@@ -80,7 +80,7 @@ def _rounded(count: int) -> int:
 
 
 class SimulatedBackend:
-    """Executes plans in the time that `pricer` gives.
+    """Executes plans in the time that `cost_model` gives.
 
     can_leap: price runs of equal steps together; acceptance: judges drafts; ahead: draft depth of pipelined drafters
     restore: cost of KV copies to and from the second tier. All pipeline stages start theirs when the plan is made, so
@@ -90,18 +90,18 @@ class SimulatedBackend:
 
     def __init__(
         self,
-        pricer: StepPricer,
+        cost_model: StepCostModel,
         acceptance: SimulatedAcceptance | None = None,
         ahead: int | None = None,
         is_split: bool = False,
     ) -> None:
-        self.can_leap = pricer.has_runs
+        self.can_leap = cost_model.has_runs
         self.restore: RestoreCost | None = None
         self.prompt_time = PromptTime(self._apart if is_split else None)
-        self._pricer = pricer
-        self._stages = pricer if isinstance(pricer, StagedPricer) else None
+        self._cost_model = cost_model
+        self._stages = cost_model if isinstance(cost_model, StagedCostModel) else None
         self._acceptance, self._ahead = acceptance, ahead
-        self._alone = pricer.fresh() if is_split else pricer  # prices hypothetical steps
+        self._alone = cost_model.fresh() if is_split else cost_model  # prices hypothetical steps
 
     @property
     def num_stages(self) -> int:
@@ -112,7 +112,7 @@ class SimulatedBackend:
         if self._stages is not None:
             return Outcome(self.pass_through(plan).latency)
         shape = self._computed(plan)
-        duration = self._pricer.price(shape)
+        duration = self._cost_model.duration_ps(shape)
         if plan.num_restored_tokens or plan.num_stored_blocks:
             duration += self._restoring(plan, duration, self.restore)
         self.prompt_time.add(shape, duration)
@@ -139,22 +139,22 @@ class SimulatedBackend:
             return shape
         return shape._replace(drafting=_num_drafting(offered), num_draft_tokens=sum(offered) + plan.num_padding_tokens)
 
-    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
+    def plan_leap(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         """Cost of `num_steps` steps from `plan` on; `growth`: increment of each `plan.decode_windowed` per step."""
-        run = self._pricer.run(shape_of(plan), growth, num_steps)
+        run = self._cost_model.run(shape_of(plan), growth, num_steps)
         assert run is not None
         return run
 
-    def commit(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
+    def apply_leap(self, run: DecodeRun, plan: StepPlan, num_steps: int) -> None:
         """Account for the first `num_steps` of `run`, which began with `plan`."""
-        run.commit(num_steps)
+        run.apply_leap(num_steps)
         self.prompt_time.add_decoding(run.duration(num_steps))
 
     def _apart(self, shape: BatchShape) -> tuple[int, int]:
         alone, (prompts, decodes) = self._alone, shape.apart
-        if isinstance(alone, StagedPricer):
+        if isinstance(alone, StagedCostModel):
             return sum(alone.pass_through(prompts).stages), sum(alone.pass_through(decodes).stages)
-        return alone.price(prompts), alone.price(decodes)
+        return alone.duration_ps(prompts), alone.duration_ps(decodes)
 
     def _restoring(self, plan: StepPlan, duration: int, cost: RestoreCost | None) -> int:
         """Extra ticks of `plan`, else `duration` long, for KV copies."""

@@ -37,10 +37,10 @@ class Run(Protocol):
 class LeapingBackend(Protocol):
     """A backend that prices a run of equal, growing decode steps in closed form."""
 
-    def foresee(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
+    def plan_leap(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> Any:
         """`Run` of `num_steps` steps from `plan` on; `growth`: increment of each `plan.decode_windowed` per step."""
 
-    def commit(self, run: Any, plan: StepPlan, num_steps: int) -> None:
+    def apply_leap(self, run: Any, plan: StepPlan, num_steps: int) -> None:
         """Account for the first `num_steps` of `run`, which began with `plan`."""
 
 
@@ -123,20 +123,20 @@ class Lockstep:
     def enter(self, rank: Rank, request: Request) -> None:
         """`request` has arrived at `rank`'s engine."""
         rank.loop.add(request)
-        self.look_again()
+        self.reschedule()
 
     def abort(self, rank: Rank, request: Request) -> bool:
         """Abort `request` in `rank`'s engine; False if it is not there any more."""
-        self.settle()
+        self.finalize()
         is_gone = rank.loop.abort(request)
-        self.look_again()
+        self.reschedule()
         return is_gone
 
     def plan_of(self, rank: Rank) -> StepPlan:
         """Plan of `rank` in the running step, or in the step being reported."""
         return next(plan for one, plan in self._active if one is rank)
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Bring engine state up to date as if stepped one by one; a leap ends with the running step."""
         if self._run is None:
             return
@@ -146,7 +146,7 @@ class Lockstep:
             for rank, plan in self._active:
                 rank.loop.plan_leap(plan, self._num_steps)
 
-    def look_again(self) -> None:
+    def reschedule(self) -> None:
         """External change: idle engines plan again, a leap ends with the running step."""
         if not self._active:
             self._pending = self._alarm(0, self._start)
@@ -156,7 +156,7 @@ class Lockstep:
     def slow_down(self, factor: float) -> None:
         """Multiply step durations by `factor` from the next step on."""
         self.slowdown = factor
-        self.look_again()
+        self.reschedule()
 
     def _cut(self, run: Run) -> None:
         num_steps = run.steps_to_reach(self.env.ticks - self._started)
@@ -200,7 +200,7 @@ class Lockstep:
 
     def _foresee(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:
         assert self._leaper is not None
-        self._runs = runs = [self._leaper.foresee(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
+        self._runs = runs = [self._leaper.plan_leap(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
         run: Run = runs[0]
         if len(active) > 1 or self.slowdown != 1:
             run = _SlowestRun(runs, num_steps, self.slowdown)
@@ -255,7 +255,7 @@ class Lockstep:
         else:
             assert self._leaper is not None
             for (rank, plan), run in zip(active, self._runs, strict=True):
-                self._leaper.commit(run, plan, num_steps)
+                self._leaper.apply_leap(run, plan, num_steps)
                 first_duration, durations = run.first_duration, run.step_durations
                 record = rank.loop.finish_leap(plan, num_steps, started, now, first_duration, durations)
                 ended.append((rank, record, []))

@@ -143,7 +143,7 @@ class EngineRank:
     @property
     def num_used_blocks(self) -> int:
         """KV blocks of requests that run, wait with their KV, or are finished and keep it."""
-        self._lockstep.settle()
+        self._lockstep.finalize()
         return self.loop.scheduler.blocks.num_used
 
     def slow_down(self, factor: float) -> None:
@@ -160,12 +160,12 @@ class EngineRank:
     def finish_load(self, request: Request) -> None:
         """The KV of `request` has arrived."""
         self.loop.scheduler.finish_load(request)
-        self._lockstep.look_again()
+        self._lockstep.reschedule()
 
     def release(self, request: Request) -> None:
         """Free the KV blocks kept by a finished `request`, and schedule again."""
         self.loop.scheduler.release(request)
-        self._lockstep.look_again()
+        self._lockstep.reschedule()
         self._say_less()
 
     def end_step(self, record: StepRecord, finished: list[Request]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from perfmodel.cost import SpeculativePricer, StepCosts
+from perfmodel.cost import SpeculativeCostModel, StepCosts
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens, restore_cost
 from perfmodel.cost.memory.plan import num_buffers
@@ -73,7 +73,7 @@ def copied(tiers: Sequence[tuple[HostBlocks, float]]) -> dict[str, float]:
 
 
 def scheduler_config(
-    scenario: Scenario, record_positions: bool = False, pricer: SpeculativePricer | None = None
+    scenario: Scenario, record_positions: bool = False, cost_model: SpeculativeCostModel | None = None
 ) -> SchedulerConfig:
     """Scheduler settings; `max_model_len` defaults to the model's maximum. pricer: see `speculation_of`."""
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
@@ -86,7 +86,7 @@ def scheduler_config(
         slots=slots,
         stays_of_preempted="nothing" if model.has_states else config.stays_of_preempted,  # a state is not in blocks
         spans=model.attention_spans,
-        speculation=speculation_of(scenario, pricer),
+        speculation=speculation_of(scenario, cost_model),
         record_positions=record_positions,
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError, WorkloadError
-from perfmodel.files.reach import LARGEST_TABLE_BYTES, read_bounded_text
+from perfmodel.files.sandbox import LARGEST_TABLE_BYTES, read_limited_text
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Lengths, Prefix
 
@@ -150,7 +150,7 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
     assert lengths.path is not None
     path = Path(lengths.path)
     try:
-        lines = read_bounded_text(path, LARGEST_TABLE_BYTES).splitlines()
+        lines = read_limited_text(path, LARGEST_TABLE_BYTES).splitlines()
     except OSError as error:
         problem = f"{path}: cannot be read ({error.strerror}); give a file with one token count per line"
         raise WorkloadError(problem) from None

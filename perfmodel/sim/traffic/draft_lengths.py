@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from math import prod
 
-from perfmodel.cost import SpeculativePricer, step_costs
+from perfmodel.cost import SpeculativeCostModel, step_costs
 from perfmodel.engine import Speculation
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.description import BatchingRules
@@ -22,7 +22,7 @@ _WITH_KV = ("draft_model", "eagle")  # drafters with KV of their own, in blocks 
 _ALL_BATCHES_UPTO = 16  # larger batches are evaluated in steps of an eighth
 
 
-def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) -> Speculation | None:
+def speculation_of(scenario: Scenario, cost_model: SpeculativeCostModel | None = None) -> Speculation | None:
     """Scheduler settings; None without speculation.
 
     pricer: step costs, for adaptive depth; default: the scenario's own
@@ -33,7 +33,7 @@ def speculation_of(scenario: Scenario, pricer: SpeculativePricer | None = None) 
     depths: tuple[tuple[int, ...], ...] = ()
     rates = _rates(config)
     if config.adaptive:
-        depths = draft_lengths(scenario, config, pricer or step_costs(scenario).speculative_pricer())
+        depths = draft_lengths(scenario, config, cost_model or step_costs(scenario).speculative_cost_model())
     speculation = Speculation(
         nodes=config.nodes_by_depth,
         depths=depths,
@@ -60,9 +60,9 @@ def with_drafter(speculation: Speculation, rules: BatchingRules, method: str) ->
 
 
 def draft_lengths(
-    scenario: Scenario, config: SpeculativeConfig, pricer: SpeculativePricer
+    scenario: Scenario, config: SpeculativeConfig, cost_model: SpeculativeCostModel
 ) -> tuple[tuple[int, ...], ...]:
-    """`Speculation.depths` of `scenario` and `config` under `pricer`: per interval of acceptance, the depth by batch
+    """`Speculation.depths` of `scenario` and `config` under `cost_model`: per interval of acceptance, the depth by batch
     from 1.
 
     All rates are scaled by estimated over expected acceptance.
@@ -73,7 +73,7 @@ def draft_lengths(
     batches = list(range(1, min(most, _ALL_BATCHES_UPTO) + 1))
     while batches[-1] < most:
         batches.append(min(batches[-1] + batches[-1] // 8, most))
-    times = {batch: [pricer.expected_time(batch, k, context) for k in depths] for batch in batches}
+    times = {batch: [cost_model.expected_time(batch, k, context) for k in depths] for batch in batches}
     rows = []
     for i in range(_NUM_ESTIMATES):
         factor = (i + 0.5) / _NUM_ESTIMATES / max(expected, 1e-9)

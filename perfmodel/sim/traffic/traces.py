@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from perfmodel.errors import WorkloadError
-from perfmodel.files.reach import LARGEST_TABLE_BYTES, bounded_lines, parse_json, read_bounded_text, refuse_path
+from perfmodel.files.sandbox import LARGEST_TABLE_BYTES, bounded_lines, parse_json, read_limited_text, refuse_path
 
 _LATEST_S = 1e11  # seconds of an epoch, and then some: the year 5138
 _LONGEST_PAUSE_S = 1e9
-_MOST_TOKENS = 1_000_000_000  # per prompt or answer: far beyond any context
+_MAX_TOKENS = 1_000_000_000  # per prompt or answer: far beyond any context
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -108,8 +108,8 @@ def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
                     f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
                     f"expected at least one of each"
                 )
-            if max(row.num_prompt_tokens, row.num_output_tokens) > _MOST_TOKENS:
-                raise _BadRecordError(f"found more than {_MOST_TOKENS:,} tokens of one request, expected at most that")
+            if max(row.num_prompt_tokens, row.num_output_tokens) > _MAX_TOKENS:
+                raise _BadRecordError(f"found more than {_MAX_TOKENS:,} tokens of one request, expected at most that")
             if not abs(row.arrival_s) <= _LATEST_S:  # also rejects nan
                 raise _BadRecordError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first
@@ -131,7 +131,7 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
     with _explaining(path, "conversation") as place, path.open(encoding="utf-8") as file:
         is_array = format_ == "sharegpt" and file.readline(2).strip().startswith("[")
         file.seek(0)
-        records = enumerate(parse_json(read_bounded_text(path, LARGEST_TABLE_BYTES)), 1) if is_array else None
+        records = enumerate(parse_json(read_limited_text(path, LARGEST_TABLE_BYTES)), 1) if is_array else None
         for place.number, record in records or _json_objects(file):
             conversation = _CONVERSATIONS[format_](_checked_object(record))
             if conversation.arrival_s is not None and conversation.arrival_s < last:
@@ -301,8 +301,8 @@ def _counted(text: Any) -> int:
 
 
 def _tokens(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_TOKENS:
-        raise _BadRecordError(f"found {value!r} tokens, expected a whole number from 1 to {_MOST_TOKENS:,}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_TOKENS:
+        raise _BadRecordError(f"found {value!r} tokens, expected a whole number from 1 to {_MAX_TOKENS:,}")
     return value
 
 

@@ -61,7 +61,7 @@ def think_time_of(arrivals: Arrivals, seed: int) -> ThinkTime:
     return draw
 
 
-_MOST_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
+_MAX_CLIPPED = 0.5  # of the prompts: beyond that the traffic is misrepresented
 
 
 class RequestDraft(NamedTuple):
@@ -120,7 +120,7 @@ class Workload:
         self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
         lengths = traffic.input_tokens if traffic.trace is None else None
         share = share_above(lengths, self._longest_prompt) if lengths is not None else 0.0
-        if lengths is not None and share > _MOST_CLIPPED:
+        if lengths is not None and share > _MAX_CLIPPED:
             raise WorkloadError(
                 f"engine.max_model_len={self.max_model_len} would clip {share:.0%} of the prompts "
                 f"({lengths.distribution}, mean {lengths.mean:g} tokens); raise it, or shorten traffic.input_tokens"

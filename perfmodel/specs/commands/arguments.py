@@ -102,7 +102,7 @@ class Arguments:
         if rule.takes == "nothing" and (rule.modelled is None or rule.modelled.kind == "switch"):
             is_on = True if value is None else _SWITCH.get(value.lower())
             if is_on is None:
-                raise self._error(f"{name}={value}: found {value!r}, allowed nothing, true or false.")
+                raise self._error(f"{name}={value}: got {value!r}; expected nothing, true or false.")
             written = f"--{'no-' if is_negated else ''}{plain}{'' if value is None else f'={value}'}"
             self.add(Given(rule, rule.same_as or plain, is_on != is_negated, written))
             return
@@ -158,14 +158,14 @@ class Arguments:
         except (ValueError, RecursionError) as error:
             if not re.fullmatch(r"-?\d+", text):
                 raise self._error(
-                    f"--{parent}: found {text[:60]!r}, allowed JSON in quotes, as in '{{\"key\": 1}}' "
+                    f"--{parent}: got {text[:60]!r}; expected JSON in quotes, as in '{{\"key\": 1}}' "
                     f"({getattr(error, 'msg', 'nested too deep')})."
                 ) from None
             data = {"level": text}
         if isinstance(data, int):
             data = {"level": data}  # --compilation-config 3, as before vLLM 0.12
         if not isinstance(data, Mapping):
-            raise self._error(f"--{parent}: found {text[:60]!r}, allowed a mapping of JSON.")
+            raise self._error(f"--{parent}: got {text[:60]!r}; expected a mapping of JSON.")
         for key, value in _flat(data):
             name = f"{parent}.{key}"
             rule = self.description.rule(name)
@@ -193,7 +193,7 @@ class Arguments:
                 return float(value)
             return _WORDS[value.lower()] if kind == "switch" else json.loads(value)
         except (KeyError, ValueError, OverflowError, RecursionError):
-            raise self._error(f"{written}: found {value[:60]!r}, allowed {_ALLOWED[kind]}.") from None
+            raise self._error(f"{written}: got {value[:60]!r}; expected {_ALLOWED[kind]}.") from None
 
 
 def _split(word: str, description: CommandDescription) -> tuple[str, str | None]:

@@ -84,7 +84,7 @@ class FlagRule:
     def says_nothing(self, value: Any) -> bool:
         """Whether `value` has no effect."""
         known = self.default if isinstance(self.default, list) else [self.default]
-        return value is False or any(str(value).lower() == str(each).lower() for each in known if each is not None)
+        return value is False or any(str(value).lower() == str(item).lower() for item in known if item is not None)
 
 
 class CommandDescription(Spec):

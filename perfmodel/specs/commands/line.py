@@ -12,7 +12,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded
-from perfmodel.files.reach import may_touch, refused
+from perfmodel.files.sandbox import is_allowed, refused
 from perfmodel.files.yaml_loader import flow_yaml, load_yaml, load_yaml_text
 from perfmodel.specs.commands.arguments import Arguments
 from perfmodel.specs.commands.description import all_commands
@@ -26,7 +26,7 @@ from perfmodel.specs.engine.description import load_engine_description
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.shorthand import name_of
 
-_MOST_SERVERS = 64
+_MAX_SERVERS = 64
 _WIDTH = 110  # of comments in the written file
 _BLOCKS = ("engine", "cluster", "traffic", "slo", "sampling")
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -76,8 +76,8 @@ def read_line(text: str, asking: Asking, place: str = "line") -> LineScenario:
         known = ", ".join(f"`{command.title}`" for command in all_commands())
         first = next((" ".join(command.words[:3]) for command in script.commands if command.words), "")
         begins = f"it begins with {first!r}" if first else "it is empty"
-        raise SpecError(f"{place}: found no command that is known ({begins}), allowed {known}.")
-    readings = [_read_server(command, script, asking) for command in servers[:_MOST_SERVERS]]
+        raise SpecError(f"{place}: got no command that is known ({begins}); expected {known}.")
+    readings = [_read_server(command, script, asking) for command in servers[:_MAX_SERVERS]]
     base = _together(readings, servers) if readings else Reading()
     if loads:
         _add_load(base, loads, script, asking)
@@ -139,7 +139,7 @@ def _arguments(command: FoundCommand, script: ShellScript, asking: Asking) -> Ar
     written = (script.files.get(name) for name in (file, f"./{file}", file.removeprefix("./")))
     text = next((text for text in written if text is not None), None)
     path = asking.folder / expanded(file)
-    if text is None and not may_touch(path):
+    if text is None and not is_allowed(path):
         raise SpecError(f"{place}: {given.written}: {refused(file)}")
     if text is None and not isfile(path):  # Path.is_file raises OSError for a name that is too long
         raise SpecError(
@@ -265,7 +265,7 @@ def _check_model(model: str, place: str) -> None:
             f"stand one by one, or behind sh -c as a script."
         )
     path = expanded(model)
-    if is_path and not (may_touch(path) and path.exists()):
+    if is_path and not (is_allowed(path) and path.exists()):
         tail = "/".join(Path(model).parts[-2:]).removeprefix("/")
         raise SpecError(
             f"{place}: model {model}: a path of the server's, which is not here; say whose files they are, as in "

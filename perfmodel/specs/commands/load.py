@@ -24,7 +24,7 @@ def read_load(reading: Reading, command: str, place: str) -> None:
         for pair in str(text).split():
             name, _, value = pair.partition(":")
             if name not in _GOODPUT:
-                raise SpecError(f"{place}: --goodput {pair}: found {name!r}, allowed {', '.join(_GOODPUT)}.")
+                raise SpecError(f"{place}: --goodput {pair}: got {name!r}; expected {', '.join(_GOODPUT)}.")
             reading.put(f"slo.{_GOODPUT[name]}", _amount(value, f"--goodput {pair}", place), f"--goodput {pair}")
     if reading.take("temperature") == 0:
         reading.put("sampling.method", "greedy", reading.source("temperature"))
@@ -95,7 +95,7 @@ def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     name, ratio = take("dataset", "random"), take("range_ratio", 0.0)
     ratios = (ratio.get("input", 0.0), ratio.get("output", 0.0)) if isinstance(ratio, dict) else (ratio, ratio)
     if not all(isinstance(share, int | float) and 0 <= share < 1 for share in ratios):
-        raise SpecError(f"{place}: --random-range-ratio: found {ratio}, allowed from 0 to below 1.")
+        raise SpecError(f"{place}: --random-range-ratio: got {ratio}; expected from 0 to below 1.")
     if any(ratios) and name.startswith("random"):
         source = reading.source("range_ratio")
         reading.notes.append(
@@ -221,7 +221,7 @@ def _amount(value: Any, flag: str, place: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = inf
     if not 0 <= number < inf:
-        raise SpecError(f"{place}: {flag[:80]}: found {str(value)[:40]!r}, allowed a number of at least 0.")
+        raise SpecError(f"{place}: {flag[:80]}: got {str(value)[:40]!r}; expected a number of at least 0.")
     return number
 
 

@@ -126,7 +126,7 @@ def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement:
         if isinstance(value, list):
             return [text(str(item)) for item in value]
         if not isinstance(value, str):
-            raise SpecError(f"{place}: found {value!r} as a command, allowed text or a list of words.")
+            raise SpecError(f"{place}: got {value!r} as a command; expected text or a list of words.")
         try:
             return [text(word) for word in shlex.split(value)]
         except ValueError as error:

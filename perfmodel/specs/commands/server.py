@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import expanded, looked_up
-from perfmodel.files.reach import may_touch
+from perfmodel.files.sandbox import is_allowed
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.commands.arguments import Arguments, Given
 from perfmodel.specs.commands.description import ModelledFlag, load_command
@@ -182,7 +182,7 @@ def _sglang(reading: Reading) -> None:
     if reading.take("dp_attention", False) and dp > 1:
         if tp % dp:
             raise SpecError(
-                f"--dp-size {dp} with --enable-dp-attention: found --tp-size {tp}, allowed a multiple of it."
+                f"--dp-size {dp} with --enable-dp-attention: got --tp-size {tp}; expected a multiple of it."
             )
         reading.put("engine.tensor_parallel_size", tp // dp, f"--tp-size {tp} --dp-size {dp} --enable-dp-attention")
         reading.put("engine.data_parallel_size", dp, "--enable-dp-attention")
@@ -271,7 +271,7 @@ def _ollama(reading: Reading) -> None:
 def _put_gguf(reading: Reading, name: str, argument: str) -> None:
     """Model from a GGUF file or Hugging Face repository; a local file is read."""
     path = expanded(name)
-    if may_touch(path) and path.is_file():
+    if is_allowed(path) and path.is_file():
         reading.put("model", str(path.resolve()), argument)
         return
     repository, _, kind = name.partition(":")

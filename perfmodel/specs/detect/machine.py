@@ -100,8 +100,8 @@ def _nvidia(printed: str) -> Iterator[Graphics]:
 
 def _amd(printed: str) -> Iterator[Graphics]:
     """A list of cards, or under `gpu_data`; memory in MB or with its unit."""
-    found = json.loads(printed)
-    for card in found["gpu_data"] if isinstance(found, dict) else found:
+    result = json.loads(printed)
+    for card in result["gpu_data"] if isinstance(result, dict) else result:
         size = card.get("vram", {}).get("size")
         size = size.get("value") if isinstance(size, dict) else size
         yield Graphics(str(card["asic"]["market_name"]), "amd-smi", _number(size, 2**20))
@@ -159,14 +159,14 @@ def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Proc
     cores = {(block.get("physical id"), block["core id"]) for block in processors if "core id" in block}
     known = {key: value for block in reversed(blocks) for key, value in block.items()}
     words = (known.get("flags") or known.get("Features") or "").split()
-    found = [name for flag, name in _FLAGS.items() if flag in words]
+    names = [name for flag, name in _FLAGS.items() if flag in words]
     memory = re.search(r"MemTotal:\s+(\d+) kB", meminfo)
     clocks = [float(block["cpu MHz"]) * 1e6 for block in processors if "cpu MHz" in block]
     return Processor(
         name=known.get("model name") or known.get("Model") or known.get("Hardware") or "",
         num_cores=len(cores) or len(processors) or 1,
         num_sockets=len({block.get("physical id") for block in processors}) or 1,
-        instructions=tuple(name for name in found if _OLDER.get(name) not in found),
+        instructions=tuple(name for name in names if _OLDER.get(name) not in names),
         memory_bytes=float(memory[1]) * 1024 if memory else None,
         clock_hz=float(highest_khz) * 1e3 if highest_khz.strip() else max(clocks, default=None),
     )
@@ -175,7 +175,7 @@ def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Proc
 def from_system_profiler(report: Mapping[str, Any]) -> Processor:
     """Processor from `system_profiler SPHardwareDataType -json`: cores as `proc 10:8:2`."""
     (about, *_) = report.get("SPHardwareDataType") or [{}]
-    counts = [int(each) for each in re.findall(r"\d+", str(about.get("number_processors", "")))]
+    counts = [int(text) for text in re.findall(r"\d+", str(about.get("number_processors", "")))]
     total, large, small = (*counts, 0, 0, 0)[:3]
     name = str(about.get("chip_type") or about.get("cpu_type") or "")
     memory = re.match(r"(\d+) GB", str(about.get("physical_memory", "")))
@@ -208,13 +208,13 @@ class Machine:
 
 def this_machine(seconds: float = 2.0) -> Machine:
     """Detect this machine; the copy test takes `seconds`."""
-    found: dict[str, list[Graphics]] = {}
+    result: dict[str, list[Graphics]] = {}
     for tool, command in COMMANDS.items():
         printed = _printed(command)
-        found[tool] = [] if printed is None else read_graphics(tool, printed)
-    if found["amd-smi"]:
-        found["rocm-smi"] = []  # the same cards, by the older tool
-    graphics = tuple(card for cards in found.values() for card in cards)
+        result[tool] = [] if printed is None else read_graphics(tool, printed)
+    if result["amd-smi"]:
+        result["rocm-smi"] = []  # the same cards, by the older tool
+    graphics = tuple(card for cards in result.values() for card in cards)
     return Machine(_processor(), graphics, copy_bandwidth(seconds))
 
 

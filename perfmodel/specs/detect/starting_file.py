@@ -23,65 +23,65 @@ def summary(machine: Machine) -> str:
     lines = [
         f"# Found: {processor.name or 'a processor without a name'}, {processor.num_cores} cores"
         f"{_called(processor.name)}",
-        *(f"# Found: {each.name} (by {each.tool}){_called(each.name)}" for each in machine.graphics),
+        *(f"# Found: {graphic.name} (by {graphic.tool}){_called(graphic.name)}" for graphic in machine.graphics),
         f"# All cores together copy {shortest_amount(round(machine.copied_bytes_per_s, -8), 'B/s')}, read and written.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def graphics_file(found: Graphics, name: str | None = None) -> str:
+def graphics_file(graphics: Graphics, name: str | None = None) -> str:
     """File of a GPU: the known device with the tool's figures. Raises SpecError for an unknown GPU."""
-    known = _known(found.name)
+    known = _known(graphics.name)
     if known is None:
         raise SpecError(
-            f"hardware detect: no device is known as {found.name!r}; start from one like it: perfmodel hardware new "
-            f"{name or _file_name(found.name)} --like rtx-4090."
+            f"hardware detect: no device is known as {graphics.name!r}; start from one like it: perfmodel hardware new "
+            f"{name or _file_name(graphics.name)} --like rtx-4090."
         )
     main, *others = known.declared.memory
-    visible = found.memory_bytes if found.memory_bytes and not main.unified else main.visible_bytes
+    visible = graphics.memory_bytes if graphics.memory_bytes and not main.unified else main.visible_bytes
     declared = known.declared.model_copy(
         update={
             "memory": (main.model_copy(update={"visible_bytes": visible}), *others),
-            "tdp_w": found.power_w or known.declared.tdp_w,
+            "tdp_w": graphics.power_w or known.declared.tdp_w,
         }
     )
     return hardware_template(
-        name or _file_name(found.name), known.model_copy(update={"declared": declared}), is_here=True
+        name or _file_name(graphics.name), known.model_copy(update={"declared": declared}), is_here=True
     )
 
 
 def processor_file(machine: Machine, name: str | None = None) -> str:
     """File of the processor: the known one, or derived from cores, flags and the copy test."""
-    found = machine.processor
-    known = _known(found.name) or _unknown_processor(machine)
+    processor = machine.processor
+    known = _known(processor.name) or _unknown_processor(machine)
     main, *others = known.declared.memory
-    main = main.model_copy(update={"capacity_bytes": round(found.memory_bytes or main.capacity_bytes, -8)})
+    main = main.model_copy(update={"capacity_bytes": round(processor.memory_bytes or main.capacity_bytes, -8)})
     declared = known.declared.model_copy(update={"memory": (main, *others)})
     here = known.model_copy(update={"declared": declared})
-    return hardware_template(name or _file_name(found.name), here, is_here=True)
+    return hardware_template(name or _file_name(processor.name), here, is_here=True)
 
 
 def _unknown_processor(machine: Machine) -> HardwareSpec:
-    found = machine.processor
-    clock = round(found.clock_hz or _ANY_CLOCK_HZ, -7)
-    operations = next((count for name, count in _OPERATIONS.items() if name in found.instructions), 8)
+    processor = machine.processor
+    clock = round(processor.clock_hz or _ANY_CLOCK_HZ, -7)
+    operations = next((count for name, count in _OPERATIONS.items() if name in processor.instructions), 8)
     memory = MemoryLevel(
         level="hbm",
-        capacity_bytes=found.memory_bytes or _ANY_MEMORY_BYTES,
+        capacity_bytes=processor.memory_bytes or _ANY_MEMORY_BYTES,
         bandwidth_bytes_per_s=round(machine.copied_bytes_per_s, -8),
     )
     return HardwareSpec(
-        name=_file_name(found.name),
+        name=_file_name(processor.name),
         kind="cpu",
         declared=Declared(
             source="this machine",
-            compute_units=found.num_cores,
-            performance_cores=found.num_performance_cores,
-            instructions=found.instructions,
+            compute_units=processor.num_cores,
+            performance_cores=processor.num_performance_cores,
+            instructions=processor.instructions,
             clock_hz=clock,
-            peak_flops_per_s={"fp32": found.num_cores * clock * operations},
+            peak_flops_per_s={"fp32": processor.num_cores * clock * operations},
             memory=(memory,),
-            max_devices=found.num_sockets,
+            max_devices=processor.num_sockets,
             unconfirmed=("clock_hz", "memory.hbm.bandwidth_bytes_per_s", "peak_flops_per_s.fp32"),
         ),
     )

@@ -99,11 +99,11 @@ class GraphRules(Spec):
 
     def sizes_up_to(self, most: int) -> tuple[int, ...]:
         """All capture sizes up to `most` tokens, ascending."""
-        found = [size for size in self.sizes if size <= most]
-        ends = [*(each.first for each in self.ranges[1:]), most + 1]
-        for each, end in zip(self.ranges, ends, strict=True):
-            found += range(each.first, min(end, most + 1), each.step)
-        return tuple(found)
+        sizes_up = [size for size in self.sizes if size <= most]
+        ends = [*(entry.first for entry in self.ranges[1:]), most + 1]
+        for item, end in zip(self.ranges, ends, strict=True):
+            sizes_up += range(item.first, min(end, most + 1), item.step)
+        return tuple(sizes_up)
 
     def most_with_prompts(
         self, most: int, max_num_batched_tokens: int, has_latents: bool, obstacles: Collection[GraphObstacle]
@@ -382,7 +382,7 @@ class EngineDescription(Spec):
     def _are_releases(cls, versions: dict[str, EngineFacts]) -> dict[str, EngineFacts]:
         for text in versions:
             if parse_version(text)[1] != "release":
-                raise ValueError(f"found version {text!r}, allowed a release as in 0.21")
+                raise ValueError(f"got version {text!r}; expected a release as in 0.21")
         return dict(sorted(versions.items(), key=lambda item: parse_version(item[0])))
 
     def at(self, version: str) -> EngineFacts:

@@ -78,13 +78,13 @@ def _defaults_taken(engine: EngineSpec) -> Iterator[str]:
 
 def _defaults(engine: EngineSpec, hardware: HardwareSpec, use: Use, longest: int) -> dict[str, Any]:
     facts = engine.described.facts
-    found: dict[str, Any] = {name: getattr(facts.defaults, name) for name in _ON_EVERY_DEVICE}
-    found["enable_chunked_prefill"] = facts.batching.chunks_prompts
-    exchange = next((each for each in facts.all2all if each.fits(hardware)), None)
+    defaults: dict[str, Any] = {name: getattr(facts.defaults, name) for name in _ON_EVERY_DEVICE}
+    defaults["enable_chunked_prefill"] = facts.batching.chunks_prompts
+    exchange = next((item for item in facts.all2all if item.fits(hardware)), None)
     if exchange is not None and exchange.backend is not None:
-        found["all2all_backend"] = exchange.backend
-    budget = next((each for each in facts.budgets if each.fits(hardware, use)), None)
-    return found | (_step_size(budget, engine, facts, longest) if budget is not None else {})
+        defaults["all2all_backend"] = exchange.backend
+    budget = next((item for item in facts.budgets if item.fits(hardware, use)), None)
+    return defaults | (_step_size(budget, engine, facts, longest) if budget is not None else {})
 
 
 def _step_size(budget: StepBudget, engine: EngineSpec, facts: EngineFacts, longest: int) -> dict[str, int]:
@@ -132,7 +132,7 @@ def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
         )
 
 
-_LEAST_LENGTH = 2
+_MIN_LENGTH = 2
 # Kinds of RoPE whose max_position_embeddings is what they reach; that of others is what they are stretched from.
 _SCALED_WITHIN = (None, "default", "llama3", "longrope", "su", "mrope")
 
@@ -199,7 +199,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
     if pp > model.num_layers:
-        sentence = f"found {pp} stages, and {model.name} has {model.num_layers} layers; allowed 1 to {model.num_layers}"
+        sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence
     if engine.enable_expert_parallel and not any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
         sentence = f"found true, and {model.name} has no experts to share out; leave it out"
@@ -210,14 +210,14 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         sentence = f"found {engine.block_size}, and {label} takes KV blocks of {_listed(sizes_taken)} tokens"
         yield "block_size", "KV blocks of a size that the engine does not take", sentence
     length, trained = engine.max_model_len, model.max_position_embeddings
-    if length is not None and length < _LEAST_LENGTH:
-        sentence = f"found {length}, allowed at least {_LEAST_LENGTH}: a token of the prompt and one of the answer"
+    if length is not None and length < _MIN_LENGTH:
+        sentence = f"got {length}; expected at least {_MIN_LENGTH}: a token of the prompt and one of the answer"
         yield "max_model_len", "max_model_len without room for an answer", sentence
     # Positions that the model was not trained for give wrong answers; engines that say so do not start.
     is_limited = facts.limits_to_positions and model.rope_scaling in _SCALED_WITHIN
     if length is not None and length > trained and is_limited:
         sentence = (
-            f"found {length}, and {model.name} has positions up to {trained}; allowed up to that, or another "
+            f"got {length}, and {model.name} has positions up to {trained}; expected up to that, or another "
             f"rope_scaling in a copy of its config.json"
         )
         yield "max_model_len", "max_model_len beyond the model's positions", sentence

@@ -88,13 +88,13 @@ def form_of(quantization: QuantizationSpec) -> str | None:
 
 def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raise UnsupportedError, with formats that work, for one refused on `hardware`. model: in its served formats."""
-    for of, form, field, found in _formats(model, engine):
+    for of, form, field, result in _formats(model, engine):
         if format_use(engine, hardware, form, of).support != "refused":
             continue
         what = "a KV cache" if of == "kv_cache" else "weights"
         works = ", ".join(allowed_formats(engine, hardware, of))
         raise UnsupportedError(
-            f"found {found}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
+            f"found {result}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
             f"{what} in {works} work there",
             reason="the engine does not take the number format on the device",
             field=field,
@@ -104,11 +104,11 @@ def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec)
 def allowed_formats(engine: EngineSpec, hardware: HardwareSpec, of: FormatOf = "weights") -> list[str]:
     """Formats of weights or KV cache listed for `hardware`, as engine arguments."""
     listed = getattr(engine.described.facts, of)
-    found = [form for form in listed if format_use(engine, hardware, form, of).support not in ("refused", None)]
+    forms = [form for form in listed if format_use(engine, hardware, form, of).support not in ("refused", None)]
     if of == "kv_cache":
-        return ["auto", *found]
+        return ["auto", *forms]
     plain = [form for form in ("bf16", "fp16") if format_use(engine, hardware, form).support != "refused"]
-    return [_ARGUMENTS.get(form, form) for form in dict.fromkeys([*plain, *found])]
+    return [_ARGUMENTS.get(form, form) for form in dict.fromkeys([*plain, *forms])]
 
 
 def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> str:

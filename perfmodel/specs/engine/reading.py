@@ -11,7 +11,7 @@ from typing import Any
 from perfmodel.errors import SpecError
 from perfmodel.files.base import as_file_name
 from perfmodel.files.catalog import data_dir, expanded, find_file, looked_up
-from perfmodel.files.reach import may_touch, refuse_path
+from perfmodel.files.sandbox import is_allowed, refuse_path
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.models.number_formats import kv_format
 from perfmodel.specs.engine.description import describe_engine, load_engine_description
@@ -52,7 +52,7 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
     field: Path = ("profile",)
     try:
         if isinstance(engine.get("profile"), str):
-            own = _own_calibration(engine["profile"], folder)
+            own = _user_calibration(engine["profile"], folder)
             if own is not None:
                 engine |= {"profile": _engine_of(own), "calibration": str(own.resolve())}
             engine["profile"] = _profile(engine["profile"], folder)
@@ -76,16 +76,16 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
         raise SpecError(f"{positions.where(where)}: {'.'.join(map(str, where))}: {error}") from None
 
 
-def _own_calibration(name: str, folder: pathlib.Path) -> pathlib.Path | None:
+def _user_calibration(name: str, folder: pathlib.Path) -> pathlib.Path | None:
     """Calibration file by name or path; None for an engine's name or if missing."""
     path = folder / expanded(name)
-    if path.name.startswith(_PREFIX) and may_touch(path) and path.is_file():
+    if path.name.startswith(_PREFIX) and is_allowed(path) and path.is_file():
         return path
     if "/" in name or "\\" in name or looked_up("engines", name) is not None:
         return None
     own = (base / inner for base in (folder, pathlib.Path.cwd()) for inner in ("", "calibrations"))
     files = (place / f"{_PREFIX}{name}.yaml" for place in (*own, data_dir("calibrations")))
-    return next((file for file in files if may_touch(file) and file.is_file()), None)
+    return next((file for file in files if is_allowed(file) and file.is_file()), None)
 
 
 def _engine_of(calibration: pathlib.Path) -> str:
@@ -97,8 +97,8 @@ def _engine_of(calibration: pathlib.Path) -> str:
 
 def _profile(name: str, folder: pathlib.Path) -> str:
     """Engine name, or the path of a user's file."""
-    beside = folder / expanded(name)
-    file = find_file("engines", beside if may_touch(beside) and beside.is_file() else name)
+    sibling = folder / expanded(name)
+    file = find_file("engines", sibling if is_allowed(sibling) and sibling.is_file() else name)
     shipped = load_engine_description(file).name
     try:
         return shipped if find_file("engines", shipped).samefile(file) else str(file.resolve())

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
-from perfmodel.files.reach import LARGEST_JSON_BYTES, read_bounded
+from perfmodel.files.sandbox import LARGEST_JSON_BYTES, read_limited
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.models.spec import ModelSpec
 
@@ -61,7 +61,7 @@ class MeasuredAcceptance(Spec):
             raise ValueError("found no token examined at depth 1; record a run that drafts tokens")
         if self.offered is not None and not accepted[0] <= self.offered <= examined[0]:
             raise ValueError(
-                f"found {self.offered} offered, allowed from what was accepted at depth 1 ({accepted[0]}) to what "
+                f"got {self.offered} offered; expected from what was accepted at depth 1 ({accepted[0]}) to what "
                 f"was examined there ({examined[0]})"
             )
         if self.by_rank is not None and tuple(map(sum, self.by_rank)) != accepted:
@@ -77,7 +77,7 @@ class MeasuredAcceptance(Spec):
     def read(cls, path: str | Path) -> "MeasuredAcceptance":
         """Counts from a file. Raises SpecError where there are none."""
         try:
-            return cls.model_validate_json(read_bounded(Path(path), LARGEST_JSON_BYTES))
+            return cls.model_validate_json(read_limited(Path(path), LARGEST_JSON_BYTES))
         except OSError as error:
             raise SpecError(f"{path}: the measured acceptance cannot be read: {error.strerror}.") from None
         except ValidationError as error:
@@ -231,9 +231,9 @@ class SpeculativeConfig(VariantSpec):
             of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
             yield f"found num_speculative_tokens={given} beside {of}; leave one of them out"
         if (shape or given or 0) > _MAX_DEPTH:
-            yield f"found drafts of {shape or given} tokens, allowed {_MAX_DEPTH}: none is right to its end; lower it"
+            yield f"got drafts of {shape or given} tokens; expected {_MAX_DEPTH}: none is right to its end; lower it"
         if (most := self.nodes_by_depth[-1]) > _MAX_NODES:
-            yield f"found {most} tokens to verify at once for each sequence, allowed {_MAX_NODES}; narrow the tree"
+            yield f"got {most} tokens to verify at once for each sequence; expected {_MAX_NODES}; narrow the tree"
         if self.has_own_device and not self.pipelined:
             yield "found has_own_device without pipelined: drafts and verification take turns; add it"
         if self.pipelined and self.tree:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.files.whole import write_wholes
+from perfmodel.files.atomic_write import atomic_write_all
 from perfmodel.report.runs import RunFolder
 
 SCENARIO = "llama-3.1-8b-a100"
@@ -144,7 +144,7 @@ def test_a_name_is_never_a_path(run, tmp_path, name):
 def test_nothing_half_stays_where_a_file_cannot_be_written(tmp_path):
     (tmp_path / "a").write_text("old")  # no folder for the second file
     with pytest.raises(SpecError, match="b: cannot be written"):
-        write_wholes({tmp_path / "a": "new", tmp_path / "a" / "b": ""})
+        atomic_write_all({tmp_path / "a": "new", tmp_path / "a" / "b": ""})
     assert (tmp_path / "a").read_text() == "old"
     assert {file.name for file in tmp_path.iterdir()} == {"a"}
 
@@ -159,12 +159,12 @@ def test_devices_and_networks_are_told_apart_by_what_their_files_say(run):
 
 def test_a_range_without_an_end_is_its_own_mistake(run):
     found = run("whatif", SCENARIO, "--vary", "traffic.arrivals.rate=1..")
-    _refused(found, "--vary traffic.arrivals.rate=1..: found 1.., allowed both ends of a range")
+    _refused(found, "--vary traffic.arrivals.rate=1..: got 1..; expected both ends of a range")
 
 
 def test_a_file_is_no_run_with_a_log_of_requests(run, tmp_path):
     (tmp_path / "a.md").write_text("")
-    _refused(run("validate", "per-request", "a.md"), "a.md: found a file, allowed the folder of a run")
+    _refused(run("validate", "per-request", "a.md"), "a.md: got a file; expected the folder of a run")
 
 
 @pytest.mark.release

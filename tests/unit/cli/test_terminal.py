@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import typer
 
-from perfmodel.cli.terminal import guarded, print_json, progress_line, progress_lines, say
+from perfmodel.cli.terminal import handle_errors, print_json, progress_line, progress_lines, say
 from perfmodel.commands.runs import warn_when_long
 from perfmodel.errors import SpecError
-from perfmodel.printable import to_jsonable
+from perfmodel.renderable import to_jsonable
 
 
 def test_numbers_without_a_json_word_become_null(capsys):
@@ -31,14 +31,14 @@ def test_other_values_are_as_people_write_them():
 
 
 def test_input_errors_are_one_line(capsys):
-    @guarded
+    @handle_errors
     def command():
-        raise SpecError("a.yaml:3: engine: found 1, allowed 2")
+        raise SpecError("a.yaml:3: engine: got 1; expected 2")
 
     with pytest.raises(typer.Exit) as stop:
         command()
     assert stop.value.exit_code == 2
-    assert capsys.readouterr().err == "error: a.yaml:3: engine: found 1, allowed 2\n"
+    assert capsys.readouterr().err == "error: a.yaml:3: engine: got 1; expected 2\n"
 
 
 def test_the_time_left_is_proportional_to_the_progress():
@@ -61,7 +61,7 @@ def test_long_work_reports_its_progress_in_a_pipe(capsys):
 
 
 def test_bugs_pass_through():
-    @guarded
+    @handle_errors
     def command():
         raise ZeroDivisionError
 

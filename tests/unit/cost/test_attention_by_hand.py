@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention.decode import (
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import (
     DecodeKernel,
     DecodeSizes,
     FlashDecodeFit,
@@ -15,12 +15,12 @@ from perfmodel.cost.forms.attention.decode import (
     decode_seconds,
     decode_time,
 )
-from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, mixed_time
-from perfmodel.cost.forms.attention.prefill import FlashPrefillFit, PrefillKernel, prefill_time
-from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, mixed_time
+from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, PrefillKernel, prefill_time
+from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.specs.scenario_file import load_hardware
 
 A100 = DeviceFacts.of(load_hardware("a100-sxm-80gb"))
@@ -33,8 +33,8 @@ def heads(num_heads: int, kv_heads: int = 8, window: int | None = None) -> Heads
 
 def decode(group: float, length: float, kernel: DecodeKernel, window: float = 0.0, seqs: float = 256.0):
     """Of 256 sequences and 8 KV heads: enough blocks to fill the device."""
-    extent = DecodeExtent(HeadsExtent(8 * group, 8.0, 128.0, 128.0, 2.0, window), seqs, seqs * length)
-    sizes = DecodeSizes(extent, length, 8 * 256 * 2.0, 0.0, 2 * 256.0)
+    problem = DecodeSize(HeadShape(8 * group, 8.0, 128.0, 128.0, 2.0, window), seqs, seqs * length)
+    sizes = DecodeSizes(problem, length, 8 * 256 * 2.0, 0.0, 2 * 256.0)
     fit = FlashDecodeFit(kernel=kernel, tensor_fraction=1.0, memory_fraction=1.0, group_traffic=1e-5)
     return decode_seconds(sizes, fit, A100)
 

@@ -14,7 +14,7 @@ from perfmodel.cost.calibrations.backends import (
     power_factor,
     product_rates,
 )
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import LayerSplit
 from perfmodel.errors import SpecError
 from perfmodel.files.fitted import load_fitted, save_fitted
@@ -127,7 +127,7 @@ def test_every_engine_with_backends_has_numbers_for_them():
 
 
 def test_a_backend_of_other_devices_is_refused_with_those_that_there_are():
-    with pytest.raises(SpecError, match=r"found metal on rtx-4090 \(a gpu\), allowed there: cuda, vulkan, opencl"):
+    with pytest.raises(SpecError, match=r"got metal on rtx-4090 \(a gpu\); expected there: cuda, vulkan, opencl"):
         calibration("rtx-4090", ENGINE.model_copy(update={"backend": "metal"}))
 
 

@@ -74,7 +74,7 @@ def test_a_table_of_ten_million_positions_takes_its_share_of_the_blocks() -> Non
     engine = EngineSpec(version="0.15.1", tensor_parallel_size=4, max_model_len=4096)
     plan = plan_memory(load_model("llama-4-scout-fp8"), H100, engine)
     assert plan.rotary_table_bytes == 10_485_760 * 128 * 2
-    used = plan.weight_bytes + plan.beside_bytes + plan.kv_bytes
+    used = plan.weight_bytes + plan.workspace_bytes + plan.kv_bytes
     assert used == pytest.approx(plan.usable_bytes, abs=plan.block_size * plan.kv_bytes_per_token)
     assert "rotary table" in str(plan)
 

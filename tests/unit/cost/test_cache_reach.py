@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, FamilyFit, OperatorTimer
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
-from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import DecodeSizes, FlashDecodeFit, decode_seconds
+from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.ops.work import Work
 from perfmodel.specs import load_hardware
 
@@ -44,8 +44,8 @@ def test_a_repeated_benchmark_finds_kv_in_as_much_of_l2(share: float, hit: float
     """64 sequences whose KV makes up a share of L2, streamed by kernels that fill the machine and do little else."""
     fit = FlashDecodeFit(cache_speedup=2.0, knee=20.0, block_s=1e-8, block_bandwidth=10.0, group_traffic=1e-5)
     length = share * L2_BYTES / (64 * 4096)
-    extent = DecodeExtent(HeadsExtent(8.0, 8.0, 128.0, 128.0, 2.0), 64.0, 64.0 * length)
-    sizes = DecodeSizes(extent, length, 4096.0, 0.0, 1.0)
+    problem = DecodeSize(HeadShape(8.0, 8.0, 128.0, 128.0, 2.0), 64.0, 64.0 * length)
+    sizes = DecodeSizes(problem, length, 4096.0, 0.0, 1.0)
     cold, warm = (decode_seconds(sizes, fit, DeviceFacts.of(H100), is_warm=warm).memory for warm in (False, True))
     assert float(warm / cold) == pytest.approx(1 - hit / 2)
 
@@ -56,7 +56,7 @@ def test_heads_of_a_group_read_kv_again_that_l2_has_lost(share: float, missed: f
     beyond half of L2 has gone when the next head comes for it; from one and a half on nothing is left."""
     fit = MixedAttentionFit(reread=4.0, memory_fraction=1.0)
     length = share * L2_BYTES / (64 * 512)
-    sizes = MixedSizes(HeadsExtent(32.0, 8.0, 128.0, 128.0, 2.0), 0.0, 0.0, 64.0, length, 8 * 512.0, 1.0)
+    sizes = MixedSizes(HeadShape(32.0, 8.0, 128.0, 128.0, 2.0), 0.0, 0.0, 64.0, length, 8 * 512.0, 1.0)
     once = 64 * length * 8 * 512 / H100.data_bandwidth
     memory = float(mixed_seconds(sizes, fit, DeviceFacts.of(H100)).memory)
     assert memory == pytest.approx(once * (1 + 3 * missed))

@@ -23,7 +23,7 @@ def plan(**config: Any) -> Any:
 
 
 def blocks(weight_bytes: float, per_token: float) -> int:
-    room = PLAIN.usable_bytes - PLAIN.weight_bytes - PLAIN.beside_bytes - weight_bytes
+    room = PLAIN.usable_bytes - PLAIN.weight_bytes - PLAIN.workspace_bytes - weight_bytes
     return int(room // (16 * (PLAIN.kv_bytes_per_token + per_token)))
 
 

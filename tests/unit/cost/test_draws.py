@@ -8,7 +8,7 @@ from perfmodel.cost import (
     Calibration,
     EngineProfile,
     FamilyFit,
-    GraphPricer,
+    GraphCostModel,
     HostFit,
     OperatorTimer,
     Residuals,
@@ -42,27 +42,29 @@ def spread_out(width: float) -> Residuals:
 
 
 def test_a_draw_of_ones_changes_nothing() -> None:
-    plain, drawn = GraphPricer(TABLES), GraphPricer(TABLES, draw())
+    plain, drawn = GraphCostModel(TABLES), GraphCostModel(TABLES, draw())
     for shape in (DECODES, PROMPTS):
-        assert drawn.price(shape) == pytest.approx(plain.price(shape), rel=1e-9)
+        assert drawn.duration_ps(shape) == pytest.approx(plain.duration_ps(shape), rel=1e-9)
     shape = decode_shape(8, 1000)
     run = drawn.run(shape, (), 100)
     assert run.duration(100) == pytest.approx(plain.run(shape, (), 100).duration(100), rel=1e-9)
 
 
 def test_twice_the_time_of_every_step_is_twice_the_time() -> None:
-    plain, drawn = GraphPricer(TABLES), GraphPricer(TABLES, draw(step=2.0))
+    plain, drawn = GraphCostModel(TABLES), GraphCostModel(TABLES, draw(step=2.0))
     for shape in (DECODES, PROMPTS):
-        assert drawn.price(shape) == pytest.approx(2 * plain.price(shape), rel=1e-9)
+        assert drawn.duration_ps(shape) == pytest.approx(2 * plain.duration_ps(shape), rel=1e-9)
 
 
 def test_the_factor_on_prompts_leaves_decodes_alone_and_acts_on_what_prompts_add() -> None:
-    plain, drawn = GraphPricer(TABLES), GraphPricer(TABLES, draw(prompt=1.5))
-    assert drawn.price(DECODES) == plain.price(DECODES)
-    added = plain.price(PROMPTS) - plain.price(DECODES)
-    assert drawn.price(PROMPTS) - plain.price(PROMPTS) == pytest.approx(0.5 * added, rel=0.02)  # but for one sample
+    plain, drawn = GraphCostModel(TABLES), GraphCostModel(TABLES, draw(prompt=1.5))
+    assert drawn.duration_ps(DECODES) == plain.duration_ps(DECODES)
+    added = plain.duration_ps(PROMPTS) - plain.duration_ps(DECODES)
+    assert drawn.duration_ps(PROMPTS) - plain.duration_ps(PROMPTS) == pytest.approx(
+        0.5 * added, rel=0.02
+    )  # but for one sample
     cached = BatchShape(33, 33, ((2, 1000),), 31, 31_000)  # all but two tokens of the prompt lie in the cache
-    assert drawn.price(cached) == pytest.approx(plain.price(cached), rel=0.02)
+    assert drawn.duration_ps(cached) == pytest.approx(plain.duration_ps(cached), rel=0.02)
 
 
 def test_kernels_of_a_family_move_together_and_the_others_stay() -> None:
@@ -74,7 +76,9 @@ def test_kernels_of_a_family_move_together_and_the_others_stay() -> None:
     factor = draw(scores=scores).kernel("gemm", fits["gemm"].residuals)
     assert factor > 1
     assert draw(scores=scores).kernel("attention_decode", spread_out(0.5)) == 1
-    added = 1e-12 * (GraphPricer(tables, draw(scores=scores)).price(DECODES) - GraphPricer(tables).price(DECODES))
+    added = 1e-12 * (
+        GraphCostModel(tables, draw(scores=scores)).duration_ps(DECODES) - GraphCostModel(tables).duration_ps(DECODES)
+    )
     costs = [tables.cost(group, group.key(DECODES)) for group in tables.groups]
     of_gemm = sum(s for cost in costs for n, s in cost.parts if tables.fits[n][0] == "gemm")
     assert added == pytest.approx((factor - 1) * of_gemm, rel=1e-6)

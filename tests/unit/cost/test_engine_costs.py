@@ -5,7 +5,7 @@ import pytest
 from perfmodel.cost import (
     Calibration,
     EngineProfile,
-    GraphPricer,
+    GraphCostModel,
     HostFit,
     OperatorTimer,
     StepTables,
@@ -13,7 +13,7 @@ from perfmodel.cost import (
     host_fit,
 )
 from perfmodel.cost.calibrations.files import load_calibration
-from perfmodel.cost.forms.experts import GroupedExpertsFit
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
@@ -39,7 +39,7 @@ def step_s(engine, shape, model="llama-3.1-8b"):
     graph = build_graph(load_model(model), engine)
     time = timer(engine.enforce_eager)
     found = estimate_step(graph, time, shape)
-    picoseconds = GraphPricer(StepTables(graph, time)).price(shape)
+    picoseconds = GraphCostModel(StepTables(graph, time)).duration_ps(shape)
     assert picoseconds / 1e12 == pytest.approx(found.duration_s, rel=1e-3)
     return found
 
@@ -73,7 +73,7 @@ def test_prompts_beyond_the_captured_size_are_launched_one_by_one_beside_the_dev
     assert estimate.hidden_host_s == pytest.approx(hidden_s)
     serial_s = 2e-4 + launched * 5e-3
     assert estimate.duration_s == pytest.approx(serial_s + max(hidden_s, estimate.device_s))
-    assert GraphPricer(StepTables(graph, time)).price(prompt(tokens)) / 1e12 == pytest.approx(
+    assert GraphCostModel(StepTables(graph, time)).duration_ps(prompt(tokens)) / 1e12 == pytest.approx(
         estimate.duration_s, rel=1e-3
     )
 

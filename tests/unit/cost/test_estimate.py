@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, OperatorTimer, estimate_step, host_fit
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.models.cards import load_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs.engine.spec import EngineSpec

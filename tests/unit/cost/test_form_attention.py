@@ -6,20 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention.decode import DecodeKernel, DecodeSizes, FlashDecodeFit, decode_seconds, decode_time
-from perfmodel.cost.forms.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
-from perfmodel.cost.forms.attention.prefill import (
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import (
+    DecodeKernel,
+    DecodeSizes,
+    FlashDecodeFit,
+    decode_seconds,
+    decode_time,
+)
+from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, MixedSizes, mixed_seconds
+from perfmodel.cost.kernel_models.attention.prefill import (
     FlashPrefillFit,
     PrefillKernel,
     PrefillSizes,
     prefill_seconds,
     prefill_time,
 )
-from perfmodel.cost.forms.fits import Domain
+from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
-from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.specs.scenario_file import load_hardware
 
 DEVICES = [DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h200-sxm", "rtx-4090", "l4", "b200-sxm")]
@@ -129,14 +135,14 @@ def test_prompts_in_one_kernel_share_its_launch(lengths, kernel, device):
 def test_prompts_on_floats_equal_arrays(tokens, cached, count, heads, kernel, device):
     fit = FlashPrefillFit(kernel=kernel)
     work = flash_prefill([(tokens, cached)] * count, heads)
-    extent = work.extent
+    problem = work.problem
     sizes = PrefillSizes(
-        HeadsExtent(*(np.full(2, float(number)) for number in extent.heads)),
+        HeadShape(*(np.full(2, float(number)) for number in problem.heads)),
         tokens=np.array([tokens, tokens], dtype=float),
         cached=np.array([cached, cached], dtype=float),
         count=np.array([count, count], dtype=float),
-        io_bytes=np.full(2, work.activation_bytes / extent.tokens),
-        kv_bytes=np.full(2, work.kv_bytes / extent.kv_tokens),
+        io_bytes=np.full(2, work.activation_bytes / problem.tokens),
+        kv_bytes=np.full(2, work.kv_bytes / problem.kv_tokens),
     )
     many = prefill_seconds(sizes, fit, device).duration
     assert many == pytest.approx([prefill_time(work, fit, device).duration_s] * 2)
@@ -148,8 +154,8 @@ def test_decodes_on_floats_equal_arrays(seqs, length, kernel, device):
     fit = FlashDecodeFit(kernel=kernel, combine_s=2e-6, swap_s=3e-6)
     work = attention_decode(seqs, seqs * length, heads)
     sizes = DecodeSizes(
-        DecodeExtent(
-            HeadsExtent(np.full(2, 32.0), np.full(2, 8.0), np.full(2, 128.0), np.full(2, 128.0), 2.0, np.zeros(2)),
+        DecodeSize(
+            HeadShape(np.full(2, 32.0), np.full(2, 8.0), np.full(2, 128.0), np.full(2, 128.0), 2.0, np.zeros(2)),
             num_seqs=np.array([seqs, seqs], dtype=float),
             kv_tokens=np.full(2, float(seqs * length)),
         ),
@@ -202,9 +208,7 @@ def test_without_splits_the_heads_of_a_group_share_no_tile():
 
 def test_a_repeated_benchmark_finds_small_kv_in_cache():
     device = DEVICES[0]
-    sizes = DecodeSizes(
-        DecodeExtent(HeadsExtent(32.0, 8.0, 128.0, 128.0, 2.0), 8.0, 8000.0), 1000.0, 4096.0, 1e5, 512.0
-    )
+    sizes = DecodeSizes(DecodeSize(HeadShape(32.0, 8.0, 128.0, 128.0, 2.0), 8.0, 8000.0), 1000.0, 4096.0, 1e5, 512.0)
     fit = FlashDecodeFit(cache_speedup=2.0, knee=1.0)
     cold = float(decode_seconds(sizes, fit, device).duration)
     assert float(decode_seconds(sizes, fit, device, is_warm=True).duration) < cold
@@ -212,7 +216,7 @@ def test_a_repeated_benchmark_finds_small_kv_in_cache():
 
 @given(st.integers(2, 2000), st.integers(0, 5000), st.integers(0, 128), st.integers(1, 8000), devices)
 def test_a_mixed_batch_takes_no_less_than_its_prompt(tokens, cached, decodes, length, device):
-    fit, heads = MixedAttentionFit(), HeadsExtent(32.0, 8.0, 128.0, 128.0, 2.0)
+    fit, heads = MixedAttentionFit(), HeadShape(32.0, 8.0, 128.0, 128.0, 2.0)
 
     def seconds(num):
         sizes = MixedSizes(heads, float(tokens), float(cached), float(num), float(length), 4096.0, 1.0)
@@ -242,7 +246,7 @@ def test_the_fit_of_the_nearest_kernel_is_chosen():
 
     def launch(num_heads, kv_heads, size, kv_bytes, rate="bf16"):
         work = attention_decode(4, 4000, Heads(num_heads, kv_heads, size, size, rate, 2, kv_bytes))
-        return calibration.fit(work.family, work.rate, work.extent.traits).launch_s
+        return calibration.fit(work.family, work.rate, work.problem.traits).launch_s
 
     assert launch(32, 8, 128, 2) == 1e-6
     assert launch(32, 32, 128, 2) == 2e-6

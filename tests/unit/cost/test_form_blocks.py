@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
-from perfmodel.cost.forms.blocks.on_host import OnHostFit, on_host_time
-from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
-from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
+from perfmodel.cost.kernel_models.blocks.on_host import OnHostFit, on_host_time
+from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.prefill import Heads
 from perfmodel.ops.elementwise import rms_norm

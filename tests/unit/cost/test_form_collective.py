@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages.collective import (
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.messages.collective import (
     CustomAllReduceFit,
     collective_time,
     custom_seconds,
     custom_time,
     over_link,
 )
-from perfmodel.cost.forms.messages.links import link_for
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.kernel_models.messages.links import link_for
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.ops.collectives import all_gather, all_reduce
 from perfmodel.specs.scenario_file import load_hardware
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.experts import GroupedExpertsFit, expert_seconds, time_experts
-from perfmodel.cost.forms.experts import _sizes as sizes_of_work
-from perfmodel.cost.forms.fits import joined
-from perfmodel.cost.forms.gemm import TileStep
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit, expert_seconds, time_experts
+from perfmodel.cost.kernel_models.experts import _sizes as sizes_of_work
+from perfmodel.cost.kernel_models.fits import joined
+from perfmodel.cost.kernel_models.gemm import TileStep
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
@@ -112,7 +112,7 @@ def test_a_decode_step_of_mixtral_by_hand():
 
 def test_loads_without_tile_counts_are_taken_as_even():
     work = work_of(1024, BLOCKS[1], FORMATS[0])
-    bare = replace(work, extent=work.extent._replace(tiles=()))
+    bare = replace(work, problem=work.problem._replace(tiles=()))
     known, even = (time_experts(each, FITS[0], DEVICES[1]).duration_s for each in (work, bare))
     assert even == pytest.approx(known, rel=0.3)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.gemm import (
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.gemm import (
     GemmSizes,
     TiledGemmFit,
     TileStep,
@@ -16,10 +16,10 @@ from perfmodel.cost.forms.gemm import (
     time_gemm,
     waves,
 )
-from perfmodel.cost.forms.registry import time_work
-from perfmodel.ops.extents import GemmExtent
+from perfmodel.cost.kernel_models.registry import time_work
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
+from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.specs import load_hardware
 
 DEVICES = [
@@ -87,7 +87,7 @@ def test_one_at_a_time_is_as_many_at_once():
     works = [gemm("x", *each, form) for each in zip(m, n, k, strict=True)]
     quantized = m * k * 3
     moved = np.array([work.hbm_bytes for work in works]) - quantized
-    sizes = GemmSizes(GemmExtent(m, n, k, 1.0, 1.0, quantized), moved, "fp8")
+    sizes = GemmSizes(GemmSize(m, n, k, 1.0, 1.0, quantized), moved, "fp8")
     for fit in FITS:
         parts = gemm_seconds(sizes, fit, device)
         single = [time_work(work, fit, device) for work in works]
@@ -101,7 +101,7 @@ def test_a_kernel_that_quantizes_its_input_pays_for_the_bytes_and_for_each_row(r
     fit, device = TiledGemmFit(quantize_fraction=0.5, quantize_row_s=66e-9), DEVICES[1]
     m, n, k, moved = (np.array([float(size)]) for size in (rows, 4096, 2048, 4096 * 2048))
     plain, quantizing = (
-        gemm_seconds(GemmSizes(GemmExtent(m, n, k, 1.0, 1.0, times * m * k), moved, "fp8"), fit, device).duration[0]
+        gemm_seconds(GemmSizes(GemmSize(m, n, k, 1.0, 1.0, times * m * k), moved, "fp8"), fit, device).duration[0]
         for times in (0, 3)
     )
     added_s = 3 * rows * 2048 / (0.5 * device.bandwidth) + rows * 66e-9 / device.compute_units
@@ -112,7 +112,7 @@ def test_the_eager_floor_is_for_eager_calls_only():
     fit = TiledGemmFit(eager_launch_s=2e-5, eager_floor_s=9e-5)
     work = gemm("x", 1, 4096, 4096, FORMATS[0])
     m, n, k, moved, quantized = (np.array([float(x)]) for x in (1, 4096, 4096, work.hbm_bytes, 0))
-    sizes = GemmSizes(GemmExtent(m, n, k, 2.0, 2.0, quantized), moved, "bf16")
+    sizes = GemmSizes(GemmSize(m, n, k, 2.0, 2.0, quantized), moved, "bf16")
     replayed = gemm_seconds(sizes, fit, DEVICES[1]).duration[0]
     assert gemm_seconds(sizes, fit, DEVICES[1], is_eager=True).duration[0] == 9e-5
     assert time_gemm(work, fit, DEVICES[1]).duration_s == replayed < 3e-5

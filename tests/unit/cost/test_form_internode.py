@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
-from perfmodel.cost.forms.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
 from perfmodel.ops.messages import Exchange, RankGroup, distinct_nodes, distinct_ranks

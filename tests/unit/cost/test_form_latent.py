@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention.decode import DecodeSizes, decode_seconds
-from perfmodel.cost.forms.attention.latent import (
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import DecodeSizes, decode_seconds
+from perfmodel.cost.kernel_models.attention.latent import (
     LatentDecodeFit,
     LatentPrefillFit,
     LatentSizes,
     latent_decode_seconds,
     latent_prefill_seconds,
 )
-from perfmodel.cost.forms.attention.prefill import PrefillSizes, prefill_seconds
-from perfmodel.ops.extents import DecodeExtent, HeadsExtent
+from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes, prefill_seconds
+from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.specs import load_hardware
 
 H200 = DeviceFacts.of(load_hardware("h200-sxm"))
@@ -26,7 +26,7 @@ def one(value: float) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def prompt(tokens: float) -> PrefillSizes:
-    heads = HeadsExtent(*map(one, (128, 128, 192, 128, 2, 0)))
+    heads = HeadShape(*map(one, (128, 128, 192, 128, 2, 0)))
     return PrefillSizes(heads, *map(one, (tokens, 0, 1, 128 * 320 * 2, 128 * 320 * 2)))
 
 
@@ -63,7 +63,7 @@ def test_no_module_is_faster_than_its_floor() -> None:
 @pytest.mark.parametrize("seqs", [1, 64, 4096])
 def test_a_decodes_module_absorbs_two_projections_in_bf16(seqs: int) -> None:
     """Whatever the format of the others: their weights are read once or multiplied with each token."""
-    latent = DecodeExtent(HeadsExtent(*map(one, (128, 1, 576, 512, 2, 0))), one(seqs), one(2000 * seqs))
+    latent = DecodeSize(HeadShape(*map(one, (128, 1, 576, 512, 2, 0))), one(seqs), one(2000 * seqs))
     attention = DecodeSizes(latent, *map(one, (2000, 576 * 2, 0, 2 * (576 + 512))))
     absorbed = 3.3e7
     fit = LatentDecodeFit(gemm_fraction=0.5, weight_fraction=0.5, floor_s=1e-6)

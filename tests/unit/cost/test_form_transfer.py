@@ -2,12 +2,12 @@
 
 import pytest
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention.decode import FlashDecodeFit
-from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
-from perfmodel.cost.forms.fits import transferred
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
-from perfmodel.cost.forms.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
+from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit
+from perfmodel.cost.kernel_models.fits import transferred
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100, H200 = (DeviceFacts.of(load_hardware(n)) for n in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm"))

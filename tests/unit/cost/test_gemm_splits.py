@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.gemm import _TILES, TiledGemmFit, TileStep, time_gemm
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.gemm import _TILES, TiledGemmFit, TileStep, time_gemm
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm
 from perfmodel.specs import load_hardware

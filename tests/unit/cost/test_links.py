@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms.device import DEFAULT_LINK
-from perfmodel.cost.forms.messages.links import alpha_beta_time, link_for
+from perfmodel.cost.kernel_models.device import DEFAULT_LINK
+from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, link_for
 from perfmodel.ops import Message
 from perfmodel.specs.hardware import Link
 from perfmodel.specs.networks import DEFAULT_NETWORK

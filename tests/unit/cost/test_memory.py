@@ -68,7 +68,7 @@ def test_llama_2_7b_by_hand():
     found = plan("llama-2-7b")
     assert found.weight_bytes == pytest.approx(6_738_415_616 * 2)
     assert found.kv_bytes_per_token == 524_288
-    left = found.usable_bytes - found.weight_bytes - found.beside_bytes
+    left = found.usable_bytes - found.weight_bytes - found.workspace_bytes
     assert found.num_kv_blocks == int(left // (16 * 524_288))
     assert found.max_tokens == 16 * found.num_kv_blocks
 

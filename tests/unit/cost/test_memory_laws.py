@@ -113,7 +113,7 @@ def test_the_fullest_stage_limits_the_number_of_blocks(name, num_stages):
     num_blocks = []
     for span, stage_weights in zip(stages(len(layers), num_stages), stage_weights_of(model, engine), strict=True):
         token = kv_bytes_per_token(model, Sharding(), layers[span.start : span.stop])
-        num_blocks.append((layout.usable_bytes - sum(stage_weights.values()) - layout.beside_bytes) // (16 * token))
+        num_blocks.append((layout.usable_bytes - sum(stage_weights.values()) - layout.workspace_bytes) // (16 * token))
     if not layout.kv_groups:
         assert layout.num_kv_blocks == min(num_blocks)
 

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import (
-    GraphPricer,
+    GraphCostModel,
     OperatorTimer,
-    StagedPricer,
+    StagedCostModel,
     StepTables,
     estimate_step,
     load_calibration,
     load_engine_profile,
 )
-from perfmodel.cost.steps.stages import StageTimes, plans_of_round, round_time, step_pricer
+from perfmodel.cost.steps.stages import StageTimes, plans_of_round, round_time, step_cost_model
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.specs import EngineSpec, load_hardware, load_model
 
@@ -109,8 +109,8 @@ def test_a_sequence_alone_is_as_slow_as_on_one_device_and_slower_by_the_messages
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", [decode_shape(7, 900), BatchShape(2100, 9, ((2000, 0), (92, 500)), 8, 9000)])
 def test_prices_and_estimates_agree_about_steps_in_stages(pp: int, shape: BatchShape) -> None:
-    pricer = step_pricer(StepTables(graph_of(pp), TIMER))
-    assert pricer.price(shape) * 1e-12 == pytest.approx(pricer.explain(shape).duration_s, rel=2e-3)
+    cost_model = step_cost_model(StepTables(graph_of(pp), TIMER))
+    assert cost_model.duration_ps(shape) * 1e-12 == pytest.approx(cost_model.explain(shape).duration_s, rel=2e-3)
 
 
 def test_the_rows_of_a_device_are_what_its_stages_are_busy_with() -> None:
@@ -137,8 +137,8 @@ def test_a_prompt_in_one_of_several_plans_holds_all_of_them_up() -> None:
 
 def test_usage_is_that_of_a_device_on_the_average_of_the_stages() -> None:
     shape = decode_shape(256, 1000)
-    one, four = GraphPricer(StepTables(graph_of(1), TIMER)), StagedPricer(StepTables(graph_of(4), TIMER))
-    one.price(shape)
+    one, four = GraphCostModel(StepTables(graph_of(1), TIMER)), StagedCostModel(StepTables(graph_of(4), TIMER))
+    one.duration_ps(shape)
     times = four.pass_through(shape)
     assert four.usage().flops == pytest.approx(one.usage().flops / 4)
     assert four.usage().busy_s == pytest.approx(sum(times.stages) / 4e12, rel=1e-6)
@@ -150,7 +150,7 @@ def test_the_host_plans_a_batch_once_and_launches_the_layers_where_they_are() ->
     one, four = estimate_step(graph_of(1), TIMER, shape), estimate_step(graph_of(4), TIMER, decode_shape(1, 1))
     assert four.serial_host_s == TIMER.calibration.host.serial_s(1)
     shown = one.duration_s - one.device_s
-    times = StagedPricer(StepTables(graph_of(4), TIMER)).pass_through(shape)
+    times = StagedCostModel(StepTables(graph_of(4), TIMER)).pass_through(shape)
     device = sum(estimate_step(stage, TIMER, shape).device_s for stage in graph_of(4).stages)
     assert (times.serial + sum(times.stages)) * 1e-12 - device == pytest.approx(shown, rel=1e-3)
 
@@ -159,7 +159,7 @@ def test_stages_differ_where_their_messages_leave_the_node() -> None:
     """16 devices on nodes of 8, two to a stage: only the fourth of eight sends leaves its node, and is slower."""
     graph = graph_of(8, 2)
     tables = StepTables(graph, TIMER)
-    times = StagedPricer(tables).pass_through(decode_shape(64, 1000))
+    times = StagedCostModel(tables).pass_through(decode_shape(64, 1000))
     middle = times.stages[1:7]
     assert len({id(stage) for stage in tables.stages[1:7]}) == 2
     assert [time > min(middle) for time in middle] == [False, False, True, False, False, False]

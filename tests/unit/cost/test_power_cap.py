@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost import StepTables, load_calibration, step_costs
-from perfmodel.cost.forms.device import OperatorTime
+from perfmodel.cost.kernel_models.device import OperatorTime
 from perfmodel.cost.power import Load, PowerCap, device_power_w, flop_energy
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape, decode_shape

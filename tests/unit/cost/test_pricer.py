@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfmodel.cost import (
     Calibration,
     FamilyFit,
-    GraphPricer,
+    GraphCostModel,
     HostFit,
     OperatorTimer,
     StepTables,
@@ -66,7 +66,7 @@ def test_a_step_takes_what_the_estimate_says(
     samples = decodes + len(chunks)
     shape = BatchShape(tokens, samples, chunks, decodes, context, windowed)
     expected = estimate_step(graph, timer, shape).duration_s
-    picoseconds = GraphPricer(StepTables(graph, timer)).price(shape)
+    picoseconds = GraphCostModel(StepTables(graph, timer)).duration_ps(shape)
     assert picoseconds / 1e12 == pytest.approx(expected, rel=3e-3)
 
 
@@ -81,10 +81,10 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
     spans = graph.model.attention_spans
     growth = tuple(batch // 2 for _ in spans)
     windowed = tuple(min(span, mean_context) * batch for span in spans)
-    together, single = GraphPricer(StepTables(graph, timer)), GraphPricer(StepTables(graph, timer))
+    together, single = GraphCostModel(StepTables(graph, timer)), GraphCostModel(StepTables(graph, timer))
     run = together.run(BatchShape(batch, batch, (), batch, batch * mean_context, windowed), growth, num_steps)
     steps = [
-        single.price(
+        single.duration_ps(
             BatchShape(
                 batch,
                 batch,
@@ -103,7 +103,7 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
     assert 1 <= reached <= num_steps
     assert reached == num_steps or sum(steps[:reached]) >= elapsed
     assert reached == 1 or sum(steps[: reached - 1]) < elapsed
-    run.commit(num_steps)
+    run.apply_leap(num_steps)
     one, other = together.usage(), single.usage()
     assert one.flops == pytest.approx(other.flops, rel=1e-9)
     assert one.hbm_bytes == pytest.approx(other.hbm_bytes, rel=1e-9)
@@ -112,27 +112,27 @@ def test_a_run_is_the_sum_of_its_steps_to_the_last_picosecond(
 
 def test_usage_adds_up_to_the_steps_it_came_from() -> None:
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
-    pricer = GraphPricer(StepTables(graph, timer))
+    cost_model = GraphCostModel(StepTables(graph, timer))
     total, flops = 0.0, 0.0
     for i in range(1, 200, 7):
         shape = BatchShape(i + 100, i + 1, ((100, 50 * i),), i, i * 1000)
-        total += pricer.price(shape) / 1e12
+        total += cost_model.duration_ps(shape) / 1e12
         flops += estimate_step(graph, timer, shape).flops
-    usage = pricer.usage()
+    usage = cost_model.usage()
     assert usage.flops == pytest.approx(flops, rel=1e-6)
     assert usage.busy_s == pytest.approx(total, rel=1e-3)
 
 
 def test_memory_of_prefill_shapes_is_bounded_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[GraphPricer.__module__], "_MOST_KNOWN", 10)
+    monkeypatch.setattr(sys.modules[GraphCostModel.__module__], "_MAX_KNOWN", 10)
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
-    bounded = GraphPricer(StepTables(graph, timer))
+    bounded = GraphCostModel(StepTables(graph, timer))
     for length in range(2, 102):
-        bounded.price(BatchShape(length, 1, ((length, 0),)))
+        bounded.duration_ps(BatchShape(length, 1, ((length, 0),)))
     monkeypatch.undo()
-    free = GraphPricer(StepTables(graph, timer))
+    free = GraphCostModel(StepTables(graph, timer))
     for length in range(2, 102):
-        free.price(BatchShape(length, 1, ((length, 0),)))
+        free.duration_ps(BatchShape(length, 1, ((length, 0),)))
     assert bounded.usage().flops == pytest.approx(free.usage().flops)
     assert len(bounded._prompts.known) <= 10
 
@@ -143,15 +143,15 @@ def test_a_run_under_way_counts_all_the_same_when_other_costs_are_dropped(
     """Twenty steps foreseen, then taken after thirty unlike ones: the FLOPs of fifty steps."""
     graph, timer = graph_and_timer("llama-3.1-8b", "datasheet")
     shapes = [BatchShape(length, 1, ((length, 0),)) for length in range(2, 32)]
-    monkeypatch.setattr(sys.modules[GraphPricer.__module__], "_MOST_KNOWN", 5)
-    pricer, decodes = GraphPricer(StepTables(graph, timer)), decode_shape(8, 1000)
-    run = pricer.run(decodes, (), 20)
+    monkeypatch.setattr(sys.modules[GraphCostModel.__module__], "_MAX_KNOWN", 5)
+    cost_model, decodes = GraphCostModel(StepTables(graph, timer)), decode_shape(8, 1000)
+    run = cost_model.run(decodes, (), 20)
     for shape in shapes:
-        pricer.price(shape)
-    run.commit(20)
+        cost_model.duration_ps(shape)
+    run.apply_leap(20)
     flops = sum(estimate_step(graph, timer, shape).flops for shape in shapes)
     flops += sum(estimate_step(graph, timer, decode_shape(8, 1000 + i)).flops for i in range(20))
-    assert pricer.usage().flops == pytest.approx(flops, rel=1e-9)
+    assert cost_model.usage().flops == pytest.approx(flops, rel=1e-9)
 
 
 def test_usage_scales_with_the_number_of_steps() -> None:
@@ -180,7 +180,7 @@ def test_utilization_is_over_the_whole_step_and_bound_shares_sum_to_one(calibrat
 
 def test_steps_to_reach_inverts_the_duration_of_a_run() -> None:
     """To the picosecond, also between two linear segments over the context."""
-    run = GraphPricer(StepTables(*graph_and_timer("llama-3.1-8b", "datasheet"))).run(decode_shape(3, 200), (), 400)
+    run = GraphCostModel(StepTables(*graph_and_timer("llama-3.1-8b", "datasheet"))).run(decode_shape(3, 200), (), 400)
     for count in range(1, 400):
         end = run.duration(count)
         assert (run.steps_to_reach(end), run.steps_to_reach(end + 1), run.steps_to_reach(end - 1)) == (

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, FamilyFit, OperatorTimer, datasheet, peak_flops_per_s, ridge_point
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S
-from perfmodel.cost.forms.device import FALLBACKS
+from perfmodel.cost.kernel_models.device import FALLBACKS
 from perfmodel.ops import Message, Work
-from perfmodel.ops.extents import DecodeExtent, ExpertsExtent, HeadsExtent, PrefillExtent
+from perfmodel.ops.problem_sizes import DecodeSize, ExpertsSize, HeadShape, PrefillSize
 from perfmodel.specs.hardware import Declared, HardwareSpec, Link, MemoryLevel
 from perfmodel.specs.scenario_file import load_hardware
 
-HEADS = HeadsExtent(8, 8, 128, 128, 2.0)
+HEADS = HeadShape(8, 8, 128, 128, 2.0)
 
 
 def device(rates=None, links=(), kind="gpu", vector=None, units=100):
@@ -63,11 +63,11 @@ def test_the_fit_of_a_rate_comes_before_that_of_the_family():
 
 
 @pytest.mark.parametrize(
-    "extent",
+    "problem",
     [
-        DecodeExtent(HEADS, num_seqs=8, kv_tokens=800),
-        PrefillExtent(HEADS, ((100, 0),) * 8, tokens=800, kv_tokens=800, pairs=8 * 5050),
-        ExpertsExtent(
+        DecodeSize(HEADS, num_seqs=8, kv_tokens=800),
+        PrefillSize(HEADS, ((100, 0),) * 8, tokens=800, kv_tokens=800, pairs=8 * 5050),
+        ExpertsSize(
             16,
             4,
             64,
@@ -84,9 +84,9 @@ def test_the_fit_of_a_rate_comes_before_that_of_the_family():
         ),
     ],
 )
-def test_overhead_per_item_counts_what_the_family_counts(extent):
+def test_overhead_per_item_counts_what_the_family_counts(problem):
     timer = OperatorTimer(device(), calibrated(any=FamilyFit(overhead_s=1e-6, overhead_per_item_s=2e-6)))
-    assert timer.time(Work("x", "any", extent=extent)).overhead_s == pytest.approx(17e-6)
+    assert timer.time(Work("x", "any", problem=problem)).overhead_s == pytest.approx(17e-6)
 
 
 def test_few_thread_blocks_reach_few_compute_units():
@@ -94,7 +94,7 @@ def test_few_thread_blocks_reach_few_compute_units():
     timer = OperatorTimer(device(), calibrated())
     for splits, expected in ((1, 10e-6), (4, 2.5e-6), (50, 1e-6)):
         work = Work(
-            "x", "attention_decode", kv_bytes=1e6, extent=DecodeExtent(HEADS, 10, 1000, thread_blocks=10 * splits)
+            "x", "attention_decode", kv_bytes=1e6, problem=DecodeSize(HEADS, 10, 1000, thread_blocks=10 * splits)
         )
         assert timer.time(work).memory_s == pytest.approx(expected)
 

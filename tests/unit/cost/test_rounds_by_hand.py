@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost import OperatorTimer, SpeculativePricer, StepTables, datasheet, step_costs
+from perfmodel.cost import OperatorTimer, SpeculativeCostModel, StepTables, datasheet, step_costs
 from perfmodel.cost.steps.speculation import Pass, draft_tables, passes_of
 from perfmodel.ops import BatchShape, build_graph, decode_shape
 from perfmodel.ops.graphs.drafting import Drafter, drafter_of, medusa_weights, rejection
@@ -87,15 +87,15 @@ def test_rejection_sampling_reads_the_probabilities_of_model_and_drafter(method,
 
 def test_usage_includes_rejection_sampling():
     """Two rounds of equal size: twice as many FLOPs and bytes as one."""
-    pricers = [SpeculativePricer(*tables(CHAIN)) for _ in range(2)]
-    shape = pricers[0].drafting_step(4, 3, 500)
-    for pricer, rounds in zip(pricers, (1, 2), strict=True):
+    cost_models = [SpeculativeCostModel(*tables(CHAIN)) for _ in range(2)]
+    shape = cost_models[0].drafting_step(4, 3, 500)
+    for cost_model, rounds in zip(cost_models, (1, 2), strict=True):
         for _ in range(rounds):
-            pricer.price(shape)
-    one, two = (pricer.usage() for pricer in pricers)
+            cost_model.duration_ps(shape)
+    one, two = (cost_model.usage() for cost_model in cost_models)
     for count in ("flops", "hbm_bytes", "peak_compute_s", "busy_s"):
         assert getattr(two, count) == pytest.approx(2 * getattr(one, count))
-    judging = pricers[0].explain(shape)
+    judging = cost_models[0].explain(shape)
     assert one.flops == pytest.approx(judging.flops, rel=1e-6)
     assert any(row.name == "rejection_sampling" and row.flops for row in judging.rows)
 
@@ -104,11 +104,11 @@ def test_equal_draft_passes_share_a_row_with_a_count():
     """A chain of k tokens has k - 1 passes after the first; the round includes their time."""
     for depth in (3, 5):
         config = SpeculativeConfig(method="draft_model", model=SMALL, num_speculative_tokens=depth)
-        pricer = SpeculativePricer(*tables(config))
-        shape = pricer.drafting_step(4, depth, 500)
-        estimate = pricer.explain(shape)
+        cost_model = SpeculativeCostModel(*tables(config))
+        shape = cost_model.drafting_step(4, depth, 500)
+        estimate = cost_model.explain(shape)
         assert sum(row.count for row in estimate.rows if row.name == "draft: lm_head") == depth - 1
-        assert pricer.price(shape) / 1e12 == pytest.approx(estimate.duration_s, rel=3e-3)
+        assert cost_model.duration_ps(shape) / 1e12 == pytest.approx(estimate.duration_s, rel=3e-3)
 
 
 def test_eagle_projects_a_feature_and_an_embedding():
@@ -131,9 +131,9 @@ def test_medusa_has_a_block_and_a_head_for_each_depth():
 def test_layers_that_drafted_verify_the_newest_token_only():
     """LayerSkip on two ranks: draft tokens skip the first layers, also in the tokens of all ranks."""
     config = SpeculativeConfig(method="self_skip", num_speculative_tokens=4, draft_layers=8)
-    pricer = SpeculativePricer(*tables(config))
-    shape = pricer.drafts.with_drafts(decode_shape(6, 100)._replace(group_tokens=12), 4)
-    first, rest = (part.shape for part in pricer._verification(shape))
+    cost_model = SpeculativeCostModel(*tables(config))
+    shape = cost_model.drafts.with_drafts(decode_shape(6, 100)._replace(group_tokens=12), 4)
+    first, rest = (part.shape for part in cost_model._verification(shape))
     assert (first.num_tokens, first.num_samples, first.decode_tokens) == (6, 0, 0)
     assert first.group_tokens == 6 * shape.group_tokens // 30
     assert (rest.num_tokens, rest.num_samples) == (30, 30)
@@ -151,6 +151,6 @@ def test_an_adaptive_depth_maximizes_tokens_per_second(batch):
     """Against all depths, one by one."""
     drafts = "{method: ngram, num_speculative_tokens: 5, adaptive: true, acceptance: {rate: 0.6}}"
     costs = step_costs(load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafts}"]))
-    config, pricer = costs.drafts.config, costs.speculative_pricer()
-    rates = [config.expected_tokens(depth) / pricer.expected_time(batch, depth, 500) for depth in range(6)]
+    config, cost_model = costs.drafts.config, costs.speculative_cost_model()
+    rates = [config.expected_tokens(depth) / cost_model.expected_time(batch, depth, 500) for depth in range(6)]
     assert rates[costs.draft_depth(decode_shape(batch, 500))] == max(rates)

@@ -52,7 +52,7 @@ def test_methods_that_cannot_be_costed_are_refused() -> None:
         assert sample(1, 1000, method).hbm_bytes == 1000 * BYTES_PER_LOGIT[method]
     with pytest.raises(PerfmodelError, match=r"sampling\.method: found 'beam', allowed"):
         load_scenario("llama-3.1-8b-a100", ["sampling.method=beam"])
-    with pytest.raises(PerfmodelError, match="found 'beam', allowed greedy, random, top_k, top_p"):
+    with pytest.raises(PerfmodelError, match="got 'beam'; expected greedy, random, top_k, top_p"):
         sample(1, 1000, "beam")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import plan_memory, step_costs
-from perfmodel.cost.forms.device import peak_flops_per_s
+from perfmodel.cost.kernel_models.device import peak_flops_per_s
 from perfmodel.ops.work import BatchShape
 from perfmodel.specs import load_hardware, load_scenario
 

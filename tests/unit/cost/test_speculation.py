@@ -9,9 +9,9 @@ import pytest
 from perfmodel.cost import (
     Calibration,
     FamilyFit,
-    GraphPricer,
+    GraphCostModel,
     OperatorTimer,
-    SpeculativePricer,
+    SpeculativeCostModel,
     StepTables,
     load_calibration,
     step_costs,
@@ -43,18 +43,18 @@ METHODS: list[dict[str, Any]] = [
 IDS = [f"{each['method']}{'-tree' * ('tree' in each)}{'-pipelined' * ('pipelined' in each)}" for each in METHODS]
 
 
-def pricers(config: dict[str, Any] | None, model=LLAMA, engine=None, calibration=ROOFLINE) -> Any:
-    """A pricer with speculation, or a plain one."""
+def cost_models(config: dict[str, Any] | None, model=LLAMA, engine=None, calibration=ROOFLINE) -> Any:
+    """A cost_model with speculation, or a plain one."""
     engine = engine or EngineSpec()
     if config is not None:
         engine = engine.model_copy(update={"speculative_config": SpeculativeConfig(**config)})
     graph, timer = build_graph(model, engine), OperatorTimer(H100, calibration)
     tables = StepTables(graph, timer)
     if config is None:
-        return GraphPricer(tables)
+        return GraphCostModel(tables)
     drafts = draft_tables(model, engine, H100, calibration, graph)
     assert drafts is not None
-    return SpeculativePricer(tables, drafts)
+    return SpeculativeCostModel(tables, drafts)
 
 
 def decodes(batch: int, context: int, **more: Any) -> BatchShape:
@@ -67,34 +67,34 @@ def prompt(tokens: int, cached: int = 0) -> BatchShape:
 
 
 def plain_step(batch: int, context: int, **arguments: Any) -> int:
-    return pricers(None, **arguments).price(decodes(batch, batch * context))
+    return cost_models(None, **arguments).duration_ps(decodes(batch, batch * context))
 
 
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 def test_without_drafts_a_step_is_a_plain_one_to_the_picosecond(config: dict[str, Any]) -> None:
-    pricer, plain = pricers(config, calibration=SERVED), plain_step(7, 1000, calibration=SERVED)
-    assert pricer.price(decodes(7, 7000)) == plain
-    assert pricer.expected_time(7, 0, 1000) == plain
+    cost_model, plain = cost_models(config, calibration=SERVED), plain_step(7, 1000, calibration=SERVED)
+    assert cost_model.duration_ps(decodes(7, 7000)) == plain
+    assert cost_model.expected_time(7, 0, 1000) == plain
 
 
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 @pytest.mark.parametrize("chunk", [0, 700])
 def test_a_round_is_its_operators(config: dict[str, Any], chunk: int) -> None:
     """Decodes alone, and with a prompt beside them, which may pass through the drafter."""
-    pricer = pricers(config, calibration=SERVED)
-    shape = pricer.drafting_step(6, pricer.drafts.config.depth, 1500)
+    cost_model = cost_models(config, calibration=SERVED)
+    shape = cost_model.drafting_step(6, cost_model.drafts.config.depth, 1500)
     if chunk:
         shape = shape._replace(
             num_tokens=shape.num_tokens + chunk, num_samples=shape.num_samples + 1, prefills=((chunk, 300),)
         )
-    assert pricer.price(shape) / 1e12 == pytest.approx(pricer.explain(shape).duration_s, rel=3e-3)
+    assert cost_model.duration_ps(shape) / 1e12 == pytest.approx(cost_model.explain(shape).duration_s, rel=3e-3)
 
 
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 def test_usage_counts_what_a_round_did(config: dict[str, Any]) -> None:
-    pricer = pricers(config)
-    shape = pricer.drafting_step(6, pricer.drafts.config.depth, 1500)
-    duration, usage, estimate = pricer.price(shape), pricer.usage(), pricer.explain(shape)
+    cost_model = cost_models(config)
+    shape = cost_model.drafting_step(6, cost_model.drafts.config.depth, 1500)
+    duration, usage, estimate = cost_model.duration_ps(shape), cost_model.usage(), cost_model.explain(shape)
     assert usage.flops == pytest.approx(estimate.flops, rel=1e-2)
     assert usage.hbm_bytes == pytest.approx(estimate.hbm_bytes, rel=1e-2)
     assert usage.busy_s == pytest.approx(duration / 1e12, rel=1e-2)
@@ -105,7 +105,7 @@ def test_one_sequence_takes_k_drafts_and_one_step_of_the_model() -> None:
     target = plain_step(1, 200)
     draft = plain_step(1, 200, model=SMALL)
     for k in (1, 3, 6):
-        chain = pricers(DRAFT | {"num_speculative_tokens": k}).expected_time(1, k, 200)
+        chain = cost_models(DRAFT | {"num_speculative_tokens": k}).expected_time(1, k, 200)
         assert chain / target == pytest.approx(k * draft / target + 1, rel=0.02)
         expected = SpeculativeConfig(**DRAFT | {"acceptance": Acceptance(rate=0.8)}).expected_tokens(3)
         assert expected == pytest.approx((1 - 0.8**4) / (1 - 0.8))
@@ -113,9 +113,9 @@ def test_one_sequence_takes_k_drafts_and_one_step_of_the_model() -> None:
 
 def test_speculation_stops_paying_where_compute_bounds() -> None:
     config = SpeculativeConfig(**DRAFT | {"acceptance": Acceptance(rate=0.8)})
-    pricer = pricers(DRAFT)
+    cost_model = cost_models(DRAFT)
     speedups = [
-        config.expected_tokens() * plain_step(batch, 200) / pricer.expected_time(batch, 4, 200)
+        config.expected_tokens() * plain_step(batch, 200) / cost_model.expected_time(batch, 4, 200)
         for batch in (1, 64, 256, 1024)
     ]
     assert speedups[0] > 1.5
@@ -124,13 +124,13 @@ def test_speculation_stops_paying_where_compute_bounds() -> None:
 
 
 def test_n_grams_that_are_never_right_cost_the_tokens_that_are_verified() -> None:
-    pricer = pricers({"method": "ngram", "num_speculative_tokens": 4})
-    with_drafts = pricer.expected_time(8, 4, 1000)
-    verified = pricers(None).price(decode_shape(8, 1004, queries=5))
-    lookups = pricer._scratch.host_wait
+    cost_model = cost_models({"method": "ngram", "num_speculative_tokens": 4})
+    with_drafts = cost_model.expected_time(8, 4, 1000)
+    verified = cost_models(None).duration_ps(decode_shape(8, 1004, queries=5))
+    lookups = cost_model._scratch.host_wait
     assert 0 < lookups < 0.01 * with_drafts
     assert with_drafts - lookups == pytest.approx(verified, rel=1e-3)  # judging takes the rest
-    assert pricer.drafts.drafter is None
+    assert cost_model.drafts.drafter is None
 
 
 def test_better_drafts_never_hurt() -> None:
@@ -142,27 +142,27 @@ def test_better_drafts_never_hurt() -> None:
 
 
 def test_pipelined_rounds_are_shorter_but_not_than_their_longest_part() -> None:
-    apart = pricers(DRAFT, calibration=SERVED)
-    together = pricers(DRAFT | {"pipelined": True}, calibration=SERVED)
-    verification = pricers(None, calibration=SERVED).price(decode_shape(4, 1004, queries=5))
-    round_s, pipelined_s = (pricer.expected_time(4, 4, 1000) for pricer in (apart, together))
+    apart = cost_models(DRAFT, calibration=SERVED)
+    together = cost_models(DRAFT | {"pipelined": True}, calibration=SERVED)
+    verification = cost_models(None, calibration=SERVED).duration_ps(decode_shape(4, 1004, queries=5))
+    round_s, pipelined_s = (cost_model.expected_time(4, 4, 1000) for cost_model in (apart, together))
     assert max(verification, round_s - verification) * 0.999 <= pipelined_s < round_s
 
 
 def test_a_drafter_on_its_own_device_takes_nothing_from_the_models() -> None:
-    apart = pricers(DRAFT, calibration=SERVED)
-    own = pricers(DRAFT | {"pipelined": True, "has_own_device": True}, calibration=SERVED)
+    apart = cost_models(DRAFT, calibration=SERVED)
+    own = cost_models(DRAFT | {"pipelined": True, "has_own_device": True}, calibration=SERVED)
     shape = own.drafting_step(4, 4, 1000)
     verification = apart._verify(apart.drafting_step(4, 4, 1000))
-    assert own.price(shape) == max(verification, own.fresh()._draft(shape))
-    assert own.explain(shape).duration_s == pytest.approx(own.price(shape) / 1e12)
+    assert own.duration_ps(shape) == max(verification, own.fresh()._draft(shape))
+    assert own.explain(shape).duration_s == pytest.approx(own.duration_ps(shape) / 1e12)
 
 
 def test_skipped_layers_are_not_verified_again() -> None:
     """LayerSkip: k passes of E layers, and one of all layers in which drafted tokens pass L - E of them."""
     config = {"method": "self_skip", "num_speculative_tokens": 4, "draft_layers": 8}
-    pricer = pricers(config)
-    pricer.price(pricer.drafting_step(1, 4, 200))
+    cost_model = cost_models(config)
+    cost_model.duration_ps(cost_model.drafting_step(1, 4, 200))
     layers = LLAMA.layers
     per_layer = build_graph(replace(LLAMA, layers=((layers[0][0], 1),)))
     head = 2 * LLAMA.hidden_size * LLAMA.vocab_size
@@ -170,12 +170,12 @@ def test_skipped_layers_are_not_verified_again() -> None:
         n.work(decode_shape(1, 1)).flops for n in per_layer.nodes if n.work(decode_shape(1, 1)).family == "gemm"
     )
     layer = gemms - head
-    assert pricer.usage().flops == pytest.approx(layer * (4 * 8 + 8 + 5 * 24) + head * (4 + 5), rel=0.02)
+    assert cost_model.usage().flops == pytest.approx(layer * (4 * 8 + 8 + 5 * 24) + head * (4 + 5), rel=0.02)
 
 
 def test_prompts_pass_through_drafters_that_have_a_cache_of_their_own() -> None:
     for config in METHODS:
-        plain, drafted = pricers(None).price(prompt(500)), pricers(config).price(prompt(500))
+        plain, drafted = cost_models(None).duration_ps(prompt(500)), cost_models(config).duration_ps(prompt(500))
         assert (drafted > plain) == (config["method"] in ("draft_model", "eagle")), config
 
 
@@ -199,9 +199,9 @@ def test_verifying_touches_more_experts() -> None:
 @pytest.mark.parametrize("config", METHODS, ids=IDS)
 def test_it_composes(config: dict[str, Any], engine: EngineSpec) -> None:
     """With other switches a round still takes longer than a step, and less than its tokens one after another."""
-    pricer = pricers(config, MIXTRAL if engine.enable_expert_parallel else LLAMA, engine, SERVED)
-    depth = len(pricer.drafts.config.nodes_by_depth) - 1
-    step, round_s = pricer.expected_time(4, 0, 1000), pricer.expected_time(4, depth, 1000)
+    cost_model = cost_models(config, MIXTRAL if engine.enable_expert_parallel else LLAMA, engine, SERVED)
+    depth = len(cost_model.drafts.config.nodes_by_depth) - 1
+    step, round_s = cost_model.expected_time(4, 0, 1000), cost_model.expected_time(4, depth, 1000)
     assert step < round_s
     if config["method"] in ("ngram", "medusa"):
         assert round_s < (depth + 1) * step
@@ -211,8 +211,8 @@ def test_it_composes(config: dict[str, Any], engine: EngineSpec) -> None:
 @pytest.mark.parametrize("method", ["ngram", "medusa", "eagle"])
 def test_windows_latents_and_states_are_drafted_for(name: str, method: str) -> None:
     """Each token deeper takes longer, and less than a step of its own."""
-    pricer = pricers({"method": method, "num_speculative_tokens": 4}, load_model(name), None, SERVED)
-    times = [pricer.expected_time(2, depth, 3000) for depth in range(5)]
+    cost_model = cost_models({"method": method, "num_speculative_tokens": 4}, load_model(name), None, SERVED)
+    times = [cost_model.expected_time(2, depth, 3000) for depth in range(5)]
     assert all(later > earlier for earlier, later in pairwise(times))
     assert times[4] - times[1] < 3 * times[0]
 
@@ -220,12 +220,12 @@ def test_windows_latents_and_states_are_drafted_for(name: str, method: str) -> N
 def test_prompts_and_drafts_share_a_step() -> None:
     """Chunked prefill: the chunk rides in the verification, and in the first pass of the drafter."""
     for config in METHODS:
-        drafting = pricers(config).drafting_step(6, SpeculativeConfig(**config).depth, 1500)
+        drafting = cost_models(config).drafting_step(6, SpeculativeConfig(**config).depth, 1500)
         beside = {"num_tokens": 506, "num_samples": 7, "prefills": ((500, 1000),)}
-        apart = pricers(config).price(prompt(500, 1000)) + pricers(config).price(drafting)
-        together = pricers(config).price(drafting._replace(**beside))
+        apart = cost_models(config).duration_ps(prompt(500, 1000)) + cost_models(config).duration_ps(drafting)
+        together = cost_models(config).duration_ps(drafting._replace(**beside))
         assert together < apart
-        assert pricers(config).price(decodes(6, 9000, **beside)) < together
+        assert cost_models(config).duration_ps(decodes(6, 9000, **beside)) < together
 
 
 def test_explained_prompts_pass_through_the_drafter_too() -> None:
@@ -248,14 +248,14 @@ def test_prompts_alone_are_explained_as_they_are_priced(pipelined: bool) -> None
         load_scenario("llama-3.1-8b-a100", [f"engine.speculative_config={drafter}", "engine.profile=sglang"])
     )
     explained = costs.estimate(prompt(200)).duration_s
-    assert costs.pricer().price(prompt(200)) / 1e12 == pytest.approx(explained, rel=1e-6)
+    assert costs.cost_model().duration_ps(prompt(200)) / 1e12 == pytest.approx(explained, rel=1e-6)
 
 
 def test_without_graphs_a_small_drafter_waits_for_its_launches() -> None:
     eager, graphs = (
-        pricers(DRAFT, engine=EngineSpec(enforce_eager=each), calibration=SERVED) for each in (True, False)
+        cost_models(DRAFT, engine=EngineSpec(enforce_eager=each), calibration=SERVED) for each in (True, False)
     )
-    draft = {each: each.price(each.drafting_step(1, 4, 200)) for each in (eager, graphs)}
+    draft = {each: each.duration_ps(each.drafting_step(1, 4, 200)) for each in (eager, graphs)}
     kernels = sum(node.count for node in graphs.drafts.drafter.graph.nodes)
     assert draft[eager] - draft[graphs] > 4 * kernels * 2e6  # more than 2 us a kernel and pass
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perfmodel.cost.forms.messages.links import alpha_beta_time, network_time, two_level, ways_of
+from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, network_time, two_level, ways_of
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.messages import Exchange, Message, RankGroup, distinct_ranks, spread_over
 from perfmodel.specs.networks import Link

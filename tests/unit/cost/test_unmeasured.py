@@ -4,8 +4,8 @@ import pytest
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.calibrations.files import GenerationFit, with_unmeasured
-from perfmodel.cost.forms.gemm import TiledGemmFit
-from perfmodel.cost.forms.roofline import FamilyFit
+from perfmodel.cost.kernel_models.gemm import TiledGemmFit
+from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.linear import gemm

@@ -86,7 +86,7 @@ def test_a_plan_waits_for_blocks_stored_since_the_previous_plan() -> None:
             if count:
                 host.park(Request(number, 0, 40, 10), 4 * count, count)
             plan = StepPlan(number)
-            host.settle(plan)
+            host.finalize(plan)
             num_stored.append(plan.num_stored_blocks)
         assert num_stored == counts
 

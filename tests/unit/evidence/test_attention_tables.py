@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.attention.decode import DecodeKernel, FlashDecodeFit, decode_seconds
-from perfmodel.cost.forms.attention.latent import LatentDecodeFit
-from perfmodel.cost.forms.attention.mixed import MixedAttentionFit
-from perfmodel.cost.forms.attention.prefill import FlashPrefillFit
-from perfmodel.cost.forms.messages.collective import CustomAllReduceFit
-from perfmodel.cost.forms.messages.nccl import CollectiveFit
-from perfmodel.cost.forms.overheads import load_overheads
-from perfmodel.cost.forms.registry import time_work
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import DecodeKernel, FlashDecodeFit, decode_seconds
+from perfmodel.cost.kernel_models.attention.latent import LatentDecodeFit
+from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit
+from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.overheads import load_overheads
+from perfmodel.cost.kernel_models.registry import time_work
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import attention, layer_profile
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
@@ -230,7 +230,7 @@ def test_decode_sizes_read_windows_and_formats():
     )
     names = {**NAMES, "kv_cache_dtype": "fp8"}
     sizes = attention.decode_sizes(table("generation_attention", shape, kernel_source="vllm_flash_attn_fa3", **names))
-    assert (sizes.length[0], sizes.extent.heads.window[0], sizes.kv_token_bytes[0]) == (1000, 128, 2 * 4 * 64)
+    assert (sizes.length[0], sizes.problem.heads.window[0], sizes.kv_token_bytes[0]) == (1000, 128, 2 * 4 * 64)
     assert float(decode_seconds(sizes, FlashDecodeFit(), H100).memory[0]) < 1e-6
     assert FlashPrefillFit().residuals.num_rows == 0
 
@@ -254,4 +254,4 @@ def test_the_latent_fit_finds_what_made_the_rows():
     assert error(group, found, H100) < 0.05
     work = attention_decode_work(64, 64 * 4096, Heads(16, 1, 576, 512, "bf16", 2, 2))
     assert time_work(work, found, H100).duration_s < 0.5 * float(np.max(group.seconds))
-    assert found.domain.distance(work.extent.traits) == 0
+    assert found.domain.distance(work.problem.traits) == 0

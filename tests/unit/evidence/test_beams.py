@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.cost import load_calibration
-from perfmodel.cost.forms.attention.decode import FlashDecodeFit, with_cache_of
-from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit, with_cache_of
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.evidence.predict.results import cached_read_speedup, tokens_read
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.prefill import Heads

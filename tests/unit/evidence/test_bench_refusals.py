@@ -113,7 +113,7 @@ def test_sizes_beyond_all_models_and_contexts(tmp_path: Path, key: str, value: i
     rows = json.loads((DATA / "llama_bench.json").read_text(encoding="utf-8"))[:1]
     path = tmp_path / "result.json"
     path.write_text(json.dumps([{**rows[0], key: value}]), encoding="utf-8")
-    assert f"{key}: found '{value}', allowed up to" in refusal(path)
+    assert f"{key}: got '{value}'; expected up to" in refusal(path)
 
 
 def test_one_bad_run_takes_no_other_with_it(tmp_path: Path) -> None:

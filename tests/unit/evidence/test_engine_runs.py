@@ -45,8 +45,8 @@ def recorded(seed, count=400, held_up=0.0):
 
 
 def seconds(run, calibration):
-    pricer = step_costs(run.scenario, calibration, PROFILE).pricer()
-    return np.array([pricer.price(shape) for shape in shapes_of(run)]) / 1e12
+    cost_model = step_costs(run.scenario, calibration, PROFILE).cost_model()
+    return np.array([cost_model.duration_ps(shape) for shape in shapes_of(run)]) / 1e12
 
 
 def test_other_steps_come_back():

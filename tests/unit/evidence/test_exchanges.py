@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit, exchange_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.recorded import fit_recorded_for_all
 from perfmodel.evidence.fit.single_figures import fit_exchanges, read_exchanges

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.experts import GroupedExpertsFit
-from perfmodel.cost.forms.fits import take
-from perfmodel.cost.forms.gemm import TiledGemmFit
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
+from perfmodel.cost.kernel_models.fits import take
+from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.expert_loads import _filled, _in_turn, rank_load
 from perfmodel.evidence.fit.products import GEMM, MOE, experts_start, experts_too_fast, gemms_too_fast
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.extents import KernelTraits
 from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm as gemm_work
+from perfmodel.ops.problem_sizes import KernelTraits
 from perfmodel.ops.routing import ExpertLoad
 from perfmodel.specs import load_hardware
 
@@ -127,27 +127,27 @@ def test_the_sizes_of_a_row_are_those_of_its_operator():
     form = LinearFormat("fp8", 1.0, 1.0, 2.0, True)
     for row in (0, 50, 100):
         sizes = take(group.sizes, np.array([row]))
-        m, n, k = (float(number[0]) for number in sizes.extent[:3])
+        m, n, k = (float(number[0]) for number in sizes.problem[:3])
         work = gemm_work("x", m, int(n), int(k), form)
-        assert numbers(sizes.extent) == pytest.approx(numbers(work.extent))
-        assert sizes.moved_bytes[0] + sizes.extent.quantized_bytes[0] == pytest.approx(work.hbm_bytes)
+        assert numbers(sizes.problem) == pytest.approx(numbers(work.problem))
+        assert sizes.moved_bytes[0] + sizes.problem.quantized_bytes[0] == pytest.approx(work.hbm_bytes)
     (group,) = MOE.groups(mixtures(), H100)
     for row in (0, 17, 60):
         sizes = take(group.sizes, np.array([row]))
-        extent = sizes.extent
-        load = ExpertLoad(extent.distinct[0], extent.assignments[0], tuple(extent.tiles[0]))
-        ffn = MoEFFN(int(extent.num_experts[0]), int(extent.top_k[0]), int(extent.inner[0]))
-        local, width = int(extent.local_experts[0]), int(extent.width[0])
+        problem = sizes.problem
+        load = ExpertLoad(problem.distinct[0], problem.assignments[0], tuple(problem.tiles[0]))
+        ffn = MoEFFN(int(problem.num_experts[0]), int(problem.top_k[0]), int(problem.inner[0]))
+        local, width = int(problem.local_experts[0]), int(problem.width[0])
         shape = {"width": width, "intermediate": ffn.intermediate_size, "local_experts": local}
-        work = experts(int(extent.tokens[0]), ffn, load, LinearFormat("bf16", 2.0, 2.0, 2.0), **shape)
-        assert numbers(extent) == pytest.approx(numbers(work.extent))
-        moved = extent.assignments[0] * sizes.row_bytes[0] + extent.sum_bytes[0]
+        work = experts(int(problem.tokens[0]), ffn, load, LinearFormat("bf16", 2.0, 2.0, 2.0), **shape)
+        assert numbers(problem) == pytest.approx(numbers(work.problem))
+        moved = problem.assignments[0] * sizes.row_bytes[0] + problem.sum_bytes[0]
         assert moved == pytest.approx(work.activation_bytes)
 
 
-def numbers(extent):
+def numbers(problem):
     """All of its numbers, those of a column too, one after the other."""
-    return np.concatenate([np.ravel(value) for value in extent])
+    return np.concatenate([np.ravel(value) for value in problem])
 
 
 def test_eager_floors_are_fitted_beside_the_kernel_not_into_it():
@@ -231,7 +231,7 @@ def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
     mine = np.char.startswith(rows["engine_version"].astype(str), engine) & (rows[f"{op}_dtype"] == dtype)
     (group,) = module.groups(rows.take(mine), H100)
     first, second = ("n", "k") if op == "gemm" else ("width", "inner")
-    pair = getattr(group.sizes.extent, first) * 1e6 + getattr(group.sizes.extent, second)
+    pair = getattr(group.sizes.problem, first) * 1e6 + getattr(group.sizes.problem, second)
     is_fitted = np.isin(pair, np.unique(pair)[::2])
 
     fit = module.fit(group.take(is_fitted), H100)

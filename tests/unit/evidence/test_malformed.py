@@ -51,7 +51,7 @@ GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source"
     ("column", "value", "said"),
     [
         ("k", None, "has no column 'k'; it has m"),
-        ("latency_ms", 0.0, "row 1: latency_ms: found 0.0, allowed a number above 0"),
+        ("latency_ms", 0.0, "row 1: latency_ms: got 0.0; expected a number above 0"),
         ("latency_ms", "fast", "its rows cannot be understood: could not convert"),
         ("m", "x", "its rows cannot be understood: "),
     ],
@@ -72,7 +72,7 @@ def test_a_kernel_table_with_a_wrong_column_is_refused(tmp_path: Path, column: s
 def test_a_table_without_times_is_not_read(tmp_path: Path) -> None:
     table = tmp_path / "gemm.csv"
     table.write_text("m,latency_ms\n64,0.05\n64,0\n")
-    with pytest.raises(SpecError, match=r"gemm.csv: row 2: latency_ms: found 0.0, allowed a number above 0"):
+    with pytest.raises(SpecError, match=r"gemm.csv: row 2: latency_ms: got 0.0; expected a number above 0"):
         read_table(table)
 
 

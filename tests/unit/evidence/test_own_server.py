@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from perfmodel.cli import app
 from perfmodel.cost import EngineProfile, load_engine_profile
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.own_server import OwnServerFit, fit_own_server, save_own_server
 from perfmodel.evidence.fit.parameters import with_values
+from perfmodel.evidence.fit.server_fit import ServerFit, fit_server, save_server_fit
 from perfmodel.evidence.predict.bench import GivenSetup
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.files.catalog import data_dir
@@ -68,17 +68,17 @@ def load_test(
 
 
 @pytest.fixture(scope="module")
-def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, OwnServerFit, OwnServerFit]:
+def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, ServerFit, ServerFit]:
     """(the hidden profile, the fit to all load tests, the fit to one of them)."""
     folder, hidden, rng = tmp_path_factory.mktemp("load"), hidden_profile(4), np.random.default_rng(104)
     files = [load_test(folder / f"rate-{rate}.json", rate, hidden, rng) for rate in RATES]
     runs, _ = read_bench_files(files)
     given = GivenSetup(SCENARIO)
-    return hidden, fit_own_server("mine", runs, given, "vllm"), fit_own_server("mine", runs[2:3], given, "vllm")
+    return hidden, fit_server("mine", runs, given, "vllm"), fit_server("mine", runs[2:3], given, "vllm")
 
 
 @pytest.mark.release
-def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
     hidden, fit, _ = fits
     for rate in OTHERS:
         truth, found, before = (
@@ -94,13 +94,13 @@ def test_a_host_slower_than_those_of_gpu_servers_comes_back(tmp_path: Path) -> N
     shipped, rng = load_engine_profile("vllm"), np.random.default_rng(7)
     hidden = with_values(shipped, {"host.hidden_step_s": 0.012})
     files = [load_test(tmp_path / f"{rate}.json", rate, hidden, rng) for rate in (1, 3, 6)]
-    fit = fit_own_server("mine", read_bench_files(files)[0], GivenSetup(SCENARIO), "vllm")
+    fit = fit_server("mine", read_bench_files(files)[0], GivenSetup(SCENARIO), "vllm")
     truth, found = (served(4, profile).summary for profile in (hidden, fit.profile))
     assert found["mean_tpot_ms"] == pytest.approx(truth["mean_tpot_ms"], rel=0.05)
     assert fit.profile.host.hidden_step_s == pytest.approx(0.012, rel=0.1)
 
 
-def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
     """Some of the way to what was measured, never all of it; more runs that agree go further."""
     _, many, one = fits
     found = one.errors["mean_ttft_ms"]
@@ -112,7 +112,7 @@ def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, OwnServerFi
 
 
 @pytest.mark.release
-def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
     _, many, _ = fits
     for found in many.errors.values():
         assert found["fitted"] < 0.05
@@ -121,14 +121,14 @@ def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, OwnServerFit, OwnS
     assert "h100-sxm-80gb" in many.profile.source
 
 
-def test_it_says_where_it_gains_nothing(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+def test_it_says_where_it_gains_nothing(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
     _, many, _ = fits
     assert not many.notes
     errors = {"mean_tpot_ms": {"shipped": 0.02, "fitted": 0.01, "held out": 0.03}}
     assert any("the engine's own profile does as well" in note for note in replace(many, errors=errors).notes)
 
 
-def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, OwnServerFit, OwnServerFit]) -> None:
+def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
     _, many, _ = fits
     shipped = load_engine_profile("vllm")
     for name in ("graph_kernel_s", "sampling_bytes_per_logit", "engine", "latency_residuals"):
@@ -137,7 +137,7 @@ def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, OwnS
 
 
 def test_intervals_are_those_of_the_server_once_there_are_runs_enough(
-    fits: tuple[EngineProfile, OwnServerFit, OwnServerFit],
+    fits: tuple[EngineProfile, ServerFit, ServerFit],
 ) -> None:
     """Runs that agree within 2 % make them narrower than servers of all kinds do; one run leaves them."""
     _, many, one = fits
@@ -150,13 +150,13 @@ def test_intervals_are_those_of_the_server_once_there_are_runs_enough(
 
 
 def test_its_name_finds_it(
-    fits: tuple[EngineProfile, OwnServerFit, OwnServerFit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fits: tuple[EngineProfile, ServerFit, ServerFit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the scenario, then in the working directory; never over a file that is there."""
     _, many, one = fits
     here, beside = tmp_path / "here", tmp_path / "beside"
     here.mkdir()
-    file = save_own_server(many, here / "calibrations")
+    file = save_server_fit(many, here / "calibrations")
     monkeypatch.chdir(here)
     override = ["engine.profile=mine", "traffic.num_requests=20"]
     result = simulate(load_scenario(SCENARIO, override))
@@ -170,11 +170,11 @@ def test_its_name_finds_it(
     (beside / "own.yaml").write_text(
         "model: llama-3.1-8b\nhardware: h100-sxm-80gb\nengine: {profile: mine}\ntraffic: chat\n", encoding="utf-8"
     )
-    nearer = save_own_server(one, beside)
+    nearer = save_server_fit(one, beside)
     assert load_scenario(beside / "own.yaml").engine.calibration == str(nearer)
     with pytest.raises(SpecError, match="--force"):
-        save_own_server(many, beside)
-    assert save_own_server(many, beside, is_forced=True) == nearer
+        save_server_fit(many, beside)
+    assert save_server_fit(many, beside, is_forced=True) == nearer
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_shipped_calibrations_are_never_overwritten(flags: list[str], file: str)
 @pytest.mark.parametrize("name", ["vllm", "VLLM", "sglang", "datasheet", "a/b", "h100@vllm", ""])
 def test_shipped_names_cannot_be_taken(name: str) -> None:
     with pytest.raises(SpecError, match="--name"):
-        fit_own_server(name, [], GivenSetup(SCENARIO), "vllm")
+        fit_server(name, [], GivenSetup(SCENARIO), "vllm")
 
 
 def test_a_shipped_name_is_never_shadowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from perfmodel.evidence.fit.kernels import fit_form, of_one_more, residuals_of
+from perfmodel.evidence.fit.kernels import fit_form, residuals_of, widen_for_new_group
 from perfmodel.files.base import Spec
 
 
@@ -66,7 +66,7 @@ def test_quantiles_of_few_groups_are_widened_to_cover_one_more(num_groups: int) 
         found = residuals_of(np.exp(-offsets), np.ones(len(offsets)))
         more = rng.normal(0, 0.1)
         plain.append(found.p10 <= more <= found.p90)
-        wide = of_one_more(found, num_groups)
+        wide = widen_for_new_group(found, num_groups)
         widened.append(wide.p10 <= more <= wide.p90)
     assert np.mean(plain) < 0.78
     assert np.mean(plain) + 0.03 < np.mean(widened)
@@ -75,4 +75,4 @@ def test_quantiles_of_few_groups_are_widened_to_cover_one_more(num_groups: int) 
 
 def test_quantiles_of_many_groups_stay() -> None:
     found = residuals_of(np.exp(np.linspace(-0.1, 0.2, 50)), np.ones(50))
-    assert of_one_more(found, 10_000).p90 == pytest.approx(found.p90, rel=1e-2)
+    assert widen_for_new_group(found, 10_000).p90 == pytest.approx(found.p90, rel=1e-2)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.cost.forms import DeviceFacts
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models import DeviceFacts
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.recorded import fit_recorded_for_all
 from perfmodel.evidence.fit.single_figures import OverheadRow, fit_overheads, read_overhead_rows

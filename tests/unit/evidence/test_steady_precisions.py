@@ -32,4 +32,4 @@ def test_a_precision_that_is_not_known_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     row = "a,vllm,0.19.0,Qwen/Qwen3-32B,h200_sxm,int7,1024,64,uniform 0.8-1.0,4,1,1,1,False,100,10\n"
     path.write_text(HEADER + row, encoding="utf-8")
-    assert read_steady_states(path) == ([], [("a", "precision: found 'int7', allowed bf16, fp8, fp4, int4.")])
+    assert read_steady_states(path) == ([], [("a", "precision: got 'int7'; expected bf16, fp8, fp4, int4.")])

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
-from perfmodel.cost.forms.device import sustained_share
+from perfmodel.cost.kernel_models.device import sustained_share
 from perfmodel.evidence.fit.whole_runs import fit_operation_j, measured_shares
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm

@@ -190,7 +190,7 @@ def keeps_unified_slots_full(patch: pytest.MonkeyPatch) -> None:
 
 
 def loads_the_least_wanted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("perfmodel.engine.slots._LEAST_KEPT", 0.0)
+    patch.setattr("perfmodel.engine.slots._MIN_KEPT", 0.0)
 
 
 def calls_in_order(patch: pytest.MonkeyPatch) -> None:

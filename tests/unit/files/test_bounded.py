@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import SpecError
-from perfmodel.files.reach import bounded_lines, parse_json, read_bounded, read_json, read_rows
+from perfmodel.files.sandbox import bounded_lines, parse_json, read_json, read_limited, read_rows
 from perfmodel.files.yaml_loader import load_yaml, parse_value
 
 
 def test_a_device_without_end_is_refused_by_its_limit() -> None:
     with pytest.raises(OSError, match="larger than 1 MB"):
-        read_bounded(Path("/dev/zero"), 1_000_000)
+        read_limited(Path("/dev/zero"), 1_000_000)
     with pytest.raises(SpecError, match="/dev/zero: cannot be read: larger than 2 MB"):
         load_yaml("/dev/zero")
 
@@ -22,9 +22,9 @@ def test_a_device_without_end_is_refused_by_its_limit() -> None:
 def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(b"x" * 10)
-    assert read_bounded(file, 10) == b"x" * 10
+    assert read_limited(file, 10) == b"x" * 10
     with pytest.raises(OSError, match="larger"):
-        read_bounded(file, 9)
+        read_limited(file, 9)
 
 
 def test_a_packed_table_is_limited_by_what_it_unpacks_to(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_many_brackets_beside_each_other_are_no_depth() -> None:
 
 
 def test_a_number_of_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(SpecError, match="x:1: found a number of 5,000 digits, allowed 400"):
+    with pytest.raises(SpecError, match="x:1: got a number of 5,000 digits; expected 400"):
         parse_value("9" * 5000, "x")
 
 

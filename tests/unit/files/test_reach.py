@@ -11,7 +11,7 @@ from perfmodel.commands.runs import CompareRequest, MemoryRequest
 from perfmodel.commands.searches import PlanRequest, StudyRequest, WhatIfRequest
 from perfmodel.cost import plan_memory
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.files.reach import may_touch, without_files
+from perfmodel.files.sandbox import is_allowed, restrict_paths
 from perfmodel.planning.points import Point
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
@@ -131,7 +131,7 @@ def test_paths_are_refused_before_the_disk_is_asked(path_places, hostile):
     marker = hostile.replace("\\", "/").rpartition("/")[2]
     wrong = []
     for name, place in (path_places | ELSEWHERE_PATHS).items():
-        with without_files():
+        with restrict_paths():
             is_touched, error = touched_by(scenario_with(place, hostile), marker)
         if is_touched or not isinstance(error, SpecError) or "names a file" not in str(error):
             wrong.append((name, is_touched, error))
@@ -141,7 +141,7 @@ def test_paths_are_refused_before_the_disk_is_asked(path_places, hostile):
 def test_no_text_of_a_scenario_is_looked_for_on_the_disk():
     wrong = []
     for place in all_text_places():
-        with without_files():
+        with restrict_paths():
             is_touched, _ = touched_by(scenario_with(place, "/etc/passwd"), "passwd")
         if is_touched:
             wrong.append(place)
@@ -173,19 +173,19 @@ def test_answers_refuse_paths_as_names(hostile):
     ]
     lines = [line(f"vllm serve '{hostile}'"), line(f"vllm serve m --config '{hostile}'")]
     for ask in (*(request.answer for request in requests), *lines):
-        with without_files(), recorded() as asked, pytest.raises(SpecError):
+        with restrict_paths(), recorded() as asked, pytest.raises(SpecError):
             ask()
         assert not [each for each in asked if marker in each]
 
 
 def test_stdin_is_no_scenario_of_a_page():
-    with without_files(), pytest.raises(SpecError, match="names a file"):
+    with restrict_paths(), pytest.raises(SpecError, match="names a file"):
         MemoryRequest("-").answer()
 
 
 def test_names_of_the_catalogue_are_as_before():
     scenario = load_scenario("llama-3.1-8b-a100")
-    with without_files():
+    with restrict_paths():
         assert load_scenario("llama-3.1-8b-a100") == scenario
         assert load_scenario("executor/mixed").name
         assert load_scenario(json.dumps({**BASE, "model": "meta-llama/Llama-3.1-8B-Instruct"})).model
@@ -197,12 +197,12 @@ def test_uploaded_files_lie_below_an_allowed_folder(tmp_path):
     (uploads / "lengths.txt").write_text("8\n16\n")
     lengths = {"distribution": "empirical", "path": str(uploads / "lengths.txt")}
     text = json.dumps({**BASE, "traffic": {**BASE["traffic"], "input_tokens": lengths}})
-    with without_files([uploads]):
+    with restrict_paths([uploads]):
         use(text)
-    with without_files(), pytest.raises(SpecError, match="names a file"):
+    with restrict_paths(), pytest.raises(SpecError, match="names a file"):
         load_scenario(text)
     climbing = text.replace("uploads/lengths", "uploads/../../lengths")
-    with without_files([uploads]), pytest.raises(SpecError, match="names a file"):
+    with restrict_paths([uploads]), pytest.raises(SpecError, match="names a file"):
         load_scenario(climbing)
 
 
@@ -221,19 +221,19 @@ def test_links_do_not_lead_out_of_an_allowed_folder(tmp_path):
     (tmp_path / "secret.txt").write_text("8\n")
     link = tmp_path / "uploads" / "lengths.txt"
     link.symlink_to(tmp_path / "secret.txt")
-    with without_files([tmp_path / "uploads"]):
-        assert not may_touch(link)
+    with restrict_paths([tmp_path / "uploads"]):
+        assert not is_allowed(link)
 
 
 def test_limits_end_where_they_began(tmp_path):
     file = tmp_path / "x"
-    with without_files():
-        assert not may_touch(file)
-        with without_files([tmp_path]):
-            assert may_touch(file)
-        assert not may_touch(file)
-    assert may_touch(file)
-    assert may_touch(Path("/etc/passwd"))
+    with restrict_paths():
+        assert not is_allowed(file)
+        with restrict_paths([tmp_path]):
+            assert is_allowed(file)
+        assert not is_allowed(file)
+    assert is_allowed(file)
+    assert is_allowed(Path("/etc/passwd"))
 
 
 @pytest.mark.release
@@ -244,7 +244,7 @@ def test_worker_processes_have_the_limits_of_who_started_them(tmp_path):
     change = f"traffic.input_tokens={{distribution: empirical, path: {lengths}}}"
     points = [Point(text, ("mean_ttft_ms",), (change, f"seed={seed}")) for seed in range(2)]
     assert not sweep(points, workers=2)[0].problem
-    with without_files(), pytest.raises(SpecError, match="names a file"):
+    with restrict_paths(), pytest.raises(SpecError, match="names a file"):
         sweep(points, workers=2)
 
 
@@ -257,7 +257,7 @@ def test_the_hub_is_not_asked(monkeypatch, tmp_path):
         raise AssertionError("asked the network")
 
     monkeypatch.setattr("socket.create_connection", refuse)
-    with without_files(), pytest.raises(SpecError, match="nothing is fetched here"):
+    with restrict_paths(), pytest.raises(SpecError, match="nothing is fetched here"):
         ModelsShowRequest("somebody/unheard-of").answer()
 
 
@@ -268,7 +268,7 @@ def test_the_cache_of_the_hub_is_read(monkeypatch, tmp_path):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with without_files():
+    with restrict_paths():
         assert ModelsShowRequest("somebody/small").answer().data["name"] == "somebody/small"
         with pytest.raises(SpecError, match="names a file"):
             ModelsShowRequest(str(folder / "config.json")).answer()

@@ -33,15 +33,15 @@ def mistakes(tmp_path: Path, spec: type[BaseModel], text: str) -> list[str]:
             "dtype: bfloat16\nmax_num_seq: 4\n",
             "FILE:2: max_num_seq: unknown key 'max_num_seq'. Did you mean 'max_num_seqs' or ",
         ),
-        (EngineSpec, "block_size: x\n", "FILE:1: block_size: found 'x', allowed a whole number."),
-        (EngineSpec, "block_size: 16.5\n", "FILE:1: block_size: found 16.5, allowed a whole number."),
-        (EngineSpec, "block_size: 0\n", "FILE:1: block_size: found 0, allowed a number above 0."),
-        (EngineSpec, "block_size: [1]\n", "FILE:1: block_size: found a list of 1, allowed a whole number."),
-        (EngineSpec, "enforce_eager: maybe\n", "FILE:1: enforce_eager: found 'maybe', allowed true or false."),
+        (EngineSpec, "block_size: x\n", "FILE:1: block_size: got 'x'; expected a whole number."),
+        (EngineSpec, "block_size: 16.5\n", "FILE:1: block_size: got 16.5; expected a whole number."),
+        (EngineSpec, "block_size: 0\n", "FILE:1: block_size: got 0; expected a number above 0."),
+        (EngineSpec, "block_size: [1]\n", "FILE:1: block_size: got a list of 1; expected a whole number."),
+        (EngineSpec, "enforce_eager: maybe\n", "FILE:1: enforce_eager: got 'maybe'; expected true or false."),
         (
             EngineSpec,
             "gpu_memory_utilization: 1.5\n",
-            "FILE:1: gpu_memory_utilization: found 1.5, allowed a number of at most 1",
+            "FILE:1: gpu_memory_utilization: got 1.5; expected a number of at most 1",
         ),
         (EngineSpec, "batching: continous\n", "Did you mean 'continuous'?"),
         (EngineSpec, "batching: foo\n", "allowed 'continuous', 'iteration', 'dynamic', 'static' or 'none'."),
@@ -50,13 +50,13 @@ def mistakes(tmp_path: Path, spec: type[BaseModel], text: str) -> list[str]:
             "max_num_seqs: 4096\nmax_num_batched_tokens: 2048\n",
             "max_num_batched_tokens=2048 is below max_num_seqs=4096; raise the first",
         ),
-        (SLO, "ttft_ms: {a: 1}\n", "FILE:1: ttft_ms: found a mapping, allowed a number."),
+        (SLO, "ttft_ms: {a: 1}\n", "FILE:1: ttft_ms: got a mapping; expected a number."),
         (
             SLO,
             "ttft_ms: 5 GB\n",
             "'5 GB' is not a quantity in ms; write a number, or a number with one of ms, s, us, min.",
         ),
-        (SLO, "ttft_ms: .inf\n", "FILE:1: ttft_ms: found inf, allowed a finite number."),
+        (SLO, "ttft_ms: .inf\n", "FILE:1: ttft_ms: got inf; expected a finite number."),
     ],
 )
 def test_one_mistake_one_sentence(tmp_path: Path, spec: type[BaseModel], text: str, expected: str) -> None:
@@ -75,7 +75,7 @@ LENGTHS = "input_tokens: {distribution: fixed, value: 1}\noutput_tokens: {distri
     [
         (
             "arrivals: {process: poisson, rate: -4}\nnum_requests: 1\n",
-            "FILE:1: arrivals.rate: found -4, allowed a number above 0",
+            "FILE:1: arrivals.rate: got -4; expected a number above 0",
         ),
         ("arrivals: {process: poisson}\nnum_requests: 1\n", "FILE:1: arrivals: poisson needs `rate`"),
         ("arrivals: {process: closed_loop}\nnum_requests: 1\n", "closed_loop needs `concurrency`"),
@@ -100,10 +100,10 @@ def test_traffic_says_what_it_needs(tmp_path: Path, text: str, expected: str) ->
         ("{distribution: fixed}", "fixed needs `value`"),
         ("{distribution: uniform, low: 9, high: 3}", "uniform needs `low` <= `high`"),
         ("{distribution: lognormal, mean: 9}", "lognormal needs `mean` and one of `p99`, `std`"),
-        ("{distribution: lognormal, mean: 100, p99: 50}", "found p99 50, allowed 1 to 14.9 times the mean (100)"),
-        ("{distribution: lognormal, mean: 100, p99: 5000}", "found p99 5000, allowed 1 to 14.9 times the mean (100)"),
-        ("{distribution: fixed, value: 3, min: 9, max: 4}", "found max 4, allowed at least min (9)"),
-        ("5", "input_tokens: found 5, allowed a mapping of distribution, value"),
+        ("{distribution: lognormal, mean: 100, p99: 50}", "got p99 50; expected 1 to 14.9 times the mean (100)"),
+        ("{distribution: lognormal, mean: 100, p99: 5000}", "got p99 5000; expected 1 to 14.9 times the mean (100)"),
+        ("{distribution: fixed, value: 3, min: 9, max: 4}", "got max 4; expected at least min (9)"),
+        ("5", "input_tokens: got 5; expected a mapping of distribution, value"),
     ],
 )
 def test_lengths_say_what_they_need(tmp_path: Path, lengths: str, expected: str) -> None:

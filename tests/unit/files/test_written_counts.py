@@ -29,7 +29,7 @@ def test_what_is_no_count_is_left_to_the_field():
 def test_a_count_is_whole(written):
     with pytest.raises(ValueError, match="whole number"):
         parse_count(written)
-    with pytest.raises(SpecError, match=f"engine.max_model_len: found '{written}', allowed a whole number"):
+    with pytest.raises(SpecError, match=f"engine.max_model_len: got '{written}'; expected a whole number"):
         load_scenario(NAME, [f"engine.max_model_len={written}"])
     with pytest.raises(SpecError, match="whole number"):
         axis_of(f"engine.max_num_seqs={written},64", load_scenario(NAME))
@@ -72,8 +72,8 @@ def test_flags_take_them_too():
     ("override", "found"),
     [
         ("traffic.arrivals.rate=4 kg", "'4 kg' is not a quantity in requests/s"),
-        ("traffic.num_requests=4 kg", "found '4 kg', allowed a whole number"),
-        ("traffic.num_requests=9g", "found '9g', allowed a number of at most 1000000000"),
+        ("traffic.num_requests=4 kg", "got '4 kg'; expected a whole number"),
+        ("traffic.num_requests=9g", "got '9g'; expected a number of at most 1000000000"),
     ],
 )
 def test_other_units_are_refused(override, found):

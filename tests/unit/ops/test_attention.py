@@ -102,7 +102,7 @@ def test_splits_fill_the_machine_only_when_asked():
     """Flash-decoding's example: one sequence of 64k tokens, 16 heads in 2 groups: 16 thread blocks, or 2 x 256."""
     heads = Heads(16, 2, 128, 128, "bf16", 2.0, 2.0)
     split, whole = attention_decode(1, 65536, heads), attention_decode(1, 65536, heads, splits_kv=False)
-    assert (whole.extent.thread_blocks, split.extent.thread_blocks) == (16, 2 * 256)
+    assert (whole.problem.thread_blocks, split.problem.thread_blocks) == (16, 2 * 256)
     assert (whole.num_kernels, split.num_kernels) == (1, 2)
     assert whole.hbm_bytes == split.hbm_bytes
 
@@ -179,7 +179,7 @@ def test_latents_in_the_cache_are_expanded_again_for_every_chunk():
     """Two chunks of 100 tokens: keys and values of 100 tokens, then of 200; a whole prompt expands 200."""
     graph = build_graph(load_model("deepseek-v2-lite"))
     expand = next(node for node in graph.nodes if node.name == "kv_b_proj")
-    rows = [expand.work(BatchShape(100, 1, ((100, cached),))).extent.m for cached in (0, 100)]
+    rows = [expand.work(BatchShape(100, 1, ((100, cached),))).problem.m for cached in (0, 100)]
     assert rows == [100, 200]
 
 

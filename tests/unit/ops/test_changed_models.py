@@ -50,7 +50,7 @@ def test_a_prompt_under_a_window_sees_a_band() -> None:
     """w (w + 1) / 2 + (T - w) w pairs, with w + s for w."""
     model = changed(window=100, sinks=4)
     prompt = works(model, BatchShape(1000, 1, ((1000, 0),), 0, 0, (0,)))["attention_prefill"][1]
-    assert prompt.extent.pairs == 104 * 105 / 2 + 896 * 104
+    assert prompt.problem.pairs == 104 * 105 / 2 + 896 * 104
 
 
 def test_blocks_are_a_share_of_bytes_and_flops() -> None:

@@ -71,8 +71,8 @@ def test_every_weight_is_multiplied_once_per_row(name):
         if work.family == "gemm" and not work.name.startswith(("qkv", "lm_head", "o_proj", "gate_up", "up", "down")):
             assert work.flops == pytest.approx(2 * 64 * work.weight_bytes / 2), work.name
         if work.family == "moe":
-            assert work.flops * work.extent.distinct == pytest.approx(
-                2 * work.extent.assignments * work.weight_bytes / 2
+            assert work.flops * work.problem.distinct == pytest.approx(
+                2 * work.problem.assignments * work.weight_bytes / 2
             )
 
 

@@ -324,7 +324,7 @@ def test_more_tokens_at_least_than_an_answer_may_have_are_refused_in_words():
 
     found = served(many)
     assert found.status == 400
-    assert "min_tokens: found 100, allowed at most 16" in found.json()["error"]["message"]
+    assert "min_tokens: got 100; expected at most 16" in found.json()["error"]["message"]
 
 
 def test_a_body_of_wrong_items_is_refused_by_the_first_of_them():

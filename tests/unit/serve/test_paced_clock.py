@@ -32,7 +32,7 @@ def test_events_happen_when_they_are_due_at_any_speed(milliseconds, speed):
         happened = []
         for each in milliseconds:
             at(env, each / 1e3, happened)
-        clock.look_again()
+        clock.reschedule()
         await asyncio.sleep(11 / speed)
         return happened
 
@@ -48,7 +48,7 @@ def test_what_comes_late_does_not_make_late_what_follows():
         env, clock = started(on_late=late.append)
         for each in range(100):
             at(env, each / 10, happened)
-        clock.look_again()
+        clock.reschedule()
         loop = asyncio.get_running_loop()
         await asyncio.sleep(5.05)
         loop.now += 0.2  # something held the process up, over two events
@@ -68,7 +68,7 @@ def test_what_comes_too_late_slows_the_clock_and_says_so():
         env, clock = started(most_late_s=0.25, on_slowed=slowed.append)
         for each in range(10):
             at(env, each, happened)
-        clock.look_again()
+        clock.reschedule()
         await asyncio.sleep(4.5)
         asyncio.get_running_loop().now += 1.5
         await asyncio.sleep(10)
@@ -86,7 +86,7 @@ def test_something_that_arrives_finds_all_done_that_was_due():
         env, clock = started()
         happened = []
         at(env, 1.0, happened)
-        clock.look_again()
+        clock.reschedule()
         asyncio.get_running_loop().now += 1.2  # the timer could not go off
         tick = clock.catch_up()
         return happened, tick
@@ -101,7 +101,7 @@ def test_a_stopped_clock_stands_still():
         env, clock = started()
         happened = []
         at(env, 1.0, happened)
-        clock.look_again()
+        clock.reschedule()
         clock.stop()
         await asyncio.sleep(5)
         return happened
@@ -115,7 +115,7 @@ def test_what_arrived_a_moment_ago_finds_done_what_was_due_before_it_and_no_more
         env, clock = started()
         happened = []
         at(env, due_s, happened)
-        clock.look_again()
+        clock.reschedule()
         loop = asyncio.get_running_loop()
         loop.now += 1.2  # it took a tenth to read
         tick = clock.catch_up(1.1)
@@ -162,7 +162,7 @@ def test_an_event_that_becomes_due_between_two_looks_at_the_clock_is_not_passed(
         tick, early = clock.catch_up(), list(happened)
         del loop.time
         loop.now = 1.1
-        clock.look_again()
+        clock.reschedule()
         await asyncio.sleep(1)
         return tick, early, happened
 

@@ -16,7 +16,7 @@ from perfmodel.serve.tokens import (
     ByteTokens,
     ChatMessage,
     FileTokens,
-    Wanted,
+    GenerationLimits,
     block_hashes,
     chat_prompt,
 )
@@ -73,14 +73,14 @@ def vocabulary(request, tmp_path_factory):
 
 def test_an_answer_has_the_tokens_that_its_text_has(vocabulary):
     for number in range(1, 60):
-        answer = writer(vocabulary).write(Wanted(max_tokens=number, seed=number), vocabulary.encode("why"))
+        answer = writer(vocabulary).write(GenerationLimits(max_tokens=number, seed=number), vocabulary.encode("why"))
         assert vocabulary.encode("".join(answer.pieces)).tolist() == answer.ids.tolist()
 
 
 def test_what_goes_on_with_a_prompt_leaves_its_tokens_alone(vocabulary):
     prompt = "the result of an operation"
     for number in range(1, 60):
-        wanted = Wanted(max_tokens=number, seed=number, is_continued=True)
+        wanted = GenerationLimits(max_tokens=number, seed=number, is_continued=True)
         answer = writer(vocabulary).write(wanted, vocabulary.encode(prompt))
         again = vocabulary.encode(prompt + "".join(answer.pieces)).tolist()
         assert again == [*vocabulary.encode(prompt).tolist(), *answer.ids.tolist()]
@@ -111,7 +111,7 @@ def test_a_conversation_begins_as_it_did(turns):
     vocabulary = ByteTokens()
     messages = [ChatMessage(*turn) for turn in turns]
     prompt = chat_prompt(vocabulary, messages)
-    answer = writer().write(Wanted(max_tokens=30), prompt)
+    answer = writer().write(GenerationLimits(max_tokens=30), prompt)
     said = [*messages, ChatMessage("assistant", "".join(answer.pieces)), ChatMessage("user", "and then?")]
     following = chat_prompt(vocabulary, said)
     assert following[: len(prompt) + 30].tolist() == [*prompt.tolist(), *answer.ids.tolist()]
@@ -132,7 +132,7 @@ def test_drawn_lengths_are_the_traffics():
     """Uniform from 50 to 150: a mean of 100 with a standard error of 29.2 / sqrt(2000)."""
     prompt = ByteTokens().encode("a")
     own = writer()
-    lengths = [len(own.write(Wanted(), prompt).ids) for _ in range(2000)]
+    lengths = [len(own.write(GenerationLimits(), prompt).ids) for _ in range(2000)]
     assert 50 <= min(lengths) <= max(lengths) <= 150
     assert np.mean(lengths) == pytest.approx(100, abs=4 * 29.2 / 2000**0.5)
 
@@ -141,7 +141,7 @@ def test_max_tokens_decides_or_cuts():
     prompt, fixed = ByteTokens().encode("a"), {"distribution": "fixed", "value": 20}
 
     def ends(length, **wanted):
-        answer = writer(length=length, **fixed).write(Wanted(**wanted), prompt)
+        answer = writer(length=length, **fixed).write(GenerationLimits(**wanted), prompt)
         return len(answer.ids), answer.finish_reason
 
     assert ends("requested", max_tokens=30) == (30, "length")
@@ -150,26 +150,26 @@ def test_max_tokens_decides_or_cuts():
     assert ends("drawn", max_tokens=30, ignore_eos=True) == (30, "length")
     assert ends("drawn", max_tokens=30, min_tokens=25) == (25, "stop")
     assert ends("requested") == (20, "stop")
-    assert ends("requested", most_unless_asked=16) == (16, "length")
+    assert ends("requested", default_max_tokens=16) == (16, "length")
     assert ends("requested", ignore_eos=True) == (999, "length")
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(1000, 1), (990, 11)])
 def test_what_does_not_fit_in_the_context_is_refused(num_prompt_tokens, max_tokens):
     with pytest.raises(WorkloadError, match="maximum context length is 1000 tokens"):
-        writer().write(Wanted(max_tokens=max_tokens), np.zeros(num_prompt_tokens, dtype=np.int64))
+        writer().write(GenerationLimits(max_tokens=max_tokens), np.zeros(num_prompt_tokens, dtype=np.int64))
 
 
 def test_a_stop_counts_after_the_first_tokens():
     prompt, vocabulary = ByteTokens().encode("a"), ByteTokens()
-    whole = writer().write(Wanted(max_tokens=400, seed=1), prompt)
+    whole = writer().write(GenerationLimits(max_tokens=400, seed=1), prompt)
     word = whole.pieces[0].strip()
-    later = writer().write(Wanted(max_tokens=400, seed=1, min_tokens=1, stop=(word,)), prompt)
+    later = writer().write(GenerationLimits(max_tokens=400, seed=1, min_tokens=1, stop=(word,)), prompt)
     assert len(later.ids) > 1
     by_id = frozenset({int(whole.ids[5])})
-    cut = writer().write(Wanted(max_tokens=400, seed=1, stop_token_ids=by_id), prompt)
+    cut = writer().write(GenerationLimits(max_tokens=400, seed=1, stop_token_ids=by_id), prompt)
     first = whole.ids.tolist().index(int(whole.ids[5]))
     assert (cut.ids.tolist(), cut.stop_reason) == (whole.ids[: first + 1].tolist(), int(whole.ids[5]))
     assert "".join(cut.pieces) == vocabulary.decode(whole.ids[:first])
-    kept = writer().write(Wanted(max_tokens=400, seed=1, stop=(word,), keeps_stop=True), prompt)
+    kept = writer().write(GenerationLimits(max_tokens=400, seed=1, stop=(word,), keeps_stop=True), prompt)
     assert "".join(kept.pieces) == word

@@ -23,5 +23,5 @@ def test_arrivals_precede_step_ends_of_the_same_tick() -> None:
         (3, "first", STEP_PRIORITY),
     ):
         Alarm(env, delay, lambda _, name=name: seen.append((env.ticks, name)), priority)  # type: ignore[misc]
-    env.run_dry()
+    env.run_until_idle()
     assert seen == [(3, "first"), (5, "arrival"), (5, "end")]

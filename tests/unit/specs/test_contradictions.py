@@ -12,8 +12,8 @@ SCENARIO = "llama-3.1-8b-a100"
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("cluster.pools=[]", r"cluster\.pools: found an empty list, allowed at least one pool"),
-        ("plan={space: {hardware: []}}", r"plan\.space\.hardware: found an empty list, allowed names of devices"),
+        ("cluster.pools=[]", r"cluster\.pools: got an empty list; expected at least one pool"),
+        ("plan={space: {hardware: []}}", r"plan\.space\.hardware: got an empty list; expected names of devices"),
         ("slo={tpot_ms: 50, min_tokens_per_s: 100}", "tpot_ms 50, which is 20 tokens/s"),
         (
             "traffic.classes=[{name: chat, share: 0.5}, {name: chat, share: 0.5}]",

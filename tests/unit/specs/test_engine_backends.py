@@ -25,7 +25,7 @@ def _refused(tmp_path, lines, hardware="rtx-4090"):
         (["profile: vllm", "backend: cuda"], "found cuda, and vllm has one backend only; leave it out"),
         (
             ["profile: llamacpp", "backend: metal"],
-            "found metal on rtx-4090 (a gpu), allowed there: cuda",
+            "got metal on rtx-4090 (a gpu); expected there: cuda",
         ),
         (["profile: mlx"], "the engine has no backend for rtx-4090 (a gpu)"),
         (["profile: vllm", "layer_split: 2"], "found 2, which vllm does not have"),

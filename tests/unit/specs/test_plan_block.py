@@ -42,8 +42,8 @@ def test_ratios_are_read_and_none_means_replicas_that_do_both() -> None:
 @pytest.mark.parametrize(
     ("block", "says"),
     [
-        ("plan: {objective: cheap}\n", r"mine\.yaml:9: plan\.objective: found 'cheap', allowed .*cheapest"),
-        ("plan: {attainment: 1.5}\n", r"mine\.yaml:9: plan\.attainment: found 1\.5, allowed a number below 1"),
+        ("plan: {objective: cheap}\n", r"mine\.yaml:9: plan\.objective: got 'cheap'; expected .*cheapest"),
+        ("plan: {attainment: 1.5}\n", r"mine\.yaml:9: plan\.attainment: got 1\.5; expected a number below 1"),
         (
             "plan: {space: {disaggregation: ['1-1']}}\n",
             r"mine\.yaml:9: .*'1-1', allowed prefill:decode .* 2:1",

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from web_site import HOST, Page, say_nothing_of_here
 
 from perfmodel.cli import app
-from perfmodel.web.app import _MOST_LINE_BYTES, _STATIC, HEADERS
-from perfmodel.web.results import MOST_BYTES
+from perfmodel.web.app import _MAX_LINE_BYTES, _STATIC, HEADERS
+from perfmodel.web.results import MAX_BYTES
 from perfmodel.web.views import VIEWS
 
 HTML = ("accept", "text/html")
@@ -115,7 +115,7 @@ def test_rates_that_are_none_are_said_or_left_to_the_command(key, value, site, n
 def test_a_metric_that_pictures_are_not_of_is_refused_in_its_field(site, nobody_works):
     page = Page(site.get("/whatif?metric=foo&against=hardware=h200", HTML).body.decode())
     assert len(page.refusals) == 2
-    assert all("metric: found 'foo', allowed mean_ttft_ms" in said for said in page.refusals)
+    assert all("metric: got 'foo'; expected mean_ttft_ms" in said for said in page.refusals)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
@@ -223,7 +223,7 @@ async def stream(app, path, chunks, headers):
     return sent, taken
 
 
-@pytest.mark.parametrize(("path", "most"), [("/drop?name=a.json", MOST_BYTES), ("/line", _MOST_LINE_BYTES)])
+@pytest.mark.parametrize(("path", "most"), [("/drop?name=a.json", MAX_BYTES), ("/line", _MAX_LINE_BYTES)])
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole(path, most, site):
     chunk = bytes(max(most // 10, 1))
     headers = [HOST, ("x-perfmodel-token", site.token)]

@@ -227,7 +227,7 @@ class _IdleDesk(QueryService):
 
     def close_files(self) -> None:
         """Take its folder away."""
-        self.drops.close()
+        self.uploads.close()
 
 
 def _get(path: str, query: str, *known: QueryResult) -> tuple[int, str, _IdleDesk]:

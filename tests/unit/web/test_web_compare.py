@@ -27,7 +27,7 @@ def state_of(*others, **more):
 def pages():
     desk = QueryService()
     yield Pages(desk, "token")
-    desk.drops.close()
+    desk.uploads.close()
 
 
 def finding_of(data, measured=(), command="simulate"):
@@ -101,7 +101,7 @@ def test_headings_are_those_of_the_answers():
     served = headings(
         columns_of(state), [desk.answer(each) for each in SERVED.ask(state) if each.command == "simulate"]
     )
-    desk.drops.close()
+    desk.uploads.close()
     assert served == found
     assert found == [
         ("llama-3.1-8b", "1 x h100-sxm-80gb"),
@@ -127,7 +127,7 @@ def test_differences_are_those_to_the_first_column():
     desk = QueryService()
     questions = DEPLOYMENTS.ask(state_of(OTHER, PageState(tuple(deployment_of(state_of()).fields))))
     rows = {each.row.path: each for each in compared([desk.answer(each) for each in questions], OF_DEPLOYMENTS, 3)}
-    desk.drops.close()
+    desk.uploads.close()
     first, other, same = rows["duration_s"].cells
     slower = other.shown.data["duration_s"] / first.shown.data["duration_s"] - 1
     assert slower > 0  # an A100 has 2.0 of the H100's 3.35 TB/s

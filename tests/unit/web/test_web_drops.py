@@ -23,55 +23,55 @@ CONFIG = ROOT / "tests" / "data"
 
 
 @pytest.fixture
-def drops():
+def uploads():
     found = Uploads()
     yield found
     found.close()
 
 
-def kept(drops):
-    return [path for path in drops.folder.rglob("*") if path.is_file()]
+def kept(uploads):
+    return [path for path in uploads.folder.rglob("*") if path.is_file()]
 
 
 @given(st.text(max_size=300), st.sampled_from([".json", ".gguf", ".YAML", "", ".exe", ".json/..", "\\..\\x.json"]))
 def test_whatever_a_file_is_called_it_lies_in_its_folder(name, suffix):
-    drops = Uploads()
+    uploads = Uploads()
     try:
         try:
-            mark = drops.take(name + suffix, b"{}")
+            mark = uploads.take(name + suffix, b"{}")
         except SpecError:
-            assert not kept(drops)
+            assert not kept(uploads)
             return
-        (path,) = kept(drops)
-        assert resolved(mark, drops.folder) == str(path)
-        assert path.resolve().is_relative_to(drops.folder)
-        assert len(path.relative_to(drops.folder).parts) == 2
+        (path,) = kept(uploads)
+        assert resolved(mark, uploads.folder) == str(path)
+        assert path.resolve().is_relative_to(uploads.folder)
+        assert len(path.relative_to(uploads.folder).parts) == 2
         assert without_marks(f"model {mark}.") == f"model {path.name}." or path.name.endswith(".")
         assert read_state(f"model={mark}").get("model") == mark
-        assert hidden(f"in {path}: no", drops.folder) == f"in {path.name}: no"
+        assert hidden(f"in {path}: no", uploads.folder) == f"in {path.name}: no"
     finally:
-        drops.close()
+        uploads.close()
 
 
-def test_the_same_file_has_the_same_mark_and_another_has_another(drops):
-    first = drops.take("a/config.json", b"{}")
-    assert drops.take("config.json", b"{}") == first
-    assert drops.take("config.json", b"{ }") != first
-    assert len(kept(drops)) == 2
+def test_the_same_file_has_the_same_mark_and_another_has_another(uploads):
+    first = uploads.take("a/config.json", b"{}")
+    assert uploads.take("config.json", b"{}") == first
+    assert uploads.take("config.json", b"{ }") != first
+    assert len(kept(uploads)) == 2
 
 
-def test_of_a_header_the_file_has_its_full_size_as_a_hole(drops):
-    mark = drops.take("m.gguf", b"GGUF" * 100, full_size=40_000_000_000)
-    path = Path(resolved(mark, drops.folder))
+def test_of_a_header_the_file_has_its_full_size_as_a_hole(uploads):
+    mark = uploads.take("m.gguf", b"GGUF" * 100, full_size=40_000_000_000)
+    path = Path(resolved(mark, uploads.folder))
     assert path.stat().st_size == 40_000_000_000
     assert path.stat().st_blocks * 512 < 1_000_000
-    assert drops.take("m.gguf", b"GGUF" * 100) != mark
+    assert uploads.take("m.gguf", b"GGUF" * 100) != mark
 
 
 @pytest.mark.parametrize(
     ("name", "content", "size", "said"),
     [
-        ("virus.exe", b"MZ", None, "found .exe, allowed .json"),
+        ("virus.exe", b"MZ", None, "got .exe; expected .json"),
         ("", b"", None, "no suffix"),
         ("..", b"", None, "no suffix"),
         (".json", b"", None, "no suffix"),
@@ -81,46 +81,46 @@ def test_of_a_header_the_file_has_its_full_size_as_a_hole(drops):
         ("m.gguf", b"", 10**16, "allowed 10,000,000,000,000"),
     ],
 )
-def test_what_is_no_such_file_is_refused_and_leaves_nothing(drops, name, content, size, said):
+def test_what_is_no_such_file_is_refused_and_leaves_nothing(uploads, name, content, size, said):
     with pytest.raises(SpecError, match=said):
-        drops.take(name, content, size)
-    assert not kept(drops)
+        uploads.take(name, content, size)
+    assert not kept(uploads)
 
 
-def test_what_was_sent_is_bounded_for_headers_too(drops, monkeypatch):
-    monkeypatch.setattr(drops_module, "MOST_BYTES", 10)
+def test_what_was_sent_is_bounded_for_headers_too(uploads, monkeypatch):
+    monkeypatch.setattr(drops_module, "MAX_BYTES", 10)
     with pytest.raises(SpecError, match="11 bytes"):
-        drops.take("m.gguf", bytes(11))
+        uploads.take("m.gguf", bytes(11))
 
 
-def test_a_full_disk_is_answered_in_words(drops, monkeypatch):
+def test_a_full_disk_is_answered_in_words(uploads, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(SpecError, match="No space left on device"):
-        drops.take("config.json", b"{}")
-    assert not list(drops.folder.iterdir())
+        uploads.take("config.json", b"{}")
+    assert not list(uploads.folder.iterdir())
 
 
-def test_old_files_go_by_number_and_by_bytes(drops, monkeypatch):
-    monkeypatch.setattr(drops_module, "_MOST_FILES", 3)
-    monkeypatch.setattr(drops_module, "_MOST_TOGETHER", 1000)
-    marks = [drops.take("a.json", b"%d" % n) for n in range(3)]
-    drops.take("a.json", b"0")  # again: it is the newest now
-    marks.append(drops.take("a.json", b"9"))
-    assert [(drops.folder / mark[5:21]).exists() for mark in marks] == [True, False, True, True]
-    drops.take("a.json", b" " * 999)
-    assert len(kept(drops)) == 2
+def test_old_files_go_by_number_and_by_bytes(uploads, monkeypatch):
+    monkeypatch.setattr(drops_module, "_MAX_FILES", 3)
+    monkeypatch.setattr(drops_module, "_MAX_TOGETHER", 1000)
+    marks = [uploads.take("a.json", b"%d" % n) for n in range(3)]
+    uploads.take("a.json", b"0")  # again: it is the newest now
+    marks.append(uploads.take("a.json", b"9"))
+    assert [(uploads.folder / mark[5:21]).exists() for mark in marks] == [True, False, True, True]
+    uploads.take("a.json", b" " * 999)
+    assert len(kept(uploads)) == 2
     with pytest.raises(SpecError, match="drop the file on the page again"):
-        with_files(MemoryRequest(flags=(("model", marks[1]),)), drops.folder)
+        with_files(MemoryRequest(flags=(("model", marks[1]),)), uploads.folder)
 
 
-def test_marks_lead_nowhere_else(drops):
+def test_marks_lead_nowhere_else(uploads):
     for text in ("drop:../x", "drop:0123456789abcdef/../x", "drop:0123456789abcdef/..", "drop:0123456789ABCDEF/x.json"):
-        assert resolved(text, drops.folder) == text  # stands for nothing; names that are paths are refused later
+        assert resolved(text, uploads.folder) == text  # stands for nothing; names that are paths are refused later
     with pytest.raises(SpecError):
-        resolved("drop:0123456789abcdef/x.json", drops.folder)
+        resolved("drop:0123456789abcdef/x.json", uploads.folder)
 
 
 def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
@@ -131,9 +131,9 @@ def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
         question = request_of(MemoryRequest, read_state(f"model={mark}&hardware=h100"))
         shown = desk.answer(question).shown
         assert shown is not None, desk.answer(question).refusal
-        assert str(desk.drops.folder) not in str(shown)
+        assert str(desk.uploads.folder) not in str(shown)
         assert shown.request == question
-        (file,) = kept(desk.drops)
+        (file,) = kept(desk.uploads)
         os.remove(file)
         other = request_of(MemoryRequest, read_state(f"model={mark}&hardware=a100"))
         assert "drop the file on the page again" in desk.answer(other).refusal
@@ -143,10 +143,10 @@ def test_a_file_that_is_dropped_again_answers_again_and_its_place_is_not_told():
         broken = desk.take("config.json", b"{]")
         refusal = desk.answer(request_of(MemoryRequest, read_state(f"model={broken}"))).refusal
         assert "config.json" in refusal
-        assert str(desk.drops.folder) not in refusal
+        assert str(desk.uploads.folder) not in refusal
         assert broken[5:21] not in refusal
     finally:
-        desk.drops.close()
+        desk.uploads.close()
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_what_a_file_is_for_follows_from_its_keys_and_it_answers_there(file, fie
             findings = [desk.answer(each) for part in view.parts for each in part.ask(state)]
             assert findings
             assert not [each.refusal for each in findings if each.refusal]
-            assert not any(str(desk.drops.folder) in str(each.shown) for each in findings)
+            assert not any(str(desk.uploads.folder) in str(each.shown) for each in findings)
     finally:
-        desk.drops.close()
+        desk.uploads.close()
 
 
 def _config():

@@ -120,19 +120,22 @@ async def _is_stopped(jobs, known):
 
 async def _is_refused(jobs, known):
     refused = await ended(jobs.begin(named("refuse"), "quick"))
-    assert (refused.state, refused.said) == ("refused", "refuse: found 1, allowed 2.")
+    assert (refused.state, refused.message) == ("refused", "refuse: got 1; expected 2.")
     with pytest.raises(SpecError, match="allowed 2"):
         known.find(named("refuse"))
 
 
 async def _is_broken(jobs):
     short = await ended(jobs.begin(named("memory"), "quick"))
-    assert (short.state, "not enough memory" in short.said) == ("failed", True)  # to be asked again: there may be more
+    assert (short.state, "not enough memory" in short.message) == (
+        "failed",
+        True,
+    )  # to be asked again: there may be more
     broken = await ended(jobs.begin(named("break"), "quick"))
     assert broken.state == "failed"
-    assert "secret" not in broken.said  # what broke is for the log
+    assert "secret" not in broken.message  # what broke is for the log
     dead = await ended(jobs.begin(named("end"), "quick"))
-    assert (dead.state, "ask again" in dead.said) == ("failed", True)
+    assert (dead.state, "ask again" in dead.message) == ("failed", True)
     assert (await ended(jobs.begin(named("steps:2"), "quick"))).state == "done"  # by another process
     hung = jobs.begin(named("hang"), "quick")
     await running(hung)
@@ -155,7 +158,7 @@ async def _is_superseded(jobs):
 
 
 async def _has_room_for_so_many(jobs):
-    most = jobs_module._MOST_WAITING
+    most = jobs_module._MAX_WAITING
     first = jobs.begin(named("steps:80000"), "quick")
     await running(first)
     queue = [jobs.begin(named(f"steps:{n}"), "quick") for n in range(1, most + 1)]

@@ -12,7 +12,7 @@ from web_site import Page
 
 from perfmodel.cli import app
 from perfmodel.commands.runs import MemoryRequest, SimulateRequest
-from perfmodel.web.figures import FORMS, figure, value_at
+from perfmodel.web.figures import KERNEL_MODELS, figure, value_at
 from perfmodel.web.pages import Pages
 from perfmodel.web.service import QueryService
 from perfmodel.web.state import read_state, request_of
@@ -76,7 +76,7 @@ def answered():
 def pages():
     desk = QueryService()
     yield Pages(desk, "token"), desk
-    desk.drops.close()
+    desk.uploads.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def compare(page, answered):
             found = value_at(data, path)
             what = (" ".join(arguments), path)
             assert value == ("" if found is None else repr(found) if isinstance(found, float) else str(found)), what
-            assert text == (FORMS[form](found) if form else Page(str(figure(data, path))).texts[0]), what
+            assert text == (KERNEL_MODELS[form](found) if form else Page(str(figure(data, path))).texts[0]), what
     return number
 
 
@@ -125,7 +125,7 @@ def _number(part, state, pages, answered):
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_figures_of_simulations_are_the_command_s(view, pages, answered):
     state = read_state(SIMULATED)
-    for part in (part for part in view.parts if part.lane == "quick" and not part.is_asked_for):
+    for part in (part for part in view.parts if part.lane == "quick" and not part.on_demand):
         for question in part.ask(state):
             pages[1].answer(question)
         page = Page(pages[0].part(view, part, state))

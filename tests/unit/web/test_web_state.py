@@ -12,14 +12,14 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
 from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 from perfmodel.errors import SpecError
-from perfmodel.web.state import FLAGS, MOST_DEPLOYMENTS, PageState, read_state, request_of
+from perfmodel.web.state import FLAGS, MAX_DEPLOYMENTS, PageState, read_state, request_of
 
 KEYS = (*FLAGS, "seed", "batch", "context", "engine.max_num_seqs", "traffic.arrivals.rate", "slo.ttft_ms", "price.usd")
 VALUES = st.text("aZ09 -.,:=&%+#?/ü漢🙂\"'<>", min_size=1, max_size=20).filter(
     lambda text: text == text.strip() and not text.startswith("-")
 )
 FIELDS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8).map(lambda found: tuple(found.items()))
-STATES = st.builds(PageState, FIELDS, st.lists(st.builds(PageState, FIELDS), max_size=MOST_DEPLOYMENTS - 1).map(tuple))
+STATES = st.builds(PageState, FIELDS, st.lists(st.builds(PageState, FIELDS), max_size=MAX_DEPLOYMENTS - 1).map(tuple))
 
 
 def plain(state):

@@ -19,7 +19,7 @@ def work(question, console):
         case "hang":
             time.sleep(60)
         case "refuse":
-            raise SpecError("refuse: found 1, allowed 2.")
+            raise SpecError("refuse: got 1; expected 2.")
         case "break":
             raise ValueError("secret")
         case "memory":

@@ -29,8 +29,8 @@ from perfmodel_executors.kernels.triton.kv_pages import (
     token_rows,
 )
 
-_MOST_ROWS = 64  # query heads of one program
-_MOST_SPLITS = 64
+_MAX_ROWS = 64  # query heads of one program
+_MAX_SPLITS = 64
 _SPLIT_TOKENS = 256  # the least that is worth a program of its own
 _BLOCKS_PER_UNIT = 2  # that the trusted configuration keeps resident
 _WASTE = 0.9  # of the best attainable filling; fewer splits are taken within it, for they combine faster
@@ -192,7 +192,7 @@ def attention_decode(
     kv_heads, v_dim = pages.num_kv_heads, pages.v_BSKH.shape[3]
     q_DNH = q_DNH if q_DNH.stride()[1:] == (head_dim, 1) else q_DNH.contiguous()
     group = num_heads // kv_heads
-    rows = min(_MOST_ROWS, max(16, triton.next_power_of_2(group)))
+    rows = min(_MAX_ROWS, max(16, triton.next_power_of_2(group)))
     programs = kv_heads * triton.cdiv(group, rows)
     splits = num_splits or num_splits_for(
         num_seqs * programs, block_tables_DM.shape[1] * pages.block_size, compute_units(q_DNH.device)
@@ -260,7 +260,7 @@ def num_splits_for(num_programs: int, most_tokens: int, num_units: int) -> int:
     """The fewest parts of the context that fill the machine nearly as well as any number does; num_programs: without
     splits."""
     slots = num_units * _BLOCKS_PER_UNIT
-    most = max(1, min(_MOST_SPLITS, most_tokens // _SPLIT_TOKENS))
+    most = max(1, min(_MAX_SPLITS, most_tokens // _SPLIT_TOKENS))
 
     def filled(splits: int) -> float:
         waves = num_programs * splits / slots

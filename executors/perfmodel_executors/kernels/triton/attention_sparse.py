@@ -61,4 +61,4 @@ def _seen_by(sparsity: BlockSparsity, num_blocks: int, device: torch.device) -> 
     """(blocks that each of the first `num_blocks` sees, padded with zeros, [B, W]; how many, [B])."""
     seen = [torch.tensor(seen_blocks(block, sparsity)) for block in range(num_blocks)]
     table_BW = torch.nn.utils.rnn.pad_sequence(seen, batch_first=True)
-    return table_BW.to(device), torch.tensor([len(each) for each in seen]).to(device)
+    return table_BW.to(device), torch.tensor([len(item) for item in seen]).to(device)

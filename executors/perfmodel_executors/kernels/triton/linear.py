@@ -18,7 +18,7 @@ from perfmodel_executors.kernels.triton.stored_weights import check_format, expa
 from perfmodel_executors.kernels.triton.swapped_product import FEW_TOKENS, swapped_product
 from perfmodel_executors.kernels.weight_formats import FP8_MAX, INT8_MAX, MatrixWeight
 
-_MOST_WITH_CODES = 256  # tokens
+_MAX_WITH_CODES = 256  # tokens
 _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves fp32 no bits below one, rounded to nearest even
 
 
@@ -72,7 +72,7 @@ def _product(
     check_format(weight, x_MK.device)
     x_MK, operand = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous(), operand_of(weight)
     codes = quantize_tokens(x_MK, operand) if operand.meets_codes else None
-    most = _MOST_WITH_CODES if operand.is_widened else FEW_TOKENS
+    most = _MAX_WITH_CODES if operand.is_widened else FEW_TOKENS
     if len(x_MK) <= most if config is None else "DESCRIPTORS" not in config.sizes:
         return swapped_product(kernel, x_MK, operand, bias_N, config, codes)
     if not operand.is_widened:

@@ -25,7 +25,7 @@ from perfmodel_executors.kernels.triton.swapped_product import (
 )
 
 _NOWHERE = 1 << 30  # bytes that no device has
-_LEAST_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better
+_MIN_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better
 
 
 class _Tile(NamedTuple):
@@ -194,7 +194,7 @@ def _candidates(values_MK: Tensor, operand: Operand) -> Iterator[TileConfig]:
     element_bytes = operand.values.element_size()
     is_aligned = all(part.stride(0) * element_bytes % 16 == 0 for part in (values_MK, operand.values))
     is_hopper, units = capability_of(values_MK.device) == HOPPER, compute_units(values_MK.device)
-    if is_hopper and is_aligned and element_bytes <= 2 and m * n >= units * _LEAST_SUMS:
+    if is_hopper and is_aligned and element_bytes <= 2 and m * n >= units * _MIN_SUMS:
         # Blocks have 128 columns, and the compiler has no product of integers with more.
         most = 128 if operand.form == "blocks" or operand.values.dtype == torch.int8 else 256
         for tile in sorted(_HOPPER, key=lambda tile: _relative_time(m, n, tile, units, shares_k=False)):

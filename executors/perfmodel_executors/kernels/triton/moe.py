@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.moe import LEAST_SUM, PLAIN_RULE, ExpertLayer, RoutingRule
+from perfmodel_executors.kernels.moe import MIN_SUM, PLAIN_RULE, ExpertLayer, RoutingRule
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.triton.moe_products import grouped_down, grouped_up
@@ -127,7 +127,7 @@ def route(
         logits_TE, bias_E, weights_TX, experts_TX, num_tokens, members, logits_TE.stride(0), float(rule.scale),
         options=options, **sizes, NUM_GROUPS=rule.num_groups, GROUPS=groups, MEMBERS=width,
         TOP_K_GROUPS=rule.top_k_groups, SCORING=rule.scoring, BY_TWO=rule.groups_by == "top2",
-        RENORMALIZES=rule.renormalizes, LEAST=LEAST_SUM,
+        RENORMALIZES=rule.renormalizes, LEAST=MIN_SUM,
     )  # fmt: skip
     return weights_TX, experts_TX
 

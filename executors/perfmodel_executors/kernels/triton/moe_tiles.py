@@ -36,10 +36,10 @@ _BLOCK = 2048  # ids that a program looks at in one pass
 _ROWS = (16, 32, 64, 128)
 _GROUP_ROWS = 64  # that a warp group multiplies at least
 _WARP_PRODUCTS = 80  # a compute capability whose warps multiply, each on its own
-_MOST_SUMS, _MOST_SUMS_GROUPED = 64, 32  # a thread can hold beside what it multiplies; twice
+_MAX_SUMS, _MAX_SUMS_GROUPED = 64, 32  # a thread can hold beside what it multiplies; twice
 _BARRIER_BYTES = 16
 _PROGRAMS = 512  # wanted in flight: the multiprocessors of a large GPU, two to four times
-_LEAST_STEPS = 8  # steps along the sum that a split has at least, to be worth the start of its pipeline
+_MIN_STEPS = 8  # steps along the sum that a split has at least, to be worth the start of its pipeline
 
 # Rows of a tile -> (columns, of each of gate and up; depth; warps; stages), the one to trust first.
 _UP = {
@@ -93,13 +93,13 @@ def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeig
 
 def candidates(kernel: str, rows: int, capability: int | None) -> list[TileConfig]:
     """Tiles of `up` or `down` with so many rows, the one to trust without measuring first. Where warps multiply, sums
-    and both inputs are registers: more than `_MOST_SUMS` sums a thread spill."""
+    and both inputs are registers: more than `_MAX_SUMS` sums a thread spill."""
     table, gates = (_UP, 2) if kernel == "up" else (_DOWN, 1)
     by_warps = capability is not None and not _has_group_products(rows, capability)
     return [
         TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth}, Options(warps, stages))
         for columns, depth, warps, stages in table[rows]
-        if not by_warps or gates * rows * columns <= _MOST_SUMS * 32 * warps
+        if not by_warps or gates * rows * columns <= _MAX_SUMS * 32 * warps
     ]
 
 
@@ -111,7 +111,7 @@ def stored_candidates(rows: int, operand: Operand, capability: int | None) -> li
     return [
         TileConfig({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": operand.depth(depth)}, Options(warps, stages))
         for columns, depth, warps, stages in table[rows]
-        if not is_tight or rows * columns <= _MOST_SUMS_GROUPED * 32 * warps
+        if not is_tight or rows * columns <= _MAX_SUMS_GROUPED * 32 * warps
     ]
 
 
@@ -134,7 +134,7 @@ def num_splits(num_tokens: int, num_experts: int, top_k: int, columns: int, dept
     programs = distinct_experts(num_experts, top_k, num_tokens) * -(-columns // config.sizes["BLOCK_N"])
     steps = -(-depth // config.sizes["BLOCK_K"])
     splits = 1
-    while splits < 8 and 2 * splits * programs <= _PROGRAMS and steps >= 2 * splits * _LEAST_STEPS:
+    while splits < 8 and 2 * splits * programs <= _PROGRAMS and steps >= 2 * splits * _MIN_STEPS:
         splits *= 2
     return splits
 

@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perfmodel_executors.kernels.kv_pages import FP8, INT8_MAX, LEAST_SCALE, KVPages
+from perfmodel_executors.kernels.kv_pages import FP8, INT8_MAX, MIN_SCALE, KVPages
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.triton.kv_pages import encode_fp8, encode_int8, raw
 
 _HEADS = 4  # of a program
 _MANY_TOKENS = 512  # from here on, programs of several tokens still fill the machine
 _INT8_MAX = tl.constexpr(INT8_MAX)
-_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
+_MIN_SCALE = tl.constexpr(MIN_SCALE)
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _rotated(x_ptr, cos_sin_ptr, token, row, is_row, H: tl.constexpr, HALF: tl.c
 @triton.jit
 def _int8_scale(amax, scale_ptr, slot, head, is_row, K: tl.constexpr, PAGE: tl.constexpr):
     """Stores the scales [tokens, heads, 1] of rows whose largest magnitudes are given, and returns them."""
-    scale = tl.maximum(tl.math.div_rn(amax, _INT8_MAX), _LEAST_SCALE)
+    scale = tl.maximum(tl.math.div_rn(amax, _INT8_MAX), _MIN_SCALE)
     tl.store(scale_ptr + (slot // PAGE * K + head) * PAGE + slot % PAGE, scale, mask=is_row)
     return scale
 

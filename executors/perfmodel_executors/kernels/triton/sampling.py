@@ -63,8 +63,8 @@ def _weights(
     """Weights of a piece; -1 beyond the vocabulary."""
     index = piece * BLOCK + tl.arange(0, BLOCK)
     logits, _ = _numbers(logits_ptr + row.to(tl.int64) * row_stride, index, vocab)
-    each = tl.arange(0, PIECES)
-    largest = tl.max(tl.load(maxima_ptr + row * pieces + each, mask=each < pieces, other=-float("inf")), axis=0)
+    arange = tl.arange(0, PIECES)
+    largest = tl.max(tl.load(maxima_ptr + row * pieces + arange, mask=arange < pieces, other=-float("inf")), axis=0)
     temperature = tl.load(temperature_ptr + row * stride)
     inverse = tl.div_rn(1.0, tl.where(temperature <= 0.0, 1.0, temperature))
     weights = tl.where(logits == largest, 1.0, tl.exp((logits - largest) * inverse))
@@ -75,10 +75,10 @@ def _weights(
 def _choose_digit(bins_ptr, prefix, wanted, SHIFT: tl.constexpr):
     """(prefix with the largest digit that reaches what is wanted from above; what is wanted of its tokens)."""
     digit = tl.arange(0, _BINS)
-    found = tl.load(bins_ptr + digit)
-    reached = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
+    result = tl.load(bins_ptr + digit)
+    reached = tl.sum(result, axis=0) - tl.cumsum(result, axis=0) + result
     chosen = tl.max(tl.where(reached >= wanted, digit, 0), axis=0)
-    above = tl.sum(tl.where(digit > chosen, found, 0), axis=0)
+    above = tl.sum(tl.where(digit > chosen, result, 0), axis=0)
     return prefix | (chosen << SHIFT), wanted - above
 
 

@@ -22,7 +22,7 @@ from perfmodel_executors.kernels.tiles import padded
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
 
 _OPTIONS = Options(num_warps=4, num_stages=1)
-_MOST_ELEMENTS = 4096  # of a program's part of a state: 32 registers of each thread
+_MAX_ELEMENTS = 4096  # of a program's part of a state: 32 registers of each thread
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -65,7 +65,7 @@ def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tens
     out_DHV = v_DHV.new_empty(num_seqs, heads, values)
     args = (*inputs[:6], rows_D, states_RHKV, out_DHV, q_DGK.stride(0), k_DGK.stride(0), v_DHV.stride(0))
     k_pad = triton.next_power_of_2(keys)
-    columns = min(triton.next_power_of_2(values), max(16, _MOST_ELEMENTS // k_pad))
+    columns = min(triton.next_power_of_2(values), max(16, _MAX_ELEMENTS // k_pad))
     sizes = {"H": heads, "G": groups, "K": keys, "V": values, "ERASES": inputs.erases, "K_PAD": k_pad}
     grid = (triton.cdiv(values, columns), heads, num_seqs)
     launch(_scan_step_kernel, grid, *args, options=_OPTIONS, **sizes, COLUMNS=columns)

@@ -291,7 +291,7 @@ def check_format(weight: MatrixWeight, device: torch.device) -> None:
         )
 
 
-_MOST_ELEMENTS = 1 << 26  # written out at a time: 128 MB in 16 bits
+_MAX_ELEMENTS = 1 << 26  # written out at a time: 128 MB in 16 bits
 _ROWS = 32
 _DEPTH = 128  # inputs of a program where they have no groups
 
@@ -335,7 +335,7 @@ def expand_weight(operand: Operand, dtype: torch.dtype) -> Iterator[tuple[int, O
     """(the first output, the plain weight) of parts that are written one after the other into one buffer. What has a
     scale for each output keeps it: the product is scaled, not the weight."""
     n, k = operand.shape
-    most = min(n, max(_ROWS, _MOST_ELEMENTS // k // _ROWS * _ROWS))
+    most = min(n, max(_ROWS, _MAX_ELEMENTS // k // _ROWS * _ROWS))
     unit = FP4_SPAN if operand.form == "fp4" else operand.group_size or _DEPTH
     buffer_NK = torch.empty(most, k, dtype=dtype, device=operand.values.device)
     for first in range(0, n, most):

@@ -19,8 +19,8 @@ from perfmodel_executors.kernels.triton.stored_weights import scaled, tile_sums
 from perfmodel_executors.kernels.weight_formats import FP4_SPAN
 
 FEW_TOKENS = 64
-_LEAST_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
-_MOST_SLICES = 32
+_MIN_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
+_MAX_SLICES = 32
 _GROUP = tl.constexpr(8)  # tiles of tokens that are walked together, so that the L2 cache gives them their rows of W
 
 
@@ -57,7 +57,7 @@ def num_slices(tiles: int, blocks_of_k: int, device: torch.device, blocks_per_un
     """How many slices make `tiles` output tiles fill the device; each has four blocks of K or more, none is empty.
     blocks_per_unit: how many thread blocks a compute unit should have."""
     wanted = blocks_per_unit * compute_units(device) // max(1, tiles)
-    slices = max(1, min(wanted, blocks_of_k // _LEAST_BLOCKS, _MOST_SLICES))
+    slices = max(1, min(wanted, blocks_of_k // _MIN_BLOCKS, _MAX_SLICES))
     return -(-blocks_of_k // -(-blocks_of_k // slices))
 
 
@@ -134,12 +134,12 @@ def shared_bytes(operand: Operand, element_bytes: int, config: TileConfig, capab
     if operand.is_widened and is_ahead and capability >= 100:
         return (values + x) * (stages - 1) + 8
     values_stages = stages - (operand.is_widened or not is_ahead)
-    rows, columns, beside = sizes["BLOCK_N"], sizes["BLOCK_M"], 0
+    rows, columns, extra_bytes = sizes["BLOCK_N"], sizes["BLOCK_M"], 0
     if operand.form == "blocks":
-        beside = 4 * rows + 8 * columns
+        extra_bytes = 4 * rows + 8 * columns
     elif operand.form == "int4" and rows == 32 * config.options.num_warps:
-        beside = element_bytes * rows
-    pipeline = values * values_stages + x * (stages - (not is_ahead)) + beside
+        extra_bytes = element_bytes * rows
+    pipeline = values * values_stages + x * (stages - (not is_ahead)) + extra_bytes
     return pipeline + (16 if is_ahead and capability >= 100 else 0)
 
 

@@ -155,16 +155,16 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
     # Files of DeepSeek-V3's kind have a bias whatever the config says.
     has_bias = ffn.router_bias or reader.has("router", index, parts["router_bias"].kind)
     parts["router_bias"] = parts["router_bias"]._replace(is_there=has_bias)
-    found = _read(reader, {name: part for name, part in parts.items() if name not in ("up", "down")}, index)
+    result = _read(reader, {name: part for name, part in parts.items() if name not in ("up", "down")}, index)
     if ffn.bias:
-        found["up_bias"] = split_pairs(found["up_bias"], 1)
+        result["up_bias"] = split_pairs(result["up_bias"], 1)
     shared = None
     if width := ffn.shared_intermediate_size:
         names = ("shared_gate", "shared_up") if ffn.gated else ("shared_up",)
         shared_up = join_rows([reader.matrix(name, width, hidden, layer=index) for name in names])
         shared_down = {"down": shared_parts(ffn, hidden)["down"]}
         shared = FFNWeights(up=shared_up, **_read(reader, shared_down, index))
-    return MoEWeights(up=up, down=down, shared=shared, **found)
+    return MoEWeights(up=up, down=down, shared=shared, **result)
 
 
 def _separate(reader: Reader, ffn: MoEFFN, index: int) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:

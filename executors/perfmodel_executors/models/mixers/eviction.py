@@ -21,7 +21,7 @@ def attend_evicting(
     step: MixerStep, mixer: Attention, q_TNH: Tensor, k_TKH: Tensor, v_TKV: Tensor, layer: HeldTokens
 ) -> Tensor:
     """[T, N, H_v], one-token rows first; queries and keys come unrotated. `layer` takes all T tokens in."""
-    batch, found = step.batch, []
+    batch, result = step.batch, []
     if mixer.rope is not None:
         rotation = step.rotations.rows(mixer.rope, mixer.head_dim)
         q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
@@ -29,13 +29,13 @@ def attend_evicting(
     split = batch.num_decodes
     if split:
         own, rows = slice(0, split), step.state_rows.decodes
-        found.append(_decodes(q_TKGH[own], k_TKH[own], v_TKV[own], batch.contexts_D - 1, rows, layer, mixer))
+        result.append(_decodes(q_TKGH[own], k_TKH[own], v_TKV[own], batch.contexts_D - 1, rows, layer, mixer))
     starts: list[int] = (batch.starts_G + split).tolist()
     before: list[int] = batch.computed_G.tolist()
     for row, computed, begin, end in zip(step.state_rows.chunks.tolist(), before, starts, starts[1:], strict=False):
         own = slice(begin, end)
-        found.append(_chunk(q_TKGH[own], k_TKH[own], v_TKV[own], computed, row, layer, mixer))
-    return torch.cat(found).flatten(1, 2)
+        result.append(_chunk(q_TKGH[own], k_TKH[own], v_TKV[own], computed, row, layer, mixer))
+    return torch.cat(result).flatten(1, 2)
 
 
 def _decodes(

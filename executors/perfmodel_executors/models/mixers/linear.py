@@ -48,12 +48,12 @@ def linear_attention(
     q_TKGH = q_TNH.float().reshape(len(x_TC), kv_heads, -1, mixer.head_dim)
     k_TKH, v_TKV = k_TKH.float(), parts[2].float().view(len(x_TC), kv_heads, mixer.v_head_dim)
     projection, columns_T = weights.projection_KRD.float(), batch.positions_T % mixer.size
-    split, found = batch.num_decodes, []
+    split, result = batch.num_decodes, []
     if split:
         rows, own = step.state_rows.decodes, slice(0, split)
         tokens = (q_TKGH[own], k_TKH[own], v_TKV[own], projection, columns_T[own])
         out_DKGV, layer.state[rows] = kind.decodes(*tokens, layer.state[rows])
-        found.append(out_DKGV)
+        result.append(out_DKGV)
     rows_G = step.state_rows.chunks
     starts: list[int] = (batch.starts_G + split).tolist() if len(rows_G) else []  # decodes do not ask the host
     for row, begin, end in zip(rows_G.tolist() if len(rows_G) else [], starts, starts[1:], strict=False):
@@ -61,8 +61,8 @@ def linear_attention(
             own = slice(first, min(first + _CHUNK, end))
             inputs = (q_TKGH[own].permute(1, 2, 0, 3), k_TKH[own].transpose(0, 1), v_TKV[own].transpose(0, 1))
             out_KGTV, layer.state[row] = kind.chunk(*inputs, projection, columns_T[own], layer.state[row])
-            found.append(out_KGTV.permute(2, 0, 1, 3))
-    out_TD = torch.cat(found).flatten(1).to(x_TC.dtype)
+            result.append(out_KGTV.permute(2, 0, 1, 3))
+    out_TD = torch.cat(result).flatten(1).to(x_TC.dtype)
     return apply_linear(step.kernels, out_TD, weights.out, weights.out_bias)
 
 

@@ -56,15 +56,15 @@ def _sequences(step: MixerStep) -> list[_Sequence]:
     batch, split = step.batch, step.batch.num_decodes
     rows: list[int] = step.state_rows.decodes.tolist()
     contexts: list[int] = batch.contexts_D.tolist()
-    found = [
+    sequences = [
         _Sequence(slice(i, i + 1), batch.tables_DM[i], context - 1, row)
         for i, (context, row) in enumerate(zip(contexts, rows, strict=True))
     ]
     starts: list[int] = (batch.starts_G + split).tolist()
     before: list[int] = batch.computed_G.tolist()
     for i, (row, computed) in enumerate(zip(step.state_rows.chunks.tolist(), before, strict=True)):
-        found.append(_Sequence(slice(starts[i], starts[i + 1]), batch.tables_GM[i], computed, row))
-    return found
+        sequences.append(_Sequence(slice(starts[i], starts[i + 1]), batch.tables_GM[i], computed, row))
+    return sequences
 
 
 def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
@@ -99,7 +99,7 @@ def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> 
 def _entering(tiers: KVTiers, sequence: _Sequence, num_new: int) -> list[tuple[int, int, Tensor]]:
     """For each tier and the pages: the positions [first, last) that enter with the step, and their slots."""
     total = sequence.before + num_new
-    before, after, found = _borders(tiers, sequence.before), _borders(tiers, total), []
+    before, after, entering = _borders(tiers, sequence.before), _borders(tiers, total), []
     for i, border in enumerate(after):
         newest_before = sequence.before if i == 0 else before[i - 1]
         newest_after = total if i == 0 else after[i - 1]
@@ -111,5 +111,5 @@ def _entering(tiers: KVTiers, sequence: _Sequence, num_new: int) -> list[tuple[i
         else:
             size = tiers.pages.block_size
             slots = sequence.table[positions // size] * size + positions % size
-        found.append((first, max(first, newest_after), slots))
-    return found
+        entering.append((first, max(first, newest_after), slots))
+    return entering

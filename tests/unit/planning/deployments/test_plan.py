@@ -124,7 +124,7 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
     happened: list[tuple[Any, ...]] = []
     preliminaries: list[Preliminary] = []
 
-    def tell(preliminary: Preliminary) -> None:
+    def on_preliminary(preliminary: Preliminary) -> None:
         preliminaries.append(preliminary)
         happened.append(("preliminary",))
 
@@ -134,7 +134,9 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
         yield lambda done, total: happened.append((stage, done, total))
 
     overrides = (*SHORT, "traffic.arrivals.rate=60", "plan.finalists=2", "plan.seeds=1", SPACE)
-    found = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
+    found = make_plan(
+        "llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", 1, stages=shown, on_preliminary=on_preliminary
+    )
     assert happened[:3] == [("screening",), ("preliminary",), ("simulating the finalists' requests",)]
     counts = [each[1:] for each in happened if len(each) == 3]
     assert counts[0][0] == 0

@@ -31,7 +31,7 @@ class Known(Runs):
         return [(Record({"slo_attainment": min(self.capacity(n) / WANTED, 1.0) * 0.9}),) for _, n in whole]
 
 
-def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist | None, list[int]]:
+def finalize(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist | None, list[int]]:
     base = Base("llama-3.1-8b-a100")
     plan = PlanSpec.model_validate({"seeds": 1, **spec})
     run = Known(base, load_scenario(base.path), plan, WANTED, StoredSweep("", 1))
@@ -46,7 +46,7 @@ def settle(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist |
 @pytest.mark.parametrize("screened_rate", [5.0, 7.0, 8.0, 10.0, 15.0])
 def test_as_few_replicas_as_the_simulator_finds_to_serve(screened_rate: float) -> None:
     """Whatever the screen took one to serve: 8 each, a router's pooling adds nothing, so four."""
-    found, _ = settle(lambda count: 8.0 * count, screened_rate)
+    found, _ = finalize(lambda count: 8.0 * count, screened_rate)
     assert found is not None
     assert (found.replicas, found.rate) == (4, 32.0)
 
@@ -54,17 +54,17 @@ def test_as_few_replicas_as_the_simulator_finds_to_serve(screened_rate: float) -
 def test_one_fewer_is_tried_where_pooling_may_make_it_do() -> None:
     """Four would serve 7.2 each, 28.8 in proportion; simulated as a whole three of them do, since fewer share better
     (as no router does: the law is only that what was simulated counts)."""
-    found, asked = settle(lambda count: {5: 37.5, 4: 30.5, 3: 25.0}[count], 6.0)
+    found, asked = finalize(lambda count: {5: 37.5, 4: 30.5, 3: 25.0}[count], 6.0)
     assert found is not None
     assert (found.replicas, found.rate) == (4, 30.5)
     assert 5 not in asked or 4 in asked
 
 
 def test_one_fewer_that_misses_is_not_taken() -> None:
-    found, asked = settle(lambda count: 8.0 * count - (3 if count == 3 else 0), 10.0)
+    found, asked = finalize(lambda count: 8.0 * count - (3 if count == 3 else 0), 10.0)
     assert found is not None
     assert found.replicas == 4
-    near, asked = settle(lambda count: {4: 39.0, 3: 29.0}[count], 8.0)
+    near, asked = finalize(lambda count: {4: 39.0, 3: 29.0}[count], 8.0)
     assert near is not None
     assert near.replicas == 4
     assert 3 in asked
@@ -72,7 +72,7 @@ def test_one_fewer_that_misses_is_not_taken() -> None:
 
 def test_one_replica_fewer_is_not_tried_far_below_the_rate() -> None:
     """Four replicas serve 32 requests/s, three would serve 24; only from 27 on is 30 near enough."""
-    finalist, asked = settle(lambda count: 8.0 * count, 8.0)
+    finalist, asked = finalize(lambda count: 8.0 * count, 8.0)
     assert finalist is not None
     assert (finalist.replicas, asked) == (4, [4])
 
@@ -114,20 +114,20 @@ def test_the_highest_rate_of_other_replicas_is_looked_for_from_what_they_serve_i
         return [(run.capacity(replicas),) for _, replicas in whole]
 
     monkeypatch.setattr(Known, "_highest", highest)
-    settle(lambda count: 8.0 * count, 5.0)
+    finalize(lambda count: 8.0 * count, 5.0)
     assert begun == [(6, pytest.approx(30)), (4, pytest.approx(32))]
 
 
 def test_one_more_is_tried_where_the_whole_misses() -> None:
     """Three serve 30 by their highest rate in proportion to two, as a whole they do not."""
-    found, asked = settle(lambda count: {2: 20.5, 3: 29.5, 4: 40.0}[count], 15.0)
+    found, asked = finalize(lambda count: {2: 20.5, 3: 29.5, 4: 40.0}[count], 15.0)
     assert found is not None
     assert found.replicas == 4
     assert asked[0] == 3
 
 
 def test_not_more_than_is_allowed() -> None:
-    found, asked = settle(lambda count: 6.0 * count, 8.0, max_gpus=4)
+    found, asked = finalize(lambda count: 6.0 * count, 8.0, max_gpus=4)
     assert found is not None
     assert found.attained < 0.9
     assert max(asked) == 4
@@ -135,14 +135,14 @@ def test_not_more_than_is_allowed() -> None:
 
 def test_only_as_many_as_the_space_lists() -> None:
     """Two, four or eight: four miss the SLO as a whole, so eight; six would do."""
-    found, asked = settle(lambda count: 7.0 * count, 8.0, space={"replicas": (2, 4, 8)})
+    found, asked = finalize(lambda count: 7.0 * count, 8.0, space={"replicas": (2, 4, 8)})
     assert found is not None
     assert found.replicas == 8
     assert set(asked) <= {2, 4, 8}
 
 
 def test_for_the_lowest_latency_all_that_are_allowed_stay() -> None:
-    found, asked = settle(lambda count: 10.0 * count, 10.0, objective="lowest_latency", max_gpus=6)
+    found, asked = finalize(lambda count: 10.0 * count, 10.0, objective="lowest_latency", max_gpus=6)
     assert found is not None
     assert found.replicas == 6
     assert asked == [6]

@@ -115,7 +115,7 @@ def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> 
     happened: list[tuple[Any, ...]] = []
     preliminaries: list[Any] = []
 
-    def tell(preliminary: Any) -> None:
+    def on_preliminary(preliminary: Any) -> None:
         preliminaries.append(preliminary)
         happened.append(("preliminary",))
 
@@ -125,7 +125,9 @@ def test_the_closed_form_answers_before_the_job_is_simulated(tmp_path: Path) -> 
         yield lambda done, total: happened.append((stage, done, total))
 
     overrides = (*SMALL, "plan.objective=cheapest_job", "plan.deadline_s=8")
-    make_plan("summaries-8b-offline", overrides, tmp_path / "points.sqlite", 1, stages=shown, tell=tell)
+    make_plan(
+        "summaries-8b-offline", overrides, tmp_path / "points.sqlite", 1, stages=shown, on_preliminary=on_preliminary
+    )
     assert happened[:3] == [("screening",), ("preliminary",), ("simulating the job's requests",)]
     counts = [each[1:] for each in happened if len(each) == 3]
     assert counts[0][0] == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel import sim
-from perfmodel.cost import GraphPricer
+from perfmodel.cost import GraphCostModel
 from perfmodel.errors import SpecError
 from perfmodel.ops import BatchShape
 from perfmodel.planning.finalist import Screened
@@ -37,15 +37,15 @@ def test_steps_are_the_simulators_own() -> None:
     surfaces = Surfaces(
         [step_surface(scenario, demand.context, demand.mean_prompt, 512, 8192)], np.array([0], dtype=np.intp)
     )
-    pricer = GraphPricer(shared_step_costs(scenario).tables)
+    cost_model = GraphCostModel(shared_step_costs(scenario).tables)
     knots = ((batch, 1e-9) for batch in (1, 2, 3, 4, 6, 64))
     for batch, within in (*knots, (80, 0.03), (300, 0.07)):
-        seconds = pricer.price(BatchShape(batch, batch, (), batch, round(batch * demand.context))) / 1e12
+        seconds = cost_model.duration_ps(BatchShape(batch, batch, (), batch, round(batch * demand.context))) / 1e12
         assert surfaces.decode(np.array([[float(batch)]]))[0, 0] == pytest.approx(seconds, rel=within)
     for tokens, within in ((1024, 1e-9), (1500, 0.03), (700, 0.08)):
         shape = BatchShape(64 + tokens, 65, ((tokens, 0),), 64, round(64 * demand.context))
-        seconds = pricer.price(shape) / 1e12
-        read = surfaces.beside(np.array([[64.0]]), np.array([[float(tokens)]]))[0, 0]
+        seconds = cost_model.duration_ps(shape) / 1e12
+        read = surfaces.mixed_step_time(np.array([[64.0]]), np.array([[float(tokens)]]))[0, 0]
         assert read == pytest.approx(seconds, rel=within)
 
 

@@ -260,7 +260,9 @@ def test_a_surface_is_interpolated_linearly() -> None:
     read = Surfaces([surface], np.array([0]))
     for column in (0, 2):
         between = CHUNKS[column] + 0.25 * (CHUNKS[column + 1] - CHUNKS[column])
-        assert read.beside(np.array([[0.0]]), np.array([[between]]))[0, 0] == pytest.approx(10 * (column + 0.25))
+        assert read.mixed_step_time(np.array([[0.0]]), np.array([[between]]))[0, 0] == pytest.approx(
+            10 * (column + 0.25)
+        )
     assert read.decode(np.array([[3.0]]))[0, 0] == pytest.approx(3e-3)
 
 

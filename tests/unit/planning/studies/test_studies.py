@@ -96,7 +96,7 @@ def test_the_command_writes_a_document_with_its_pictures(small: Path, tmp_path: 
         ("kind: lines", "kind: line", 12, "allowed 'lines'"),
         ("mean_e2el_ms]", "mean_e2e_ms]", None, "mean_e2el_ms"),
         ("num_requests: 6", "num_request: 6", 5, "Did you mean 'num_requests'"),
-        ("metrics: [output_throughput, mean_e2el_ms]", "metrics: 0.5", None, "metrics: found 0.5, allowed a list"),
+        ("metrics: [output_throughput, mean_e2el_ms]", "metrics: 0.5", None, "metrics: got 0.5; expected a list"),
     ],
 )
 def test_a_mistake_is_a_sentence_with_its_line(small: Path, old: str, new: str, line: int | None, says: str) -> None:

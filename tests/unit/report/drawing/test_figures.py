@@ -14,7 +14,7 @@ from perfmodel.report.views.run import run_view
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 FACTORS = {"k": 1e3, "M": 1e6, "": 1.0}
 
 
@@ -62,7 +62,7 @@ def drawn_values(picture, kind="polyline"):
 
 def test_the_demo_report_is_small_and_has_no_script(demo):
     page = render_page(run_view(demo))
-    assert len(page.encode()) < MOST_BYTES
+    assert len(page.encode()) < MAX_BYTES
     assert "<script" not in page
     assert page.count("<svg") == sum(isinstance(block, Plot) for block in run_view(demo).flat)
 

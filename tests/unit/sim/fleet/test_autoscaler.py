@@ -54,7 +54,7 @@ def sizes(fleet: StubFleet, loads: list[dict[str, float]], **fields: object) -> 
     for number in range(len(loads) + 1):
         Alarm(env, round((number + 0.5) * TICKS_PER_S), lambda _, n=number: apply_load(n), ARRIVAL_PRIORITY)
     Autoscaler(env, spec, fleet, lambda: env.ticks > (len(loads) + 0.5) * TICKS_PER_S)  # type: ignore[arg-type]
-    env.run_dry()
+    env.run_until_idle()
     return fleet_sizes
 
 
@@ -143,7 +143,7 @@ def test_lifetimes_are_exponential_with_the_given_mean() -> None:
     env, count = TickEnvironment(), 2000
     fleet = FailingFleet(env)
     add_failures(env, FailuresSpec(mtbf_s=50, repair_s=7), {0: fleet}, 1, lambda: len(fleet.failed_at) >= count)  # type: ignore[dict-item]
-    env.run_dry()
+    env.run_until_idle()
     lifetimes = [end - start for start, end in zip([0.0, *fleet.failed_at], fleet.failed_at, strict=False)]
     mean = sum(lifetimes) / len(lifetimes)
     assert mean == pytest.approx(50, rel=3 / sqrt(count))
@@ -159,7 +159,7 @@ def test_a_failure_event_sets_the_replica_the_time_and_the_downtime() -> None:
     fleets = {0: FailingFleet(env), 4: FailingFleet(env)}
     events = ({"at_s": 3, "down_s": 5, "pool": 4, "replica": 2}, {"at_s": 9}, {"at_s": 11, "pool": 4})
     add_failures(env, FailuresSpec(repair_s=60, events=events), fleets, 0, lambda: env.ticks >= 11 * TICKS_PER_S)  # type: ignore[arg-type]
-    env.run_dry()
+    env.run_until_idle()
     assert (fleets[0].failed_at, fleets[0].numbers, fleets[0].downs) == ([9.0], [0], [60.0])
     assert (fleets[4].failed_at, fleets[4].numbers, fleets[4].downs) == ([3.0], [2], [5.0])
 
@@ -171,7 +171,7 @@ def test_overlapping_slowdowns_multiply() -> None:
     fleet = type("Fleet", (), {"pool": pool})()
     slowdowns = [Slowdown(factor=2, at_s=1, for_s=10), Slowdown(factor=3, at_s=4, for_s=2), Slowdown(factor=5, at_s=20)]
     add_stragglers(env, slowdowns, {0: fleet})  # type: ignore[dict-item]
-    env.run_dry()
+    env.run_until_idle()
     assert seen == [(1, 2), (4, 6), (6, 2), (11, 1), (20, 5)]
 
 
@@ -195,5 +195,5 @@ def test_a_slowdown_applies_to_one_replica_of_one_pool() -> None:
         for replica in range(2)
     ]
     add_stragglers(env, slowdowns, {0: fleet(0), 1: fleet(1)})  # type: ignore[dict-item]
-    env.run_dry()
+    env.run_until_idle()
     assert seen == [(0, 0, 2), (0, 1, 3), (1, 0, 4), (1, 1, 5)]

@@ -52,7 +52,7 @@ class World:
             replicas=self.replicas, engines=engines, memory=memory, spec=SimpleNamespace(role=role)
         )
         self.router = StubRouter(self.replicas)
-        entrance = SimpleNamespace(router=self.router, look_again=lambda: None)
+        entrance = SimpleNamespace(router=self.router, reschedule=lambda: None)
         self.fleet = Fleet(
             *(self.env, self.pool, entrance, num_up, START_S * TICKS_PER_S, self._lose),  # type: ignore[arg-type]
             *(dead_s * TICKS_PER_S, self.dead.append),  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ class World:
 
     def end(self) -> list[tuple[float, int, int]]:
         """(second, serving replicas, billed replicas) at every change."""
-        self.env.run_dry()
+        self.env.run_until_idle()
         return [(tick / TICKS_PER_S, *counts) for tick, *counts in self.fleet.counts]
 
 
@@ -164,8 +164,8 @@ def test_devices_weights_and_time_of_a_pool_sum_over_its_engines() -> None:
     replicas = tuple(SimpleNamespace(ranks=[StubRank(0), StubRank(1)]) for _ in range(3))
     clocks = tuple(SimpleNamespace(ticks_under_way=5 * TICKS_PER_S, num_ranks=2) for _ in range(3))
     usage = SimpleNamespace(busy_s=12.0)
-    memory, pricer = SimpleNamespace(weight_bytes=7.0), SimpleNamespace(usage=lambda: usage)
-    parts = (SimpleNamespace(engine=engine), None, memory, pricer, replicas, None, None, clocks)
+    memory, cost_model = SimpleNamespace(weight_bytes=7.0), SimpleNamespace(usage=lambda: usage)
+    parts = (SimpleNamespace(engine=engine), None, memory, cost_model, replicas, None, None, clocks)
     pool = Pool(*parts)  # type: ignore[arg-type]
     assert (len(pool.engines), pool.devices_per_engine, pool.num_devices) == (6, 8, 48)
     assert pool.weight_bytes_per_replica == 7.0 * 8 * 2

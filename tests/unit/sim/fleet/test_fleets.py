@@ -21,8 +21,8 @@ def ends(result: RunResult) -> dict[str, int]:
 
 
 def test_a_gateway_that_limits_nothing_changes_nothing() -> None:
-    plain, guarded = run("cluster.replicas=2").summary, run("cluster.replicas=2", "cluster.gateway={}").summary
-    assert guarded == plain
+    plain, handle_errors = run("cluster.replicas=2").summary, run("cluster.replicas=2", "cluster.gateway={}").summary
+    assert handle_errors == plain
 
 
 def test_what_a_failed_replica_had_fails_and_retries_save_it() -> None:
@@ -245,7 +245,7 @@ def test_what_happens_a_million_times_is_a_sentence(
     settings: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interval that is a slip of the unit looks for years at a cluster in which nothing happens."""
-    monkeypatch.setattr(autoscaler, "_MOST_EVENTS", 50)
+    monkeypatch.setattr(autoscaler, "_MAX_EVENTS", 50)
     retries = "cluster.gateway={retries: {max: 100}}"
     with pytest.raises(WorkloadError, match=message):
         run(settings, retries)

@@ -48,7 +48,7 @@ class World:
             request.finished_at = tick
             if self.gateway.answer(request):
                 self.answered.append((tick, number, request.arrival))
-            self.gateway.look_again()
+            self.gateway.reschedule()
 
         self.at(tick, reply)
 
@@ -184,11 +184,11 @@ def test_an_entrance_queues_requests_until_a_replica_is_up_and_drops_aborted_one
     for request in requests[:3]:
         assert entrance(request) is entrance
         entrance.send(request)
-    entrance.look_again()
+    entrance.reschedule()
     assert (entrance.num_waiting, calls, handed) == (3, [1, 2, 3], [])
     assert entrance.abort(requests[1])
     replicas.append("a replica")
-    entrance.look_again()
+    entrance.reschedule()
     entrance.send(requests[3])
     assert entrance(requests[3]) == "a replica"
     assert (entrance.num_waiting, handed) == (0, [(number, "a replica") for number in (0, 2, 3)])

@@ -190,7 +190,7 @@ def test_intervals_change_nothing_else() -> None:
 
 
 def test_a_life_too_long_to_be_lived_twice_more_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.sim.driver._MOST_REPEATED", 50)
+    monkeypatch.setattr("perfmodel.sim.driver._MAX_REPEATED", 50)
     elastic = scenario("traffic.num_requests=60", f"cluster={{replicas: 2, {IDLE}}}")
     result = simulate(elastic, intervals=True)
     assert result.ensemble is None

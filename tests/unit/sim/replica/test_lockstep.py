@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.cost import GraphPricer, OperatorTimer, StepTables
+from perfmodel.cost import GraphCostModel, OperatorTimer, StepTables
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
 from perfmodel.engine import StepRecord as Record
 from perfmodel.ops import BatchShape, Depends, build_graph, decode_shape
@@ -118,8 +118,8 @@ def test_experts_see_the_tokens_of_the_group_and_not_the_largest_rank_times_the_
 
 
 def test_equal_ranks_need_not_be_told_the_group() -> None:
-    pricer, shape = GraphPricer(TABLES), decode_shape(8, 1000)
-    assert pricer.price(shape) == pricer.price(shape._replace(group_tokens=DP * 8))
+    cost_model, shape = GraphCostModel(TABLES), decode_shape(8, 1000)
+    assert cost_model.duration_ps(shape) == cost_model.duration_ps(shape._replace(group_tokens=DP * 8))
 
 
 def test_a_dense_model_serves_on_ranks_of_their_own_and_a_mixture_in_step() -> None:

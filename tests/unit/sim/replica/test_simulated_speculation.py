@@ -81,9 +81,11 @@ def test_alone_a_request_gains_what_the_closed_form_says() -> None:
     assert config is not None
     costs = step_costs(with_drafts)
     assert costs.drafts is not None
-    pricer = costs.speculative_pricer()
+    cost_model = costs.speculative_cost_model()
     context = mean_context(with_drafts)
-    expected = config.expected_tokens() * pricer.expected_time(1, 0, context) / pricer.expected_time(1, 4, context)
+    expected = (
+        config.expected_tokens() * cost_model.expected_time(1, 0, context) / cost_model.expected_time(1, 4, context)
+    )
     gained = run(None, 1, 3000, "engine.async_scheduling=false").summary["mean_tpot_ms"]
     gained /= simulate(with_drafts).summary["mean_tpot_ms"]
     assert gained == pytest.approx(expected, rel=0.03)
@@ -118,7 +120,7 @@ def test_drafts_get_shorter_with_the_batch_and_longer_with_acceptance(rate: floa
     costs, config = step_costs(adaptive), adaptive.engine.speculative_config
     assert config is not None
     assert costs.drafts is not None
-    table = draft_lengths(adaptive, config, costs.speculative_pricer())
+    table = draft_lengths(adaptive, config, costs.speculative_cost_model())
     by_acceptance = np.array(table)
     assert by_acceptance.shape[1] == adaptive.engine.max_num_seqs
     assert (np.diff(by_acceptance[:, 0]) >= 0).all()

@@ -63,15 +63,15 @@ class Recorder:
     def __init__(self) -> None:
         self.shapes: list[BatchShape] = []
 
-    def price(self, shape: BatchShape) -> int:
+    def duration_ps(self, shape: BatchShape) -> int:
         self.shapes.append(shape)
         return 7
 
 
 def test_a_step_verifies_only_the_offered_drafts() -> None:
-    pricer = Recorder()
-    SimulatedBackend(pricer, PartialDrafter()).execute(plan_of((2, 3, 1)))  # type: ignore[arg-type]
-    (shape,) = pricer.shapes
+    cost_model = Recorder()
+    SimulatedBackend(cost_model, PartialDrafter()).execute(plan_of((2, 3, 1)))  # type: ignore[arg-type]
+    (shape,) = cost_model.shapes
     assert (shape.num_draft_tokens, shape.drafting) == (2 + 1 + 5, (2, 1))
 
 
@@ -138,11 +138,11 @@ def test_a_mixed_step_is_split_by_the_time_of_its_parts_over_all_stages() -> Non
     """The last stage has the head, which decodes use more, so the prompt share over all stages differs from that of
     one. All sizes have four significant bits, so none is rounded."""
     scenario = load_scenario("llama-3.1-8b-a100", ["engine.pipeline_parallel_size=3"])
-    pricer = step_costs(scenario).pricer()
-    backend = SimulatedBackend(pricer, is_split=True)
+    cost_model = step_costs(scenario).cost_model()
+    backend = SimulatedBackend(cost_model, is_split=True)
     plan = plan_of()
     plan.chunks[1] = Grant(plan.chunks[1].request, 32, 64)
     plan.num_chunk_tokens, plan.group_tokens = 128, 0
     backend.pass_through(plan)
-    prompts, decodes = (sum(pricer.pass_through(part).stages) for part in shape_of(plan).apart)
+    prompts, decodes = (sum(cost_model.pass_through(part).stages) for part in shape_of(plan).apart)
     assert backend.prompt_time.share == pytest.approx(prompts / (prompts + decodes), rel=1e-9)

@@ -34,7 +34,7 @@ def test_a_closed_loop_user_sends_again_after_delivery_and_think_time(think: int
     server = AnsweringServer(env)
     requests = iter([Request(number, 0, 5, 5) for number in range(6)])
     server.client = ClosedLoopClient(env, requests, lambda _: server, concurrency, lambda _: think)
-    env.run_dry()
+    env.run_until_idle()
     turn = STEP + DELIVERY + think
     assert server.sent == [(number, number // concurrency * turn) for number in range(6)]
     assert server.client.is_done
@@ -47,7 +47,7 @@ def test_turns_follow_after_their_pause_and_conversations_after_the_think_time(t
     server = AnsweringServer(env)
     talks = iter([[(0, Request(2 * i, 0, 5, 5)), (3, Request(2 * i + 1, 0, 9, 5))] for i in range(2)])
     server.client = ConversationClient(env, talks, lambda _: server, 1, lambda _: think)
-    env.run_dry()
+    env.run_until_idle()
     second = STEP + DELIVERY + 3
     third = second + STEP + DELIVERY + think
     assert server.sent == [(0, 0), (1, second), (2, third), (3, third + second)]

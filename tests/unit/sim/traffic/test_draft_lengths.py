@@ -9,7 +9,7 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig
 DEPTH = 4
 
 
-class Pricer:
+class CostModel:
     """A step of B sequences with k draft tokens each takes 1 + B (k + 1) / 50."""
 
     def expected_time(self, batch: int, depth: int, context: int) -> float:
@@ -19,7 +19,7 @@ class Pricer:
 def table(rate: float) -> tuple[tuple[int, ...], ...]:
     scenario = load_scenario("llama-3.1-8b-a100", ("traffic.num_requests=20", "engine.max_num_seqs=200"))
     fields = {"method": "ngram", "num_speculative_tokens": DEPTH, "acceptance": {"rate": rate}}
-    return draft_lengths(scenario, SpeculativeConfig.model_validate(fields), Pricer())  # type: ignore[arg-type]
+    return draft_lengths(scenario, SpeculativeConfig.model_validate(fields), CostModel())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8])
@@ -30,7 +30,8 @@ def test_a_row_has_the_best_depth_for_the_middle_of_its_acceptance_bin(rate: flo
         acceptance = (number + 0.5) / len(rows)
         for batch in (1, 2, 7, 16):
             rates = [
-                sum(acceptance**i for i in range(k + 1)) / Pricer().expected_time(batch, k, 0) for k in range(DEPTH + 1)
+                sum(acceptance**i for i in range(k + 1)) / CostModel().expected_time(batch, k, 0)
+                for k in range(DEPTH + 1)
             ]
             assert rates[row[batch - 1]] == pytest.approx(max(rates))
 

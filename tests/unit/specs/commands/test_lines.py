@@ -89,7 +89,7 @@ def test_speculation(config: str, expected: str) -> None:
         (f"{SERVE} --max-num 2", "It could be --max-num-batched-tokens"),
         (f"{SERVE} --max-num-seqs", "needs a value"),
         (f"{SERVE} --max-num-seqs --port 1", "needs a value"),
-        (f"{SERVE} --max-num-seqs many", "found 'many', allowed a whole number"),
+        (f"{SERVE} --max-num-seqs many", "got 'many'; expected a whole number"),
         (f"{SERVE} --max-model-len 1.5K", "allowed a whole number"),
         (f"{SERVE} surplus", "found the word 'surplus'"),
         (f"{SERVE} --speculative-config '{{broken'", "allowed JSON in quotes"),

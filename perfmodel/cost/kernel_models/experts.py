@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import Domain, KernelSeconds, Residuals, joined, take
-from perfmodel.cost.forms.gemm import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import Domain, KernelSeconds, Residuals, joined, take
+from perfmodel.cost.kernel_models.gemm import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
-from perfmodel.ops.extents import ExpertsExtent
+from perfmodel.ops.problem_sizes import ExpertsSize
 from perfmodel.ops.routing import TILE_ROWS
 from perfmodel.ops.work import Work
 
@@ -71,13 +71,13 @@ class ExpertSizes(NamedTuple):
     row_bytes: activation bytes per assignment; rate: the peak rate that multiplies
     """
 
-    extent: ExpertsExtent
+    problem: ExpertsSize
     row_bytes: Values
     rate: str
 
 
 def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
-    num_rows = len(sizes.extent.tokens)
+    num_rows = len(sizes.problem.tokens)
     if num_rows <= _ROWS_AT_ONCE:
         return _parts(sizes, fit, device)
     starts = range(0, num_rows, _ROWS_AT_ONCE)
@@ -86,22 +86,22 @@ def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFac
 
 
 def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
-    extent = sizes.extent
+    problem = sizes.problem
     rows, columns = np.array(tuple((s.rows, s.columns) for s in fit.tile_rule) or _TILES, dtype=np.float64).T
     peak_per_unit = device.peak(sizes.rate) / device.compute_units
     step = k_step_s(
-        rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, extent.input_bytes, extent.weight_bytes
+        rows, columns, peak_per_unit, fit.compute_fraction, fit.feed_edge, problem.input_bytes, problem.weight_bytes
     )
     fill = fit.tile_s * np.sqrt(rows * columns) / _TILE_EDGE
-    row_tiles = extent.tiles[:, np.searchsorted(TILE_ROWS, rows)] / device.compute_units
-    allowed = _allowed(extent, fit)
-    slow = np.where(extent.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
-    weight_s = extent.weight_bytes / (device.bandwidth * fit.memory_fraction)
-    read = extent.distinct * extent.width * extent.inner * weight_s
+    row_tiles = problem.tiles[:, np.searchsorted(TILE_ROWS, rows)] / device.compute_units
+    allowed = _allowed(problem, fit)
+    slow = np.where(problem.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
+    weight_s = problem.weight_bytes / (device.bandwidth * fit.memory_fraction)
+    read = problem.distinct * problem.width * problem.inner * weight_s
 
-    gemms = compute = np.zeros(len(extent.tokens))
-    up, down = (extent.gates * extent.inner, extent.width), (extent.width, extent.inner)
-    for (n, k), share in ((up, extent.gates), (down, 1.0)):
+    gemms = compute = np.zeros(len(problem.tokens))
+    up, down = (problem.gates * problem.inner, problem.width), (problem.width, problem.inner)
+    for (n, k), share in ((up, problem.gates), (down, 1.0)):
         blocks = row_tiles * np.ceil(n[:, None] / columns)
         by_tile = waves(blocks, fit.wave_quantization) * (k[:, None] * step + fill)
         if allowed is not None:
@@ -109,17 +109,17 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> K
         busy = by_tile.min(axis=1)
         compute = compute + busy
         gemms = gemms + knee_of(busy, read * share, fit.knee)
-    slots = extent.tokens * extent.top_k if fit.moves_all_slots else extent.assignments
-    num_bytes = np.maximum(slots, extent.assignments) * sizes.row_bytes + extent.sum_bytes
+    slots = problem.tokens * problem.top_k if fit.moves_all_slots else problem.assignments
+    num_bytes = np.maximum(slots, problem.assignments) * sizes.row_bytes + problem.sum_bytes
     moved = num_bytes * (fit.passes / device.bandwidth)
-    duration = fit.launch_s + fit.expert_s * extent.num_experts + slow * gemms + moved
-    return KernelSeconds(duration, slow * compute, read * (extent.gates + 1.0) + moved)
+    duration = fit.launch_s + fit.expert_s * problem.num_experts + slow * gemms + moved
+    return KernelSeconds(duration, slow * compute, read * (problem.gates + 1.0) + moved)
 
 
-def _allowed(extent: ExpertsExtent, fit: GroupedExpertsFit) -> NDArray[np.bool_] | None:
+def _allowed(problem: ExpertsSize, fit: GroupedExpertsFit) -> NDArray[np.bool_] | None:
     if not fit.tile_rule:
         return None
-    counted = extent.tokens / extent.local_experts if fit.rule_counts == "tokens_per_expert" else extent.tokens
+    counted = problem.tokens / problem.local_experts if fit.rule_counts == "tokens_per_expert" else problem.tokens
     return tile_allowed(fit.tile_rule, counted)
 
 
@@ -134,10 +134,10 @@ def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> Ope
 
 def _sizes(work: Work) -> ExpertSizes:
     """A work as columns of one row; without tile counts experts get equal rows."""
-    extent = work.extent_as(ExpertsExtent)
-    numbers = np.array(extent[: -len(_NO_COLUMNS)], dtype=np.float64)[:, None]
-    each = extent.assignments / max(extent.distinct, 1e-9)
-    tiles = extent.tiles or [extent.distinct * max(1.0, np.ceil(each / rows)) for rows in TILE_ROWS]
-    row_bytes = (work.activation_bytes - extent.sum_bytes) / max(extent.assignments, 1e-9)
-    columns = (*numbers, np.array([tiles]), extent.weight_bytes, extent.input_bytes)
-    return ExpertSizes(ExpertsExtent._make(columns), np.array([row_bytes]), work.rate)
+    problem = work.problem_as(ExpertsSize)
+    numbers = np.array(problem[: -len(_NO_COLUMNS)], dtype=np.float64)[:, None]
+    item = problem.assignments / max(problem.distinct, 1e-9)
+    tiles = problem.tiles or [problem.distinct * max(1.0, np.ceil(item / rows)) for rows in TILE_ROWS]
+    row_bytes = (work.activation_bytes - problem.sum_bytes) / max(problem.assignments, 1e-9)
+    columns = (*numbers, np.array([tiles]), problem.weight_bytes, problem.input_bytes)
+    return ExpertSizes(ExpertsSize._make(columns), np.array([row_bytes]), work.rate)

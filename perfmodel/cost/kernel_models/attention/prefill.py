@@ -23,12 +23,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import SCALARS, Domain, KernelSeconds, Residuals
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveInt
-from perfmodel.ops.extents import HeadsExtent, PrefillExtent, Values
 from perfmodel.ops.formats import MMA_SYNC_RATE
+from perfmodel.ops.problem_sizes import HeadShape, PrefillSize, Values
 from perfmodel.ops.work import Work
 
 _INPUT_BYTES = 2.0  # of an element of the new keys and values, as the projection leaves them
@@ -78,7 +78,7 @@ class PrefillSizes(NamedTuple):
     io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
     """
 
-    heads: HeadsExtent
+    heads: HeadShape
     tokens: Values
     cached: Values
     count: Values
@@ -110,27 +110,27 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     """
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent_as(PrefillExtent)
-    kernel, prompts = fit.kernel, _sizes(work, extent)
+    problem = work.problem_as(PrefillSize)
+    kernel, prompts = fit.kernel, _sizes(work, problem)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
     packed = None
     if kernel.packs == "worthwhile" or (kernel.packs == "single" and all(sizes.tokens == 1 for sizes in prompts)):
         packed = _together([_packed(sizes, kernel, SCALARS) for sizes in prompts])
     first = prompts[0]
-    if extent.has_block_per_head:
+    if problem.has_block_per_head:
         plain, packed = _together([_whole_heads(sizes, kernel, SCALARS) for sizes in prompts]), None
     tiles = _chosen(plain, packed, first, kernel, SCALARS)
     memory = sum(_memory(sizes, fit, device, SCALARS) for sizes in prompts)
-    share = work.flops / (2.0 * extent.pairs * first.heads.num_heads * first.heads.head_size)
+    share = work.flops / (2.0 * problem.pairs * first.heads.num_heads * first.heads.head_size)
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
     duration = fit.launch_s + compute + memory
     return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
 
 
-def _sizes(work: Work, extent: PrefillExtent) -> list[PrefillSizes]:
-    io_bytes, kv_bytes = work.activation_bytes / extent.tokens, work.kv_bytes / extent.kv_tokens
-    return [PrefillSizes(extent.heads, tokens, cached, 1.0, io_bytes, kv_bytes) for tokens, cached in extent.prefills]
+def _sizes(work: Work, problem: PrefillSize) -> list[PrefillSizes]:
+    io_bytes, kv_bytes = work.activation_bytes / problem.tokens, work.kv_bytes / problem.kv_tokens
+    return [PrefillSizes(problem.heads, tokens, cached, 1.0, io_bytes, kv_bytes) for tokens, cached in problem.prefills]
 
 
 def _seconds(

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.files.base import Spec
-from perfmodel.ops.extents import KernelTraits, Values
+from perfmodel.ops.problem_sizes import KernelTraits, Values
 
 # What it costs to be out of a domain, in doublings of the head size: another kernel is worse than another size.
 _OTHER_FORMAT = 4.0

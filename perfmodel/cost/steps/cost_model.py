@@ -1,4 +1,4 @@
-"""Step times by batch shape: `StepPricer`, and `GraphPricer` for one graph on one device.
+"""Step times by batch shape: `StepCostModel`, and `GraphCostModel` for one graph on one device.
 
 Durations are whole picoseconds, so sums do not depend on order or grouping: steps advanced together take exactly as
 long as one by one. A pricer counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds.
@@ -14,24 +14,24 @@ from perfmodel.cost.steps.host import Host, step_ticks
 from perfmodel.cost.steps.tables import PS_PER_S, DrawnTables, OperatorGroup, StepTables, Usage, to_ps
 from perfmodel.ops.work import BatchShape, Depends, Work
 
-_MOST_KNOWN = 20_000  # costs of one group, or batches, each with its count
+_MAX_KNOWN = 20_000  # costs of one group, or batches, each with its count
 _OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sums up
 
 
-class StepPricer(Protocol):
-    """Times steps. `GraphPricer` is the plain one; pipeline and speculation pricers wrap it.
+class StepCostModel(Protocol):
+    """Times steps. `GraphCostModel` is the plain one; pipeline and speculation pricers wrap it.
 
     has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one
     """
 
     has_runs: bool
 
-    def price(self, shape: BatchShape) -> int:
+    def duration_ps(self, shape: BatchShape) -> int:
         """Picoseconds of a step; counts it as taken."""
         ...
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
-        """`num_steps` decode steps from `shape` on, one token per sequence each; `commit` counts those taken.
+        """`num_steps` decode steps from `shape` on, one token per sequence each; `apply_leap` counts those taken.
 
         growth: per step, of `shape.decode_windowed`
         """
@@ -45,7 +45,7 @@ class StepPricer(Protocol):
         """Totals over all steps so far, per device."""
         ...
 
-    def fresh(self) -> "StepPricer":
+    def fresh(self) -> "StepCostModel":
         """A pricer of the same steps with zero counts."""
         ...
 
@@ -64,7 +64,7 @@ class _Memo:
 
     def add(self, key: Hashable) -> Used:
         """Compute the cost of a new `key`."""
-        if len(self.known) >= _MOST_KNOWN and self._is_prompts:  # the others are as many as the token budget
+        if len(self.known) >= _MAX_KNOWN and self._is_prompts:  # the others are as many as the token budget
             self._fold()
         used = self.known[key] = Used(self._tables.cost(self._group, key))
         return used
@@ -101,18 +101,18 @@ class _Batch:
 
     def __init__(self, used: list[Used], curves: list[Curve], host: tuple[int, int]) -> None:
         self.used, self.curves = used, curves
-        self.duration = sum([each.duration for each in used])
+        self.duration = sum([item.duration for item in used])
         self.serial, self.hidden = host
         self.uses = 0
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Add the count to the groups' costs."""
         for used in self.used:
             used.uses += self.uses
         self.uses = 0
 
 
-class GraphPricer:
+class GraphCostModel:
     """Prices steps from the costs in `tables`, which pricers may share. draw: error factors, for ensembles"""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
@@ -136,12 +136,12 @@ class GraphPricer:
         """Picoseconds that the device waited for the host."""
         return self._waited.total
 
-    def fresh(self) -> "GraphPricer":
-        return GraphPricer(self.tables, self._draw)
+    def fresh(self) -> "GraphCostModel":
+        return GraphCostModel(self.tables, self._draw)
 
     # ---------------------------------------------------------------- durations
 
-    def price(self, shape: BatchShape) -> int:
+    def duration_ps(self, shape: BatchShape) -> int:
         batch = self._batch_of(shape)
         batch.uses += 1
         device = batch.duration
@@ -165,7 +165,7 @@ class GraphPricer:
         key = (shape.num_tokens, shape.num_samples, num_decodes, queries, len(shape.prefills))
         batch = self._batches.get(key)
         if batch is None:
-            if len(self._batches) >= _MOST_KNOWN:
+            if len(self._batches) >= _MAX_KNOWN:
                 self._settle()
                 self._batches.clear()
             curves = self._curves_of(num_decodes, queries if queries > num_decodes else 0) if num_decodes else []
@@ -191,14 +191,14 @@ class GraphPricer:
         return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
-        """See `StepPricer.run`."""
+        """See `StepCostModel.run`."""
         batch = self._batch_of(shape)
         fixed, serial, hidden, used = batch.duration, batch.serial, batch.hidden, batch.used
         num_decodes, windowed = shape.num_decodes, shape.decode_windowed
         if self._shared is not None:
-            each = self._shared.at(shape)
-            fixed += each.duration
-            used = [*used, each]
+            item = self._shared.at(shape)
+            fixed += item.duration
+            used = [*used, item]
         tracks = [
             (curve, windowed[curve.axis - 1], growth[curve.axis - 1])
             if curve.axis
@@ -278,4 +278,4 @@ class GraphPricer:
 
     def _settle(self) -> None:
         for batch in self._batches.values():
-            batch.settle()
+            batch.finalize()

@@ -41,19 +41,19 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import SCALARS, Domain, KernelSeconds, Residuals
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
-from perfmodel.ops.extents import DecodeExtent, Values
+from perfmodel.ops.problem_sizes import DecodeSize, Values
 from perfmodel.ops.work import Work
 
 Fit = TypeVar("Fit")
-_MOST_SPEEDUP = 6.0
+_MAX_SPEEDUP = 6.0
 _NEVER_ZERO_S = 1e-12
 _SHORT = 64.0  # KV tokens up to which the context does not show
-_LEAST_PART = 128.0  # KV tokens of a persistent kernel's tile
+_MIN_PART = 128.0  # KV tokens of a persistent kernel's tile
 _PLACES = 16  # contexts that stand for a batch of unequal ones
 _RESIDENT = 2  # blocks on a compute unit at once
 # Blocks per compute unit from which on a kernel that does not balance contexts splits none: 0.8 of two on each
@@ -112,7 +112,7 @@ class FlashDecodeFit(Spec):
     group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
     combine_s: float = Field(default=1e-9, ge=1e-9, le=5e-5)
     swap_s: float = Field(default=1e-9, ge=1e-9, le=3e-5)
-    cache_speedup: float = Field(default=1.0, ge=1.0, le=_MOST_SPEEDUP)  # of KV that a benchmark finds in L2
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=_MAX_SPEEDUP)  # of KV that a benchmark finds in L2
     residuals: Residuals = Residuals()
 
 
@@ -123,7 +123,7 @@ class DecodeSizes(NamedTuple):
     flops_per_token: per query head and KV token, 2 (h_k + h_v)
     """
 
-    extent: DecodeExtent
+    problem: DecodeSize
     length: Values
     kv_token_bytes: Values
     io_bytes: Values
@@ -148,8 +148,8 @@ def decode_seconds(
     scalar functions; device: that runs it
     """
     kernel, units = fit.kernel, device.compute_units
-    seqs, kv_heads, window = sizes.extent.num_seqs, sizes.extent.heads.num_kv_heads, sizes.extent.heads.window
-    group = sizes.extent.query_rows / kv_heads
+    seqs, kv_heads, window = sizes.problem.num_seqs, sizes.problem.heads.num_kv_heads, sizes.problem.heads.window
+    group = sizes.problem.query_rows / kv_heads
     reads = xp.ceil(group / kernel.heads_per_block)
     first = seqs * kv_heads * reads
     limit = xp.where(window > 0, window + kernel.window_overlap, np.inf)
@@ -188,7 +188,7 @@ def with_cache_of(fit: Fit, source: DeviceFacts, target: DeviceFacts) -> Fit:
         return fit
     cache = target.compute_units * target.clock_hz / (source.compute_units * source.clock_hz)
     speedup = fit.cache_speedup * cache * source.bandwidth / target.bandwidth
-    return fit.model_copy(update={"cache_speedup": min(max(speedup, 1.0), _MOST_SPEEDUP)})
+    return fit.model_copy(update={"cache_speedup": min(max(speedup, 1.0), _MAX_SPEEDUP)})
 
 
 def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int, xp: Any) -> Values:
@@ -206,14 +206,14 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
     """The time of one run of `work`, KV from HBM."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent_as(DecodeExtent)
-    sizes = _sizes(work, extent, fit.kernel)
-    if not extent.splits_kv:
+    problem = work.problem_as(DecodeSize)
+    sizes = _sizes(work, problem, fit.kernel)
+    if not problem.splits_kv:
         return _unsplit_time(work, sizes, fit, device)
     parts = decode_seconds(sizes, fit, device, work.rate, unpack_ops=work.vector_ops, xp=SCALARS)
     duration, compute, memory = float(parts.duration), float(parts.compute), float(parts.memory)
-    longest = float(extent.longest or sizes.length)
-    if longest > sizes.length and not 0 < extent.heads.window < sizes.length:
+    longest = float(problem.longest or sizes.length)
+    if longest > sizes.length and not 0 < problem.heads.window < sizes.length:
         if fit.kernel.split_share is not None:
             duration += _outlasting(longest, sizes, fit.kernel, device.compute_units) * max(memory, compute)
         elif not fit.kernel.is_balanced:
@@ -224,11 +224,11 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
 
 def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
     """A block per sequence and query head, without splits; the longest context ends last."""
-    extent, heads, units = sizes.extent, sizes.extent.heads, device.compute_units
-    blocks, rows = extent.num_seqs * heads.num_heads, fit.kernel.rows
-    longest = float(extent.longest or sizes.length)
+    problem, heads, units = sizes.problem, sizes.problem.heads, device.compute_units
+    blocks, rows = problem.num_seqs * heads.num_heads, fit.kernel.rows
+    longest = float(problem.longest or sizes.length)
     visible, longest = (min(length, heads.window or length) for length in (sizes.length, longest))
-    per_row = _seconds_per_score(sizes, work, fit, device) * units * ceil(extent.queries / rows) * rows
+    per_row = _seconds_per_score(sizes, work, fit, device) * units * ceil(problem.queries / rows) * rows
     waves = ceil(blocks / units)
     compute = waves * (fit.block_s + visible * per_row) + (longest - visible) * per_row
     compute = max(compute, work.vector_ops * heads.num_heads / heads.num_kv_heads / device.vector_instructions)
@@ -251,10 +251,10 @@ def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units:
     mean.
 
     """
-    extent, kv_heads = sizes.extent, sizes.extent.heads.num_kv_heads
-    blocks = extent.num_seqs * kv_heads * ceil(extent.query_rows / kv_heads / kernel.heads_per_block)
+    problem, kv_heads = sizes.problem, sizes.problem.heads.num_kv_heads
+    blocks = problem.num_seqs * kv_heads * ceil(problem.query_rows / kv_heads / kernel.heads_per_block)
     share = blocks * sizes.length / units
-    most = max((kernel.split_share or 1.0) * share, _LEAST_PART)
+    most = max((kernel.split_share or 1.0) * share, _MIN_PART)
     reach = min(longest - sizes.length, sizes.length)
     unequal = [sizes.length + reach * (2 * i + 1 - _PLACES) / _PLACES for i in range(_PLACES)]
     lasts = [_tokens_of_slowest(lengths, most, blocks, share, units) for lengths in (unequal, [sizes.length])]
@@ -276,9 +276,9 @@ def _ragged_seconds(
 ) -> float:
     """Seconds that the longest context adds to a batch that takes `together` with equal ones."""
     kernel = fit.kernel
-    kv_heads, units = sizes.extent.heads.num_kv_heads, device.compute_units
-    group = sizes.extent.query_rows / kv_heads
-    first = sizes.extent.num_seqs * kv_heads * ceil(group / kernel.heads_per_block)
+    kv_heads, units = sizes.problem.heads.num_kv_heads, device.compute_units
+    group = sizes.problem.query_rows / kv_heads
+    first = sizes.problem.num_seqs * kv_heads * ceil(group / kernel.heads_per_block)
     most = max(1.0, sizes.length / kernel.split_tokens)
     splits = min(most, 2 * _RESIDENT * units / first) if first < _FULL * units else 1.0
     waiting = max(0.0, 1.0 - _RESIDENT * units / (first * splits))
@@ -295,17 +295,17 @@ def _overshoot(alone: float, together: float, waiting: float) -> float:
     return beyond * beyond / (2 * waiting * together) if beyond > 0 else 0.0
 
 
-def _sizes(work: Work, extent: DecodeExtent, kernel: DecodeKernel) -> DecodeSizes:
+def _sizes(work: Work, problem: DecodeSize, kernel: DecodeKernel) -> DecodeSizes:
     """Sizes of a work. The window's overlap phases in as the mean context nears the window."""
-    kv_tokens, window = extent.kv_tokens, extent.heads.window
-    length = kv_tokens / extent.num_seqs
+    kv_tokens, window = problem.kv_tokens, problem.heads.window
+    length = kv_tokens / problem.num_seqs
     if window:
         length += kernel.window_overlap * max(0.0, 2 * length / window - 1)
-    new_bytes = extent.queries * extent.num_seqs * work.kv_bytes / kv_tokens if kv_tokens else 0.0
+    new_bytes = problem.queries * problem.num_seqs * work.kv_bytes / kv_tokens if kv_tokens else 0.0
     return DecodeSizes(
-        extent,
+        problem,
         length,
         kv_token_bytes=work.kv_bytes / max(kv_tokens, 1.0),
         io_bytes=work.activation_bytes + 2 * new_bytes,
-        flops_per_token=work.flops / max(extent.query_rows * kv_tokens, 1.0),
+        flops_per_token=work.flops / max(problem.query_rows * kv_tokens, 1.0),
     )

@@ -20,13 +20,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.links import TwoLevel, ways_of
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.messages.links import TwoLevel, ways_of
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
-from perfmodel.ops.extents import Values
 from perfmodel.ops.messages import Message, Spread
+from perfmodel.ops.problem_sizes import Values
 from perfmodel.specs.networks import Link
 
 # (steps per k - 1, fixed steps, wire per payload and (k - 1) / k, fixed wire per payload)
@@ -133,7 +133,7 @@ def nccl_between_nodes(
     hop in a node
     """
     hop_s = max(hop_s, _POST_S)
-    return min(_nccl(message.bytes_, each, spread, fit, hop_s, device) for each in ways_of(message, spread))
+    return min(_nccl(message.bytes_, item, spread, fit, hop_s, device) for item in ways_of(message, spread))
 
 
 def _nccl(
@@ -163,7 +163,7 @@ def exchange_between_nodes(
     network_rate, latency = _SIMPLE * network.bandwidth_bytes_per_s, start_s
     return min(
         latency
-        + (each.hops_between - 1) * network.latency_s
-        + message.bytes_ * max(each.within / rate, each.between / network_rate)
-        for each in ways_of(message, spread)
+        + (item.hops_between - 1) * network.latency_s
+        + message.bytes_ * max(item.within / rate, item.between / network_rate)
+        for item in ways_of(message, spread)
     )

@@ -28,7 +28,7 @@ def print_with(printer: Callable[[], Printer]) -> None:
     _printers[:] = [printer]
 
 
-class Printable:
+class Renderable:
     """A result whose text is what its command shows on a terminal, and whose table is `columns()`."""
 
     __slots__ = ()

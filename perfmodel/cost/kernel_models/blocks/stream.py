@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds
-from perfmodel.ops.extents import PrefillExtent, Values
+from perfmodel.ops.problem_sizes import PrefillSize, Values
 from perfmodel.ops.work import Work
 
 
@@ -55,7 +55,7 @@ def stream_seconds(sizes: StreamSizes, rates: StreamRates) -> Values:
 
 
 def block_stream_time(work: Work, fit: BlockStreamFit, device: DeviceFacts) -> OperatorTime:
-    tokens = work.extent.tokens if isinstance(work.extent, PrefillExtent) else 0.0
+    tokens = work.problem.tokens if isinstance(work.problem, PrefillSize) else 0.0
     launches = work.num_kernels * (ceil(tokens / fit.micro_batch) if fit.micro_batch and tokens else 1)
     rates = StreamRates(
         fit.launch_s,

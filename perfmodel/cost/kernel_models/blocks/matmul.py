@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import SCALARS, KernelSeconds, Namespace, Residuals
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import SCALARS, KernelSeconds, Namespace, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds, NonNegativeInt
-from perfmodel.ops.extents import ExpertsExtent, GemmExtent, Values
+from perfmodel.ops.problem_sizes import ExpertsSize, GemmSize, Values
 from perfmodel.ops.work import Work
 
 
@@ -99,15 +99,15 @@ def _knee(a: Values, b: Values, power: Values, xp: Any) -> Values:
 def block_sizes(work: Work) -> BlockSizes:
     """Sizes of a GEMM or of a layer's experts. Raises SpecError for a work of another family."""
     num_bytes = work.weight_bytes + work.activation_bytes
-    if isinstance(work.extent, ExpertsExtent):
-        experts = work.extent
+    if isinstance(work.problem, ExpertsSize):
+        experts = work.problem
         columns = experts.gates * experts.inner
         weights = experts.distinct * (columns + experts.inner) * experts.width
         rows = max(1.0, experts.assignments / experts.distinct)
         return BlockSizes(work.flops, num_bytes, work.num_kernels, weights, rows, experts.assignments * columns)
-    extent = work.extent_as(GemmExtent)
-    weights, outputs = extent.n * extent.k * extent.batch, extent.m * extent.n * extent.batch
-    return BlockSizes(work.flops, num_bytes, work.num_kernels, weights, extent.m, outputs)
+    problem = work.problem_as(GemmSize)
+    weights, outputs = problem.n * problem.k * problem.batch, problem.m * problem.n * problem.batch
+    return BlockSizes(work.flops, num_bytes, work.num_kernels, weights, problem.m, outputs)
 
 
 def _rates(fit: BlockMatmulFit, device: DeviceFacts) -> MatmulRates:
@@ -147,7 +147,7 @@ def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> O
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes, rates = block_sizes(work), _rates(fit, device)
-    tokens = float(work.extent.tokens if isinstance(work.extent, ExpertsExtent) else sizes.rows)
+    tokens = float(work.problem.tokens if isinstance(work.problem, ExpertsSize) else sizes.rows)
     duration = compute = memory = launched = 0.0
     for count, size in pieces(tokens, fit.micro_batch):
         parts = matmul_seconds(piece_of(sizes, work.weight_bytes, size / tokens), rates)

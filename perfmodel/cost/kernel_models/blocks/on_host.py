@@ -8,13 +8,13 @@ Source: llama.cpp's --op-offload (ggml_backend_cuda_device_offload_op: batches o
 from collections.abc import Callable
 from typing import Any, Literal
 
-from perfmodel.cost.forms.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
-from perfmodel.cost.forms.blocks.stream import BlockStreamFit, block_stream_time
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
-from perfmodel.cost.forms.fits import Residuals
+from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
+from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import NonNegativeInt, PositiveFloat
-from perfmodel.ops.extents import ExpertsExtent, GemmExtent
+from perfmodel.ops.problem_sizes import ExpertsSize, GemmSize
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -50,9 +50,9 @@ def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTim
 
 def _rows(work: Work) -> float:
     """Tokens multiplied with weights; 0 without weights."""
-    if isinstance(work.extent, ExpertsExtent):
-        return float(work.extent.tokens)
-    return float(work.extent.m) if isinstance(work.extent, GemmExtent) else 0.0
+    if isinstance(work.problem, ExpertsSize):
+        return float(work.problem.tokens)
+    return float(work.problem.m) if isinstance(work.problem, GemmSize) else 0.0
 
 
 def _timer(fit: BlockMatmulFit | BlockStreamFit) -> Callable[[Work, Any, DeviceFacts], OperatorTime]:

@@ -19,11 +19,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.attention.prefill import PrefillKernel, prompt_tiles
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import SCALARS, Domain, KernelSeconds, Residuals
+from perfmodel.cost.kernel_models.attention.prefill import PrefillKernel, prompt_tiles
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
-from perfmodel.ops.extents import HeadsExtent, MixedExtent, Values
+from perfmodel.ops.problem_sizes import HeadShape, MixedSize, Values
 from perfmodel.ops.work import Work
 
 _LANES = 128  # fp32 operations per clock and compute unit
@@ -55,7 +55,7 @@ class MixedSizes(NamedTuple):
     heads: without a window; kv_token_bytes: K and V, all KV heads; longest: longest decode over `length`
     """
 
-    heads: HeadsExtent
+    heads: HeadShape
     tokens: Values
     cached: Values
     decodes: Values
@@ -81,12 +81,12 @@ def mixed_seconds(
 def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> OperatorTime:
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent_as(MixedExtent)
-    kernel, heads, prompts = fit.kernel, extent.prompts.heads, extent.prompts.prefills
+    problem = work.problem_as(MixedSize)
+    kernel, heads, prompts = fit.kernel, problem.prompts.heads, problem.prompts.prefills
     tiles = [prompt_tiles(new, cached, 0, kernel, kernel.rows, SCALARS) for new, cached in prompts]
     visited, numbers, longest = zip(*tiles, strict=True)
     most = max(numbers)
-    decodes, context = extent.decodes.num_seqs, extent.decodes.kv_tokens
+    decodes, context = problem.decodes.num_seqs, problem.decodes.kv_tokens
     sizes = MixedSizes(
         heads,
         tokens=0,
@@ -94,7 +94,7 @@ def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> Opera
         decodes=decodes,
         length=context / decodes if decodes else 0.0,
         kv_token_bytes=heads.num_kv_heads * heads.head_size * heads.kv_element_bytes,
-        longest=extent.decodes.longest * decodes / context,
+        longest=problem.decodes.longest * decodes / context,
     )
     empty = sum(most - number for number in numbers) + decodes * (most - 1)
     keys = sum(new + cached for new, cached in prompts)

@@ -1,6 +1,6 @@
 """Path sandbox and size limits for reading users' files.
 
-Within `without_files` only the catalogue and allowed folders (uploads) are accessible: browser addresses are untrusted,
+Within `restrict_paths` only the catalogue and allowed folders (uploads) are accessible: browser addresses are untrusted,
 so a path is refused before any disk or network access. Limits hold in their context (`contextvars`) and its workers.
 Every reader of a user's file goes through here; an oversized file (a device, a bomb) is an `OSError`.
 """
@@ -30,7 +30,7 @@ _LONGEST = 80  # characters of a refused name
 
 
 @contextmanager
-def without_files(allowed: Sequence[str | Path] = ()) -> Iterator[None]:
+def restrict_paths(allowed: Sequence[str | Path] = ()) -> Iterator[None]:
     """Context in which names are the catalogue's or files below `allowed`; others raise SpecError."""
     token = _ALLOWED.set(tuple(Path(os.path.abspath(folder)) for folder in allowed))
     try:
@@ -40,7 +40,7 @@ def without_files(allowed: Sequence[str | Path] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def touchable(folder: Path) -> Iterator[None]:
+def allow_path(folder: Path) -> Iterator[None]:
     """Context that also allows files below `folder`: a cache addressed by names only."""
     allowed = _ALLOWED.get()
     token = _ALLOWED.set(None if allowed is None else (*allowed, Path(os.path.abspath(folder))))
@@ -55,7 +55,7 @@ def is_only_names() -> bool:
     return _ALLOWED.get() is not None
 
 
-def may_touch(path: str | Path) -> bool:
+def is_allowed(path: str | Path) -> bool:
     """Whether `path` may be accessed. Links do not escape an allowed folder."""
     allowed = _ALLOWED.get()
     if allowed is None:
@@ -74,7 +74,7 @@ def refuse_path(name: str | Path) -> None:
     """Raise SpecError for a forbidden file path."""
     text = str(name)
     is_path = isinstance(name, Path) or _PATH_LIKE.match(text) or text.lower().endswith(_SUFFIXES)
-    if is_path and not may_touch(name):
+    if is_path and not is_allowed(name):
         raise refused(text)
 
 
@@ -91,7 +91,7 @@ def within_reach(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _call_within(function: Callable[[Any], Any], allowed: tuple[Path, ...], item: Any) -> Any:
-    with without_files(allowed):
+    with restrict_paths(allowed):
         return function(item)
 
 
@@ -103,25 +103,25 @@ _LONGEST_LINE = 10_000_000  # characters: a request whose prompt has a million b
 _GZIP = 31  # zlib's code for a gzip header around the deepest window
 
 
-def read_bounded(path: pathlib.Path, most_bytes: int) -> bytes:
+def read_limited(path: pathlib.Path, most_bytes: int) -> bytes:
     """File bytes. Raises OSError, also beyond `most_bytes`; SpecError for a forbidden file."""
     refuse_path(path)
     with path.open("rb") as file:
-        found = file.read(most_bytes + 1)
-    if len(found) > most_bytes:
+        bounded = file.read(most_bytes + 1)
+    if len(bounded) > most_bytes:
         raise _too_large(path, most_bytes)
-    return found
+    return bounded
 
 
-def read_bounded_text(path: pathlib.Path, most_bytes: int) -> str:
+def read_limited_text(path: pathlib.Path, most_bytes: int) -> str:
     """UTF-8 text with normalised line ends. Raises OSError and UnicodeDecodeError."""
-    text = read_bounded(path, most_bytes).decode("utf-8-sig")
+    text = read_limited(path, most_bytes).decode("utf-8-sig")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: pathlib.Path, most_bytes: int = LARGEST_JSON_BYTES, is_strict: bool = False) -> Any:
     """JSON of up to `most_bytes`. Raises OSError, and ValueError as `parse_json` does."""
-    return parse_json(read_bounded_text(path, most_bytes), is_strict)
+    return parse_json(read_limited_text(path, most_bytes), is_strict)
 
 
 def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
@@ -143,7 +143,7 @@ def read_rows(path: pathlib.Path, most_bytes: int = LARGEST_TABLE_BYTES) -> list
     """CSV rows by column, unpacked if .gz. Raises OSError, and ValueError for invalid CSV or rows of another length."""
     import csv
 
-    raw = read_bounded(path, most_bytes)
+    raw = read_limited(path, most_bytes)
     if path.suffix == ".gz":
         import zlib
 

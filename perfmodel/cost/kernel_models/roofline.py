@@ -15,13 +15,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of, sustained_share
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.links import alpha_beta_time, network_time
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of, sustained_share
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, network_time
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds
-from perfmodel.ops.extents import Extent
 from perfmodel.ops.messages import Message
+from perfmodel.ops.problem_sizes import ProblemSize
 from perfmodel.ops.work import Work
 
 _CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on [assumed]
@@ -43,7 +43,7 @@ class FamilyFit(Spec):
 
 
 def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTime:
-    fill = _fill(work.extent, device.compute_units)
+    fill = _fill(work.problem, device.compute_units)
     peak = device.peak(work.rate)
     rate = peak * sustained_share(device.tdp_w, peak, fit.operation_j) if fit.operation_j else peak
     compute = work.flops / (rate * fit.compute_fraction * fill)
@@ -59,7 +59,7 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
     memory = num_bytes / (device.bandwidth * fit.memory_fraction)
     overhead = fit.overhead_s * work.num_kernels
     if fit.overhead_per_item_s:
-        overhead += fit.overhead_per_item_s * getattr(work.extent, "num_items", 0.0)
+        overhead += fit.overhead_per_item_s * getattr(work.problem, "num_items", 0.0)
     communication = 0.0
     if work.message is not None:
         communication = _message_s(work.message, fit, device)
@@ -75,9 +75,9 @@ def _message_s(message: Message, fit: FamilyFit, device: DeviceFacts) -> float:
     return network_time(message, spread, device.link, device.network, fit.memory_fraction)
 
 
-def _fill(extent: Extent | None, compute_units: int) -> float:
+def _fill(problem: ProblemSize | None, compute_units: int) -> float:
     """The share of compute units that the thread blocks occupy."""
-    blocks: float = getattr(extent, "thread_blocks", 0.0)
+    blocks: float = getattr(problem, "thread_blocks", 0.0)
     return min(1.0, blocks / compute_units) if blocks else 1.0
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from docs_site.places import ROOT
 from docs_site.tables import as_code, in_cell, table
-from perfmodel.cost.forms.registry import FORMS, Form
+from perfmodel.cost.kernel_models.registry import KERNEL_MODELS, KernelModel
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.specs.json_schema import meanings_of
 
@@ -65,18 +65,18 @@ class Fitted(NamedTuple):
 def forms_page() -> str:
     """What the page has below its introduction."""
     fits = fits_by_form()
-    rows = [(f"[{name}](#{name})", str(len(fits[name])), in_cell(_title(form))) for name, form in FORMS.items()]
+    rows = [(f"[{name}](#{name})", str(len(fits[name])), in_cell(_title(form))) for name, form in KERNEL_MODELS.items()]
     text = table(("form", "fits", "what"), rows) + "\n"
-    return text + "".join(_section(name, form, fits[name]) for name, form in FORMS.items())
+    return text + "".join(_section(name, form, fits[name]) for name, form in KERNEL_MODELS.items())
 
 
 def fits_by_form() -> dict[str, list[Fitted]]:
     """All fits in the calibration files, by the form that they are of."""
-    found: dict[str, list[Fitted]] = {name: [] for name in FORMS}
+    fits: dict[str, list[Fitted]] = {name: [] for name in KERNEL_MODELS}
     for path in sorted(_FOLDER.glob("*.yaml")):
         for form, fit in _fits_in(path):
-            found[form].append(fit)
-    return found
+            fits[form].append(fit)
+    return fits
 
 
 def _fits_in(path: Path) -> Iterator[tuple[str, Fitted]]:
@@ -94,14 +94,14 @@ def _fits_in(path: Path) -> Iterator[tuple[str, Fitted]]:
                 yield form, Fitted(place, f"backend {name}", backend.get(key, {}))
 
 
-def _section(name: str, form: Form, fits: list[Fitted]) -> str:
+def _section(name: str, form: KernelModel, fits: list[Fitted]) -> str:
     modules = dict.fromkeys((inspect.getmodule(form.time), inspect.getmodule(form.fit)))
-    docs = "\n\n".join(_prose(inspect.cleandoc(each.__doc__ or "")) for each in modules if each is not None)
-    sources = ", ".join(_link(each) for each in modules if each is not None)
+    docs = "\n\n".join(_prose(inspect.cleandoc(module.__doc__ or "")) for module in modules if module is not None)
+    sources = ", ".join(_link(module) for module in modules if module is not None)
     return f"## {name}\n\n{docs}\n\nIn {sources}.\n\n{_parameters(form)}\n{_fits(name, fits)}\n"
 
 
-def _title(form: Form) -> str:
+def _title(form: KernelModel) -> str:
     module = inspect.getmodule(form.time)
     assert module is not None
     return (module.__doc__ or "").split("\n", 1)[0].rstrip(".")
@@ -129,7 +129,7 @@ def _plain(line: str) -> str:
     return "".join(p if p.startswith("`") else re.sub(r"([*_\[\]])", r"\\\1", p.replace("<", "&lt;")) for p in parts)
 
 
-def _parameters(form: Form) -> str:
+def _parameters(form: KernelModel) -> str:
     notes = _ALIKE | meanings_of(form.fit)
     rows = [
         (
@@ -152,7 +152,7 @@ def _shown(value: Any) -> str:
 
 def _range(metadata: list[Any]) -> str:
     signs = (("gt", "&gt; "), ("ge", "≥ "), ("lt", "&lt; "), ("le", "≤ "))
-    values = ((sign, getattr(each, key, None)) for key, sign in signs for each in metadata)
+    values = ((sign, getattr(item, key, None)) for key, sign in signs for item in metadata)
     return ", ".join(f"{sign}{value:g}" for sign, value in values if isinstance(value, int | float))
 
 

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime, bound_of
-from perfmodel.cost.forms.fits import KernelSeconds, Residuals, joined, take
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.fits import KernelSeconds, Residuals, joined, take
 from perfmodel.files.base import Spec
-from perfmodel.ops.extents import GemmExtent
 from perfmodel.ops.formats import SPARSE_RATE
+from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.work import Work
 
 Values = NDArray[np.float64]
@@ -34,13 +34,13 @@ _TILES = ((16, 64), (16, 128), (32, 64), (64, 64), (64, 128), (128, 64), (128, 1
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGE_TILE_ROWS = 128  # from here on a tile splits k at most _LARGE_TILE_SPLITS ways
 _LARGE_TILE_SPLITS = 4
-_LEAST_SPLIT_K = 128
+_MIN_SPLIT_K = 128
 _TILE_AREA = 128 * 128
 _K_STEP = 32  # k is padded to whole steps of the main loop
 _NEVER_S = 1e9
 _CUDA_CORES = "fp32"  # the rate of what is not multiplied by tensor cores
 _ROWS_AT_ONCE = 4096
-_MOST_PLANS = 4096
+_MAX_PLANS = 4096
 
 
 class TileStep(NamedTuple):
@@ -137,7 +137,7 @@ class GemmSizes(NamedTuple):
     rate:        the peak rate that multiplies
     """
 
-    extent: GemmExtent
+    problem: GemmSize
     moved_bytes: Values
     rate: str
 
@@ -161,23 +161,23 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     tiles = tuple((step.rows, step.columns) for step in fit.tile_rule) or _TILES
     rows, columns = np.array(tiles, dtype=np.float64).T
     splits = np.array((1,) if fit.tile_rule else _SPLITS, dtype=np.float64)
-    extent = sizes.extent
-    n, k, s = extent.n[:, None, None], extent.k[:, None, None], splits[:, None]
+    problem = sizes.problem
+    n, k, s = problem.n[:, None, None], problem.k[:, None, None], splits[:, None]
     dense = device.peak(sizes.rate.removesuffix(SPARSE_RATE))
-    speedup, per_element = device.peak(sizes.rate) / dense, (extent.input_bytes, extent.weight_bytes)
+    speedup, per_element = device.peak(sizes.rate) / dense, (problem.input_bytes, problem.weight_bytes)
     per_unit = dense / device.compute_units
     edge = fit.feed_edge * (_feed_of_fp32(device) if sizes.rate == _CUDA_CORES else 1.0)
     step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup)
-    offered = (s == 1) | ((k >= s * _LEAST_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
+    offered = (s == 1) | ((k >= s * _MIN_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
     block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
     bandwidth = device.bandwidth * fit.memory_fraction
     is_split = splits > 1
     return _Plan(
         tile_rows=rows,
-        columns=np.ceil(n / columns) * (s * extent.batch / device.compute_units),
+        columns=np.ceil(n / columns) * (s * problem.batch / device.compute_units),
         block_s=np.where(offered, block, _NEVER_S),
         split_s=np.where(is_split, fit.split_s, 0.0),
-        partial_s_per_row=is_split * splits * (4.0 * extent.batch / bandwidth) * extent.n[:, None],
+        partial_s_per_row=is_split * splits * (4.0 * problem.batch / bandwidth) * problem.n[:, None],
         bandwidth=bandwidth,
     )
 
@@ -190,22 +190,22 @@ def _feed_of_fp32(device: DeviceFacts) -> float:
 
 
 def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> KernelSeconds:
-    extent = sizes.extent
-    m = extent.m[:, None]
+    problem = sizes.problem
+    m = problem.m[:, None]
     blocks = np.ceil(m / plan.tile_rows)[:, None, :] * plan.columns
     by_tile = waves(blocks, fit.wave_quantization) * plan.block_s
     if fit.tile_rule:
-        by_tile = np.where(tile_allowed(fit.tile_rule, extent.m)[:, None, :], by_tile, _NEVER_S)
+        by_tile = np.where(tile_allowed(fit.tile_rule, problem.m)[:, None, :], by_tile, _NEVER_S)
     compute = by_tile.min(axis=2)
     memory = sizes.moved_bytes / plan.bandwidth
     total = knee_of(compute, memory[:, None], fit.knee) + (plan.split_s + m * plan.partial_s_per_row)
-    each, best = np.arange(len(total)), total.argmin(axis=1)
-    duration = total[each, best] + fit.launch_s
-    if extent.quantized_bytes.any():
-        quantize = extent.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
-        quantize = quantize + (extent.quantized_bytes > 0) * extent.m * (fit.quantize_row_s / device.compute_units)
+    item, best = np.arange(len(total)), total.argmin(axis=1)
+    duration = total[item, best] + fit.launch_s
+    if problem.quantized_bytes.any():
+        quantize = problem.quantized_bytes / (device.bandwidth * fit.quantize_fraction)
+        quantize = quantize + (problem.quantized_bytes > 0) * problem.m * (fit.quantize_row_s / device.compute_units)
         duration, memory = duration + quantize, memory + quantize
-    return KernelSeconds(duration, compute[each, best], memory)
+    return KernelSeconds(duration, compute[item, best], memory)
 
 
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> KernelSeconds:
@@ -214,7 +214,7 @@ def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is
     sizes: columns; fit: parameters of the kernel; device: that runs it
     """
     pieces = []
-    for start in range(0, max(1, len(sizes.extent.m)), _ROWS_AT_ONCE):
+    for start in range(0, max(1, len(sizes.problem.m)), _ROWS_AT_ONCE):
         some = take(sizes, slice(start, start + _ROWS_AT_ONCE))
         pieces.append(_parts(some, _plan(some, fit, device), fit, device))
     parts = joined(pieces)
@@ -232,13 +232,13 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     """The time of one run of `work` in a CUDA graph."""
     if not work.num_kernels:
         return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    extent = work.extent_as(GemmExtent)
-    per_element = extent.weight_bytes, extent.input_bytes
-    key = (id(fit), id(device), extent.n, extent.k, extent.batch, work.rate, *per_element)
-    sizes = _sizes(work, extent)
+    problem = work.problem_as(GemmSize)
+    per_element = problem.weight_bytes, problem.input_bytes
+    key = (id(fit), id(device), problem.n, problem.k, problem.batch, work.rate, *per_element)
+    sizes = _sizes(work, problem)
     entry = _plans.get(key)
     if entry is None:
-        if len(_plans) >= _MOST_PLANS:
+        if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         entry = _plans[key] = (fit, device, _plan(sizes, fit, device))
     parts = _parts(sizes, entry[2], fit, device)
@@ -247,9 +247,9 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
     return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
 
 
-def _sizes(work: Work, extent: GemmExtent) -> GemmSizes:
-    moved = work.weight_bytes + work.activation_bytes - extent.quantized_bytes
-    values = (extent.m, extent.n, extent.k, moved, extent.quantized_bytes)
+def _sizes(work: Work, problem: GemmSize) -> GemmSizes:
+    moved = work.weight_bytes + work.activation_bytes - problem.quantized_bytes
+    values = (problem.m, problem.n, problem.k, moved, problem.quantized_bytes)
     m, n, k, moved_bytes, quantized_bytes = np.array(values, dtype=np.float64)[:, None]
-    columns = GemmExtent(m, n, k, extent.weight_bytes, extent.input_bytes, quantized_bytes, extent.batch)
+    columns = GemmSize(m, n, k, problem.weight_bytes, problem.input_bytes, quantized_bytes, problem.batch)
     return GemmSizes(columns, moved_bytes, work.rate)

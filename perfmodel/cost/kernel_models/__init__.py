@@ -7,4 +7,4 @@ validation. A form never knows the name of a device or a model, or a row of a ta
 
 __all__ = ["DeviceFacts"]
 
-from perfmodel.cost.forms.device import DeviceFacts
+from perfmodel.cost.kernel_models.device import DeviceFacts

@@ -1,6 +1,6 @@
 """Extents: sizes of an operator that its kernel model reads beside FLOPs and bytes, one frozen type per family.
 
-Operators fill them in and `perfmodel.cost.forms` reads them. Tables of measured kernels have the same types, with a
+Operators fill them in and `perfmodel.cost.kernel_models` reads them. Tables of measured kernels have the same types, with a
 column in each field. An operator with its own form brings its own extent: any class with `traits`.
 """
 
@@ -10,7 +10,7 @@ Values = Any  # a number, or a column of them
 
 
 class KernelTraits(NamedTuple):
-    """What a library chooses the kernel by, and a calibration the fit (`perfmodel.cost.forms.fits.Domain`).
+    """What a library chooses the kernel by, and a calibration the fit (`perfmodel.cost.kernel_models.fits.Domain`).
 
     head_dim:         elements of a key; 0: not attention
     kv_element_bytes: of the cached elements as the kernel multiplies them
@@ -26,7 +26,7 @@ class KernelTraits(NamedTuple):
     shares_experts: bool = False
 
 
-class Extent(Protocol):
+class ProblemSize(Protocol):
     """The sizes of one operator. Some also give `thread_blocks`, those that can run at once, and `num_items`
     (sequences, distinct experts).
     """
@@ -36,7 +36,7 @@ class Extent(Protocol):
         """What selects the kernel; None: one kernel for all sizes."""
 
 
-class GemmExtent(NamedTuple):
+class GemmSize(NamedTuple):
     """Y (m, n) = X (m, k) W (k, n).
 
     weight_bytes, input_bytes: per element as read, scales included
@@ -57,7 +57,7 @@ class GemmExtent(NamedTuple):
         return None
 
 
-class HeadsExtent(NamedTuple):
+class HeadShape(NamedTuple):
     """Attention heads on one device, as a kernel sees them.
 
     head_dim, v_head_dim: elements of a key and of a value
@@ -87,7 +87,7 @@ class HeadsExtent(NamedTuple):
         return KernelTraits(self.head_dim, self.kv_element_bytes, self.group)
 
 
-class PrefillExtent(NamedTuple):
+class PrefillSize(NamedTuple):
     """Attention of prompts in one kernel.
 
     prefills:  (new tokens, cached tokens) of each prompt
@@ -96,7 +96,7 @@ class PrefillExtent(NamedTuple):
     has_block_per_head: one thread block per head and prompt (FlashAttention-1)
     """
 
-    heads: HeadsExtent
+    heads: HeadShape
     prefills: tuple[tuple[int, int], ...]
     tokens: Values
     kv_tokens: Values
@@ -113,7 +113,7 @@ class PrefillExtent(NamedTuple):
         return self.heads.traits
 
 
-class DecodeExtent(NamedTuple):
+class DecodeSize(NamedTuple):
     """Attention of one or a few new tokens per sequence over its KV cache.
 
     kv_tokens: visible, all sequences; longest: of the longest sequence, 0: equal lengths
@@ -121,7 +121,7 @@ class DecodeExtent(NamedTuple):
     splits_kv: several thread blocks share the keys of a sequence
     """
 
-    heads: HeadsExtent
+    heads: HeadShape
     num_seqs: Values
     kv_tokens: Values
     queries: Values = 1.0
@@ -143,11 +143,11 @@ class DecodeExtent(NamedTuple):
         return self.heads.traits
 
 
-class MixedExtent(NamedTuple):
+class MixedSize(NamedTuple):
     """Attention of prompts and of decodes in one kernel."""
 
-    prompts: PrefillExtent
-    decodes: DecodeExtent
+    prompts: PrefillSize
+    decodes: DecodeSize
 
     @property
     def thread_blocks(self) -> Values:
@@ -159,7 +159,7 @@ class MixedExtent(NamedTuple):
         return self.prompts.traits
 
 
-class ExpertsExtent(NamedTuple):
+class ExpertsSize(NamedTuple):
     """The routed experts of one rank.
 
     tokens:        of all ranks that share the experts; local_experts of num_experts are on this one

@@ -7,7 +7,7 @@ from pathlib import Path
 from perfmodel.errors import SpecError
 
 
-def write_wholes(texts: Mapping[Path, str]) -> list[Path]:
+def atomic_write_all(texts: Mapping[Path, str]) -> list[Path]:
     """Write several files atomically, with parent folders; return their paths. All are written before any is replaced.
 
     Raises SpecError if one cannot be written; then none is changed.
@@ -26,9 +26,9 @@ def write_wholes(texts: Mapping[Path, str]) -> list[Path]:
     return list(texts)
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """`write_wholes` of one file."""
-    return write_wholes({path: text})[0]
+def atomic_write(path: Path, text: str) -> Path:
+    """`atomic_write_all` of one file."""
+    return atomic_write_all({path: text})[0]
 
 
 def _remove(partial: Path) -> None:

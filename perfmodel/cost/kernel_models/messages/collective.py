@@ -12,7 +12,7 @@
 S is the payload as in nccl-tests, L the link's declared one-way bandwidth, W the memory's. The low-latency protocol
 (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and reaches the
 link's rate. Each byte is touched a few times in local memory. Hops scale with the link's declared latency; PCIe has its
-own hops and fractions, and others where cards lack peer access: `over_link`, from `perfmodel.cost.forms.overheads`.
+own hops and fractions, and others where cards lack peer access: `over_link`, from `perfmodel.cost.kernel_models.overheads`.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
-from perfmodel.cost.forms.fits import SCALARS, Residuals
-from perfmodel.cost.forms.messages.links import most_ranks_of_own_kernels
-from perfmodel.cost.forms.messages.nccl import (
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.fits import SCALARS, Residuals
+from perfmodel.cost.kernel_models.messages.links import most_ranks_of_own_kernels
+from perfmodel.cost.kernel_models.messages.nccl import (
     CollectiveFit,
     CollectiveParts,
     CollectiveSizes,
@@ -32,7 +32,7 @@ from perfmodel.cost.forms.messages.nccl import (
     latency_ratio,
     nccl_between_nodes,
 )
-from perfmodel.cost.forms.overheads import OverPcieFit, load_overheads
+from perfmodel.cost.kernel_models.overheads import OverPcieFit, load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
 from perfmodel.ops.messages import Message

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perfmodel.cost import EngineProfile, load_engine_profile, save_engine_profile
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.fit.kernels import Floats, of_one_more, residuals_of
+from perfmodel.evidence.fit.kernels import Floats, residuals_of, widen_for_new_group
 from perfmodel.evidence.fit.parameters import masks, with_facts, with_values
 from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
 from perfmodel.evidence.observation import Observation, RequestTimes
@@ -34,19 +34,19 @@ from perfmodel.specs.scenario import Scenario
 Progress = Callable[[int, int | None], None]
 METRICS = ("mean_tpot_ms", "mean_ttft_ms")
 _RESIDUALS = dict(zip(METRICS, ("tpot_residuals", "ttft_residuals"), strict=True))
-_MOST_REQUESTS = 300  # of a run that is simulated for the fit: its means have settled
+_MAX_REQUESTS = 300  # of a run that is simulated for the fit: its means have settled
 _PER_SLOT = 5  # requests of a closed loop, likewise
 _OVERLOADED = 0.5  # share of the latency before the first token from which on a backlog must have grown
 _FIELDS = (
     *("host.serial_step_s", "host.serial_per_sequence_s", "host.hidden_step_s", "host.prompt_step_s"),
     *("server.in_s", "server.in_per_prompt_token_s", "server.out_per_sequence_s"),
 )
-_LEAST_SPREAD, _MOST_SPREAD = 0.5, 1.5  # of a number's logarithm among engines: three engines say little of either end
+_MIN_SPREAD, _MAX_SPREAD = 0.5, 1.5  # of a number's logarithm among engines: three engines say little of either end
 _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
 _Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
 _ROUNDS = 2
 _STEP = 0.3  # of a parameter, for its derivative: well above the noise of changed schedules
-_LEAST_OF = 0.2  # of a figure: floor where the linear model is no longer valid
+_MIN_OF = 0.2  # of a figure: floor where the linear model is no longer valid
 _LOSS_SCALE = 2.0  # standard deviations from which on an error counts by its size, not its square
 # Ranges are those of hosts of GPU servers, which steps are fitted to. Somebody's own may be a laptop, a shared virtual
 # machine or the CPU that computes: 8 and 13 ms a step of a model of 27 million parameters on one core of a server.
@@ -56,7 +56,7 @@ _FEWEST_FOR_INTERVALS = 5  # from so many runs on their own residuals replace th
 
 
 @dataclass(frozen=True)
-class OwnServerFit:
+class ServerFit:
     """A fitted server profile, and its errors.
 
     profile, shipped: fitted, and the engine's default
@@ -114,14 +114,14 @@ class OwnServerFit:
         }
 
 
-def fit_own_server(
+def fit_server(
     name: str,
     runs: Sequence[Observation],
     given: GivenSetup,
     engine: str,
     progress: Progress | None = None,
     unread: Sequence[tuple[str, str]] = (),
-) -> OwnServerFit:
+) -> ServerFit:
     """Fit the profile `name` to load tests of one's own server.
 
     runs, given: measurements, and the user's setup
@@ -155,10 +155,10 @@ def fit_own_server(
         profile = profile.model_copy(update=_residuals(profile, members, metrics, logs["held out"]))
     fewest = min(run.num_requests for run in members)
     names = tuple(run.name for run in members)
-    return OwnServerFit(profile, shipped, names, (*unread, *left_out), errors, fewest)
+    return ServerFit(profile, shipped, names, (*unread, *left_out), errors, fewest)
 
 
-def save_own_server(fit: OwnServerFit, folder: Path, is_forced: bool = False) -> Path:
+def save_server_fit(fit: ServerFit, folder: Path, is_forced: bool = False) -> Path:
     """Write the profile to `folder`, where its name finds it. Raises SpecError if it exists, unless `is_forced`."""
     return save_engine_profile(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
 
@@ -213,7 +213,7 @@ def _prepare(run: Observation, given: GivenSetup, engine: str, folder: Path) -> 
 def _shortened(run: Observation) -> Observation:
     """`run` with fewer requests if it has many, and its figures over these."""
     load, times = run.load, run.requests
-    most = max(_MOST_REQUESTS, _PER_SLOT * (load.concurrency or 0))
+    most = max(_MAX_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     if load.num_requests <= most:
         return run
     run = replace(run, load=replace(load, num_requests=most))
@@ -247,11 +247,11 @@ def _priors(shipped: EngineProfile) -> list[Prior]:
         if not _number(shipped, name):
             continue
         values = [value for item in engines if (value := _number(item, name)) > 0]
-        spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MOST_SPREAD
+        spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MAX_SPREAD
         least, most = known[name].least, known[name].most
         start = min(max(_number(shipped, name), least), most)
         widest = most * (_SLOW_HOST if name.startswith("host.") else 1.0)
-        result.append(Prior(name, start, least, widest, min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)))
+        result.append(Prior(name, start, least, widest, min(max(spread, _MIN_SPREAD), _MAX_SPREAD)))
     return result
 
 
@@ -271,7 +271,7 @@ class _Figures(NamedTuple):
     def errors(self, values: Floats) -> Floats:
         """log(predicted / measured)"""
         predicted = self.at_here + self.slopes @ (values - self.here)
-        return np.log(np.maximum(predicted, _LEAST_OF * self.at_here) / self.measured)
+        return np.log(np.maximum(predicted, _MIN_OF * self.at_here) / self.measured)
 
     def optimum(self, spreads: Floats, keep: NDArray[np.bool_] | slice = slice(None)) -> Floats:
         """Parameters that minimize the (kept) errors in units of `spreads` plus the priors."""
@@ -383,5 +383,5 @@ def _residuals(
         if members.sum() >= _FEWEST_FOR_INTERVALS:
             spread: Floats | float = units[members] if metric == "mean_tpot_ms" else 1.0
             residuals = residuals_of(np.exp(held_out[members]), np.ones(int(members.sum())), spread)
-            update[name] = of_one_more(residuals, len(runs))
+            update[name] = widen_for_new_group(residuals, len(runs))
     return update

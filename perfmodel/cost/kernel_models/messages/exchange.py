@@ -17,10 +17,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
-from perfmodel.cost.forms.fits import Residuals
-from perfmodel.cost.forms.messages.collective import collective_time
-from perfmodel.cost.forms.messages.nccl import CollectiveFit, exchange_between_nodes
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.messages.collective import collective_time
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, exchange_between_nodes
 from perfmodel.files.base import Spec
 from perfmodel.ops.work import Work
 

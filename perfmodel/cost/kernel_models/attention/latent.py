@@ -16,24 +16,24 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.forms.attention.decode import (
+from perfmodel.cost.kernel_models.attention.decode import (
     DecodeKernel,
     DecodeSizes,
     FlashDecodeFit,
     decode_seconds,
     decode_time,
 )
-from perfmodel.cost.forms.attention.prefill import (
+from perfmodel.cost.kernel_models.attention.prefill import (
     FlashPrefillFit,
     PrefillKernel,
     PrefillSizes,
     prefill_seconds,
     prefill_time,
 )
-from perfmodel.cost.forms.device import DeviceFacts, OperatorTime
-from perfmodel.cost.forms.fits import Domain, Residuals
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.fits import Domain, Residuals
 from perfmodel.files.base import Spec
-from perfmodel.ops.extents import Values
+from perfmodel.ops.problem_sizes import Values
 from perfmodel.ops.work import Work
 
 _KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module shows by itself [assumed]

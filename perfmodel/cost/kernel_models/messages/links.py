@@ -28,8 +28,8 @@ from functools import lru_cache
 from math import ceil, inf, log2
 from typing import NamedTuple
 
-from perfmodel.cost.forms.device import DEFAULT_LINK
-from perfmodel.cost.forms.overheads import load_overheads
+from perfmodel.cost.kernel_models.device import DEFAULT_LINK
+from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.ops.messages import Message, RankGroup, Spread, distinct_nodes, spread_over
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.networks import Link
@@ -37,7 +37,7 @@ from perfmodel.specs.networks import Link
 # Least seconds per step of an algorithm: a flag seen and answered, not just a packet on the wire. One NVLink hop of
 # NCCL's low-latency protocol takes 0.8-1.0 us on A100 and H100 (fits to nccl-tests) [assumed of other links].
 _DEFAULT_HOP_S = 1e-6
-_MOST_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own serve more only where NVLink connects all
+_MAX_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own serve more only where NVLink connects all
 
 
 def link_for(hardware: HardwareSpec, group: int | RankGroup) -> Link:
@@ -89,10 +89,10 @@ def network_time(message: Message, spread: Spread, link: Link, network: Link, ba
     rate, network_rate = link.bandwidth_bytes_per_s * bandwidth_fraction, network.bandwidth_bytes_per_s
     network_rate *= bandwidth_fraction
     times = [
-        each.hops_within * _hop_s(link)
-        + each.hops_between * network.latency_s
-        + message.bytes_ * max(each.within / rate, each.between / network_rate)
-        for each in ways_of(message, spread)
+        item.hops_within * _hop_s(link)
+        + item.hops_between * network.latency_s
+        + message.bytes_ * max(item.within / rate, item.between / network_rate)
+        for item in ways_of(message, spread)
     ]
     if message.kind != "send_recv":
         return min(times)
@@ -103,7 +103,7 @@ def most_ranks_of_own_kernels(link: Link) -> float:
     """Most devices whose peer memory an engine's own kernels read over `link`."""
     if link.name != "pcie":
         return inf
-    return 1 if link.peer_to_peer is False else _MOST_RANKS_OVER_PCIE
+    return 1 if link.peer_to_peer is False else _MAX_RANKS_OVER_PCIE
 
 
 def _hop_s(link: Link) -> float:
@@ -148,11 +148,11 @@ def ways_of(message: Message, spread: Spread) -> tuple[TwoLevel, ...]:
     if exchange is None or exchange.route == "rank" or not message.bytes_:
         return direct
     one, k, num_nodes = exchange.copy_bytes / message.bytes_, spread.num_ranks, spread.num_nodes
-    found = []
+    ways = []
     if exchange.route in (None, "expert"):
-        each = one * exchange.ffn.top_k
-        found.append(TwoLevel("to_experts", 1, 1, each * direct[0].within, each * direct[0].between))
+        item = one * exchange.ffn.top_k
+        ways.append(TwoLevel("to_experts", 1, 1, item * direct[0].within, item * direct[0].between))
     if exchange.route in (None, "node"):
         once = min(one * distinct_nodes(exchange.ffn, num_nodes), 1.0) * (num_nodes - 1) / num_nodes
-        found.append(TwoLevel("to_nodes", 1, 2, (k - 1) / k, once))
-    return tuple(found)
+        ways.append(TwoLevel("to_nodes", 1, 2, (k - 1) / k, once))
+    return tuple(ways)

@@ -1,0 +1,108 @@
+"""All forms: what a calibration's `families` may hold, and how each is timed. To add one, write its file and its row.
+
+A form is a fit (a spec with a `form`, parameters and `residuals`) and a function (work, fit, device) -> `OperatorTime`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self
+
+from pydantic import ValidationError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit, decode_time
+from perfmodel.cost.kernel_models.attention.latent import (
+    LatentDecodeFit,
+    LatentPrefillFit,
+    latent_decode_time,
+    latent_prefill_time,
+)
+from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, mixed_time
+from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, prefill_time
+from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit, block_matmul_time
+from perfmodel.cost.kernel_models.blocks.on_host import OnHostFit, on_host_time
+from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit, time_experts
+from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.gemm import TiledGemmFit, time_gemm
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, collective_time, custom_time
+from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
+from perfmodel.files.base import Spec
+from perfmodel.files.validation import unknown_key
+from perfmodel.ops.work import Work
+
+
+class KernelModel(NamedTuple):
+    """The spec of a form's fits, and its timing function."""
+
+    fit: type[Spec]
+    time: Callable[[Work, Any, DeviceFacts], OperatorTime]
+
+
+# By the name that stands as `form` in a file; a fit without one is a roofline.
+KERNEL_MODELS: dict[str, KernelModel] = {
+    "roofline": KernelModel(FamilyFit, roofline_time),
+    "flash_decode": KernelModel(FlashDecodeFit, decode_time),
+    "flash_prefill": KernelModel(FlashPrefillFit, prefill_time),
+    "mixed_attention": KernelModel(MixedAttentionFit, mixed_time),
+    "latent_decode": KernelModel(LatentDecodeFit, latent_decode_time),
+    "latent_prefill": KernelModel(LatentPrefillFit, latent_prefill_time),
+    "collective": KernelModel(CollectiveFit, collective_time),
+    "custom_all_reduce": KernelModel(CustomAllReduceFit, custom_time),
+    "expert_exchange": KernelModel(ExchangeFit, exchange_time),
+    "tiled_gemm": KernelModel(TiledGemmFit, time_gemm),
+    "grouped_experts": KernelModel(GroupedExpertsFit, time_experts),
+    "block_matmul": KernelModel(BlockMatmulFit, block_matmul_time),
+    "block_stream": KernelModel(BlockStreamFit, block_stream_time),
+    "on_host": KernelModel(OnHostFit, on_host_time),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _ByKernelModel:
+    """A field that holds a fit of any form in `KERNEL_MODELS`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validated)
+
+    def _validated(self, value: Any) -> Any:
+        if isinstance(value, tuple(form.fit for form in KERNEL_MODELS.values())):
+            return value
+        name = str(value.get("form", "roofline")) if isinstance(value, dict) else "roofline"
+        if name not in KERNEL_MODELS:
+            raise ValueError(f"got form {name!r}; expected {', '.join(KERNEL_MODELS)}")
+        fit = KERNEL_MODELS[name].fit
+        unknown = [key for key in value if key not in fit.model_fields] if isinstance(value, dict) else []
+        if unknown:
+            raise ValidationError.from_exception_data(name, [_unknown(str(key), value[key], fit) for key in unknown])
+        return fit.model_validate(value)
+
+
+def _unknown(key: str, value: Any, fit: type[Spec]) -> InitErrorDetails:
+    """The error for an unknown key, raised here, where the form's keys are known."""
+    error = PydanticCustomError("value_error", "{error}", {"error": unknown_key(key, fit)})
+    return InitErrorDetails(type=error, loc=(key,), input=value)
+
+
+if TYPE_CHECKING:
+
+    class KernelFit(Protocol):
+        """A fit of any form."""
+
+        @property
+        def form(self) -> str: ...
+        @property
+        def residuals(self) -> Residuals: ...
+        def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
+        def model_dump(self, *, exclude: set[str] | None = None) -> dict[str, Any]: ...
+
+else:
+    KernelFit = Annotated[Any, _ByKernelModel()]
+
+
+def time_work(work: Work, fit: KernelFit, device: DeviceFacts) -> OperatorTime:
+    """The time of one run of `work` under `fit`."""
+    return KERNEL_MODELS[fit.form].time(work, fit, device)
