@@ -17,8 +17,8 @@ _NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
-    Formulas are in `perfmodel.cost.kernel_models`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted: see
-    `perfmodel.cost.kernel_models.device.FALLBACKS`.
+    Formulas are in `perfmodel.cost.kernel_models`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted:
+    see `perfmodel.cost.kernel_models.device.FALLBACKS`.
     """
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:

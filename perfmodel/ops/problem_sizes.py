@@ -1,7 +1,7 @@
-"""Extents: sizes of an operator that its kernel model reads beside FLOPs and bytes, one frozen type per family.
+"""Problem sizes: what a kernel model reads of an operator besides FLOPs and bytes, one frozen type per family.
 
-Operators fill them in and `perfmodel.cost.kernel_models` reads them. Tables of measured kernels have the same types, with a
-column in each field. An operator with its own form brings its own extent: any class with `traits`.
+Operators fill them in; `perfmodel.cost.kernel_models` reads them. Tables of measured kernels have the same types, with
+a column in each field. An operator with its own kernel model brings its own size: any class with `traits`.
 """
 
 from typing import Any, NamedTuple, Protocol

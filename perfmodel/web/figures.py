@@ -23,9 +23,9 @@ _KEPT = 10  # steps of the last digit in an interval, at least
 
 
 def figure(data: Any, path: str, form: str = "") -> Markup:
-    """Element for the number at `path`. form: of KERNEL_MODELS; default: the last path part's metric, with its interval."""
+    """Element for the number at `path`. form: of NUMBER_FORMS; default: the last path part's metric, with its interval."""
     value = value_at(data, path)
-    text = KERNEL_MODELS[form](value) if form else _metric(data, path, value)
+    text = NUMBER_FORMS[form](value) if form else _metric(data, path, value)
     raw = "" if value is None else repr(value) if isinstance(value, float) else str(value)
     return Markup('<data class="figure" value="{}" data-path="{}" data-form="{}">{}</data>').format(
         raw, path, form, text
@@ -71,7 +71,7 @@ def _in(unit: str, scale: float = 1.0, digits: int = 1) -> Callable[[Any], str]:
     return lambda value: f"{format_number(value * scale, digits)} {unit}" if is_number(value) else MISSING
 
 
-KERNEL_MODELS: Mapping[str, Callable[[Any], str]] = {
+NUMBER_FORMS: Mapping[str, Callable[[Any], str]] = {
     "bytes": lambda value: format_si(value, "B"),
     "bandwidth": lambda value: format_si(value, "B/s"),
     "flops": lambda value: format_si(value, "FLOP"),

@@ -40,9 +40,8 @@ class _StoppedError(Exception):
 
 @dataclass(eq=False)
 class BackgroundJob:
-    """One job. state: waiting, running, done, stopped, refused (`message`: the sentence), failed; readers: waiting parts,
-    as `page/view/part`, if named
-    """
+    """One job. state: waiting, running, done, stopped, refused (`message` says why), failed; readers: waiting parts,
+    as `page/view/part`, if named"""
 
     number: int
     request: CommandRequest

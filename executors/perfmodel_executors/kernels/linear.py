@@ -34,9 +34,9 @@ def linear(x_TC: Tensor, weight_DC: Tensor, bias_D: Tensor | None = None) -> Ten
 
 # On a CPU with few tokens, torch's kernels that read the packed weight; they are slower than dequantising beyond these
 # limits (measured in bf16 on AVX512, 2048 x 2048), and in fp32 always.
-_MOST_TOKENS_INT8 = 16
+_MAX_TOKENS_INT8 = 16
 _INT8_CPU_STEP = 16  # inputs that torch's kernel takes at once: where they do not divide K it reads beyond the weight
-_MOST_TOKENS_INT4 = 512
+_MAX_TOKENS_INT4 = 512
 _INT4_CPU_GROUPS = (32, 64, 128, 256)
 
 _cpu_packings: WeakKeyDictionary[formats.Int4Weight, tuple[Tensor, Tensor]] = WeakKeyDictionary()
@@ -46,7 +46,7 @@ def linear_w8a16(x_MK: Tensor, weight: formats.Int8Weight | formats.Fp8Weight, b
     dtype, is_cpu = x_MK.dtype, x_MK.device.type == "cpu"
     if isinstance(weight, formats.Fp8Weight):
         product_MN = functional.linear(x_MK, formats.expanded(weight, dtype))
-    elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT8 and not x_MK.shape[1] % _INT8_CPU_STEP:
+    elif is_cpu and dtype == torch.bfloat16 and len(x_MK) <= _MAX_TOKENS_INT8 and not x_MK.shape[1] % _INT8_CPU_STEP:
         ones_N = torch.ones(len(weight.values_NK), dtype=dtype)
         product_MN = torch._weight_int8pack_mm(x_MK.contiguous(), weight.values_NK, ones_N)
     else:
@@ -59,7 +59,7 @@ def linear_w4a16(x_MK: Tensor, weight: formats.Int4Weight | formats.Fp4Weight, b
     if isinstance(weight, formats.Fp4Weight):
         return functional.linear(x_MK, formats.expanded(weight, x_MK.dtype), bias_N)
     n, k = weight.shape
-    is_packed = x_MK.device.type == "cpu" and x_MK.dtype == torch.bfloat16 and len(x_MK) <= _MOST_TOKENS_INT4
+    is_packed = x_MK.device.type == "cpu" and x_MK.dtype == torch.bfloat16 and len(x_MK) <= _MAX_TOKENS_INT4
     if not is_packed or n % 32 or k % 32 or weight.group_size not in _INT4_CPU_GROUPS:
         return functional.linear(x_MK, formats.dequantize(weight).to(x_MK.dtype), bias_N)
     if weight not in _cpu_packings:  # torch's own layout of the codes, and [K / G, N, 2] scales with what it adds (0)
@@ -187,7 +187,7 @@ def linear_signs(x_MK: Tensor, weight: formats.SignsWeight, bias_N: Tensor | Non
     return (scaled_MN if bias_N is None else scaled_MN + bias_N).to(x_MK.dtype)
 
 
-_LEAST_CAPABILITY_24 = (8, 0)
+_MIN_CAPABILITY_24 = (8, 0)
 
 _compressed: WeakKeyDictionary[formats.Sparse24Weight, Any] = WeakKeyDictionary()
 
@@ -199,7 +199,7 @@ def linear_sparse24(x_MK: Tensor, weight: formats.Sparse24Weight, bias_N: Tensor
         return functional.linear(x_MK, formats.expanded(weight, x_MK.dtype), bias_N)
     if weight not in _compressed:
         capability, dtype = torch.cuda.get_device_capability(x_MK.device), weight.values_NJ.dtype
-        if capability < _LEAST_CAPABILITY_24 or dtype not in (torch.float16, torch.bfloat16):
+        if capability < _MIN_CAPABILITY_24 or dtype not in (torch.float16, torch.bfloat16):
             raise PerfmodelError(
                 f"2:4 sparse products need sm_80 or newer and float16 or bfloat16; this is "
                 f"sm_{capability[0]}{capability[1]} with {str(dtype).removeprefix('torch.')}. Use a dense weight."

@@ -90,8 +90,8 @@ def _reserved(scenario: Scenario, prompts: Floats, outputs: Floats) -> Floats | 
     longest = float(engine.max_model_len or scenario.model.max_position_embeddings)
     is_contiguous = engine.kv_cache == "contiguous"
     takes_all = DISCIPLINES[engine.batching].reserves_all
-    knows = bool(engine.reserve_output) if is_contiguous else engine.rules.reserves_output
-    if knows and (is_contiguous or not takes_all):
+    is_reserved = bool(engine.reserve_output) if is_contiguous else engine.rules.reserves_output
+    if is_reserved and (is_contiguous or not takes_all):
         if engine.reserve_output == "pow2":
             outputs = 2 ** np.ceil(np.log2(outputs))
         return np.minimum(prompts + outputs - 1, longest)

@@ -62,8 +62,7 @@ def with_drafter(speculation: Speculation, rules: BatchingRules, method: str) ->
 def draft_lengths(
     scenario: Scenario, config: SpeculativeConfig, cost_model: SpeculativeCostModel
 ) -> tuple[tuple[int, ...], ...]:
-    """`Speculation.depths` of `scenario` and `config` under `cost_model`: per interval of acceptance, the depth by batch
-    from 1.
+    """`Speculation.depths` of `scenario` and `config` under `cost_model`: per interval of acceptance, depth by batch.
 
     All rates are scaled by estimated over expected acceptance.
     """

@@ -12,7 +12,7 @@ from web_site import Page
 
 from perfmodel.cli import app
 from perfmodel.commands.runs import MemoryRequest, SimulateRequest
-from perfmodel.web.figures import KERNEL_MODELS, figure, value_at
+from perfmodel.web.figures import NUMBER_FORMS, figure, value_at
 from perfmodel.web.pages import Pages
 from perfmodel.web.service import QueryService
 from perfmodel.web.state import read_state, request_of
@@ -101,7 +101,7 @@ def compare(page, answered):
             found = value_at(data, path)
             what = (" ".join(arguments), path)
             assert value == ("" if found is None else repr(found) if isinstance(found, float) else str(found)), what
-            assert text == (KERNEL_MODELS[form](found) if form else Page(str(figure(data, path))).texts[0]), what
+            assert text == (NUMBER_FORMS[form](found) if form else Page(str(figure(data, path))).texts[0]), what
     return number
 
 

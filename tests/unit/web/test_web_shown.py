@@ -14,7 +14,7 @@ from perfmodel.commands.runs import MemoryRequest
 from perfmodel.report.numbers import MISSING
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.web.figures import GROUPS, KERNEL_MODELS, choices_of, default_of, figure, shown_number, value_at
+from perfmodel.web.figures import GROUPS, NUMBER_FORMS, choices_of, default_of, figure, shown_number, value_at
 from perfmodel.web.pictures import memory_bar
 from perfmodel.web.state import read_state, request_of
 
@@ -46,13 +46,13 @@ def test_without_an_interval_a_metric_has_its_own_digits(value, most):
 def test_no_number_is_a_dash():
     for value in (None, float("nan"), float("inf")):
         assert shown_number(value, (1.0, 2.0), 2) == MISSING
-    for name, form in KERNEL_MODELS.items():
+    for name, form in NUMBER_FORMS.items():
         assert form(None) == MISSING, name
 
 
-@given(st.sampled_from([name for name in KERNEL_MODELS if name != "text"]), SIZES)
+@given(st.sampled_from([name for name in NUMBER_FORMS if name != "text"]), SIZES)
 def test_each_form_shows_any_size(name, value):
-    assert re.search(r"\d", KERNEL_MODELS[name](value))
+    assert re.search(r"\d", NUMBER_FORMS[name](value))
 
 
 def test_a_figure_escapes_what_it_shows():

@@ -178,7 +178,7 @@ def _scale(bits, GROUP_SIZE: tl.constexpr):
     return scale
 
 
-_LEAST_CAPABILITY_FP8 = 89
+_MIN_CAPABILITY_FP8 = 89
 
 
 @triton.jit
@@ -284,9 +284,9 @@ def _add_blocks(
 def check_format(weight: MatrixWeight, device: torch.device) -> None:
     """Raises PerfmodelError for e4m3 on a device that knows no such numbers."""
     limits = limits_of(device) if isinstance(weight, Fp8Weight | BlockFp8Weight) else None
-    if limits is not None and limits.capability < _LEAST_CAPABILITY_FP8:
+    if limits is not None and limits.capability < _MIN_CAPABILITY_FP8:
         raise PerfmodelError(
-            f"e4m3 weights need sm_{_LEAST_CAPABILITY_FP8} or newer; {limits.name} is sm_{limits.capability}. Set "
+            f"e4m3 weights need sm_{_MIN_CAPABILITY_FP8} or newer; {limits.name} is sm_{limits.capability}. Set "
             f"engine.quantization to int8, or to w8a16."
         )
 

@@ -12,7 +12,7 @@
 S is the payload as in nccl-tests, L the link's declared one-way bandwidth, W the memory's. The low-latency protocol
 (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and reaches the
 link's rate. Each byte is touched a few times in local memory. Hops scale with the link's declared latency; PCIe has its
-own hops and fractions, and others where cards lack peer access: `over_link`, from `perfmodel.cost.kernel_models.overheads`.
+own hops and fractions, and others where cards lack peer access: `over_link`, from `kernel_models.overheads`.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
