@@ -1,8 +1,8 @@
 """Path sandbox and size limits for reading users' files.
 
 Within `restrict_paths` only the catalogue and allowed folders (uploads) are accessible: browser addresses are
-untrusted, so a path is refused before any disk or network access. Limits hold in their context (`contextvars`) and its workers.
-Every reader of a user's file goes through here; an oversized file (a device, a bomb) is an `OSError`.
+untrusted, so a path is refused before any disk or network access. Limits hold in their context (`contextvars`) and
+its workers. Every reader of a user's file goes through here; an oversized file (a device, a bomb) is an `OSError`.
 """
 
 import errno
