@@ -23,7 +23,7 @@ _KEPT = 10  # steps of the last digit in an interval, at least
 
 
 def figure(data: Any, path: str, form: str = "") -> Markup:
-    """Element for the number at `path`. form: of NUMBER_FORMS, else that of the last part's metric, with its interval."""
+    """Element for the number at `path`. form: of NUMBER_FORMS, else that of the last part's metric, with interval."""
     value = value_at(data, path)
     text = NUMBER_FORMS[form](value) if form else _metric(data, path, value)
     raw = "" if value is None else repr(value) if isinstance(value, float) else str(value)
