@@ -19,4 +19,4 @@ def today() -> datetime.date:
     try:
         return datetime.datetime.fromtimestamp(int(given), datetime.UTC).date()
     except (ValueError, OverflowError, OSError):
-        raise SpecError(f"{_VARIABLE}={given}: allowed a number of seconds since 1970, or nothing.") from None
+        raise SpecError(f"{_VARIABLE}={given}: expected a number of seconds since 1970, or nothing.") from None

@@ -52,7 +52,7 @@ class HostCheck:
         name = given.rsplit(":", 1)[0] if not given.endswith("]") and ":" in given else given
         if name in self._names or (not self._is_loopback and _address(name.strip("[]")) is not None):
             return None
-        return f"Invalid host header: found {name[:_LONGEST_SAID]!r}; name it in --allowed-host"
+        return f"Invalid host header: got {name[:_LONGEST_SAID]!r}; name it in --allowed-host"
 
 
 def is_loopback(host: str) -> bool:

@@ -23,7 +23,7 @@ class Site:
         self._token = None
 
     def close(self):
-        self.desk.drops.close()
+        self.desk.uploads.close()
 
     def get(self, path, *headers):
         return asyncio.run(self.send("GET", path, b"", *headers))

@@ -50,7 +50,7 @@ def present_device(kind: str = "auto") -> tuple[torch.device, HardwareSpec]:
     """What is here, with its hardware file. kind: cuda | cpu | auto, a GPU where there is one. Raises PerfmodelError
     where there is no GPU, SpecError for a GPU without a hardware file."""
     if kind not in ("auto", "cpu", "cuda"):
-        raise SpecError(f"--device {kind}: allowed auto, cuda, cpu.")
+        raise SpecError(f"--device {kind}: expected auto, cuda, cpu.")
     present = _present_gpus()
     if kind == "cuda" and not present:
         raise PerfmodelError("--device cuda: torch sees no GPU here; use --device cpu.")

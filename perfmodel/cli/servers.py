@@ -77,7 +77,7 @@ class ServeRequest(ScenarioRequest):
     def answer(self, console: Console = QUIET) -> None:
         """Serve until interrupted."""
         if not 0 < self.speed < float("inf"):
-            raise SpecError(f"--speed {self.speed:g}: allowed more than 0 simulated seconds per second.")
+            raise SpecError(f"--speed {self.speed:g}: expected more than 0 simulated seconds per second.")
         scenario = self.load(self.seed)
         try:
             from perfmodel.serve.emulator_server import EmulatorServer, Telemetry
@@ -118,7 +118,7 @@ def _metric_names(name: str | None) -> "MetricNames | None":
     known: dict[str | None, MetricNames | None]
     known = {None: None, "vllm": "vllm", "sglang": "sglang", "legacy": "vllm"}
     if name not in known:
-        raise SpecError(f"--metrics-names {name}: allowed vllm, sglang or legacy.")
+        raise SpecError(f"--metrics-names {name}: expected vllm, sglang or legacy.")
     return known[name]
 
 

@@ -393,7 +393,7 @@ class RooflineRequest(_StepRequest):
         if self.out.suffix == ".html":
             return self.out
         if self.out.suffix.lower() in _OTHER_FORMATS and not self.out.is_dir():
-            raise SpecError(f"--out {self.out}: allowed an .html file, or a folder to put roofline-{name}.html in.")
+            raise SpecError(f"--out {self.out}: expected an .html file, or a folder to put roofline-{name}.html in.")
         return self.out / f"roofline-{name}.html"
 
 

@@ -160,7 +160,7 @@ class PowerCap:
             return None
         if cap <= idle:
             raise SpecError(
-                f"{hardware.name}: found power_cap_w={cap:g}, which the device exceeds when idle ({idle:g} W); give "
+                f"{hardware.name}: got power_cap_w={cap:g}, which the device exceeds when idle ({idle:g} W); give "
                 f"more than that, or leave it out for its {tdp:g} W."
             )
         return cls((cap - idle) / (tdp - idle))

@@ -130,7 +130,7 @@ def parse_json(text: str | bytes, is_strict: bool = False) -> Any:
     def finite(text: str) -> float:
         number = float(text)
         if not isfinite(number):
-            raise ValueError(f"found {text[:20]}, which is no number of JSON's")
+            raise ValueError(f"got {text[:20]}, which is no number of JSON's")
         return number
 
     try:
@@ -171,7 +171,7 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
     """Lines of an open file. Raises ValueError for endless ones."""
     while line := file.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE and not line.endswith("\n"):
-            raise ValueError(f"found a line of more than {_LONGEST_LINE:,} characters")
+            raise ValueError(f"got a line of more than {_LONGEST_LINE:,} characters")
         yield line
 
 

@@ -152,7 +152,7 @@ def _sentence(item: Any, path: Path, model_class: type[BaseModel]) -> str:
     if allowed is not None:
         return f"got {sentence}; expected {allowed}"
     message: str = item["msg"]
-    return f"found {sentence}: {message[:1].lower()}{message[1:]}"
+    return f"got {sentence}: {message[:1].lower()}{message[1:]}"
 
 
 def unknown_key(key: str, model: type[BaseModel] | None) -> str:
@@ -164,7 +164,7 @@ def unknown_key(key: str, model: type[BaseModel] | None) -> str:
     near = did_you_mean(key, known)
     if near:
         return f"unknown key {key!r}.{near}"
-    return f"unknown key {key!r}, allowed {', '.join(known)}" if known else f"unknown key {key!r}"
+    return f"unknown key {key!r}; expected {', '.join(known)}" if known else f"unknown key {key!r}"
 
 
 def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | None:

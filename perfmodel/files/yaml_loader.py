@@ -153,9 +153,7 @@ def load_yaml_text(text: str, name: str) -> LoadedYaml:
         raise SpecError(f"{name}: the file is empty; a mapping of `key: value` lines is needed.")
     if not isinstance(root, yaml.MappingNode):
         result = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
-        raise SpecError(
-            f"{name}:{root.start_mark.line + 1}: found {result}, a mapping of `key: value` lines is needed."
-        )
+        raise SpecError(f"{name}:{root.start_mark.line + 1}: got {result}, a mapping of `key: value` lines is needed.")
     return LoadedYaml(_Values(name).of(root), Positions(name, root))
 
 
@@ -203,9 +201,9 @@ def _syntax_error(error: yaml.YAMLError | UnicodeEncodeError, text: str, name: s
     lines = text.splitlines()
     for number in (mark.line, mark.line - 1):
         if 0 <= number < len(lines) and re.match(r"\s*\t", lines[number]):
-            return f"{name}:{number + 1}: found a tab in the indentation; YAML allows only spaces there."
+            return f"{name}:{number + 1}: got a tab in the indentation; YAML allows only spaces there."
     if "multiple documents" in str(problem) or "single document" in str(getattr(error, "context", "")):
-        return f"{name}:{mark.line + 1}: found a second document (`---`); one file holds one."
+        return f"{name}:{mark.line + 1}: got a second document (`---`); one file holds one."
     opened = getattr(error, "context_mark", None)
     if mark.line >= len(lines) and opened is not None:
         return f"{name}:{opened.line + 1}: not valid YAML: what is opened here is not closed ({problem})."
@@ -227,7 +225,7 @@ class _Values:
             way_out = "aliases (*) included; write long lists into files of their own."
             raise self._refused(node, f"more than {_MAX_VALUES:,} values, {way_out}")
         if not node.tag.startswith(_TAG) and node.tag != "!":
-            raise self._refused(node, f"found the tag {node.tag}; tags have no meaning here.")
+            raise self._refused(node, f"got the tag {node.tag}; tags have no meaning here.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in parents:
@@ -241,7 +239,7 @@ class _Values:
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise self._refused(key_node, "found a list or mapping as a key; keys are strings.")
+                raise self._refused(key_node, "got a list or mapping as a key; keys are strings.")
             key = str(key_node.value)
             if key in lines:
                 raise self._refused(key_node, f"key {key!r} is given twice, first on line {lines[key]}; keep one.")

@@ -67,7 +67,7 @@ def _plain_attention(model: ModelSpec, field: str) -> list[Attention]:
     if not mixers:
         kinds = sorted({type(layer.mixer).__name__ for layer, _ in model.layers if layer.mixer is not None})
         raise SpecError(
-            f"found {model.name}, whose mixers are {' and '.join(kinds) or 'none'}; {field} needs layers with plain "
+            f"got {model.name}, whose mixers are {' and '.join(kinds) or 'none'}; {field} needs layers with plain "
             f"attention (MHA, GQA or MQA), take another model or leave it out."
         )
     return mixers
@@ -76,7 +76,7 @@ def _plain_attention(model: ModelSpec, field: str) -> list[Attention]:
 def _refuse_beside(what: str, names: tuple[str, ...], changes: ModelChanges) -> None:
     given = [name for name in names if getattr(changes, name) is not None]
     if given:
-        raise SpecError(f"found {', '.join(given)} beside {what}, which leaves nothing of it; leave one of them out.")
+        raise SpecError(f"got {', '.join(given)} beside {what}, which leaves nothing of it; leave one of them out.")
 
 
 def _with_kv_heads(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
@@ -86,7 +86,7 @@ def _with_kv_heads(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     for mixer in _plain_attention(model, "num_kv_heads"):
         if mixer.num_heads % wanted:
             raise SpecError(
-                f"found {wanted} for {mixer.num_heads} query heads; each KV head serves as many, take a divisor of "
+                f"got {wanted} for {mixer.num_heads} query heads; each KV head serves as many, take a divisor of "
                 f"{mixer.num_heads}."
             )
     return _with_attention(model, lambda mixer, _: replace(mixer, num_kv_heads=wanted))
@@ -98,7 +98,7 @@ def _with_latent(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     assert latent is not None
     _plain_attention(model, "latent")
     if changes.num_kv_heads is not None:
-        raise SpecError("found beside num_kv_heads; a latent has no KV heads to share, leave one of them out.")
+        raise SpecError("got beside num_kv_heads; a latent has no KV heads to share, leave one of them out.")
     return _with_attention(
         model,
         lambda mixer, _: LatentAttention(
@@ -137,7 +137,7 @@ def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     limited = [mixer for mixer in _plain_attention(model, "sparse") if mixer.span is not None]
     if limited:
         raise SpecError(
-            f"found attention that already sees {limited[0].span} tokens at most; blocks choose among all, leave the "
+            f"got attention that already sees {limited[0].span} tokens at most; blocks choose among all, leave the "
             f"window or the blocks out."
         )
     if sparse.fraction == 1:
@@ -176,11 +176,11 @@ def _with_ssm_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     ssm = changes.ssm_layers
     assert ssm is not None
     if not any(isinstance(layer.mixer, Attention | LatentAttention) for layer, _ in model.layers):
-        raise SpecError(f"found {model.name}, which has no attention to replace; take another model or leave it out.")
+        raise SpecError(f"got {model.name}, which has no attention to replace; take another model or leave it out.")
     inner = ssm.expand * model.hidden_size
     if inner % ssm.head_dim or (inner // ssm.head_dim) % ssm.num_groups:
         raise SpecError(
-            f"found head_dim={ssm.head_dim} and num_groups={ssm.num_groups} for an inner width of {inner}; take a "
+            f"got head_dim={ssm.head_dim} and num_groups={ssm.num_groups} for an inner width of {inner}; take a "
             f"head_dim that divides it, and num_groups that divides the heads."
         )
     if ssm.attention_every is None:
@@ -220,7 +220,7 @@ def _pruned(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
         return _with_layers(model, (Layer(_fewer_heads(x.mixer, share), _fewer_columns(x.ffn, share)) for x in layers))
     kept = kept_layers(layers, fraction)
     if not kept:
-        raise SpecError(f"found fraction={fraction:g}, which leaves none of {len(layers)} layers; take a smaller one.")
+        raise SpecError(f"got fraction={fraction:g}, which leaves none of {len(layers)} layers; take a smaller one.")
     return _with_layers(model, (layers[i] for i in kept))
 
 
@@ -244,7 +244,7 @@ def _fewer_heads(mixer: Mixer | None, share: float) -> Mixer | None:
         return None
     if not isinstance(mixer, Attention | LatentAttention | LinearAttention):
         raise SpecError(
-            f"found a model with {type(mixer).__name__} mixers, which have no attention heads to prune; take kind: "
+            f"got a model with {type(mixer).__name__} mixers, which have no attention heads to prune; take kind: "
             f"layers or 2:4."
         )
     if isinstance(mixer, LatentAttention) or mixer.num_kv_heads == 1:
@@ -284,7 +284,7 @@ def _with_low_rank(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     changed = _with_layers(model, layers)
     if changed is model:
         raise SpecError(
-            f"found components {', '.join(low_rank.components)}, of which {model.name} has none that are factored; "
+            f"got components {', '.join(low_rank.components)}, of which {model.name} has none that are factored; "
             f"those are plain attention and dense_ffn."
         )
     return changed
@@ -297,7 +297,7 @@ def _rank(num_in: int, num_out: int, low_rank: LowRank) -> int:
     assert low_rank.rank is not None
     if low_rank.rank > min(num_in, num_out):
         raise SpecError(
-            f"found rank={low_rank.rank} for a matrix of {num_in} x {num_out}; take at most {min(num_in, num_out)}."
+            f"got rank={low_rank.rank} for a matrix of {num_in} x {num_out}; take at most {min(num_in, num_out)}."
         )
     return low_rank.rank
 
@@ -310,18 +310,18 @@ def _moefied(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     moefy = changes.moefy
     assert moefy is not None
     if not any(isinstance(layer.ffn, DenseFFN) for layer, _ in model.layers):
-        raise SpecError(f"found {model.name}, which has no dense feed-forward block to split; leave it out.")
+        raise SpecError(f"got {model.name}, which has no dense feed-forward block to split; leave it out.")
     layers = []
     for layer in model.iter_layers():
         ffn = layer.ffn
         if isinstance(ffn, DenseFFN):
             if ffn.intermediate_size % moefy.num_experts:
                 raise SpecError(
-                    f"found num_experts={moefy.num_experts} for blocks of {ffn.intermediate_size} columns; take a "
+                    f"got num_experts={moefy.num_experts} for blocks of {ffn.intermediate_size} columns; take a "
                     f"divisor of {ffn.intermediate_size}."
                 )
             if ffn.up_rank is not None:
-                raise SpecError("found beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
+                raise SpecError("got beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
             width = ffn.intermediate_size // moefy.num_experts
             experts = MoEFFN(
                 moefy.num_experts, moefy.top_k, width, gated=ffn.gated, activation=ffn.activation, bias=ffn.bias
@@ -343,12 +343,12 @@ def _with_experts(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     def reshaped(ffn: MoEFFN) -> MoEFFN:
         num_experts, top_k = experts.num_experts or ffn.num_experts, experts.top_k or ffn.top_k
         if top_k > num_experts:
-            raise SpecError(f"found top_k={top_k} of {num_experts} experts; lower it, or raise num_experts.")
+            raise SpecError(f"got top_k={top_k} of {num_experts} experts; lower it, or raise num_experts.")
         if num_experts % ffn.num_groups:
-            raise SpecError(f"found {num_experts} experts in {ffn.num_groups} groups; take a multiple of the groups.")
+            raise SpecError(f"got {num_experts} experts in {ffn.num_groups} groups; take a multiple of the groups.")
         width = ffn.intermediate_size
         if width % split:
-            raise SpecError(f"found split={split} for experts of {width} columns; take a divisor of {width}.")
+            raise SpecError(f"got split={split} for experts of {width} columns; take a divisor of {width}.")
         return replace(
             ffn,
             num_experts=num_experts * split,
@@ -360,7 +360,7 @@ def _with_experts(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
     if not any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
         raise SpecError(
-            f"found {model.name}, which has no mixture of experts; take another model, or split its dense blocks with "
+            f"got {model.name}, which has no mixture of experts; take another model, or split its dense blocks with "
             f"model_changes.moefy."
         )
     layers = (
@@ -376,13 +376,13 @@ def _with_shared_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     assert wanted is not None
     layers = list(model.iter_layers())
     if wanted > len(layers):
-        raise SpecError(f"found {wanted} distinct layers of {len(layers)}; take at most {len(layers)}.")
+        raise SpecError(f"got {wanted} distinct layers of {len(layers)}; take at most {len(layers)}.")
     if wanted == len(layers):
         return model
     for i, layer in enumerate(layers):
         if layer != layers[i % wanted]:
             raise SpecError(
-                f"found {wanted}, but layer {i} is of another kind than layer {i % wanted}, so they cannot share "
+                f"got {wanted}, but layer {i} is of another kind than layer {i % wanted}, so they cannot share "
                 f"weights; take a number after which the kinds repeat."
             )
     return replace(model, num_distinct_layers=wanted, published_params=None, weights_path=None)
@@ -405,7 +405,7 @@ def _with_early_exit(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
         for block, known in ((layer.mixer, Attention | LatentAttention), (layer.ffn, DenseFFN)):
             if block is not None and not isinstance(block, known):
                 raise SpecError(
-                    f"found a model with {type(block).__name__}; what its skipped layers would still have to do is not "
+                    f"got a model with {type(block).__name__}; what its skipped layers would still have to do is not "
                     f"described, take a model of attention and dense feed-forward blocks."
                 )
     if early.expected_share is not None:
@@ -413,7 +413,7 @@ def _with_early_exit(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     else:
         leave = early.exit_probabilities or ()
         if len(leave) != num_layers:
-            raise SpecError(f"found {len(leave)} exit_probabilities for {num_layers} layers; give one for each.")
+            raise SpecError(f"got {len(leave)} exit_probabilities for {num_layers} layers; give one for each.")
         reach = tuple(max(0.0, 1.0 - gone) for gone in (0.0, *accumulate(leave[:-1])))
     return model if min(reach) == 1 else replace(model, exits=ExitSpec(reach, early.confidence == "softmax"))
 
@@ -427,7 +427,7 @@ def _reach_of_share(share: float, num_layers: int) -> tuple[float, ...]:
         return (1.0,) * num_layers
     if share * num_layers < 1:
         raise SpecError(
-            f"found expected_share={share:g} of {num_layers} layers, less than one; take at least {1 / num_layers:.3g}."
+            f"got expected_share={share:g} of {num_layers} layers, less than one; take at least {1 / num_layers:.3g}."
         )
     low, high = 0.0, 1.0
     for _ in range(60):  # bisection: the mean grows with the share that stays

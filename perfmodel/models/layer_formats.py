@@ -41,7 +41,7 @@ def with_layer_formats(model: ModelSpec, rules: Sequence[LayerQuantization]) -> 
         return model
     if model.num_distinct_layers is not None:
         raise SpecError(
-            f"engine.quantization_by_layer: found it with {model.name}, whose layers share the weights of "
+            f"engine.quantization_by_layer: got it with {model.name}, whose layers share the weights of "
             f"{model.num_distinct_layers}; set engine.quantization for all of them."
         )
     formats: list[dict[str, QuantizationSpec]] = [{} for _ in range(model.num_layers)]
@@ -80,7 +80,7 @@ def _places(model: ModelSpec, rule: LayerQuantization) -> list[int]:
     for index in rule.layers:
         if not -count <= index < count:
             raise SpecError(
-                f"engine.quantization_by_layer: found layer {index}, but {model.name} has layers 0 to {count - 1} "
+                f"engine.quantization_by_layer: got layer {index}, but {model.name} has layers 0 to {count - 1} "
                 f"(or -1 to -{count}, from the end)."
             )
     return [index % count for index in rule.layers]

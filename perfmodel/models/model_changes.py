@@ -42,11 +42,11 @@ class SparseAttention(Spec):
     def _one_way_to_say_it(self) -> "SparseAttention":
         counts = [name for name in ("windows", "globals", "random") if getattr(self, name) is not None]
         if self.fraction is not None and counts:
-            raise ValueError(f"found fraction beside {', '.join(counts)}; give a share of the blocks or their counts")
+            raise ValueError(f"got fraction beside {', '.join(counts)}; give a share of the blocks or their counts")
         if self.fraction is None and self.windows is None:
-            raise ValueError("found neither fraction nor windows; give a share of the blocks or their counts")
+            raise ValueError("got neither fraction nor windows; give a share of the blocks or their counts")
         if self.pattern == "longformer" and self.random:
-            raise ValueError(f"found random={self.random} with longformer, which has none; use bigbird or leave it out")
+            raise ValueError(f"got random={self.random} with longformer, which has none; use bigbird or leave it out")
         return self
 
 
@@ -87,11 +87,11 @@ class Prune(Spec):
     @model_validator(mode="after")
     def _kind_and_fraction_fit(self) -> "Prune":
         if self.kind == "2:4" and self.fraction not in (None, 0.5):
-            raise ValueError(f"found fraction={self.fraction:g} with 2:4, which is 0.5; leave it out")
+            raise ValueError(f"got fraction={self.fraction:g} with 2:4, which is 0.5; leave it out")
         if self.kind != "2:4" and self.fraction is None:
-            raise ValueError(f"found no fraction with {self.kind}; give the share that is left out, as in 0.25")
+            raise ValueError(f"got no fraction with {self.kind}; give the share that is left out, as in 0.25")
         if self.kind != "unstructured" and self.storage == "sparse":
-            raise ValueError(f"found storage=sparse with {self.kind}; only unstructured pruning has a choice")
+            raise ValueError(f"got storage=sparse with {self.kind}; only unstructured pruning has a choice")
         return self
 
 
@@ -106,7 +106,7 @@ class LowRank(Spec):
     def _one_of_both(self) -> "LowRank":
         if (self.rank is None) == (self.fraction is None):
             result = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
-            raise ValueError(f"found {result}; give one of them")
+            raise ValueError(f"got {result}; give one of them")
         return self
 
 
@@ -126,10 +126,10 @@ class EarlyExit(Spec):
     def _one_of_both(self) -> "EarlyExit":
         if (self.expected_share is None) == (self.exit_probabilities is None):
             result = "both" if self.expected_share is not None else "neither"
-            raise ValueError(f"found {result} of expected_share and exit_probabilities; give one of them")
+            raise ValueError(f"got {result} of expected_share and exit_probabilities; give one of them")
         total = sum(self.exit_probabilities or ())
         if total > 1 + 1e-9:
-            raise ValueError(f"found exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")
+            raise ValueError(f"got exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")
         return self
 
 
@@ -142,7 +142,7 @@ class Moefy(Spec):
     @model_validator(mode="after")
     def _chooses_among_experts(self) -> "Moefy":
         if self.top_k > self.num_experts:
-            raise ValueError(f"found top_k={self.top_k} above num_experts={self.num_experts}; lower it")
+            raise ValueError(f"got top_k={self.top_k} above num_experts={self.num_experts}; lower it")
         return self
 
 
@@ -161,7 +161,7 @@ class Experts(Spec):
     @model_validator(mode="after")
     def _changes_something(self) -> "Experts":
         if not self.model_dump(exclude_none=True):
-            raise ValueError("found no field; give top_k, num_experts, split or shared_intermediate_size")
+            raise ValueError("got no field; give top_k, num_experts, split or shared_intermediate_size")
         return self
 
 
@@ -201,5 +201,5 @@ class ModelChanges(Spec):
     def _window_has_a_size(self) -> "ModelChanges":
         for name in ("sinks", "window_every"):
             if name in self.model_fields_set and self.window is None:
-                raise ValueError(f"found {name}={getattr(self, name)} without window; give the window, too")
+                raise ValueError(f"got {name}={getattr(self, name)} without window; give the window, too")
         return self

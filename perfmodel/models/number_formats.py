@@ -123,7 +123,7 @@ def kv_format(name: str) -> str:
     form = _KV_DTYPES.get(name, name)
     if form not in BITS_PER_WEIGHT:
         near = did_you_mean(name, ["auto", *_KV_DTYPES, *BITS_PER_WEIGHT])
-        raise SpecError(f"unknown format {name!r} of the KV cache, allowed auto, fp8, int8, int4 or another.{near}")
+        raise SpecError(f"unknown format {name!r} of the KV cache; expected auto, fp8, int8, int4 or another.{near}")
     return form
 
 
@@ -213,8 +213,8 @@ def with_quantization(model: ModelSpec, method: str | None, group_size: int | No
         if wanted.weights not in GROUPED_FORMATS:
             names = ", ".join(name for name, spec in METHODS.items() if spec.weights in GROUPED_FORMATS)
             raise SpecError(
-                f"engine.quantization_group_size: found {group_size} with quantization={key}, whose scales are as its "
-                f"definition has them; allowed with {names}."
+                f"engine.quantization_group_size: got {group_size} with quantization={key}, whose scales are as its "
+                f"definition has them; expected with {names}."
             )
         wanted = replace(wanted, group_size=max(group_size, 0))
     is_same = all(getattr(have, name) == getattr(wanted, name) for name in ("weights", "activations", "outlier_share"))
@@ -258,7 +258,7 @@ def kv_surplus(model: ModelSpec) -> tuple[Surplus, ...]:
         num_bytes = kv_element_bytes(newer, group) - kv_element_bytes(older, group)
         if num_bytes < 0:
             raise SpecError(
-                f"engine.kv_tiers: found {older} behind {newer}, which takes less room; older tokens cannot be more "
+                f"engine.kv_tiers: got {older} behind {newer}, which takes less room; older tokens cannot be more "
                 f"precise than they were, order the tiers from wide to narrow."
             )
         tiers.append(Surplus(total, num_bytes, _operations(model, newer) - _operations(model, older)))

@@ -108,8 +108,8 @@ def _with_kv_formats(model: ModelSpec, engine: EngineSpec) -> QuantizationSpec:
     if has_latents and (tiers or BITS_PER_WEIGHT[oldest] < 8):
         what = "of several precisions" if tiers else f"in {oldest}"
         raise SpecError(
-            f"engine: found a KV cache {what} with {model.name}, whose latents are multiplied as they lie there; "
-            f"allowed kv_cache_dtype auto, fp8 or int8."
+            f"engine: got a KV cache {what} with {model.name}, whose latents are multiplied as they lie there; "
+            f"expected kv_cache_dtype auto, fp8 or int8."
         )
     return replace(model.quantization, kv_cache=oldest, kv_group_size=group_size, kv_recent=tuple(tiers))
 

@@ -183,9 +183,9 @@ def suspects(scenario: Scenario) -> list[str]:
 def _spaced(text: str, low_text: str, high_text: str, count: int) -> tuple[tuple[float, ...], str]:
     low, high = _NUMBER.fullmatch(low_text.strip()), _NUMBER.fullmatch(high_text.strip())
     if low is None or high is None:
-        raise SpecError(f"--vary {text}: found {low_text}..{high_text}, both ends must be numbers (2, 0.5x, 900 GB/s).")
+        raise SpecError(f"--vary {text}: got {low_text}..{high_text}, both ends must be numbers (2, 0.5x, 900 GB/s).")
     if (low[2] or high[2]) != high[2] or (low[2] == _MULTIPLE) != (high[2] == _MULTIPLE):
-        raise SpecError(f"--vary {text}: found {low[2]!r} and {high[2]!r}; give both ends in the same unit.")
+        raise SpecError(f"--vary {text}: got {low[2]!r} and {high[2]!r}; give both ends in the same unit.")
     start, end = float(low[1]), float(high[1])
     _refuse_beyond(text, start, end)
     if not start < end or not 2 <= count <= _MAX_VALUES:

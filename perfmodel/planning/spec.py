@@ -91,9 +91,7 @@ class PlanSpace(Spec):
     def _pools_are_of_something(self) -> "PlanSpace":
         given = [name for name in ("prefill", "decode") if getattr(self, name) is not None]
         if given and all(value == UNIFIED for value in self.disaggregation):
-            raise ValueError(
-                f"found {given[0]} without a ratio in disaggregation; give one, as in disaggregation: [1:1]"
-            )
+            raise ValueError(f"got {given[0]} without a ratio in disaggregation; give one, as in disaggregation: [1:1]")
         return self
 
     @field_validator("disaggregation")
@@ -158,13 +156,13 @@ class PlanSpec(Spec):
             )
         if self.deadline_s is not None and not self.is_offline:
             raise ValueError(
-                f"found deadline_s={self.deadline_s:g} with objective {self.objective}; jobs have deadlines, set "
+                f"got deadline_s={self.deadline_s:g} with objective {self.objective}; jobs have deadlines, set "
                 f"objective to {' or '.join(_JOB_OBJECTIVES)}"
             )
         least = min(self.space.replicas, default=1)
         if least > self.max_gpus:
             raise ValueError(
-                f"found space.replicas of at least {least} with max_gpus={self.max_gpus}; each replica takes a device, "
+                f"got space.replicas of at least {least} with max_gpus={self.max_gpus}; each replica takes a device, "
                 f"raise max_gpus or lower replicas"
             )
         return self
@@ -173,7 +171,7 @@ class PlanSpec(Spec):
 def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ValueError(f"found {value!r} twice; each value is tried once, leave one out")
+            raise ValueError(f"got {value!r} twice; each value is tried once, leave one out")
     return values
 
 

@@ -50,10 +50,10 @@ class AxisSpec(Spec):
         if bool(self.settings) == bool(self.field and self.values):
             raise ValueError("give `field` and `values`, or `settings` (label: {field: value}), one of the two")
         if self.settings and (self.field or self.values or self.multiples):
-            raise ValueError("found settings beside field, values or multiples; keep the settings alone")
+            raise ValueError("got settings beside field, values or multiples; keep the settings alone")
         known = self.labels
         if len(set(map(str, known))) < len(known):
-            raise ValueError("found a value twice; each is a point of its own")
+            raise ValueError("got a value twice; each is a point of its own")
         stray = [value for value in self.short if value not in known]
         if stray:
             raise ValueError(f"short: got {stray[0]!r}; expected some of the axis's own: {', '.join(map(str, known))}")
@@ -274,7 +274,7 @@ def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) 
     loaded = load_yaml(path)
     if not isinstance(loaded.data.get("study", ""), str) or "study" not in loaded.data:
         raise SpecError(
-            f"{path}: found no `study: NAME`, so this is not a study; scenarios are for `perfmodel simulate` and "
+            f"{path}: got no `study: NAME`, so this is not a study; scenarios are for `perfmodel simulate` and "
             f"`perfmodel execute`."
         )
     study = parse(Study, loaded.data, loaded.positions)
@@ -541,7 +541,7 @@ def with_quality(answers: Answers, file: StudyFile) -> Answers:
         value = entry.get(quality.metric) if isinstance(entry, Mapping) else entry
         if not isinstance(value, int | float):
             where = file.where(("quality", "keys"))
-            raise SpecError(f"{where}: found {key!r}, which the file has no {quality.metric} for.")
+            raise SpecError(f"{where}: got {key!r}, which the file has no {quality.metric} for.")
         values[variant] = float(value)
     records = {
         key: replace(record, values={**record.values, quality.metric: values.get(key[0])}) if record.values else record

@@ -127,7 +127,7 @@ def answer(
         except ValueError as error:
             raise SpecError(f"--metric {metric}: {error}") from None
     if question.is_grid and len(axes) != 2:
-        raise SpecError(f"--grid: found {len(axes)} varied values; a grid has two, give --vary twice.")
+        raise SpecError(f"--grid: got {len(axes)} varied values; a grid has two, give --vary twice.")
     scenario, _ = load_point(question.base)
     texts = [(), *((text,) for axis in axes for text in axis.overrides)]
     points = [question.point(*one, alternative=side) for side in (False, True)[: 1 + is_compared] for one in texts]

@@ -55,7 +55,7 @@ def engine_of(text: str) -> Engine:
         address = text
     if name not in _ENGINES or (name == "local" and colon) or (colon and not address):
         near = did_you_mean(name, _ENGINES)
-        raise SpecError(f"--engine {text}: allowed local, ray or ray:ADDRESS (as in ray:auto).{near}")
+        raise SpecError(f"--engine {text}: expected local, ray or ray:ADDRESS (as in ray:auto).{near}")
     return Engine(name, address or None)
 
 

@@ -275,7 +275,7 @@ def check_report_file(path: Path | None, endings: Sequence[str] = _ENDINGS) -> N
     """Raises SpecError for a path that does not end in one of `endings`."""
     if path is not None and path.suffix not in endings:
         raise SpecError(
-            f"--report {path}: allowed a file ending in {' or '.join(endings)}; its .json gets the same name."
+            f"--report {path}: expected a file ending in {' or '.join(endings)}; its .json gets the same name."
         )
 
 

@@ -66,9 +66,9 @@ class Telemetry:
 
     def __post_init__(self) -> None:
         if self.kv_replay is not None and self.kv_events is None:
-            raise SpecError(f"kv_replay: found {self.kv_replay} without kv_events; there is nothing to replay")
+            raise SpecError(f"kv_replay: got {self.kv_replay} without kv_events; there is nothing to replay")
         if self.kv_arrays and self.kv_events is None:
-            raise SpecError("kv_arrays: found without kv_events, of which there are none; say where to publish them")
+            raise SpecError("kv_arrays: got without kv_events, of which there are none; say where to publish them")
 
 
 class Ended(NamedTuple):
@@ -163,7 +163,7 @@ class EmulatorServer:
             return [Listening(build_app(emulator, settings, metrics), port)]
         count = len(emulator.replicas)
         if port and port + count > 65_536:
-            raise SpecError(f"port: found {port} for the first of {count} replicas; choose at most {65_536 - count}")
+            raise SpecError(f"port: got {port} for the first of {count} replicas; choose at most {65_536 - count}")
         apps = [build_app(emulator, settings, metrics.of_replica(number), number) for number in range(count)]
         return [Listening(app, port and port + number) for number, app in enumerate(apps)]
 

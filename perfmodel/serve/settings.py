@@ -33,7 +33,7 @@ class InjectedFaults:
         if not 0 <= self.rate <= 1:
             raise SpecError(f"fail: got rate {self.rate:g}; expected 0 to 1, a share of the requests")
         if not self.kinds:
-            raise SpecError(f"fail: found no kind; name some of {', '.join(_KINDS)}")
+            raise SpecError(f"fail: got no kind; name some of {', '.join(_KINDS)}")
         for kind in self.kinds:
             if kind not in _KINDS:
                 raise SpecError(f"fail: got kind {kind!r}; expected {', '.join(_KINDS)}.{did_you_mean(kind, _KINDS)}")
@@ -45,14 +45,14 @@ class InjectedFaults:
         for part in text.split(","):
             name, value = map(str.strip, part.partition("=")[::2])
             if name not in ("rate", "kinds") or not value:
-                raise SpecError(f"fail: found {part.strip()!r}; write rate=0.01, and perhaps kinds=429+500+broken")
+                raise SpecError(f"fail: got {part.strip()!r}; write rate=0.01, and perhaps kinds=429+500+broken")
             fields[name] = value
         try:
             rate = float(fields.get("rate", "nan"))
         except ValueError:
             rate = nan
         if isnan(rate):
-            raise SpecError(f"fail: found {text!r} without a number as its rate; write rate=0.01, a share of requests")
+            raise SpecError(f"fail: got {text!r} without a number as its rate; write rate=0.01, a share of requests")
         kinds = fields.get("kinds")
         return cls(rate) if kinds is None else cls(rate, tuple(kinds.split("+")))  # type: ignore[arg-type]  # checked
 
@@ -116,7 +116,7 @@ class ServerSettings:
         names = (*self.served_names, *self.lora_names)
         for name in names:
             if not name or names.count(name) > 1:
-                raise SpecError(f"served_names, lora_names: found {name!r} empty or twice; name each differently")
+                raise SpecError(f"served_names, lora_names: got {name!r} empty or twice; name each differently")
 
     @property
     def bounds(self) -> Bounds:

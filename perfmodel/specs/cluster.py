@@ -47,9 +47,7 @@ class AutoscalingSpec(Spec):
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"got min_replicas {self.min_replicas}; expected at most max_replicas")
         if self.metric == "kv_cache_usage" and self.target > 1:
-            raise ValueError(
-                f"found target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
-            )
+            raise ValueError(f"got target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1")
         return self
 
     def start_s(self, weight_bytes: float) -> float:
@@ -137,7 +135,7 @@ class PoolSpec(Spec):
     @model_validator(mode="after")
     def _has_replicas(self) -> "PoolSpec":
         if not self.most_replicas:
-            raise ValueError("found 0 replicas, and no autoscaling that would start any; give at least 1")
+            raise ValueError("got 0 replicas, and no autoscaling that would start any; give at least 1")
         return self
 
 
@@ -156,14 +154,14 @@ class PoolGroup(NamedTuple):
         where = "" if self.name is None else f" in deployment {self.name}"
         if bool(roles["prefill"]) != bool(roles["decode"]):
             missing = "decode" if roles["prefill"] else "prefill"
-            yield f"found no pool with role {missing}{where}; prefill and decode pools need each other"
+            yield f"got no pool with role {missing}{where}; prefill and decode pools need each other"
         if roles["unified"] and roles["prefill"]:
             yield (
-                f"found unified pools beside prefill and decode ones{where}; give each kind a `share` of the requests, "
+                f"got unified pools beside prefill and decode ones{where}; give each kind a `share` of the requests, "
                 f"and a `deployment` name where there are several of a kind"
             )
         if self.is_shadow and self.share is None:
-            yield f"found shadow without share{where}; say of which share of the requests it gets copies"
+            yield f"got shadow without share{where}; say of which share of the requests it gets copies"
 
 
 def deployments(pools: Sequence[PoolSpec]) -> tuple[PoolGroup, ...]:
@@ -188,7 +186,7 @@ def completed(pools: Sequence[PoolSpec]) -> tuple[PoolSpec, ...]:
         for field in ("model", "share", "shadow"):
             values = [value for number in numbers if (value := getattr(pools[number], field))]
             if any(value != values[0] for value in values):
-                raise ValueError(f"found more than one {field} in the pools of a deployment; give it once for all")
+                raise ValueError(f"got more than one {field} in the pools of a deployment; give it once for all")
             if values:
                 common[field] = values[0]
         for number in numbers if len(numbers) > 1 and common else ():
@@ -253,7 +251,7 @@ class KvTransferSpec(GivenLink):
     @model_validator(mode="after")
     def _has_a_fabric_for_its_bandwidth(self) -> "KvTransferSpec":
         if self.fabric_bandwidth_bytes_per_s is not None and not self.shared:
-            raise ValueError("found fabric_bandwidth_bytes_per_s without shared: true; only a shared fabric has one")
+            raise ValueError("got fabric_bandwidth_bytes_per_s without shared: true; only a shared fabric has one")
         return self
 
 
@@ -289,24 +287,24 @@ class ClusterSpec(Spec):
 
     def _conflicts(self) -> Iterator[str]:
         if self.pools and "replicas" in self.model_fields_set:
-            yield "found replicas beside pools; each pool has its own `replicas`, leave this one out"
+            yield "got replicas beside pools; each pool has its own `replicas`, leave this one out"
         for deployment in self.deployments:
             yield from deployment.conflicts(self.pools)
         if "kv_transfer" in self.model_fields_set and not self.is_disaggregated:
-            yield "found kv_transfer without a prefill and a decode pool; only between these is KV moved"
+            yield "got kv_transfer without a prefill and a decode pool; only between these is KV moved"
         if self.pools and self.autoscaling is not None:
-            yield "found autoscaling beside pools; each pool has its own `autoscaling`, move it there"
+            yield "got autoscaling beside pools; each pool has its own `autoscaling`, move it there"
         served = [deployment for deployment in self.deployments if not deployment.is_shadow]
         shares = [deployment.share for deployment in served if deployment.share is not None]
         if self.pools and not served:
-            yield "found shadow pools only; at least one pool must answer the requests"
+            yield "got shadow pools only; at least one pool must answer the requests"
         if shares and (len(shares) < len(served) or abs(sum(shares) - 1) > 1e-6):
             yield (
-                f"found shares that add up to {sum(shares):g} in {len(shares)} of {len(served)} pools, or deployments "
+                f"got shares that add up to {sum(shares):g} in {len(shares)} of {len(served)} pools, or deployments "
                 f"of pools; give each a share (shadow ones aside), together 1"
             )
         if any(pool.model is not None and pool.share is None for pool in self.pools):
-            yield "found a pool with a model of its own and no share; give its share of the requests"
+            yield "got a pool with a model of its own and no share; give its share of the requests"
         pools = self.pools or (PoolSpec(replicas=self.replicas, autoscaling=self.autoscaling),)
         failures = self.failures or FailuresSpec(mtbf_s=1.0)
         events: tuple[FailureEvent | Slowdown, ...] = (*failures.events, *failures.slowdowns)
@@ -314,11 +312,11 @@ class ClusterSpec(Spec):
             what = "failure" if isinstance(event, FailureEvent) else "slowdown"
             if event.pool >= len(pools) or event.replica >= pools[event.pool].most_replicas:
                 yield (
-                    f"found a {what} of replica {event.replica} in pool {event.pool}; both count from 0, and there "
+                    f"got a {what} of replica {event.replica} in pool {event.pool}; both count from 0, and there "
                     f"are {', '.join(str(pool.most_replicas) for pool in pools)} replicas"
                 )
             elif pools[event.pool].shadow:
-                yield f"found a {what} in pool {event.pool}, a shadow; its answers are discarded"
+                yield f"got a {what} in pool {event.pool}, a shadow; its answers are discarded"
 
     @property
     def is_dynamic(self) -> bool:

@@ -78,7 +78,7 @@ class DeviceFamily(Spec):
     def _is_a_table(self) -> "DeviceFamily":
         for name, cells in self.devices.items():
             if len(cells) != len(self.columns):
-                raise ValueError(f"devices.{name} has {len(cells)} figures, allowed {len(self.columns)}: one a column")
+                raise ValueError(f"devices.{name} has {len(cells)} figures; expected {len(self.columns)}: one a column")
         return self
 
     def cells(self, row: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
         count, name = counted_device(text)
         if count is not None and named(name) is not None:
             raise SpecError(
-                f"got {text!r}, expected one device: write {name}, and engine.tensor_parallel_size={count} (the flag "
+                f"got {text!r}; expected one device: write {name}, and engine.tensor_parallel_size={count} (the flag "
                 f"--hardware {count}x{name} does both)."
             )
         raise unknown_name("hardware", text, more_names=[row.name for row in table_rows()])

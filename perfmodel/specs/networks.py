@@ -149,7 +149,7 @@ class NetworkSpec(GivenLink):
         most = hardware.max_devices
         if self.devices_per_node is not None and self.devices_per_node > most:
             raise ValueError(
-                f"found devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "
+                f"got devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "
                 f"most (max_devices in its file), give that or fewer"
             )
         name = self.link or ("network" if self.bandwidth_bytes_per_s is not None else _SCALE_OUT)

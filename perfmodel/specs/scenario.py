@@ -137,7 +137,7 @@ class Scenario(Spec):
             value, shared = getattr(pool.engine, name), getattr(common, name)
             if value != shared:
                 raise ValueError(
-                    f"found {name}={value} in a {pool.role} pool and {shared} in {place}; pools serve the same model "
+                    f"got {name}={value} in a {pool.role} pool and {shared} in {place}; pools serve the same model "
                     f"and exchange its KV cache, set {name} {advice}"
                 )
 
@@ -145,13 +145,13 @@ class Scenario(Spec):
         """Refuse engine features that do not work with KV from another engine."""
         if engine.speculative_config is not None:
             raise ValueError(
-                "found speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
+                "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
                 "leave one of the two out"
             )
         if engine.kv_cache == "off":
-            raise ValueError("found kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
+            raise ValueError("got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
         if engine.kv_offload:
-            raise ValueError("found kv_offload in prefill and decode pools; only unified engines have it")
+            raise ValueError("got kv_offload in prefill and decode pools; only unified engines have it")
 
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":

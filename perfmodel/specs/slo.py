@@ -95,16 +95,16 @@ class SLO(Spec):
     @model_validator(mode="after")
     def _says_a_thing_once(self) -> "SLO":
         if self.reading_tokens_per_s is not None and self.reading_words_per_minute is not None:
-            raise ValueError("found reading_tokens_per_s beside reading_words_per_minute; give one of them")
+            raise ValueError("got reading_tokens_per_s beside reading_words_per_minute; give one of them")
         speed = self.min_tokens_per_s
         if self.tpot_ms is not None and speed is not None and abs(self.tpot_ms * speed - 1e3) > 1:
             raise ValueError(
-                f"found tpot_ms {self.tpot_ms:g}, which is {1e3 / self.tpot_ms:g} tokens/s, beside min_tokens_per_s "
+                f"got tpot_ms {self.tpot_ms:g}, which is {1e3 / self.tpot_ms:g} tokens/s, beside min_tokens_per_s "
                 f"{self.min_tokens_per_s:g}; both limit the time between tokens, give one of them"
             )
         if self.reading_wait_ms and self.reading_speed is None:
             raise ValueError(
-                f"found reading_wait_ms {self.reading_wait_ms:g} without a reader; give reading_tokens_per_s, too"
+                f"got reading_wait_ms {self.reading_wait_ms:g} without a reader; give reading_tokens_per_s, too"
             )
         return self
 
@@ -114,7 +114,7 @@ class SLO(Spec):
         for lower, higher in pairwise(percentiles):
             if lower.latency == higher.latency and higher.limit_ms < lower.limit_ms:
                 raise ValueError(
-                    f"found {higher.field} {higher.limit_ms:g} below {lower.field} {lower.limit_ms:g}; a higher "
+                    f"got {higher.field} {higher.limit_ms:g} below {lower.field} {lower.limit_ms:g}; a higher "
                     f"percentile is never the lower latency, so the second limits nothing: leave it out or lower it"
                 )
         return self

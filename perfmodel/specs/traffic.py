@@ -176,7 +176,7 @@ class Conversations(Spec):
     @model_validator(mode="after")
     def _says_how_long_tools_take(self) -> "Conversations":
         if self.tool_share and self.tool_time is None:
-            raise ValueError("found a tool_share without tool_time; give the seconds that a tool takes")
+            raise ValueError("got a tool_share without tool_time; give the seconds that a tool takes")
         return self
 
 
@@ -257,29 +257,29 @@ class Traffic(Spec):
 
     def _conflicts(self) -> Iterator[str]:
         if self.classes and self.priorities:
-            yield "found classes beside priorities; each class has its own `priority`, leave the other out"
+            yield "got classes beside priorities; each class has its own `priority`, leave the other out"
         twice = [name for name, count in Counter(kind.name for kind in self.classes).items() if count > 1]
         if twice:
-            yield f"found {twice[0]!r} as the name of more than one class; give each its own"
+            yield f"got {twice[0]!r} as the name of more than one class; give each its own"
         total = sum(kind.share for kind in self.classes)
         if self.classes and abs(total - 1) > 1e-6:
-            yield f"found classes whose shares add up to {total:g}; they are shares of all requests: 1"
+            yield f"got classes whose shares add up to {total:g}; they are shares of all requests: 1"
         trace, talk = self.trace, self.conversations
         is_traced = trace is not None and trace.has_conversations
         if talk is not None and self.prefix is not None:
-            yield "found conversations beside a prefix; a shared beginning is conversations.system_tokens"
+            yield "got conversations beside a prefix; a shared beginning is conversations.system_tokens"
         if talk is not None and trace is not None and not is_traced:
             allowed = ", ".join(CONVERSATION_FORMATS)
             yield f"got conversations beside a trace of {trace.format}; expected formats: {allowed}"
         if talk is not None and talk.turns is None and not is_traced:
             yield "conversations need `turns`, a distribution of how many a conversation has"
         if talk is not None and self.arrivals.order != "given":
-            yield f"found order {self.arrivals.order}; turns of conversations come in their own order"
+            yield f"got order {self.arrivals.order}; turns of conversations come in their own order"
         for name in ("input_tokens", "output_tokens"):
             if trace is None or getattr(self, name) is None:
                 continue
             if name == "input_tokens" or trace.format not in _WITHOUT_ANSWERS:
-                yield f"found {name} beside a trace of {trace.format}, which has them; leave one out"
+                yield f"got {name} beside a trace of {trace.format}, which has them; leave one out"
 
     def _missing(self) -> Iterator[str]:
         """A sentence per missing field, and for runs that would be too long."""

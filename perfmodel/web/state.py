@@ -91,14 +91,14 @@ def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: A
 def read_state(query: str) -> PageState:
     """State of an address query, without empty and unknown fields. SpecError for duplicate keys, or too long."""
     if len(query) > _LONGEST_QUERY:
-        raise SpecError(f"the address has {len(query):,} characters, allowed {_LONGEST_QUERY:,}; change fewer fields.")
+        raise SpecError(f"the address has {len(query):,} characters; expected {_LONGEST_QUERY:,}; change fewer fields.")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except ValueError:
         raise SpecError(f"the address: not a query of at most {_MAX_FIELDS} fields in UTF-8.") from None
     others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
     if len(others) > MAX_DEPLOYMENTS - 1:
-        raise SpecError(f"the address: {1 + len(others)} deployments, allowed {MAX_DEPLOYMENTS}; take one out.")
+        raise SpecError(f"the address: {1 + len(others)} deployments; expected {MAX_DEPLOYMENTS}; take one out.")
     own = [(key, value) for key, value in pairs if key != _OTHER]
     unknown = [_unknown(key) for key, _ in own if not _is_known(key)]
     left_out = dict.fromkeys((*unknown, *(sentence for other in others for sentence in other.left_out)))
@@ -117,7 +117,7 @@ def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
             raise SpecError(f"the address: {key} comes twice; say it once.")
         seen.add(key)
         if len(value) > _LONGEST_VALUE or not value.isprintable():
-            raise SpecError(f"{key}: allowed are {_LONGEST_VALUE:,} printable characters.")
+            raise SpecError(f"{key}: expected are {_LONGEST_VALUE:,} printable characters.")
         if value.strip():
             yield key, _said(key, value.strip())
 
@@ -127,7 +127,7 @@ def _said(key: str, value: str) -> str:
     if key == _ALONE[0] and _SCENARIO.fullmatch(value) is None:
         raise SpecError(f"scenario: got {value[:60]!r}; expected a name of `perfmodel scenarios list`.")
     if key in (*FLAGS, *_OF_VIEWS) and value.startswith("-"):
-        raise SpecError(f"{key}: found {value[:60]!r}, which begins with a minus; no such value does.")
+        raise SpecError(f"{key}: got {value[:60]!r}, which begins with a minus; no such value does.")
     return value
 
 

@@ -147,7 +147,7 @@ class SharingBackend:
     def plan_leap(self, plan: StepPlan, growth: tuple[int, ...], num_steps: int) -> _EqualSteps:
         return _EqualSteps(self._per_token * plan.num_tokens, num_steps)
 
-    def commit(self, run: _EqualSteps, plan: StepPlan, num_steps: int) -> None:
+    def apply_leap(self, run: _EqualSteps, plan: StepPlan, num_steps: int) -> None:
         pass
 
 

@@ -14,7 +14,7 @@ ORDER = (
         "kv_groups",
         "dates",
         "cores",
-        "printable",
+        "renderable",
         "files",
         "models",
         "specs",
@@ -25,7 +25,7 @@ ORDER = (
     *("engine", "sim", "planning", "evidence", "report", "commands", "serve", "web"),
 )
 NOT_FOR = {
-    "engine": {"listening", "dates", "printable", "files", "models", "specs", "ops", "cost", "trust"},
+    "engine": {"listening", "dates", "renderable", "files", "models", "specs", "ops", "cost", "trust"},
     "web": {"serve"},
 }
 BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in enumerate(ORDER)}

@@ -136,12 +136,12 @@ def test_what_ran_is_said(python):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["engine.version=0.25.1"], r"found vLLM 0\.30\.0\+fake, and the scenario is of 0\.25\.1"),
+        (["engine.version=0.25.1"], r"got vLLM 0\.30\.0\+fake, and the scenario is of 0\.25\.1"),
         (["engine.enforce_eager=true"], "does not start with these arguments: TypeError: .*'enforce_eager'"),
-        (["engine.kv_cache=contiguous"], "engine.kv_cache: found 'contiguous', for which vLLM has no argument"),
-        (["engine.profile=perfmodel"], "engine.profile: found engine"),
-        (["cluster.replicas=2"], "cluster: found several replicas"),
-        (["model_changes.num_kv_heads=1"], "model_changes: found a changed model"),
+        (["engine.kv_cache=contiguous"], "engine.kv_cache: got 'contiguous', for which vLLM has no argument"),
+        (["engine.profile=perfmodel"], "engine.profile: got engine"),
+        (["cluster.replicas=2"], "cluster: got several replicas"),
+        (["model_changes.num_kv_heads=1"], "model_changes: got a changed model"),
         (["hardware=a100-sxm-80gb"], "runs on cpu, and the scenario's hardware is a gpu"),
     ],
 )
@@ -163,7 +163,7 @@ def test_absent_and_broken_are_told_apart(tmp_path, python, monkeypatch):
 
 
 def test_the_command_ends_with_status_2(tmp_path):
-    for target, sentence in (("vllm:/nowhere/python", "is no interpreter"), ("sglang", "allowed vllm")):
+    for target, sentence in (("vllm:/nowhere/python", "is no interpreter"), ("sglang", "expected vllm")):
         answer = CliRunner().invoke(app, ["execute", "tiny-llama-cpu", "--set", "engine.profile=vllm", "--on", target])
         assert answer.exit_code == 2
         assert sentence in answer.stderr

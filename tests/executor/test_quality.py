@@ -82,7 +82,7 @@ def test_prompts_are_stretches_of_the_text():
 
 
 def test_text_that_is_not_there_is_a_sentence():
-    with pytest.raises(SpecError, match=r"--text nowhere: .*allowed pydoc, or a text file"):
+    with pytest.raises(SpecError, match=r"--text nowhere: .*expected pydoc, or a text file"):
         read_text("nowhere")
 
 

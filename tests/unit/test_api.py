@@ -65,7 +65,7 @@ def test_columns_are_equally_long_and_add_up(result):
     assert {len(column) for column in requests.values()} == {40}
     assert len({len(column) for column in steps.values()}) == 1
     np.testing.assert_allclose(requests["ttft_s"].mean() * 1e3, result.summary["mean_ttft_ms"])
-    with pytest.raises(pm.SpecError, match="allowed 'requests' or 'steps'"):
+    with pytest.raises(pm.SpecError, match="expected 'requests' or 'steps'"):
         result.columns("tokens")
     with pytest.raises(pm.SpecError, match="this run has none"):
         pm.simulate(NAME, FEW, keep_steps=False).columns("steps")

@@ -35,14 +35,14 @@ def refuse_unserved(scenario: Scenario) -> None:
     engine = scenario.engine
     name = engine.described.description.name
     if name != ENGINE:
-        raise _unserved(f"found engine {name}, which --on vllm does not run; set it to vllm", "engine.profile")
+        raise _unserved(f"got engine {name}, which --on vllm does not run; set it to vllm", "engine.profile")
     if (
         scenario.cluster.is_dynamic
         or scenario.num_devices != engine.tensor_parallel_size * engine.pipeline_parallel_size
     ):
         raise _unserved("got several replicas or data-parallel ranks; expected one engine of one group", "cluster")
     if scenario.model_changes != ModelChanges() or scenario.prompt_compression is not None:
-        raise _unserved("found a changed model or prompts, which vLLM does not make; leave it out", "model_changes")
+        raise _unserved("got a changed model or prompts, which vLLM does not make; leave it out", "model_changes")
     if scenario.traffic.prompts is not None:
         raise _unserved("got prompts from a text; expected drawn ones; leave it out", "traffic.prompts")
     plain = EngineSpec()
@@ -50,7 +50,7 @@ def refuse_unserved(scenario: Scenario) -> None:
     for field in sorted(engine.model_fields_set - known):
         if getattr(engine, field) != getattr(plain, field):
             raise _unserved(
-                f"found {getattr(engine, field)!r}, for which vLLM has no argument; leave it out", f"engine.{field}"
+                f"got {getattr(engine, field)!r}, for which vLLM has no argument; leave it out", f"engine.{field}"
             )
     config = engine.speculative_config
     if config is not None and config.method != "ngram":

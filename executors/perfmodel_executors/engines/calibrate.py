@@ -24,7 +24,7 @@ def calibrate_on(
     for scenario, model in scenarios[1:]:
         if (model, scenario.hardware) != (name, first.hardware):
             raise SpecError(
-                f"found {scenario.name} of {model} on {scenario.hardware.name} beside {first.name} of {name} on "
+                f"got {scenario.name} of {model} on {scenario.hardware.name} beside {first.name} of {name} on "
                 f"{first.hardware.name}; a calibration of whole steps is of one model on one device: fit each alone."
             )
     if target.partition(":")[2].startswith("http"):

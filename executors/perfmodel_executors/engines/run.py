@@ -93,7 +93,7 @@ def interpreter_of(target: str) -> str:
     this environment has no vLLM, SpecError for what names no interpreter."""
     engine, _, place = target.partition(":")
     if engine != "vllm":
-        raise SpecError(f"--on {target}: allowed vllm, vllm:PATH of an interpreter, or vllm:http://HOST:PORT.")
+        raise SpecError(f"--on {target}: expected vllm, vllm:PATH of an interpreter, or vllm:http://HOST:PORT.")
     if not place:
         if find_spec("vllm") is None:
             raise MissingExtraError(_absent(sys.executable))
@@ -207,7 +207,7 @@ def _error(python: str, job: Path, kind: str, reason: str) -> PerfmodelError:
     sentences = {
         "absent": _absent(python),
         "broken": f"the vLLM of {python} cannot be imported: {reason}",
-        "version": f"found vLLM {reason}, and the scenario is of {asked['version']}; install that one, or --set "
+        "version": f"got vLLM {reason}, and the scenario is of {asked['version']}; install that one, or --set "
         f"engine.version={reason.split('+')[0]}.",
         "device": f"this vLLM runs on {reason}, and the scenario's hardware is a {asked['kind']}; --set hardware=NAME.",
         "refused": f"vLLM does not start with these arguments: {reason}",

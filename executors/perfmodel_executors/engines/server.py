@@ -35,7 +35,7 @@ def execute_on_server(
     nothing answers there, or a request is refused."""
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None or parts.path.strip("/"):
-        raise SpecError(f"--on vllm:{url}: allowed vllm:http://HOST:PORT, without a path and without TLS.")
+        raise SpecError(f"--on vllm:{url}: expected vllm:http://HOST:PORT, without a path and without TLS.")
     client = _Client(parts.hostname, parts.port or 80)
     return asyncio.run(_serve(client, scenario, progress, out))
 

@@ -54,7 +54,7 @@ def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, 
         bits -= block.bits_saved / num_weights
     if bits > budget * (1 + 1e-9):
         raise SpecError(
-            f"--bits: found {budget:g}, but all blocks in the smaller format take {bits:.3f} bits a weight; raise it, "
+            f"--bits: got {budget:g}, but all blocks in the smaller format take {bits:.3f} bits a weight; raise it, "
             f"or choose a smaller format or larger groups (--group-size)."
         )
     return tuple(chosen)

@@ -23,7 +23,7 @@ def read_text(source: str = PYDOC) -> str:
         try:
             text = Path(source).read_text(encoding="utf-8", errors="ignore")
         except OSError as error:
-            raise SpecError(f"--text {source}: {error.strerror or error}; allowed pydoc, or a text file.") from None
+            raise SpecError(f"--text {source}: {error.strerror or error}; expected pydoc, or a text file.") from None
     start = _START if len(text) >= _START + _LENGTH else 0
     return text[start : start + _LENGTH]
 
@@ -88,7 +88,7 @@ def text_of(scenario: Scenario) -> list[int]:
     path = model.weights_origin
     if path is None or not path.endswith(".gguf"):
         raise SpecError(
-            f"traffic.prompts: found {source!r}, but {model.name} is read from no .gguf file, so there is no tokenizer "
+            f"traffic.prompts: got {source!r}, but {model.name} is read from no .gguf file, so there is no tokenizer "
             f"to cut it into tokens; leave it out, or name a .gguf file as the model."
         )
     return load_tokenizer(path).encode(read_text(source))

@@ -39,7 +39,7 @@ def first_layers(decoder: Decoder, count: int) -> Decoder:
     model = decoder.model
     if count >= model.num_layers:
         raise PerfmodelError(
-            f"found draft_layers={count}, but {model.name} has {model.num_layers} layers; draft with fewer."
+            f"got draft_layers={count}, but {model.name} has {model.num_layers} layers; draft with fewer."
         )
     kept: list[tuple[Layer, int]] = [(layer, 1) for layer in list(model.iter_layers())[:count]]
     cut = replace(model, name=f"{model.name}-first-{count}", layers=tuple(kept), num_distinct_layers=None)

@@ -2,7 +2,7 @@
 
 `families` holds one fit of a kernel model (`perfmodel.cost.kernel_models`) per operator family and number format.
 `DATASHEET` is the plain roofline: fractions of 1, and a launch overhead (launch, ramp-up, drain) by kind of device.
-Fitted ones are in `hardware_specs/calibrations/<device>@<engine>.yaml`, written by `perfmodel calibrate`, never by hand.
+Fitted ones are in `hardware_specs/calibrations/<device>@<engine>.yaml`; `perfmodel calibrate` writes them.
 
 Real kernels reach 0.75-0.9 of the bandwidth and 0.5-0.9 of the tensor rate, so the datasheet is optimistic for large
 work.

@@ -226,7 +226,7 @@ def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:
     separate the softmax from slower products; cards with different ratios of tensor to vector rate can, as
     `tensor_fraction` is at most 1. cards: each with its mixed batches. Raises SpecError for fewer than two."""
     if len(cards) < 2:
-        raise SpecError(f"found {len(cards)} layer profiles; the softmax is told from products by two cards or more.")
+        raise SpecError(f"got {len(cards)} layer profiles; the softmax is told from products by two cards or more.")
 
     def left(softmax_ops: float) -> float:
         fits = [(group, device, _fit_mixed(group, device, softmax_ops)) for device, group in cards]

@@ -56,7 +56,7 @@ _FEWEST_FOR_INTERVALS = 5  # from so many runs on their own residuals replace th
 
 
 @dataclass(frozen=True)
-class ServerFit:
+class UserServerFit:
     """A fitted server profile, and its errors.
 
     profile, shipped: fitted, and the engine's default
@@ -121,7 +121,7 @@ def fit_server(
     engine: str,
     progress: Progress | None = None,
     unread: Sequence[tuple[str, str]] = (),
-) -> ServerFit:
+) -> UserServerFit:
     """Fit the profile `name` to load tests of one's own server.
 
     runs, given: measurements, and the user's setup
@@ -155,10 +155,10 @@ def fit_server(
         profile = profile.model_copy(update=_residuals(profile, members, metrics, logs["held out"]))
     fewest = min(run.num_requests for run in members)
     names = tuple(run.name for run in members)
-    return ServerFit(profile, shipped, names, (*unread, *left_out), errors, fewest)
+    return UserServerFit(profile, shipped, names, (*unread, *left_out), errors, fewest)
 
 
-def save_server_fit(fit: ServerFit, folder: Path, is_forced: bool = False) -> Path:
+def save_server_fit(fit: UserServerFit, folder: Path, is_forced: bool = False) -> Path:
     """Write the profile to `folder`, where its name finds it. Raises SpecError if it exists, unless `is_forced`."""
     return save_engine_profile(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
 

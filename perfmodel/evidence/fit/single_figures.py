@@ -78,7 +78,7 @@ def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeF
 def _fit_exchange(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> ExchangeFit:
     members = [row for row in rows if row.exchange == exchange]
     if len(members) < _FEWEST:
-        raise SpecError(f"found {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
+        raise SpecError(f"got {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
     wire_s, measured = (np.array([getattr(row, name) for row in members]) for name in ("wire_s", "seconds"))
 
     def seconds(candidate: ExchangeFit, chosen: NDArray[np.int64]) -> Floats:
@@ -150,7 +150,7 @@ def fit_overheads(rows: Sequence[OverheadRow], softmax_ops: float) -> OverheadFi
 def _of(figure: str, rows: Sequence[OverheadRow], fewest: int = 1) -> list[OverheadRow]:
     result = [row for row in rows if row.figure == figure]
     if len(result) < fewest:
-        raise SpecError(f"found {len(result)} rows of figure {figure}; a fit needs at least {fewest}.")
+        raise SpecError(f"got {len(result)} rows of figure {figure}; a fit needs at least {fewest}.")
     return result
 
 

@@ -80,7 +80,7 @@ def factor_of_unit(unit: str, dimension: str, metric: str) -> float:
     if plain in known:
         return known[plain]
     near = did_you_mean(plain, known)
-    raise ValueError(f"unit: found {unit!r}, {metric} is given in {usual}{near and '.' + near}")
+    raise ValueError(f"unit: got {unit!r}, {metric} is given in {usual}{near and '.' + near}")
 
 
 class KernelShape(Spec):
@@ -192,14 +192,14 @@ class Published(Spec):
     @model_validator(mode="after")
     def _is_something_to_predict(self) -> "Published":
         if self.kernel is not None and (self.step is not None or self.operator):
-            raise ValueError("found kernel beside step or operator; a kernel is timed alone, keep one of them")
+            raise ValueError("got kernel beside step or operator; a kernel is timed alone, keep one of them")
         if self.operator and self.step is None:
-            raise ValueError("found operator without step; say of which step it is one, as in step: {prefill: 512}")
+            raise ValueError("got operator without step; say of which step it is one, as in step: {prefill: 512}")
         if self.ratio is not None and not self.baseline:
-            raise ValueError("found ratio without baseline; give the `--set` overrides that make the baseline")
+            raise ValueError("got ratio without baseline; give the `--set` overrides that make the baseline")
         ends = self.value if isinstance(self.value, tuple) else (self.value, self.value)
         if not 0 < ends[0] <= ends[1]:
-            raise ValueError("value: allowed a number above 0, or [low, high] of two such numbers")
+            raise ValueError("value: expected a number above 0, or [low, high] of two such numbers")
         metric = self.metric_spec
         if metric.needs_context and (self.step is None or self.step.context is None):
             raise ValueError(f"{self.metric} needs `step: {{batch: ..., context: ...}}`, tokens of each sequence")

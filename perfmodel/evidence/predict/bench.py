@@ -311,7 +311,7 @@ def _local(run: Observation, given: GivenSetup) -> Prediction:
     if given.scenario is not None or given.overrides:
         raise SpecError(
             f"{run.name}: is a test of llama-bench, which says itself what ran; found --scenario or --set beside it, "
-            f"allowed are --hardware and --model."
+            f"expected are --hardware and --model."
         )
     setup = run.setup.local
     device = known_device(given.flags.get("hardware", setup.device))

@@ -114,7 +114,7 @@ def _lines(path: Path, text: str) -> list[Object]:
                 f"{path}:{number}: the line is not JSON, or was cut off ({error}); remove it to compare the others."
             ) from None
         if not isinstance(data, dict):
-            raise SpecError(f"{path}:{number}: found {line[:40]!r}, expected an object.")
+            raise SpecError(f"{path}:{number}: got {line[:40]!r}; expected an object.")
         result.append(data)
     return result
 

@@ -186,7 +186,7 @@ def _unit(fields: ResultFields, *path: str) -> float:
     """Milliseconds per unit of a figure."""
     unit = fields.text(*path, "unit")
     if unit not in _MILLISECONDS:
-        raise SpecError(f"{fields.name}: {path[-1]} is in {unit!r}, allowed {', '.join(_MILLISECONDS)}.")
+        raise SpecError(f"{fields.name}: {path[-1]} is in {unit!r}; expected {', '.join(_MILLISECONDS)}.")
     return _MILLISECONDS[unit]
 
 

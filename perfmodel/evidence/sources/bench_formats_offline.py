@@ -42,7 +42,7 @@ def _llama_test(fields: ResultFields) -> str:
 def _llama_refusal(fields: ResultFields) -> str:
     prompt, generated, data = fields.count("n_prompt"), fields.count("n_gen"), fields.data
     if bool(prompt) == bool(generated):
-        return f"found n_prompt {prompt} and n_gen {generated}, compared are tests of one of the two."
+        return f"got n_prompt {prompt} and n_gen {generated}, compared are tests of one of the two."
     for key in ("n_prompt", "n_gen", "n_depth", "n_ubatch"):
         if (fields.number(key) or 0) > MAX_TOKENS:
             return f"{key}: got {str(data[key])[:40]!r}; expected up to {MAX_TOKENS:g} tokens."
@@ -181,8 +181,7 @@ def _mlperf_refusal(fields: ResultFields) -> str:
         return f"is of mode {mode[:30]}, compared are runs of mode PerformanceOnly."
     if kind not in ("Server", "Interactive", "Offline"):
         return (
-            f"found scenario {kind[:30]!r}, compared are Server, Interactive and Offline; the file may have been cut "
-            f"off."
+            f"got scenario {kind[:30]!r}, compared are Server, Interactive and Offline; the file may have been cut off."
         )
     if not _samples(fields)[1]:
         return "states no samples per second: the file was cut off, or nothing was answered."

@@ -75,7 +75,7 @@ class ResultFields(NamedTuple):
             if data is None:
                 return None
             if not isinstance(data, dict):
-                raise SpecError(f"{self.name}: found {str(data)[:40]!r} where an object with {key!r} was expected.")
+                raise SpecError(f"{self.name}: got {str(data)[:40]!r} where an object with {key!r} was expected.")
             data = data.get(key)
         return data
 
@@ -93,9 +93,9 @@ class ResultFields(NamedTuple):
         try:
             number = scale * float(value)
         except (TypeError, ValueError, OverflowError):
-            raise SpecError(f"{self.name}: {place}: found {shown}, expected a number.") from None
+            raise SpecError(f"{self.name}: {place}: got {shown}; expected a number.") from None
         if isinstance(value, bool) or not number >= 0:
-            raise SpecError(f"{self.name}: {place}: found {shown}, expected a number of at least 0.")
+            raise SpecError(f"{self.name}: {place}: got {shown}; expected a number of at least 0.")
         return number if isfinite(number) else None
 
     def count(self, *path: str) -> int:
@@ -267,7 +267,7 @@ def _number(name: str, key: str, number: int, value: Any) -> float:
     if value is None and key == "ttft":
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise SpecError(f"{name}: request {number} has {str(value)[:20]!r} as its {key}, expected a number.")
+        raise SpecError(f"{name}: request {number} has {str(value)[:20]!r} as its {key}; expected a number.")
     return float(value)
 
 

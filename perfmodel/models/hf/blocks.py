@@ -53,7 +53,7 @@ def attention(
         num_kv_heads = _num_kv_heads(fields, num_heads, prefix)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise SpecError(
-            f"{fields.source}: num_key_value_heads: found {num_kv_heads}, which does not divide "
+            f"{fields.source}: num_key_value_heads: got {num_kv_heads}, which does not divide "
             f"num_attention_heads {num_heads}."
         )
     bias = fields.flag("attention_bias", fields.flag("bias"))
@@ -207,7 +207,7 @@ def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
     experts, nested = num_experts(fields), _nested(fields, "ffn_config")
     top_k = fields.integer("num_experts_per_tok", nested.get("moe_top_k"))
     if top_k > experts:
-        raise SpecError(f"{fields.source}: num_experts_per_tok: found {top_k}, but there are {experts} experts.")
+        raise SpecError(f"{fields.source}: num_experts_per_tok: got {top_k}, but there are {experts} experts.")
     width = fields.optional("moe_intermediate_size") or fields.integer(
         "intermediate_size", nested.get("ffn_hidden_size")
     )

@@ -62,7 +62,7 @@ class Fields:
 
     def __init__(self, config: Json, source: str, class_defaults: Mapping[str, Json] | None = None) -> None:
         if not isinstance(config, Mapping):
-            raise SpecError(f"{source}: found {type(config).__name__}, expected a JSON object with the model's fields.")
+            raise SpecError(f"{source}: got {type(config).__name__}; expected a JSON object with the model's fields.")
         self.source = source
         self.outer = config
         self.config = _text_part(config)
@@ -93,7 +93,7 @@ class Fields:
             value = int(value)
         largest = _MAX_LAYERS if name == "num_hidden_layers" else _LARGEST
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= largest:
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a whole number, {minimum} to {largest}.")
+            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a whole number, {minimum} to {largest}.")
         return value
 
     def optional(self, name: str) -> int | None:
@@ -104,21 +104,21 @@ class Fields:
         """A true/false field."""
         value = self.get(name, default)
         if not isinstance(value, bool | int):
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected true or false.")
+            raise SpecError(f"{self.source}: {name}: got {value!r}; expected true or false.")
         return bool(value)
 
     def text(self, name: str, default: str) -> str:
         """A string field."""
         value = self.get(name, default)
         if not isinstance(value, str):
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a name.")
+            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a name.")
         return value
 
     def number(self, name: str, default: float) -> float:
         """A positive number."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _LARGEST:
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a positive number.")
+            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a positive number.")
         return value
 
     def optional_number(self, name: str) -> float | None:
@@ -129,7 +129,7 @@ class Fields:
         """A list; an absent one is empty."""
         value = self.get(name, [])
         if not isinstance(value, list | tuple):
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a list.")
+            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a list.")
         return list(value)
 
     def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
@@ -138,7 +138,7 @@ class Fields:
         if value is None or (isinstance(value, Sequence) and not isinstance(value, str) and not value):
             return None
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise SpecError(f"{self.source}: {name}: found {value!r}, expected a list with one entry per layer.")
+            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a list with one entry per layer.")
         if len(value) < num_layers:
             raise SpecError(f"{self.source}: {name} has {len(value)} entries, but num_hidden_layers is {num_layers}.")
         return list(value[:num_layers])

@@ -85,7 +85,7 @@ def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
         word = str(words[index])
         if word not in _KINDS:
             raise SpecError(
-                f"{fields.source}: layer_types: found {word!r}, which is not modelled; known: {', '.join(_KINDS)}."
+                f"{fields.source}: layer_types: got {word!r}, which is not modelled; known: {', '.join(_KINDS)}."
             )
         return _KINDS[word]
     hybrid = fields.per_layer("hybrid_layer_pattern", num_layers)  # MiMo-V2: 1 = sliding
@@ -184,7 +184,7 @@ def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:
             width = int(2 * float(ffn_part["ffn_mult"]) * fields.integer("hidden_size") / 3)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise SpecError(
-            f"{fields.source}: block_configs: found {block!r}, "
+            f"{fields.source}: block_configs: got {block!r}, "
             f"expected attention.n_heads_in_group and ffn.ffn_mult, or no_op."
         ) from None
     if heads is not None:

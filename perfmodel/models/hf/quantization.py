@@ -92,8 +92,8 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
             raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
     if spec.group_size < 0 or spec.group_rows < 1:
         raise SpecError(
-            f"{fields.source}: quantization_config: found groups of {spec.group_rows} x {spec.group_size}, "
-            f"allowed are positive sizes."
+            f"{fields.source}: quantization_config: got groups of {spec.group_rows} x {spec.group_size}, "
+            f"expected are positive sizes."
         )
     return spec
 
@@ -114,7 +114,7 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
         kept -= {component for component, _ in bits}
     else:
         raise SpecError(
-            f"{fields.source}: quantization_config.quant_method: found {method!r}, "
+            f"{fields.source}: quantization_config.quant_method: got {method!r}, "
             f"allowed: {', '.join([*(r for r in _READERS if r != 'gguf'), 'compressed-tensors'])}."
         )
     return QuantizationSpec(method, *formats, _kv_cache(settings), kept, bits=bits)
@@ -156,7 +156,7 @@ def _modelopt(settings: Mapping[str, Any]) -> _Formats:
         if part in algorithm:
             return weights, activations, (size or group_size) if rows == 1 and group_size else group_size, rows
     known = ", ".join(dict.fromkeys(part for part, *_ in _MODELOPT))
-    raise ValueError(f"quant_algo {algorithm!r}, allowed are names with {known}")
+    raise ValueError(f"quant_algo {algorithm!r}; expected names with {known}")
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = MappingProxyType(
@@ -177,7 +177,7 @@ def _of_first_group(fields: Fields, group: Any) -> _Formats:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping) or "num_bits" not in weights:
         raise SpecError(
-            f"{fields.source}: quantization_config.config_groups: found no weights.num_bits in the first group."
+            f"{fields.source}: quantization_config.config_groups: got no weights.num_bits in the first group."
         )
     rows, size = 1, int(weights.get("group_size") or 0)
     if weights.get("strategy") == "block":

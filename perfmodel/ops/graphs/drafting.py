@@ -214,6 +214,6 @@ def _refuse(model: ModelSpec, config: SpeculativeConfig) -> None:
         raise SpecError(f"speculative_config.method=eagle: {model.name} has no attention layer to make the draft of.")
     if config.method == "self_skip" and not 0 < (config.draft_layers or 0) < model.num_layers:
         raise SpecError(
-            f"speculative_config.draft_layers: found {config.draft_layers}, {model.name} has {model.num_layers} "
+            f"speculative_config.draft_layers: got {config.draft_layers}, {model.name} has {model.num_layers} "
             f"layers; draft with fewer than all."
         )

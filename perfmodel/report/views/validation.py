@@ -7,7 +7,7 @@ from math import exp
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.evidence.fit.server_fit import ServerFit
+from perfmodel.evidence.fit.server_fit import UserServerFit
 from perfmodel.evidence.kinds.plans import PlansReport
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
@@ -298,7 +298,7 @@ def bench_brief(report: ValidationReport) -> Document:
 # ---------------------------------------------------------------- calibrations, plans
 
 
-def server_fit_view(fit: ServerFit) -> Document:
+def server_fit_view(fit: UserServerFit) -> Document:
     """What the fit to one's own server has moved, and how far its predictions are off before and after."""
     under = ("shipped", "fitted", "held out")
     errors = [

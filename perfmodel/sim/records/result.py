@@ -206,7 +206,7 @@ class RunResult(Renderable):
         Raises SpecError where these records were not kept (`keep_steps=True` keeps steps).
         """
         if of not in ("requests", "steps"):
-            raise SpecError(f"columns({of!r}): allowed 'requests' or 'steps'.")
+            raise SpecError(f"columns({of!r}): expected 'requests' or 'steps'.")
         records = self.requests if of == "requests" else self.steps
         if records is None:
             raise SpecError(f"columns({of!r}): this run has none; simulate with keep_steps=True, and without `out`.")

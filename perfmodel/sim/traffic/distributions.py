@@ -158,7 +158,7 @@ def _empirical_values(lengths: Lengths) -> NDArray[np.int64]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             if not line.strip().isdigit() or int(line) < 1:
-                raise WorkloadError(f"{path}:{number}: found {line.strip()!r}, expected a positive token count")
+                raise WorkloadError(f"{path}:{number}: got {line.strip()!r}; expected a positive token count")
             values.append(int(line))
     if not values:
         raise WorkloadError(f"{path}: has no token counts; write one per line")

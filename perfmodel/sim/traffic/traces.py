@@ -105,13 +105,13 @@ def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
                 continue
             if row.num_prompt_tokens < 1 or row.num_output_tokens < 1:
                 raise _BadRecordError(
-                    f"found {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
+                    f"got {row.num_prompt_tokens} input and {row.num_output_tokens} output tokens, "
                     f"expected at least one of each"
                 )
             if max(row.num_prompt_tokens, row.num_output_tokens) > _MAX_TOKENS:
-                raise _BadRecordError(f"found more than {_MAX_TOKENS:,} tokens of one request, expected at most that")
+                raise _BadRecordError(f"got more than {_MAX_TOKENS:,} tokens of one request, expected at most that")
             if not abs(row.arrival_s) <= _LATEST_S:  # also rejects nan
-                raise _BadRecordError(f"found an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
+                raise _BadRecordError(f"got an arrival at {row.arrival_s:g} s, expected at most {_LATEST_S:g}")
             first = row.arrival_s if first is None else first
             if row.arrival_s - first < last:
                 raise _BadRecordError("its arrival is before the previous one's; sort the trace by time")
@@ -157,7 +157,7 @@ def _json_objects(file: TextIO) -> Iterator[tuple[int, Any]]:
 def _checked_object(record: Any) -> dict[str, Any]:
     value = parse_json(record.text) if isinstance(record, _Line) else record
     if not isinstance(value, dict):
-        raise _BadRecordError(f"found {str(value)[:40]!r}, expected a JSON object")
+        raise _BadRecordError(f"got {str(value)[:40]!r}; expected a JSON object")
     return value
 
 
@@ -169,7 +169,7 @@ def _csv_rows(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
     names = {names[0]: next((name for name in names if name in header), "") for names in choices}
     missing = [first for first, name in names.items() if not name]
     if header and missing:
-        raise WorkloadError(f"{file.name}:1: found columns {', '.join(header)}; {missing[0]!r} is missing")
+        raise WorkloadError(f"{file.name}:1: got columns {', '.join(header)}; {missing[0]!r} is missing")
     for row in reader:
         yield reader.line_num, row | {first: row[name] for first, name in names.items()}
 
@@ -205,7 +205,7 @@ def _jsonl(record: Any) -> TraceRow:
     size, session = int(row.get("hash_block_size", 16)), row.get("session_id")
     lengths = int(row["input_tokens"]), int(row["output_tokens"])
     if not (session is None or isinstance(session, str | int)):
-        raise _BadRecordError(f"found session_id {session!r}, expected a string or a whole number")
+        raise _BadRecordError(f"got session_id {session!r}; expected a string or a whole number")
     return TraceRow(float(row["arrival_s"]), *lengths, hashes, size, session)
 
 
@@ -248,7 +248,7 @@ def _sharegpt(value: dict[str, Any]) -> RecordedConversation:
         elif who in _PROMPTS:
             asked += count
         else:
-            raise _BadRecordError(f"found a message from {who!r}, expected human, gpt or system")
+            raise _BadRecordError(f"got a message from {who!r}; expected human, gpt or system")
     return RecordedConversation(tuple(turns), None, system)
 
 
@@ -296,13 +296,13 @@ def _guidellm(value: dict[str, Any]) -> RecordedConversation:
 
 def _counted(text: Any) -> int:
     if not isinstance(text, str):
-        raise _BadRecordError(f"found {str(text)[:40]!r}, expected a text")
+        raise _BadRecordError(f"got {str(text)[:40]!r}; expected a text")
     return -(-len(text) // _CHARACTERS_PER_TOKEN)
 
 
 def _tokens(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_TOKENS:
-        raise _BadRecordError(f"found {value!r} tokens, expected a whole number from 1 to {_MAX_TOKENS:,}")
+        raise _BadRecordError(f"got {value!r} tokens, expected a whole number from 1 to {_MAX_TOKENS:,}")
     return value
 
 
@@ -310,7 +310,7 @@ def _pause(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_PAUSE_S:
-        raise _BadRecordError(f"found {value!r} s, expected a number from 0 to {_LONGEST_PAUSE_S:,.0f}")
+        raise _BadRecordError(f"got {value!r} s, expected a number from 0 to {_LONGEST_PAUSE_S:,.0f}")
     return float(value)
 
 

@@ -55,7 +55,7 @@ class Arguments:
                 raise self._error(f"{word} {word.reason}.")
             if not word.strip():
                 raise self._error(
-                    "found a word of blanks; a backslash that goes on in the next line must be the line's last."
+                    "got a word of blanks; a backslash that goes on in the next line must be the line's last."
                 )
             if word == "--":
                 continue
@@ -66,7 +66,7 @@ class Arguments:
             if name is None or name in self.given:
                 already = "" if name is None else f" beside {self.given[name].value!r}"
                 raise self._error(
-                    f"{self.description.title}: found the word {word!r}{already}, which no flag takes; quote values "
+                    f"{self.description.title}: got the word {word!r}{already}, which no flag takes; quote values "
                     f"with blanks, or leave it out."
                 )
             self.add(Given(self.description.rules[name], name, word, word))

@@ -76,7 +76,7 @@ def read_line(text: str, asking: Asking, place: str = "line") -> LineScenario:
         known = ", ".join(f"`{command.title}`" for command in all_commands())
         first = next((" ".join(command.words[:3]) for command in script.commands if command.words), "")
         begins = f"it begins with {first!r}" if first else "it is empty"
-        raise SpecError(f"{place}: got no command that is known ({begins}); expected {known}.")
+        raise SpecError(f"{place}: unrecognized command ({begins}); supported: {known}.")
     readings = [_read_server(command, script, asking) for command in servers[:_MAX_SERVERS]]
     base = _together(readings, servers) if readings else Reading()
     if loads:
@@ -190,7 +190,7 @@ def _pools(readings: Sequence[Reading], roles: Sequence[str], servers: Sequence[
     """Pools by role, each with its engine; common fields written once."""
     if set(roles) != {"prefill", "decode"}:
         raise SpecError(
-            f"{servers[0].place}: found {len(roles)} servers of role {roles[0]} alone; KV goes from prefill servers to "
+            f"{servers[0].place}: got {len(roles)} servers of role {roles[0]} alone; KV goes from prefill servers to "
             f"decode servers, give both."
         )
     differences = {"hardware": "on different devices; give --hardware", "model": "of different models; give one model"}
@@ -261,7 +261,7 @@ def _check_model(model: str, place: str) -> None:
     is_path = model.startswith(("/", "~", "."))
     if len(model.split()) != 1 and not is_path:
         raise SpecError(
-            f"{place}: found {' '.join(model.split())[:60]!r} where a model's name was expected; words of a command "
+            f"{place}: got {' '.join(model.split())[:60]!r} where a model's name was expected; words of a command "
             f"stand one by one, or behind sh -c as a script."
         )
     path = expanded(model)

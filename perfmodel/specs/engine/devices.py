@@ -110,24 +110,24 @@ def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raise ValueError for unavailable TF32, FP16 accumulation of non-FP16 products, or FlashAttention-3 off Hopper."""
     if engine.flash_attn_version == 3 and not find_architecture(hardware.declared.architecture).has_wgmma:
         raise ValueError(
-            f"found engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
+            f"got engine.flash_attn_version=3 on {hardware.name}, and its asynchronous products (WGMMA) and copies "
             f"(TMA) are Hopper's; leave it out, or set 2"
         )
     if engine.allow_fp16_accumulation and engine.dtype != "float16":
         raise ValueError(
-            f"found engine.allow_fp16_accumulation with engine.dtype={engine.dtype}, and only FP16 products are "
+            f"got engine.allow_fp16_accumulation with engine.dtype={engine.dtype}, and only FP16 products are "
             f"summed in FP16; set engine.dtype to float16, or leave it out"
         )
     if engine.float32_matmul_precision != "high":
         return
     if engine.dtype != "float32":  # "auto" serves a checkpoint in FP32 in 16 bits
         raise ValueError(
-            f"found engine.float32_matmul_precision=high with engine.dtype={engine.dtype}, and only FP32 is multiplied "
+            f"got engine.float32_matmul_precision=high with engine.dtype={engine.dtype}, and only FP32 is multiplied "
             f"as TF32; set engine.dtype to float32, or leave it out"
         )
     if "tf32" not in hardware.declared.peak_flops_per_s:
         raise ValueError(
-            f"found engine.float32_matmul_precision=high on {hardware.name}, which has no TF32 units (no "
+            f"got engine.float32_matmul_precision=high on {hardware.name}, which has no TF32 units (no "
             f"peak_flops_per_s.tf32 in its hardware file); leave it at highest, or set engine.dtype to bfloat16"
         )
 
@@ -171,7 +171,7 @@ def _backend_refusals(engine: EngineSpec, hardware: HardwareSpec) -> Iterator[tu
             field = "profile" if engine.backend is None else "backend"
             yield field, "no backend for the device", str(error).partition(": ")[2].rstrip(".")
     elif engine.backend is not None:
-        sentence = f"found {engine.backend}, and {name} has one backend only; leave it out"
+        sentence = f"got {engine.backend}, and {name} has one backend only; leave it out"
         yield "backend", "the engine has no backends", sentence
     layers = engine.n_gpu_layers
     if layers is not None and facts.offloads_from_tokens and hardware.kind == "cpu":
@@ -182,9 +182,9 @@ def _backend_refusals(engine: EngineSpec, hardware: HardwareSpec) -> Iterator[tu
         yield "n_gpu_layers", "no GPU for n_gpu_layers", sentence
     way_out = f"which {name} does not have; leave it out, or set profile to llamacpp"
     if layers is not None and not facts.offloads_from_tokens:
-        yield "n_gpu_layers", "the engine has no n_gpu_layers", f"found {layers}, {way_out}"
+        yield "n_gpu_layers", "the engine has no n_gpu_layers", f"got {layers}, {way_out}"
     if engine.layer_split > 1 and not facts.pieces_under_way:
-        yield "layer_split", "the engine has no layer_split", f"found {engine.layer_split}, {way_out}"
+        yield "layer_split", "the engine has no layer_split", f"got {engine.layer_split}, {way_out}"
 
 
 def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
@@ -194,7 +194,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         heads = _heads(model)
         sizes = (size for size in range(1, max(heads) + 1) if heads_divide(model, size))
         sentence = (
-            f"found {tp}, and the {_listed(heads)} attention heads of {model.name} cannot be shared out over so many; "
+            f"got {tp}, and the {_listed(heads)} attention heads of {model.name} cannot be shared out over so many; "
             f"allowed {_listed(sizes)}"
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
@@ -202,12 +202,12 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence
     if engine.enable_expert_parallel and not any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers):
-        sentence = f"found true, and {model.name} has no experts to share out; leave it out"
+        sentence = f"got true, and {model.name} has no experts to share out; leave it out"
         yield "enable_expert_parallel", "expert parallelism without experts to share out", sentence
     sizes_taken = facts.kv_block_sizes
     if sizes_taken and engine.kv_cache == "paged" and engine.block_size not in sizes_taken:
         label = engine.described.label
-        sentence = f"found {engine.block_size}, and {label} takes KV blocks of {_listed(sizes_taken)} tokens"
+        sentence = f"got {engine.block_size}, and {label} takes KV blocks of {_listed(sizes_taken)} tokens"
         yield "block_size", "KV blocks of a size that the engine does not take", sentence
     length, trained = engine.max_model_len, model.max_position_embeddings
     if length is not None and length < _MIN_LENGTH:

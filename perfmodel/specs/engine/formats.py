@@ -94,7 +94,7 @@ def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec)
         what = "a KV cache" if of == "kv_cache" else "weights"
         works = ", ".join(allowed_formats(engine, hardware, of))
         raise UnsupportedError(
-            f"found {result}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
+            f"got {result}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
             f"{what} in {works} work there",
             reason="the engine does not take the number format on the device",
             field=field,

@@ -256,30 +256,30 @@ def _conflicts(engine: "EngineSpec") -> Iterator[str]:
         )
     if engine.quantization_group_size is not None and engine.quantization is None:
         yield (
-            f"found quantization_group_size={engine.quantization_group_size} without quantization; name the format "
+            f"got quantization_group_size={engine.quantization_group_size} without quantization; name the format "
             f"whose weights share scales, as in w4a16"
         )
     if engine.flash_attn_version is not None and engine.attention != "flash":
         yield (
-            f"found flash_attn_version={engine.flash_attn_version} with attention={engine.attention}; set that to "
+            f"got flash_attn_version={engine.flash_attn_version} with attention={engine.attention}; set that to "
             f"flash, or leave the version out"
         )
     if engine.speculative_config is not None and engine.pipeline_parallel_size > 1:
         yield (
-            f"found speculative_config with pipeline_parallel_size={engine.pipeline_parallel_size}; drafts are "
+            f"got speculative_config with pipeline_parallel_size={engine.pipeline_parallel_size}; drafts are "
             f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
         )
     if (engine.n_gpu_layers is None) != (engine.cpu is None):
         given, missing = ("n_gpu_layers", "cpu") if engine.cpu is None else ("cpu", "n_gpu_layers")
         yield (
-            f"found {given}={getattr(engine, given)} without {missing}; layers that are not on the device are "
+            f"got {given}={getattr(engine, given)} without {missing}; layers that are not on the device are "
             f"computed by the host's CPU: give both, or leave both out"
         )
     copies = engine.eplb_config.num_redundant_experts
     if engine.enable_eplb and not engine.enable_expert_parallel:
-        yield "found enable_eplb without enable_expert_parallel; experts are whole only with the latter"
+        yield "got enable_eplb without enable_expert_parallel; experts are whole only with the latter"
     if copies and not engine.enable_eplb:
-        yield f"found num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
+        yield f"got num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
     yield from _conflicts_of_kv(engine)
 
 
@@ -287,38 +287,38 @@ def _conflicts_of_kv(engine: "EngineSpec") -> Iterator[str]:
     names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")
     used = [name for name in names if getattr(engine, name)]
     if engine.kv_cache == "off" and used:
-        yield f"found {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
+        yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
     if engine.kv_cache == "contiguous" and engine.kv_offload:
         yield (
-            "found kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, so "
+            "got kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, so "
             "that nothing would ever be moved; use kv_cache=paged"
         )
     if engine.speculative_config is not None and engine.kv_cache == "off":
         yield (
-            "found speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
+            "got speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
             "ones with them; keep the KV cache"
         )
     if engine.speculative_config is not None and engine.kv_eviction is not None:
         yield (
-            "found speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
+            "got speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
             "counted in their scores by then, which cannot be taken back: leave one of them out"
         )
     residual = engine.kv_cache_residual_tokens
     if engine.kv_tiers and (engine.kv_cache_dtype != "auto" or residual):
         other = "kv_cache_residual_tokens" if residual else "kv_cache_dtype"
-        yield f"found kv_tiers beside {other}, which set the same thing; leave {other} out"
+        yield f"got kv_tiers beside {other}, which set the same thing; leave {other} out"
     if engine.kv_tiers and (oldest := engine.kv_tiers[-1].tokens) is not None:
-        yield f"kv_tiers: found tokens={oldest} in the last tier, which takes all older tokens; leave it out"
+        yield f"kv_tiers: got tokens={oldest} in the last tier, which takes all older tokens; leave it out"
     if any(tier.tokens is None for tier in engine.kv_tiers[:-1]):
-        yield "kv_tiers: found a tier without tokens before the last; only the last takes all older tokens"
+        yield "kv_tiers: got a tier without tokens before the last; only the last takes all older tokens"
     if not engine.kv_tiers and residual and engine.kv_cache_dtype == "auto":
         yield (
-            f"found kv_cache_residual_tokens={residual} with kv_cache_dtype=auto, where all tokens are in the model's "
+            f"got kv_cache_residual_tokens={residual} with kv_cache_dtype=auto, where all tokens are in the model's "
             f"dtype; name the format of the older ones, as in int4"
         )
     formats = [tier.dtype for tier in engine.kv_tiers] or [engine.kv_cache_dtype]
     if engine.kv_cache_group_size is not None and not any(name in GROUPED_FORMATS for name in formats):
         yield (
-            f"found kv_cache_group_size={engine.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
+            f"got kv_cache_group_size={engine.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
             f"scales in groups; leave it out, or use one of {', '.join(GROUPED_FORMATS)}"
         )

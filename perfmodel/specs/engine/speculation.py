@@ -53,19 +53,19 @@ class MeasuredAcceptance(Spec):
     def _counts_fit_together(self) -> "MeasuredAcceptance":
         examined, accepted = self.examined, self.accepted
         if len(examined) != len(accepted):
-            raise ValueError(f"found {len(examined)} depths in examined and {len(accepted)} in accepted; give both")
+            raise ValueError(f"got {len(examined)} depths in examined and {len(accepted)} in accepted; give both")
         for depth, (count, of) in enumerate(zip(accepted, examined, strict=True), 1):
             if count > of:
-                raise ValueError(f"depth {depth}: found {count} accepted of {of} examined; at most all are")
+                raise ValueError(f"depth {depth}: got {count} accepted of {of} examined; at most all are")
         if not examined[0]:
-            raise ValueError("found no token examined at depth 1; record a run that drafts tokens")
+            raise ValueError("got no token examined at depth 1; record a run that drafts tokens")
         if self.offered is not None and not accepted[0] <= self.offered <= examined[0]:
             raise ValueError(
                 f"got {self.offered} offered; expected from what was accepted at depth 1 ({accepted[0]}) to what "
                 f"was examined there ({examined[0]})"
             )
         if self.by_rank is not None and tuple(map(sum, self.by_rank)) != accepted:
-            raise ValueError("found by_rank that does not sum to accepted at each depth; leave it out, or correct it")
+            raise ValueError("got by_rank that does not sum to accepted at each depth; leave it out, or correct it")
         return self
 
     @property
@@ -115,7 +115,7 @@ class Acceptance(VariantSpec):
         for depth, ranks in enumerate(self.per_rank or (), 1):
             if not ranks or sum(ranks) > 1 + 1e-9:
                 raise ValueError(
-                    f"per_rank, depth {depth}: found {len(ranks)} candidates that sum to {sum(ranks):g}; only one of "
+                    f"per_rank, depth {depth}: got {len(ranks)} candidates that sum to {sum(ranks):g}; only one of "
                     f"them can be right, so give at least one and a sum of at most 1"
                 )
         return self
@@ -218,29 +218,29 @@ class SpeculativeConfig(VariantSpec):
         needed = _NEEDED.get(self.method)
         if needed is not None and not getattr(self, needed):
             example = ", as in w4a16" if needed == "quantization" else ""
-            yield f"found no {needed} with method={self.method}, which needs it{example}"
+            yield f"got no {needed} with method={self.method}, which needs it{example}"
         longest = self.prompt_lookup_max or 5
         if (self.prompt_lookup_min or 1) > longest:
             given_both = f"prompt_lookup_min={self.prompt_lookup_min} above prompt_lookup_max={longest}"
-            yield f"found {given_both}; lower the first or raise the second"
+            yield f"got {given_both}; lower the first or raise the second"
         shape = len(self.tree) if self.tree else self.lookahead.ngram - 1 if self.lookahead else None
         given = self.num_speculative_tokens
         if shape is None and given is None:
-            yield "found no num_speculative_tokens; give the number of tokens to draft, as in 4"
+            yield "got no num_speculative_tokens; give the number of tokens to draft, as in 4"
         if None not in (shape, given) and shape != given:
             of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
-            yield f"found num_speculative_tokens={given} beside {of}; leave one of them out"
+            yield f"got num_speculative_tokens={given} beside {of}; leave one of them out"
         if (shape or given or 0) > _MAX_DEPTH:
             yield f"got drafts of {shape or given} tokens; expected {_MAX_DEPTH}: none is right to its end; lower it"
         if (most := self.nodes_by_depth[-1]) > _MAX_NODES:
             yield f"got {most} tokens to verify at once for each sequence; expected {_MAX_NODES}; narrow the tree"
         if self.has_own_device and not self.pipelined:
-            yield "found has_own_device without pipelined: drafts and verification take turns; add it"
+            yield "got has_own_device without pipelined: drafts and verification take turns; add it"
         if self.pipelined and self.tree:
-            yield "found pipelined with a tree, whose next round has no single place to start; use a chain"
+            yield "got pipelined with a tree, whose next round has no single place to start; use a chain"
         ranks = self.acceptance.per_rank if self.acceptance is not None else None
         if ranks is not None and self.tree is None and self.lookahead is None:
-            yield "found acceptance.per_rank without a tree; give per_position, or the tree"
+            yield "got acceptance.per_rank without a tree; give per_position, or the tree"
         for depth, width in enumerate(self.tree or (), 1):
             if ranks is not None and (count := len(ranks[min(depth, len(ranks)) - 1])) < width:
                 where = f"{count} candidates at depth {depth}, where the tree has {width}"

@@ -113,7 +113,7 @@ def test_what_is_assumed_stands_in_every_form_of_an_answer(run, tmp_path):
         (("plan", *FLAGS, "--e2e", "4"), "--e2e 4: got a number without a unit; write 4s or 4ms"),
         (("scenarios", "new"), "no model"),
         (("plan", *FLAGS), "a plan needs limits to meet: give --ttft 500ms"),
-        (("whatif", *FLAGS, "--tpot", "-3"), "--tpot -3: slo.tpot_ms: found -3"),
+        (("whatif", *FLAGS, "--tpot", "-3"), "--tpot -3: slo.tpot_ms: got -3"),
         (("explain", *FLAGS, "--traffic", "chatt", "--rate", "2"), "--traffic chatt: unknown traffic"),
     ],
 )

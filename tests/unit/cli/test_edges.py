@@ -113,7 +113,7 @@ def test_a_rerun_replaces_its_own_files_and_those_of_a_run_that_was_cut_short(ru
 @pytest.mark.parametrize("name", ["requests.csv", "report.html", "result.json"])
 def test_a_file_that_no_run_has_written_stays(run, tmp_path, name):
     (tmp_path / name).write_text("mine")
-    _refused(run("simulate", SCENARIO, *FEW, "--out", "."), f"found {name}, which no run of perfmodel has written")
+    _refused(run("simulate", SCENARIO, *FEW, "--out", "."), f"got {name}, which no run of perfmodel has written")
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -125,7 +125,7 @@ def test_a_roofline_leaves_a_run_beside_it_alone(run, tmp_path):
 
 
 def test_a_roofline_is_no_pdf(run, tmp_path):
-    _refused(run("roofline", SCENARIO, "--out", "x.pdf"), "--out x.pdf: allowed an .html file, or a folder")
+    _refused(run("roofline", SCENARIO, "--out", "x.pdf"), "--out x.pdf: expected an .html file, or a folder")
     assert not (tmp_path / "x.pdf").exists()
 
 
@@ -137,7 +137,7 @@ def test_a_name_is_never_a_path(run, tmp_path, name):
     (tmp_path / "in" / "out").mkdir(parents=True)
     (tmp_path / "in" / "mine.yaml").write_text(yaml.safe_dump(text | {"name": name}))
     for command in ("roofline", "simulate"):
-        _refused(run(command, "in/mine.yaml", "--out", "in/out"), "allowed a name that a file can have")
+        _refused(run(command, "in/mine.yaml", "--out", "in/out"), "expected a name that a file can have")
     assert {path.name for path in tmp_path.rglob("*")} == {"in", "out", "mine.yaml"}
 
 

@@ -106,7 +106,7 @@ def test_limits_without_units_and_falling_limits_are_refused(run):
     assert "--ttft-p99 0.5: got a number without a unit" in run("simulate", *FLAGS, "--ttft-p99", "0.5").stderr
     falling = run("simulate", *FLAGS, "--ttft-p99", "400ms", "--ttft-p90", "500ms")
     assert falling.exit_code == 2
-    assert "found ttft_p99_ms 400 below ttft_p90_ms 500" in falling.stderr
+    assert "got ttft_p99_ms 400 below ttft_p90_ms 500" in falling.stderr
 
 
 def test_new_writes_a_percentile_limit(run):

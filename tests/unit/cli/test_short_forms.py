@@ -134,7 +134,7 @@ def test_a_plan_marks_unconfirmed_prices_and_names_devices_without_one(run):
         ),
         (("simulate", *DENSE, "--price", "-1"), "price.usd_per_gpu_hour: got -1; expected a number above 0"),
         (("simulate", "llama-3.1-8b-a100", "--price", "h1000=3"), "no device is called h1000"),
-        (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "found input_tokens beside a trace of csv"),
+        (("simulate", *DENSE, "--traffic", "traced.yaml", "--input", "2k"), "got input_tokens beside a trace of csv"),
     ],
 )
 def test_a_conflicting_flag_is_refused(run, tmp_path, args, wanted):

@@ -77,8 +77,8 @@ def test_experts_have_formats_too():
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ("[{layers: [32], quantization: w8a16}]", "found layer 32, but llama-3.1-8b has layers 0 to 31"),
-        ("[{layers: [-33], quantization: w8a16}]", "found layer -33"),
+        ("[{layers: [32], quantization: w8a16}]", "got layer 32, but llama-3.1-8b has layers 0 to 31"),
+        ("[{layers: [-33], quantization: w8a16}]", "got layer -33"),
         ("[{quantization: w8a17}]", "w8a16"),
         ("[{components: [lm_head], quantization: w8a16}]", "attention"),
     ],

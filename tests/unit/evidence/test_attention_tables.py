@@ -200,7 +200,7 @@ def test_two_cards_tell_the_softmax_from_products(monkeypatch):
     monkeypatch.setattr(layer_profile, "_SOFTMAX_OPS", tried)
     cards = layer_profile.read_cards(MEASURED.parent / "per-request")
     assert layer_profile.fit_softmax(cards) == committed
-    with pytest.raises(SpecError, match="found 1 layer profiles"):
+    with pytest.raises(SpecError, match="got 1 layer profiles"):
         layer_profile.fit_softmax(cards[:1])
 
 

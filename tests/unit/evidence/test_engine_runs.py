@@ -74,7 +74,7 @@ def test_the_pools_middles_are_fitted():
 
 
 def test_too_few_steps_and_other_files_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="found 5 steps in 1 runs"):
+    with pytest.raises(SpecError, match="got 5 steps in 1 runs"):
         fit_engine_steps([recorded(1, 5)])
     file = tmp_path / "chunks.csv"
     file.write_text("a,b\n1,2\n", encoding="utf-8")

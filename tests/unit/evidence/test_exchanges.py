@@ -49,7 +49,7 @@ def test_what_is_written_reads_back_and_too_few_rows_are_refused(tmp_path: Path)
     assert path.name == "exchange.yaml"
     assert "--exchange" in path.read_text(encoding="utf-8")
     assert fits.dispatch.link_fraction != load_exchange_fits().dispatch.link_fraction
-    with pytest.raises(SpecError, match="found 2 rows of exchange dispatch"):
+    with pytest.raises(SpecError, match="got 2 rows of exchange dispatch"):
         fit_recorded_for_all("exchange", table(tmp_path, SIZES[:2]), tmp_path / "other")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(SpecError, match="is no table of exchanges"):

@@ -13,7 +13,7 @@ from perfmodel.cli import app
 from perfmodel.cost import EngineProfile, load_engine_profile
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.parameters import with_values
-from perfmodel.evidence.fit.server_fit import ServerFit, fit_server, save_server_fit
+from perfmodel.evidence.fit.server_fit import UserServerFit, fit_server, save_server_fit
 from perfmodel.evidence.predict.bench import GivenSetup
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.files.catalog import data_dir
@@ -68,7 +68,7 @@ def load_test(
 
 
 @pytest.fixture(scope="module")
-def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, ServerFit, ServerFit]:
+def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, UserServerFit, UserServerFit]:
     """(the hidden profile, the fit to all load tests, the fit to one of them)."""
     folder, hidden, rng = tmp_path_factory.mktemp("load"), hidden_profile(4), np.random.default_rng(104)
     files = [load_test(folder / f"rate-{rate}.json", rate, hidden, rng) for rate in RATES]
@@ -78,7 +78,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineProfile, Serve
 
 
 @pytest.mark.release
-def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
+def test_predictions_at_other_rates_come_back(fits: tuple[EngineProfile, UserServerFit, UserServerFit]) -> None:
     hidden, fit, _ = fits
     for rate in OTHERS:
         truth, found, before = (
@@ -100,7 +100,7 @@ def test_a_host_slower_than_those_of_gpu_servers_comes_back(tmp_path: Path) -> N
     assert fit.profile.host.hidden_step_s == pytest.approx(0.012, rel=0.1)
 
 
-def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
+def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, UserServerFit, UserServerFit]) -> None:
     """Some of the way to what was measured, never all of it; more runs that agree go further."""
     _, many, one = fits
     found = one.errors["mean_ttft_ms"]
@@ -112,7 +112,7 @@ def test_one_run_moves_less_than_it_could(fits: tuple[EngineProfile, ServerFit, 
 
 
 @pytest.mark.release
-def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
+def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, UserServerFit, UserServerFit]) -> None:
     _, many, _ = fits
     for found in many.errors.values():
         assert found["fitted"] < 0.05
@@ -121,14 +121,14 @@ def test_it_says_how_far_it_is_off(fits: tuple[EngineProfile, ServerFit, ServerF
     assert "h100-sxm-80gb" in many.profile.source
 
 
-def test_it_says_where_it_gains_nothing(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
+def test_it_says_where_it_gains_nothing(fits: tuple[EngineProfile, UserServerFit, UserServerFit]) -> None:
     _, many, _ = fits
     assert not many.notes
     errors = {"mean_tpot_ms": {"shipped": 0.02, "fitted": 0.01, "held out": 0.03}}
     assert any("the engine's own profile does as well" in note for note in replace(many, errors=errors).notes)
 
 
-def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, ServerFit, ServerFit]) -> None:
+def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, UserServerFit, UserServerFit]) -> None:
     _, many, _ = fits
     shipped = load_engine_profile("vllm")
     for name in ("graph_kernel_s", "sampling_bytes_per_logit", "engine", "latency_residuals"):
@@ -137,7 +137,7 @@ def test_kernels_and_the_engine_stay_as_they_are(fits: tuple[EngineProfile, Serv
 
 
 def test_intervals_are_those_of_the_server_once_there_are_runs_enough(
-    fits: tuple[EngineProfile, ServerFit, ServerFit],
+    fits: tuple[EngineProfile, UserServerFit, UserServerFit],
 ) -> None:
     """Runs that agree within 2 % make them narrower than servers of all kinds do; one run leaves them."""
     _, many, one = fits
@@ -150,7 +150,7 @@ def test_intervals_are_those_of_the_server_once_there_are_runs_enough(
 
 
 def test_its_name_finds_it(
-    fits: tuple[EngineProfile, ServerFit, ServerFit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fits: tuple[EngineProfile, UserServerFit, UserServerFit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the scenario, then in the working directory; never over a file that is there."""
     _, many, one = fits

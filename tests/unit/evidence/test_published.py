@@ -70,7 +70,7 @@ def test_operators_by_name_by_family_and_by_mistake(tmp_path):
     parts = [predicted(tmp_path, block % name, head) for name in ("qkv_proj", "o_proj")]
     assert predicted(tmp_path, block % "[qkv_proj, o_proj]", head) == pytest.approx(sum(parts))
     assert predicted(tmp_path, block % "gemm", head) > sum(parts)
-    with pytest.raises(SpecError, match=r"found 'qkv', this step has .* Did you mean 'qkv_proj'"):
+    with pytest.raises(SpecError, match=r"got 'qkv', this step has .* Did you mean 'qkv_proj'"):
         predicted(tmp_path, block % "qkv", head)
 
 

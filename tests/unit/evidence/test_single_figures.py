@@ -71,9 +71,9 @@ def test_graphs_take_what_vllm_estimates_when_it_starts() -> None:
 
 def test_too_few_rows_and_other_tables_are_refused(tmp_path: Path) -> None:
     rows = read_overhead_rows(FIGURES)
-    with pytest.raises(SpecError, match="found 3 rows of figure all_gather_s; a fit needs at least 8"):
+    with pytest.raises(SpecError, match="got 3 rows of figure all_gather_s; a fit needs at least 8"):
         fit_overheads(rows[:3] + [row for row in rows if row.figure != "all_gather_s"], 38.0)
-    with pytest.raises(SpecError, match="found 0 rows of figure eager_step_s"):
+    with pytest.raises(SpecError, match="got 0 rows of figure eager_step_s"):
         fit_overheads([row for row in rows if row.figure != "eager_step_s"], 38.0)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(SpecError, match="is no table of single figures"):

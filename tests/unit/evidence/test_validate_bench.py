@@ -119,7 +119,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["bench", "vllm.json", "--hardware", "h100", "--seed", "1"], "--seed"),
         (["bench", "vllm.json", "--hardware", "h1000"], "h1000"),
         (["serving", "vllm.json", "--hardware", "h100"], "--hardware goes with `validate bench FILE...`"),
-        (["serving", "vllm.json", "llama_bench.csv"], "found 2 paths"),
+        (["serving", "vllm.json", "llama_bench.csv"], "got 2 paths"),
         (["bench", "llama_bench.csv", "--scenario", SCENARIO], "llama-bench, which says itself what ran"),
     ],
 )

@@ -90,7 +90,7 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
 
 def test_a_report_is_markdown_or_a_page(tmp_path: Path) -> None:
     document = validation_view(report())
-    with pytest.raises(SpecError, match=r"allowed a file ending in \.md or \.html"):
+    with pytest.raises(SpecError, match=r"expected a file ending in \.md or \.html"):
         write_report(document, {}, tmp_path / "x.pdf")
     page, _ = write_report(document, {}, tmp_path / "x.html")
     assert "By device" in page.read_text()

@@ -48,7 +48,7 @@ def test_a_wrong_unit_is_named_with_the_right_ones(text: str, dimension: str) ->
 
 
 def test_true_is_not_one() -> None:
-    with pytest.raises(ValueError, match="found true"):
+    with pytest.raises(ValueError, match="got true"):
         parse_quantity(True, "ms")
 
 

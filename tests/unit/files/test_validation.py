@@ -44,7 +44,7 @@ def mistakes(tmp_path: Path, spec: type[BaseModel], text: str) -> list[str]:
             "FILE:1: gpu_memory_utilization: got 1.5; expected a number of at most 1",
         ),
         (EngineSpec, "batching: continous\n", "Did you mean 'continuous'?"),
-        (EngineSpec, "batching: foo\n", "allowed 'continuous', 'iteration', 'dynamic', 'static' or 'none'."),
+        (EngineSpec, "batching: foo\n", "expected 'continuous', 'iteration', 'dynamic', 'static' or 'none'."),
         (
             EngineSpec,
             "max_num_seqs: 4096\nmax_num_batched_tokens: 2048\n",
@@ -82,7 +82,7 @@ LENGTHS = "input_tokens: {distribution: fixed, value: 1}\noutput_tokens: {distri
         (
             "arrivals:\n  process: poisson\n  stages:\n    - {rate: 4, duration_s: 5 min}\n"
             "    - {rate: -1, duration_s: 1}\n",
-            "FILE:5: arrivals.stages.1.rate: found -1",
+            "FILE:5: arrivals.stages.1.rate: got -1",
         ),
         ("arrivals: {process: trace}\nnum_requests: 1\n", "there is no `trace: {path, format}`"),
         ("arrivals: {process: poisson, rate: 1}\n", "or it would never end"),

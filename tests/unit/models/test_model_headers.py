@@ -229,7 +229,7 @@ def test_an_index_gathers_its_shards(tmp_path: Path) -> None:
 def test_an_index_names_files_beside_it_alone(tmp_path: Path, name: Any) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
-    with pytest.raises(SpecError, match=r"weight_map: found .* allowed the name of a file beside it"):
+    with pytest.raises(SpecError, match=r"weight_map: got .* expected the name of a file beside it"):
         load_model(index)
 
 
@@ -270,5 +270,5 @@ def test_a_tensor_without_a_shape_is_refused(tmp_path: Path, entry: Any) -> None
     text = json.dumps(header).encode()
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text)
-    with pytest.raises(SpecError, match=r"tensor model.layers.0.x: found no dtype and shape"):
+    with pytest.raises(SpecError, match=r"tensor model.layers.0.x: got no dtype and shape"):
         load_model(str(path))

@@ -212,7 +212,7 @@ def test_nothing_asked_or_the_same_format_changes_nothing() -> None:
 
 
 def test_an_unknown_method_offers_the_nearest() -> None:
-    with pytest.raises(SpecError, match=r"found 'fp-9'.*fp8"):
+    with pytest.raises(SpecError, match=r"got 'fp-9'.*fp8"):
         with_quantization(load_model("llama-3.1-8b"), "fp-9")
 
 
@@ -252,7 +252,7 @@ def test_modelopt_s_algorithms_by_their_names(algorithm: str, expected: tuple[st
 
 def test_an_algorithm_of_modelopt_s_that_is_not_known_is_named() -> None:
     config = load_card(data_dir("models") / "tiny-llama.yaml").config
-    with pytest.raises(SpecError, match=r"quantization_config: .*quant_algo 'W2A2_NEW', allowed are names with"):
+    with pytest.raises(SpecError, match=r"quantization_config: .*quant_algo 'W2A2_NEW'; expected names with"):
         model_from_config({**config, "quantization_config": {"quant_algo": "W2A2_NEW"}}, "x")
 
 

@@ -90,7 +90,7 @@ def test_groups_cost_a_scale_of_16_bits_each(group, bits):
 
 @pytest.mark.parametrize("method", ["fp8", "nvfp4", "fp8_block", "q4_k_m", "ternary"])
 def test_fixed_scales_are_not_regrouped(method):
-    with pytest.raises(SpecError, match="quantization_group_size: found 64"):
+    with pytest.raises(SpecError, match="quantization_group_size: got 64"):
         served(quantization=method, quantization_group_size=64)
 
 

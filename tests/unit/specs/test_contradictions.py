@@ -17,7 +17,7 @@ SCENARIO = "llama-3.1-8b-a100"
         ("slo={tpot_ms: 50, min_tokens_per_s: 100}", "tpot_ms 50, which is 20 tokens/s"),
         (
             "traffic.classes=[{name: chat, share: 0.5}, {name: chat, share: 0.5}]",
-            "found 'chat' as the name of more than one class",
+            "got 'chat' as the name of more than one class",
         ),
     ],
 )

@@ -106,9 +106,9 @@ def test_what_if_reaches_into_a_row(table):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("10,      2000", "10"), "devices.card-100 has 8 figures, allowed 9: one a column"),
-        (("10,      2000", "10,   10,   2000"), "devices.card-100 has 10 figures, allowed 9: one a column"),
-        (("10,      2000", "10,      -2000"), "declared.clock_hz: found -2"),
+        (("10,      2000", "10"), "devices.card-100 has 8 figures; expected 9: one a column"),
+        (("10,      2000", "10,   10,   2000"), "devices.card-100 has 10 figures; expected 9: one a column"),
+        (("10,      2000", "10,      -2000"), "declared.clock_hz: got -2"),
         (("tdp_w]", "tpd_w]"), "columns.8"),
         (("maker: somebody", "marker: somebody"), "marker: unknown"),
     ],

@@ -22,15 +22,15 @@ def _refused(tmp_path, lines, hardware="rtx-4090"):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["profile: vllm", "backend: cuda"], "found cuda, and vllm has one backend only; leave it out"),
+        (["profile: vllm", "backend: cuda"], "got cuda, and vllm has one backend only; leave it out"),
         (
             ["profile: llamacpp", "backend: metal"],
             "got metal on rtx-4090 (a gpu); expected there: cuda",
         ),
         (["profile: mlx"], "the engine has no backend for rtx-4090 (a gpu)"),
-        (["profile: vllm", "layer_split: 2"], "found 2, which vllm does not have"),
-        (["profile: vllm", "n_gpu_layers: 20", "cpu: ryzen-9-7950x"], "found 20, which vllm does not have"),
-        (["profile: llamacpp", "n_gpu_layers: 20"], "found n_gpu_layers=20 without cpu"),
+        (["profile: vllm", "layer_split: 2"], "got 2, which vllm does not have"),
+        (["profile: vllm", "n_gpu_layers: 20", "cpu: ryzen-9-7950x"], "got 20, which vllm does not have"),
+        (["profile: llamacpp", "n_gpu_layers: 20"], "got n_gpu_layers=20 without cpu"),
         (["profile: llamacpp", "backend: nonsense"], "nonsense"),
     ],
 )

@@ -226,7 +226,7 @@ def test_links_and_rates_have_their_blocks_names() -> None:
         ("hardware.hbm=2x", "hardware.hbm needs a field: bandwidth, capacity, visible."),
         ("hardware.hbm.bandwith=2", "unknown field. Did you mean 'bandwidth' or 'bandwidth_bytes_per_s'?"),
         ("hardware.declared.memory.9.x=3", "declared.memory is a list of 4; 9 is not a position in it"),
-        ("hardware.declared.source=2x", "found 'NVIDIA A100 datasheet"),
+        ("hardware.declared.source=2x", "got 'NVIDIA A100 datasheet"),
         ("hardware.links.nvlnk.bandwidth=2x", "hardware.links.nvlnk: unknown. Did you mean 'nvlink'?"),
         ("hardware.peak_flops.bf61=2x", "hardware.peak_flops_per_s.bf61: unknown. Did you mean 'bf16'"),
         ("hardware.links.nvlink.bandwith=2", "unknown key 'bandwith'. Did you mean 'bandwidth_bytes_per_s'?"),

@@ -51,5 +51,5 @@ def test_every_field_of_a_device_is_explained() -> None:
 
 @pytest.mark.parametrize("name", ["../mine", "a/b", "", "x" * 61])
 def test_a_template_is_not_called_after_a_path(name: str) -> None:
-    with pytest.raises(SpecError, match="allowed a name that a file can have"):
+    with pytest.raises(SpecError, match="expected a name that a file can have"):
         hardware_template(name, specs.load_hardware("l4"))

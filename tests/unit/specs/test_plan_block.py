@@ -46,9 +46,9 @@ def test_ratios_are_read_and_none_means_replicas_that_do_both() -> None:
         ("plan: {attainment: 1.5}\n", r"mine\.yaml:9: plan\.attainment: got 1\.5; expected a number below 1"),
         (
             "plan: {space: {disaggregation: ['1-1']}}\n",
-            r"mine\.yaml:9: .*'1-1', allowed prefill:decode .* 2:1",
+            r"mine\.yaml:9: .*'1-1'; expected prefill:decode .* 2:1",
         ),
-        ("plan: {space: {max_num_seqs: [64, 64]}}\n", r"mine\.yaml:9: .*found 64 twice"),
+        ("plan: {space: {max_num_seqs: [64, 64]}}\n", r"mine\.yaml:9: .*got 64 twice"),
         ("plan: {max_gpus: 2, space: {replicas: [3]}}\n", r"mine\.yaml:9: plan: .*at least 3 with max_gpus=2"),
         ("plan: {space: {tensor_paralel_size: [2]}}\n", r"mine\.yaml:9: .*Did you mean 'tensor_parallel_size'"),
     ],

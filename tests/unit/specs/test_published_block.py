@@ -43,23 +43,23 @@ def test_a_run_needs_its_traffic_as_any_scenario(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"unit": "GB/s"}, r"unit: found 'GB/s', step_ms is given in ms, s, us"),
-        ({"metric": "tokens_per_sec"}, r"found 'tokens_per_sec', of a step allowed .* Did you mean 'tokens_per_s'"),
+        ({"unit": "GB/s"}, r"unit: got 'GB/s', step_ms is given in ms, s, us"),
+        ({"metric": "tokens_per_sec"}, r"got 'tokens_per_sec', of a step allowed .* Did you mean 'tokens_per_s'"),
         ({"metric": "time_us", "unit": "us"}, r"time_us is of an operator of a step, this figure is of a step"),
         ({"metric": "mean_ttft_ms"}, r"mean_ttft_ms is of a whole run, this figure is of a step; leave step"),
         ({"more": "step: {batch: 1}"}, r"`batch` and `context` go together"),
         ({"more": "step: {batsh: 1}"}, r"unknown key 'batsh'. Did you mean 'batch'"),
-        ({"more": f"{DECODE}\n  ratio: gain"}, r"found ratio without baseline"),
-        ({"more": f"{DECODE}\n  {GEMM}"}, r"found kernel beside step or operator"),
-        ({"more": "operator: gemm"}, r"found operator without step"),
+        ({"more": f"{DECODE}\n  ratio: gain"}, r"got ratio without baseline"),
+        ({"more": f"{DECODE}\n  {GEMM}"}, r"got kernel beside step or operator"),
+        ({"more": "operator: gemm"}, r"got operator without step"),
         (
             {"more": "kernel: {operator: gemm, m: 1}", "metric": "time_us"},
             r"gemm needs n, k \(it takes m, n, k, format",
         ),
         ({"more": GEMM.replace("m: 16", "m: 16, heads: 8"), "metric": "time_us"}, r"gemm has no heads; remove it"),
         ({"metric": "kv_gb", "unit": "GB", "more": "id: x"}, r"kv_gb needs `step: \{batch: ..., context: ...\}`"),
-        ({"value": "-3"}, r"value: allowed a number above 0"),
-        ({"value": "[5, 2]"}, r"value: allowed a number above 0"),
+        ({"value": "-3"}, r"value: expected a number above 0"),
+        ({"value": "[5, 2]"}, r"value: expected a number above 0"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_place(tmp_path, changes, sentence):

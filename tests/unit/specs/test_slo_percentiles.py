@@ -87,7 +87,7 @@ def test_plans_use_the_tighter_of_reading_speed_and_tpot_limit() -> None:
 
 
 def test_a_higher_percentile_with_a_lower_limit_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"found ttft_p99_ms 400 below ttft_p90_ms 500"):
+    with pytest.raises(SpecError, match=r"got ttft_p99_ms 400 below ttft_p90_ms 500"):
         load_scenario(NAME, ["slo={ttft_p99_ms: 400, ttft_p90_ms: 500}"])
     with pytest.raises(SpecError, match=r"slo.ttft_p98_ms: unknown key"):
         load_scenario(NAME, ["slo={ttft_p98_ms: 400}"])

@@ -180,5 +180,5 @@ def test_offered_drafts_lie_between_accepted_and_examined(offered: int | None, i
     if is_possible:
         assert MeasuredAcceptance.model_validate(given).offered == offered
     else:
-        with pytest.raises(ValidationError, match=f"found {offered} offered"):
+        with pytest.raises(ValidationError, match=f"got {offered} offered"):
             MeasuredAcceptance.model_validate(given)

@@ -51,7 +51,7 @@ def test_what_an_engine_does_not_start_with_is_refused_with_what_works(changes, 
 
 def test_pools_are_asked_one_by_one():
     pools = "cluster.pools=[{role: prefill, engine: {tensor_parallel_size: 3}}, {role: decode}]"
-    with pytest.raises(SpecError, match=r"cluster\.pools\.0\.engine\.tensor_parallel_size: found 3"):
+    with pytest.raises(SpecError, match=r"cluster\.pools\.0\.engine\.tensor_parallel_size: got 3"):
         load_scenario("llama-3.1-70b-h100-disaggregated", [pools])
 
 

@@ -285,7 +285,7 @@ def test_a_line_comes_in_and_goes_out(site):
     assert "hardware=mi300x" in answer["query"]
     lines = site.get(f"/serve-line?{answer['query']}").json()["lines"]
     assert "--tensor-parallel-size 2" in lines[-1]
-    assert "found no command" in sentence(site.post("/line", b"\xff\xfe"), 422)
+    assert "unrecognized command" in sentence(site.post("/line", b"\xff\xfe"), 422)
 
 
 def test_requests_that_are_no_http_that_a_page_sends(site):

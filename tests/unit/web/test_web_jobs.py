@@ -121,7 +121,7 @@ async def _is_stopped(jobs, known):
 async def _is_refused(jobs, known):
     refused = await ended(jobs.begin(named("refuse"), "quick"))
     assert (refused.state, refused.message) == ("refused", "refuse: got 1; expected 2.")
-    with pytest.raises(SpecError, match="allowed 2"):
+    with pytest.raises(SpecError, match="expected 2"):
         known.find(named("refuse"))
 
 

@@ -65,8 +65,8 @@ def test_the_device_is_the_page_s_own(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "found no command"),
-        ("rm -rf /", "found no command"),
+        ("", "unrecognized command"),
+        ("rm -rf /", "unrecognized command"),
         (f"{SERVE} --max-nun-seqs 8", "max-num-seqs"),
         (f"{SERVE} --config /etc/passwd", "names a file"),
         (f"{SERVE} --config ~/x.yaml", "no such file"),

@@ -13,5 +13,5 @@ def test_other_machines_are_not_listened_to(host):
     def on_ready(address):
         raise AssertionError(f"listens at {address}")
 
-    with pytest.raises(SpecError, match="allowed this machine's own"):
+    with pytest.raises(SpecError, match="expected this machine's own"):
         serve_page(host, 0, on_ready)

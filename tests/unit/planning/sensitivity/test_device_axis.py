@@ -20,7 +20,7 @@ def test_devices_are_ranked_by_each_metric_and_by_what_they_cost():
         is_rate = metric in ("output_throughput", "request_goodput")
         first, second = sorted(by_hand, key=lambda name: by_hand[name], reverse=is_rate)
         assert line.index(first) < line.index(second)
-    assert any(line.startswith("No answer for t4: engine.dtype: found bfloat16") for line in lines)
+    assert any(line.startswith("No answer for t4: engine.dtype: got bfloat16") for line in lines)
 
 
 def test_devices_of_pools_are_varied_too():

@@ -91,9 +91,9 @@ def test_the_command_writes_a_document_with_its_pictures(small: Path, tmp_path: 
     ("old", "new", "line", "says"),
     [
         ("max_num_seqs: 8", "max_num_seq: 8", 8, "Did you mean 'max_num_seqs'"),
-        ("values: [8, 32]", "values: [8, -4]", 10, "allowed a number above 0"),
+        ("values: [8, 32]", "values: [8, -4]", 10, "expected a number above 0"),
         ("base: tiny-llama-cpu", "base: tiny-lama-cpu", 4, "tiny-llama-cpu"),
-        ("kind: lines", "kind: line", 12, "allowed 'lines'"),
+        ("kind: lines", "kind: line", 12, "expected 'lines'"),
         ("mean_e2el_ms]", "mean_e2e_ms]", None, "mean_e2el_ms"),
         ("num_requests: 6", "num_request: 6", 5, "Did you mean 'num_requests'"),
         ("metrics: [output_throughput, mean_e2el_ms]", "metrics: 0.5", None, "metrics: got 0.5; expected a list"),

@@ -173,7 +173,7 @@ def test_engines_have_a_name_and_an_address(text, name, address):
 
 @pytest.mark.parametrize("text", ["lokal", "local:3", "ray:", "dask", ""])
 def test_other_engines_are_refused_in_a_sentence(text):
-    with pytest.raises(SpecError, match="allowed local, ray or ray:ADDRESS"):
+    with pytest.raises(SpecError, match="expected local, ray or ray:ADDRESS"):
         engine_of(text)
 
 

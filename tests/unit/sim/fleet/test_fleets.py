@@ -188,7 +188,7 @@ def test_a_shadow_changes_nothing_but_the_bill() -> None:
         ("cluster.failures={events: [{at_s: 1, replica: 3}]}", "replica 3 in pool 0"),
         ("cluster.failures={repair_s: 3}", "needs `mtbf_s`, or `events`"),
         ("cluster.failures={slowdowns: [{factor: 2, pool: 1}]}", "a slowdown of replica 0 in pool 1"),
-        ("cluster.replicas=0", "found 0 replicas"),
+        ("cluster.replicas=0", "got 0 replicas"),
     ],
 )
 def test_what_makes_no_cluster_is_refused(settings: str, message: str) -> None:

@@ -63,7 +63,7 @@ def test_the_share_above_is_that_of_the_draws():
 
 @pytest.mark.parametrize(("length", "sentence"), [(1, "at least 2"), (10_000_000, "positions up to 131072")])
 def test_impossible_contexts_are_refused(length, sentence):
-    with pytest.raises(SpecError, match=rf"engine\.max_model_len: found {length}.*{sentence}"):
+    with pytest.raises(SpecError, match=rf"engine\.max_model_len: got {length}.*{sentence}"):
         run(f"engine.max_model_len={length}")
 
 

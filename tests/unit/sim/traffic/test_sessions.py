@@ -48,5 +48,5 @@ def test_a_session_that_is_no_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"arrival_s": 0, "input_tokens": 4, "output_tokens": 1, "session_id": [1]}', encoding="utf-8")
     scenario = load_scenario("llama-3.1-8b-h100-2048-256", (f"traffic={{trace: {{path: {path}, format: jsonl}}}}",))
-    with pytest.raises(WorkloadError, match=r"bad.jsonl:1: found session_id \[1\]"):
+    with pytest.raises(WorkloadError, match=r"bad.jsonl:1: got session_id \[1\]"):
         simulate(scenario)

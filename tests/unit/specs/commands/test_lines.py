@@ -90,9 +90,9 @@ def test_speculation(config: str, expected: str) -> None:
         (f"{SERVE} --max-num-seqs", "needs a value"),
         (f"{SERVE} --max-num-seqs --port 1", "needs a value"),
         (f"{SERVE} --max-num-seqs many", "got 'many'; expected a whole number"),
-        (f"{SERVE} --max-model-len 1.5K", "allowed a whole number"),
-        (f"{SERVE} surplus", "found the word 'surplus'"),
-        (f"{SERVE} --speculative-config '{{broken'", "allowed JSON in quotes"),
+        (f"{SERVE} --max-model-len 1.5K", "expected a whole number"),
+        (f"{SERVE} surplus", "got the word 'surplus'"),
+        (f"{SERVE} --speculative-config '{{broken'", "expected JSON in quotes"),
         (f'{SERVE} --speculative-config \'{{"methd": "ngram"}}\'', "Did you mean 'method'"),
         (f"{SERVE} --max-num-seqs $(nproc)", "output of a command, and none is ever run"),
         (f"{SERVE} --max-num-seqs `nproc`", "output of a command, and none is ever run"),
@@ -107,12 +107,12 @@ def test_speculation(config: str, expected: str) -> None:
         (f"{SERVE} --max-num-seqs 'open", "opened here and not closed"),
         (f"{SERVE} \\ \n --max-num-seqs 8", "backslash that goes on in the next line must be the line's last"),
         (f"{SERVE} --config serve.yaml", "no such file beside the line"),
-        ("vllm chat", "found no command that is known"),
-        ("", "found no command that is known"),
+        ("vllm chat", "unrecognized command"),
+        ("", "unrecognized command"),
         ("vllm serve /models/llama-3.1-8b", "a path of the server's"),
         ("vllm serve --port 80", "names no model"),
         (f"{SERVE} -tp 2\n{SERVE} -tp 4", "a second server that differs"),
-        ("vllm serve " + "x" * 200_001, "allowed 200,000"),
+        ("vllm serve " + "x" * 200_001, "expected 200,000"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence_with_its_line(text: str, said: str) -> None:
@@ -349,7 +349,7 @@ def test_equal_servers_and_pairs() -> None:
     assert [(each["role"], each["replicas"]) for each in pools] == [("prefill", 1), ("decode", 2)]
     assert [each["engine"]["tensor_parallel_size"] for each in pools] == [1, 2]
     for role in roles[:2]:
-        with pytest.raises(SpecError, match=r"found 2 servers of role .* alone"):
+        with pytest.raises(SpecError, match=r"got 2 servers of role .* alone"):
             read(f"{SERVE} {role}\n{SERVE} {role}")
     ranks = read(f"{SERVE} -dp 4 -dpl 2\n{SERVE} -dp 4 -dpl 2 --headless -dpr 2")
     assert "cluster" not in ranks.data
