@@ -255,7 +255,7 @@ class _Values:
             return _WORDS[text]
         is_whole = _INT.fullmatch(text)
         if (is_whole or _FLOAT.fullmatch(text)) and len(text) > _LONGEST_NUMBER:
-            raise self._refused(node, f"got a number of {len(text):,} digits; expected {_LONGEST_NUMBER}.")
+            raise self._refused(node, f"got a number of {len(text):,} digits; expected at most {_LONGEST_NUMBER}.")
         if is_whole:
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         return float(text) if _FLOAT.fullmatch(text) else text

@@ -111,7 +111,7 @@ def axis_of(text: str, scenario: Scenario, step: StepSpec | None = None) -> Axis
     else:
         texts = tuple(part.strip() for part in values.split(","))
         if len(texts) > _MAX_VALUES:
-            raise SpecError(f"--vary {text[:80]}...: got {len(texts):,} values; expected {_MAX_VALUES}.")
+            raise SpecError(f"--vary {text[:80]}...: got {len(texts):,} values; expected at most {_MAX_VALUES}.")
         numbers = [number for part in texts if (number := _NUMBER.fullmatch(part)) is not None]
         units = {number[2] for number in numbers}
         if len(numbers) < len(texts) or len(units) != 1:

@@ -260,7 +260,7 @@ def metric_named(name: str, basis: Basis) -> Metric:
         if name in metrics:
             raise ValueError(f"metric: {name} is of {_OF[other]}, this figure is of {_OF[basis]}; {_WAY_OUT[other]}")
     near = did_you_mean(name, {metric for metrics in _METRICS.values() for metric in metrics})
-    raise ValueError(f"metric: got {name!r}, of {_OF[basis]} allowed {', '.join(known)}{near and '.' + near}")
+    raise ValueError(f"metric: got {name!r}; of {_OF[basis]} expected {', '.join(known)}{near and '.' + near}")
 
 
 def basis_by_name(name: str) -> Basis:

@@ -145,13 +145,13 @@ class PlanSpec(Spec):
         num_candidates, runs = self.space.num_candidates, self.finalists * self.seeds
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
-                f"got a space of {num_candidates:,} candidates; expected {MAX_CANDIDATES:,}, which take a minute "
-                f"to screen; leave values out, coarse steps first"
+                f"got a space of {num_candidates:,} candidates; expected at most {MAX_CANDIDATES:,}, which take a "
+                f"minute to screen; leave values out, coarse steps first"
             )
         if runs > _MAX_RUNS:
             raise ValueError(
-                f"got {self.finalists:,} finalists with {self.seeds:,} seeds; expected {_MAX_RUNS:,} in all, as each "
-                f"is simulated at several rates; the best is nearly always among the first 6 (finalists), and 3 seeds "
+                f"got {self.finalists:,} finalists with {self.seeds:,} seeds; expected at most {_MAX_RUNS:,} in all, as "
+                f"each is simulated at several rates; the best is nearly always among the first 6 (finalists), and 3 seeds "
                 f"tell candidates apart"
             )
         if self.deadline_s is not None and not self.is_offline:

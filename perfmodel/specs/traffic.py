@@ -142,7 +142,7 @@ class Prefix(Spec):
         result = self.num_groups * (self.num_prompts_per_group or 1)
         if self.num_prompts_per_group is not None and result > _MAX_PROMPTS:
             raise ValueError(
-                f"got {result:,} distinct prompts (num_groups x num_prompts_per_group); expected {_MAX_PROMPTS:,}; "
+                f"got {result:,} distinct prompts (num_groups x num_prompts_per_group); expected up to {_MAX_PROMPTS:,}; "
                 f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
             )
         return self
@@ -297,7 +297,7 @@ class Traffic(Spec):
                 yield "a burst needs `num_requests`: however long it is, all come at its beginning"
         if self.expected_requests is not None and self.expected_requests > _MAX_REQUESTS:
             yield (
-                f"got {self.expected_requests:,.0f} requests; expected {_MAX_REQUESTS:,}, the records of which take "
+                f"got {self.expected_requests:,.0f} requests; expected at most {_MAX_REQUESTS:,}, whose records take "
                 f"8 GB; lower num_requests, duration_s or the rate: a million give the same latencies within 1 %"
             )
 

@@ -302,11 +302,11 @@ async def _body(request: Request, most: int) -> bytes:
     """Request body. Raises SpecError beyond `most` bytes, before reading all."""
     length, content = _num_bytes(request.headers.get("content-length", "")), bytearray()
     if length is not None and length > most:
-        raise SpecError(f"{length:,} bytes are sent; expected {most:,}.")
+        raise SpecError(f"{length:,} bytes are sent; expected at most {most:,}.")
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:
-            raise SpecError(f"more than {most:,} bytes were sent; expected {most:,}.")
+            raise SpecError(f"more than {most:,} bytes were sent; expected at most {most:,}.")
     return bytes(content)
 
 

@@ -59,7 +59,7 @@ class Uploads:
         size = max(full_size or 0, len(content))
         most = _LARGEST if suffix in _HEADED else MAX_BYTES
         if size > most or len(content) > MAX_BYTES:
-            raise SpecError(f"{name}: {size:,} bytes; expected {most:,}.")
+            raise SpecError(f"{name}: {size:,} bytes; expected at most {most:,}.")
         if size > len(content) and suffix not in _HEADED:
             raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
         digest = sha256(b"%d " % size + content).hexdigest()[:16]

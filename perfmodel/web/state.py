@@ -91,14 +91,18 @@ def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: A
 def read_state(query: str) -> PageState:
     """State of an address query, without empty and unknown fields. SpecError for duplicate keys, or too long."""
     if len(query) > _LONGEST_QUERY:
-        raise SpecError(f"the address has {len(query):,} characters; expected {_LONGEST_QUERY:,}; change fewer fields.")
+        raise SpecError(
+            f"the address has {len(query):,} characters; expected at most {_LONGEST_QUERY:,}; change fewer fields."
+        )
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except ValueError:
         raise SpecError(f"the address: not a query of at most {_MAX_FIELDS} fields in UTF-8.") from None
     others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
     if len(others) > MAX_DEPLOYMENTS - 1:
-        raise SpecError(f"the address: {1 + len(others)} deployments; expected {MAX_DEPLOYMENTS}; take one out.")
+        raise SpecError(
+            f"the address: {1 + len(others)} deployments; expected at most {MAX_DEPLOYMENTS}; take one out."
+        )
     own = [(key, value) for key, value in pairs if key != _OTHER]
     unknown = [_unknown(key) for key, _ in own if not _is_known(key)]
     left_out = dict.fromkeys((*unknown, *(sentence for other in others for sentence in other.left_out)))
@@ -117,7 +121,7 @@ def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
             raise SpecError(f"the address: {key} comes twice; say it once.")
         seen.add(key)
         if len(value) > _LONGEST_VALUE or not value.isprintable():
-            raise SpecError(f"{key}: expected are {_LONGEST_VALUE:,} printable characters.")
+            raise SpecError(f"{key}: expected at most {_LONGEST_VALUE:,} printable characters.")
         if value.strip():
             yield key, _said(key, value.strip())
 

@@ -97,7 +97,7 @@ def summary_of(request: SuiteRequest, outcome: TaskOutcome) -> tuple[list[str], 
     results = Results(request.out)
     wrong = {
         part: [
-            f"WRONG RESULT: {key}: differs by {record['error']:.2g}; expected {record['tolerance']:.2g}"
+            f"WRONG RESULT: {key}: differs by {record['error']:.2g}; expected at most {record['tolerance']:.2g}"
             for key, record in results.part(part).items()
             if record["error"] is not None and not record["error"] <= record["tolerance"]
         ]

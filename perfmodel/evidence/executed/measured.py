@@ -239,7 +239,7 @@ def _rate_notes(measured: Measurements) -> Iterator[str]:
         if record.error is not None and record.tolerance is not None and not record.error <= record.tolerance:
             yield (
                 f"WRONG RESULT: {record.label} differs from its reference by {record.error:.2g} of the largest "
-                f"value; expected {record.tolerance:.2g}."
+                f"value; expected at most {record.tolerance:.2g}."
             )
     for operator, records in sorted(by_operator.items()):
         limits = [(*_limit(record, measured.info.ceilings), record) for record in records]
@@ -276,7 +276,7 @@ def _smoke_notes(measured: Measurements) -> Iterator[str]:
     if checks:
         yield f"Smoke: {len(checks) - len(wrong)} of {len(checks)} checks are right."
     for key, check in wrong.items():
-        yield f"WRONG RESULT: {key}: differs by {check.error:.2g}; expected {check.tolerance:.2g}."
+        yield f"WRONG RESULT: {key}: differs by {check.error:.2g}; expected at most {check.tolerance:.2g}."
 
 
 def _state_notes(measured: Measurements) -> Iterator[str]:

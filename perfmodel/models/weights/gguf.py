@@ -153,7 +153,7 @@ def _read(stream: BinaryIO, path: Path) -> GgufHeader:
         raise SpecError(f"{path}: is not a GGUF file (it does not start with 'GGUF').")
     (version,) = _unpack(stream, "I")
     if version not in (2, 3):
-        raise SpecError(f"{path}: GGUF version: got {version}; expected 2 and 3.")
+        raise SpecError(f"{path}: GGUF version: got {version}; expected 2 or 3.")
     num_tensors, num_keys = _unpack(stream, "QQ")
     header = GgufHeader()
     for _ in range(_length(num_keys)):

@@ -193,7 +193,7 @@ class Generation:
         """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
         limit, num_answers = self._settings.max_answers, len(prompts) * body.n
         if num_answers > limit:
-            text = f"n: got {num_answers} answers (prompts times n); expected {limit}"
+            text = f"n: got {num_answers} answers (prompts times n); expected at most {limit}"
             raise HttpError(400, text, "BadRequestError", "n")
         if any(not name.isdecimal() or int(name) >= self._vocabulary.size for name in body.logit_bias or ()):
             raise HttpError(400, "logit_bias: got a token that the vocabulary lacks", "BadRequestError", "logit_bias")

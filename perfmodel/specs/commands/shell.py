@@ -128,7 +128,7 @@ def read_shell(text: str, place: str = "the line", given: Mapping[str, str] | No
     Raises SpecError for unclosed quotes and brackets.
     """
     if len(text) > _MAX_SCRIPT:
-        raise SpecError(f"{place}: {len(text):,} characters; expected {_MAX_SCRIPT:,}; give the command alone.")
+        raise SpecError(f"{place}: {len(text):,} characters; expected at most {_MAX_SCRIPT:,}; give the command alone.")
     reader, commands, files = _Reader(place, given or {}), [], {}
     for part in reader.split(text.replace("\r\n", "\n").replace(_MARK, "?")):
         command = reader.command(part)

@@ -231,9 +231,9 @@ class SpeculativeConfig(VariantSpec):
             of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
             yield f"got num_speculative_tokens={given} beside {of}; leave one of them out"
         if (shape or given or 0) > _MAX_DEPTH:
-            yield f"got drafts of {shape or given} tokens; expected {_MAX_DEPTH}: none is right to its end; lower it"
+            yield f"got drafts of {shape or given} tokens; expected at most {_MAX_DEPTH}: none is all right; lower it"
         if (most := self.nodes_by_depth[-1]) > _MAX_NODES:
-            yield f"got {most} tokens to verify at once for each sequence; expected {_MAX_NODES}; narrow the tree"
+            yield f"got {most} tokens to verify at once per sequence; expected at most {_MAX_NODES}; narrow the tree"
         if self.has_own_device and not self.pipelined:
             yield "got has_own_device without pipelined: drafts and verification take turns; add it"
         if self.pipelined and self.tree:

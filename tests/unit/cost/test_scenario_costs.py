@@ -50,7 +50,7 @@ def test_methods_that_cannot_be_costed_are_refused() -> None:
     for method in get_args(SamplingMethod):
         assert load_scenario("llama-3.1-8b-a100", [f"sampling.method={method}"]).sampling.method == method
         assert sample(1, 1000, method).hbm_bytes == 1000 * BYTES_PER_LOGIT[method]
-    with pytest.raises(PerfmodelError, match=r"sampling\.method: got 'beam', allowed"):
+    with pytest.raises(PerfmodelError, match=r"sampling\.method: got 'beam'; expected"):
         load_scenario("llama-3.1-8b-a100", ["sampling.method=beam"])
     with pytest.raises(PerfmodelError, match="got 'beam'; expected greedy, random, top_k, top_p"):
         sample(1, 1000, "beam")

@@ -81,7 +81,7 @@ def test_many_brackets_beside_each_other_are_no_depth() -> None:
 
 
 def test_a_number_of_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(SpecError, match="x:1: got a number of 5,000 digits; expected 400"):
+    with pytest.raises(SpecError, match="x:1: got a number of 5,000 digits; expected at most 400"):
         parse_value("9" * 5000, "x")
 
 

@@ -137,5 +137,5 @@ def test_a_broken_whole_answer_has_less_than_it_announces():
 
 @pytest.mark.parametrize("text", ["rate=2", "rate=x", "often", "rate=0.1,kinds=404", "rate=0.1,kinds=", ""])
 def test_faults_that_there_are_not_are_refused(text):
-    with pytest.raises(SpecError, match="fail: found"):
+    with pytest.raises(SpecError, match="fail: got"):
         InjectedFaults.parsed(text)

@@ -24,10 +24,13 @@ BASE = {"input_tokens": LENGTHS, "output_tokens": LENGTHS}
         ("seed=-1", "seed: got -1; expected a number of at least 0"),
         ("traffic.arrivals.rate=1e-300", "got 1e-300; expected a number of at least 1e-12"),
         ("overheads.kernels=1e308", "expected a number of at most 1e.15"),
-        ("cluster.replicas=1000000000", "got 1,000,000,000 engines .* expected 10,000, .* simulate a slice"),
-        ("cluster.replicas=100000", "got 100,000 engines .* expected 10,000, .* simulate a slice"),
-        ("traffic.num_requests=1000000000", "got 1,000,000,000 requests; expected 100,000,000, .* lower num_requests"),
-        ("plan.finalists=100000", "got 100,000 finalists with 3 seeds; expected 1,000"),
+        ("cluster.replicas=1000000000", "got 1,000,000,000 engines .* expected at most 10,000, .* simulate a slice"),
+        ("cluster.replicas=100000", "got 100,000 engines .* expected at most 10,000, .* simulate a slice"),
+        (
+            "traffic.num_requests=1000000000",
+            "got 1,000,000,000 requests; expected at most 100,000,000, .* lower num_requests",
+        ),
+        ("plan.finalists=100000", "got 100,000 finalists with 3 seeds; expected at most 1,000"),
         ("name=../evil", "got '../evil'; expected a name that a file can have"),
     ],
 )
@@ -44,7 +47,7 @@ def test_named_amounts_are_refused_in_one_sentence(change: str, wanted: str) -> 
         (
             Traffic,
             BASE | {"arrivals": {"stages": [{"rate": 1e6, "duration_s": 1e9}]}},
-            "requests; expected 100,000,000",
+            "requests; expected at most 100,000,000",
         ),
         (Traffic, BASE | {"arrivals": {"process": "closed_loop", "concurrency": 2}, "duration_s": 9}, "num_requests"),
         (Prefix, {"shared_tokens": 1, "num_groups": 10_000, "num_prompts_per_group": 1000}, "10,000,000 distinct"),
@@ -54,8 +57,16 @@ def test_named_amounts_are_refused_in_one_sentence(change: str, wanted: str) -> 
         (Overheads, {"kernels": 1e-300}, "at least 1e-12"),
         (SLO, {"reading_tokens_per_s": 1e14}, "1000000"),
         (SLO, {"reading_words_per_minute": 1e14}, "1000000"),
-        (SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 100_000}, "100000 tokens; expected 128"),
-        (SpeculativeConfig, {"method": "ngram", "num_speculative_tokens": 10**9}, "1000000000 tokens; expected 128"),
+        (
+            SpeculativeConfig,
+            {"method": "ngram", "num_speculative_tokens": 100_000},
+            "100000 tokens; expected at most 128",
+        ),
+        (
+            SpeculativeConfig,
+            {"method": "ngram", "num_speculative_tokens": 10**9},
+            "1000000000 tokens; expected at most 128",
+        ),
     ],
 )
 def test_amounts_that_are_beyond_what_can_be_worked_out(spec: Any, data: dict[str, Any], wanted: str) -> None:

@@ -44,7 +44,7 @@ def test_a_run_needs_its_traffic_as_any_scenario(tmp_path):
     ("changes", "sentence"),
     [
         ({"unit": "GB/s"}, r"unit: got 'GB/s', step_ms is given in ms, s, us"),
-        ({"metric": "tokens_per_sec"}, r"got 'tokens_per_sec', of a step allowed .* Did you mean 'tokens_per_s'"),
+        ({"metric": "tokens_per_sec"}, r"got 'tokens_per_sec'; of a step expected .* Did you mean 'tokens_per_s'"),
         ({"metric": "time_us", "unit": "us"}, r"time_us is of an operator of a step, this figure is of a step"),
         ({"metric": "mean_ttft_ms"}, r"mean_ttft_ms is of a whole run, this figure is of a step; leave step"),
         ({"more": "step: {batch: 1}"}, r"`batch` and `context` go together"),

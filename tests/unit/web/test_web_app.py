@@ -236,7 +236,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole(path, most,
         more = [] if length is None else [("content-length", str(length))]
         sent, taken = asyncio.run(stream(site.app, path, endless(), [*headers, *more]))
         assert sent[0]["status"] == 422
-        assert f"allowed {most:,}" in json.loads(sent[1]["body"])["error"]
+        assert f"expected at most {most:,}" in json.loads(sent[1]["body"])["error"]
         assert fewest <= taken <= limit
     sent, taken = asyncio.run(stream(site.app, path, endless(), [HOST]))
     assert (sent[0]["status"], taken) == (403, 0)  # not a byte is read of what may not be sent

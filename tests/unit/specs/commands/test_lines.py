@@ -112,7 +112,7 @@ def test_speculation(config: str, expected: str) -> None:
         ("vllm serve /models/llama-3.1-8b", "a path of the server's"),
         ("vllm serve --port 80", "names no model"),
         (f"{SERVE} -tp 2\n{SERVE} -tp 4", "a second server that differs"),
-        ("vllm serve " + "x" * 200_001, "expected 200,000"),
+        ("vllm serve " + "x" * 200_001, "expected at most 200,000"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence_with_its_line(text: str, said: str) -> None:
