@@ -150,8 +150,8 @@ class PlanSpec(Spec):
             )
         if runs > _MAX_RUNS:
             raise ValueError(
-                f"got {self.finalists:,} finalists with {self.seeds:,} seeds; expected at most {_MAX_RUNS:,} in all, as "
-                f"each is simulated at several rates; the best is nearly always among the first 6 (finalists), and 3 seeds "
+                f"got {self.finalists:,} finalists with {self.seeds:,} seeds; expected at most {_MAX_RUNS:,} in all; "
+                f"each is simulated at several rates, the best is nearly always among the first 6, and 3 seeds "
                 f"tell candidates apart"
             )
         if self.deadline_s is not None and not self.is_offline:

@@ -122,8 +122,9 @@ class Scenario(Spec):
         num_engines = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
         if num_engines > _MAX_ENGINES:
             raise ValueError(
-                f"got {num_engines:,} engines (replicas x data_parallel_size); expected at most {_MAX_ENGINES:,}, as each "
-                f"has its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the traffic"
+                f"got {num_engines:,} engines (replicas x data_parallel_size); expected at most {_MAX_ENGINES:,}, as "
+                f"each has its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the "
+                f"traffic"
             )
         return self
 

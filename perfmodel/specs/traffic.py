@@ -142,7 +142,7 @@ class Prefix(Spec):
         result = self.num_groups * (self.num_prompts_per_group or 1)
         if self.num_prompts_per_group is not None and result > _MAX_PROMPTS:
             raise ValueError(
-                f"got {result:,} distinct prompts (num_groups x num_prompts_per_group); expected up to {_MAX_PROMPTS:,}; "
+                f"got {result:,} prompts (num_groups x num_prompts_per_group); expected at most {_MAX_PROMPTS:,}; "
                 f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
             )
         return self
