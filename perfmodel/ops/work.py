@@ -144,7 +144,7 @@ class Work:
     vector_ops: vector instructions beside the products: dequantizing cached integers
     message:    the collective, for operators that talk to other devices
     num_kernels: launches on the device
-    extent:     further sizes that the family's form reads
+    problem:     further sizes that the family's form reads
     """
 
     name: str
@@ -166,8 +166,8 @@ class Work:
         if isinstance(self.problem, kind):
             return self.problem
         raise SpecError(
-            f"calibration: family {self.family!r} has a fit whose form reads a {kind.__name__}, and {self.name} has "
-            f"{'none' if self.problem is None else f'a {type(self.problem).__name__}'}; give it a fit of another form."
+            f"calibration: family {self.family!r} has a fit whose kernel model reads a {kind.__name__}, and {self.name} has "
+            f"{'none' if self.problem is None else f'a {type(self.problem).__name__}'}; give it a fit of another kernel model."
         )
 
     @property

@@ -109,7 +109,7 @@ def plan_job(
 
     sweep:  runs the simulations
     stages: stage name -> progress display
-    tell:   called with the closed-form result before simulating
+    on_preliminary: called with the closed-form result before simulating
 
     Raises SpecError for traffic that does not arrive all at once.
     """

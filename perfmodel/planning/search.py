@@ -56,7 +56,7 @@ def make_plan(
     store:     file that caches points, so a stopped plan resumes; default: the user's
     workers, engine: see `perfmodel.planning.sweep`
     stages:    stage name -> progress display
-    tell:      called with the screen's result before simulating
+    on_preliminary: called with the screen's result before simulating
 
     Raises SpecError for a scenario without an SLO or a rate, or with an error.
     """

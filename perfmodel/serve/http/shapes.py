@@ -95,7 +95,7 @@ class TokenCounts(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of prompts and answers."""
+        """Prompt and output tokens."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     def as_json(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _ALL_BATCHES_UPTO = 16  # larger batches are evaluated in steps of an eighth
 def speculation_of(scenario: Scenario, cost_model: SpeculativeCostModel | None = None) -> Speculation | None:
     """Scheduler settings; None without speculation.
 
-    pricer: step costs, for adaptive depth; default: the scenario's own
+    cost_model: step costs, for adaptive depth; default: the scenario's own
     """
     config = scenario.engine.speculative_config
     if config is None:

@@ -50,7 +50,7 @@ def test_named_amounts_are_refused_in_one_sentence(change: str, wanted: str) -> 
             "requests; expected at most 100,000,000",
         ),
         (Traffic, BASE | {"arrivals": {"process": "closed_loop", "concurrency": 2}, "duration_s": 9}, "num_requests"),
-        (Prefix, {"shared_tokens": 1, "num_groups": 10_000, "num_prompts_per_group": 1000}, "10,000,000 distinct"),
+        (Prefix, {"shared_tokens": 1, "num_groups": 10_000, "num_prompts_per_group": 1000}, "10,000,000 prompts"),
         (PlanSpec, {"space": {"max_num_seqs": list(range(1, 30_000))}}, "got a space of .* candidates"),
         (MemoryLevel, {"level": "hbm", "capacity_bytes": "1e30 GB"}, "got '1e30 GB'; expected 0.001 to 1e.18 bytes"),
         (Arrivals, {"rate": 1e300}, "rate"),
