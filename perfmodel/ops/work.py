@@ -166,8 +166,9 @@ class Work:
         if isinstance(self.problem, kind):
             return self.problem
         raise SpecError(
-            f"calibration: family {self.family!r} has a fit whose kernel model reads a {kind.__name__}, and {self.name} has "
-            f"{'none' if self.problem is None else f'a {type(self.problem).__name__}'}; give it a fit of another kernel model."
+            f"calibration: family {self.family!r} has a fit whose kernel model reads a {kind.__name__}, and "
+            f"{self.name} has {'none' if self.problem is None else f'a {type(self.problem).__name__}'}; give it a fit "
+            f"of another kernel model."
         )
 
     @property
