@@ -62,7 +62,7 @@ register_block("technique", "perfmodel.evidence.executed.technique:Technique")
 renderable.print_with(lambda: import_module("perfmodel.report.terminal"))
 
 # Name -> module, and the name there where it is another.
-_BLOCK_PROVIDERS = {
+_LAZY_NAMES = {
     "Plan": "perfmodel.planning.result:PlanResult",
     "Result": "perfmodel.sim:RunResult",
     "RunResult": "perfmodel.sim",
@@ -82,9 +82,9 @@ _BLOCK_PROVIDERS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _BLOCK_PROVIDERS:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    home, _, there = _BLOCK_PROVIDERS[name].partition(":")
+    home, _, there = _LAZY_NAMES[name].partition(":")
     value = getattr(import_module(home), there or name)
     globals()[name] = value
     return value

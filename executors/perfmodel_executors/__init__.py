@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perfmodel_executors.run import execute_scenario, validate_executor
     from perfmodel_executors.techniques import measure_technique
 
-_BLOCK_PROVIDERS = {
+_LAZY_NAMES = {
     **dict.fromkeys(("measure_quality", "measure_sensitivity"), "quality"),
     **dict.fromkeys(("execute_scenario", "validate_executor"), "run"),
     "calibrate_cpu": "measure.calibrate",
@@ -39,7 +39,7 @@ _BLOCK_PROVIDERS = {
 
 
 def __getattr__(name: str) -> Any:
-    home = _BLOCK_PROVIDERS.get(name)
+    home = _LAZY_NAMES.get(name)
     if home is None:
         raise AttributeError(f"module 'perfmodel_executors' has no attribute {name!r}")
     from importlib import import_module

@@ -127,7 +127,7 @@ class ExecutedBackend:
     def _timed(
         self, run: Callable[..., Result], shape: Hashable | None = None, finalize: Callable[[Result], int] | None = None
     ) -> tuple[int, Result]:
-        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first. settle: to be done
+        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first. finalize: done
         once with the result, timed, too; returns nanoseconds that the clock does not see."""
         if self.warms_up and shape is not None and shape not in self._seen:
             self._seen.add(shape)

@@ -280,7 +280,7 @@ _READERS = {
 
 @dataclass(frozen=True)
 class ValidateRequest(req.FlagsRequest):
-    """Put predictions vs measurements and say how far apart they are.
+    """Compare predictions with measurements and say how far apart they are.
 
     `executor` calibrates this machine, simulates the scenario, executes it, and compares step by step and request
     by request; `techniques` does so for each scenario of a folder with its `technique` and without, and compares the

@@ -81,8 +81,8 @@ def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: floa
     whole, idle = energy_j(hardware, usage, duration_s), _idle_power_w(hardware) * max(duration_s, 0.0)
     compute = usage.peak_compute_s - usage.unspent_compute_s
     memory = _MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
-    item = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
-    return {"idle": idle, "memory": item * memory, "compute": item * compute}
+    j_per_s = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
+    return {"idle": idle, "memory": j_per_s * memory, "compute": j_per_s * compute}
 
 
 def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) -> float | None:

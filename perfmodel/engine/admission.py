@@ -172,9 +172,8 @@ def _children_first(blocks: RadixKVBlocks, weights: dict[RadixNode, int] | None 
 def _prefixes(
     waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates
 ) -> dict[Request, tuple[RadixNode, float]]:
-    """(prefix node, minus its tokens) per waiting request. One that shares an uncached prefix with another waiting
-    request comes after it.
-    """
+    """(node of the cached prefix, key of `lpm`) per waiting request. The key is minus the cached tokens; infinite, so
+    last, where at most `duplicate_tokens` are cached and one before it begins alike."""
     seen: set[object] = set()
     num_same = -(-rules.duplicate_tokens // blocks.block_size)
     prefixes: dict[Request, tuple[RadixNode, float]] = {}

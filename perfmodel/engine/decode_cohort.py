@@ -39,9 +39,7 @@ class DecodeCohort:
         self.last_admission = -1  # latest admission of any past or present member
         self._applied = 0  # age after the plans already executed
         self._dissolved = 0  # plans up to this age were for members that have been dissolved
-        self._phase: dict[
-            Request, int
-        ] = {}  # member that will need more blocks -> remainder of the ages at which it does
+        self._phase: dict[Request, int] = {}  # member that will need more blocks -> remainder of those ages
         self._members: list[Request] | None = None
         self._ending: dict[int, list[Request]] = {}  # age -> members whose last token it brings
         self._due = [0] * blocks.block_size  # remainder -> blocks that members need at such ages
@@ -50,9 +48,8 @@ class DecodeCohort:
         self._changes: list[int] = []  # heap of the ages in `_ending`, `_fills` and `_changing`
         self._gives_up_rows = blocks.gives_up_rows
         self._takers: list[dict[Request, None]] = [{} for _ in self._due] if self._gives_up_rows else []  # as `_due`
-        self._releases: dict[
-            int, list[tuple[Request, int]]
-        ] = {}  # age -> (member that gives up blocks, age when it joined)
+        # age -> (member that gives up blocks, age when it joined)
+        self._releases: dict[int, list[tuple[Request, int]]] = {}
         self._released_at = -1  # the last age at which members gave up blocks
         self._num_in_flight = 0  # tokens of each member computed by running steps when the next is granted
 
@@ -89,7 +86,7 @@ class DecodeCohort:
             assert due <= age + size, f"{request} has blocks to spare, but not to its end"
             self._phase[request] = phase = due % size
             self._due[phase] += weight
-            self._foresee_change(request, due, num_held, last)
+            self._schedule_change(request, due, num_held, last)
             if self._gives_up_rows:
                 self._takers[phase][request] = None
         if self._gives_up_rows:
@@ -105,7 +102,7 @@ class DecodeCohort:
                     self._fills[i][filled] = self._fills[i].get(filled, 0) + 1
                     heapq.heappush(self._changes, filled)
 
-    def _foresee_change(self, request: Request, due: int, num_held: int, last: int) -> None:
+    def _schedule_change(self, request: Request, due: int, num_held: int, last: int) -> None:
         """Schedule the next change of block growth; `due`: the age at which it needs more than its `num_held` rows."""
         change = self._blocks.next_change(num_held)
         if change is not None:
@@ -123,7 +120,7 @@ class DecodeCohort:
         self._due[phase] += weight - blocks.weight(before)
         if weight:
             last = self.joined[request] + request.max_output_tokens - request.num_promised_tokens
-            self._foresee_change(request, self.age + blocks.block_size, num_held, last)
+            self._schedule_change(request, self.age + blocks.block_size, num_held, last)
         else:
             del self._phase[request]
 

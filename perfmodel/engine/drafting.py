@@ -76,7 +76,7 @@ class DraftingRequests(RunningRequests):
 
     def admit(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         super().admit(request, num_new_tokens, plan)
-        self._prompts.clear()  # all are in the cohort
+        self._prompts.clear()  # without a cohort nobody waits in these
         self._joining.clear()
 
     def pad(self, request: Request, num_tokens: int, plan: StepPlan) -> None:

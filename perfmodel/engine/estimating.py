@@ -405,11 +405,7 @@ class EstimatingScheduler(Scheduler):
         for request, _, num_computed, num_new_tokens in admitted:
             radix.allocate(request, num_computed + num_new_tokens)
             self._count_prefix(request, num_computed)
-            if request.first_scheduled_at is None:
-                request.first_scheduled_at, request.num_cached_tokens = now, num_computed
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_computed
-            self._running.admit(request, num_new_tokens, plan)
+            self._enter(request, num_computed, num_new_tokens, plan, now)
         granted = [*filter(None, [unfinished]), *(one.request for one in admitted)]
         self._begun[plan] = [request for request in granted if request is not self._decoding.unfinished_prompt]
 

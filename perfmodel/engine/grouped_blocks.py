@@ -70,7 +70,8 @@ class GroupedKVBlocks(KVBlockManager):
         return [group.first_row(num_computed, self.block_size) for group in self.groups]
 
     def cached_prefix(self, request: Request) -> list[int]:
-        """First group's blocks of the prompt prefix that all groups cache, short of its last token; else `NO_BLOCK`."""
+        """First group's blocks of the longest prompt prefix that all groups cache, short of its last token; `NO_BLOCK`
+        for rows before its window."""
         if not self.enable_prefix_caching or not request.contents:
             return []
         contents = request.contents[: (request.num_tokens - 1) // self.block_size]

@@ -214,9 +214,8 @@ class KVBlockManager:
         self._owners[block] = 1
 
     def publish_own(self, request: Request, num_tokens: int) -> None:
-        """Cache all full blocks of the first `num_tokens` of `request`, about to lose them: blocks that no other
-        request can share are found by itself if it comes back in time.
-        """
+        """Cache all full blocks of the first `num_tokens` of `request`, about to lose them. Those without contents get
+        names of their own, so that only it can find them again before they are reused."""
         if not self.enable_prefix_caching:
             return
         if len(request.contents) < num_tokens // self.block_size:

@@ -16,7 +16,7 @@ class Grant(NamedTuple):
     num_new_tokens: int
 
 
-@dataclass(slots=True, eq=False, init=False)
+@dataclass(slots=True, eq=False, init=False, repr=False)
 class StepPlan:
     """Tokens that run in one step; knows no durations.
 
@@ -81,8 +81,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        not_prompted = self.num_draft_tokens + self.num_padding_tokens + self.num_wasted_tokens
-        return len(self.decodes) + not_prompted + self.num_chunk_tokens
+        extra = self.num_draft_tokens + self.num_padding_tokens + self.num_wasted_tokens
+        return len(self.decodes) + extra + self.num_chunk_tokens
 
     @property
     def num_samples(self) -> int:

@@ -15,7 +15,7 @@ from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.request import Request
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RadixNode:
     """`blocks` with consecutive `contents` behind those of `parent`."""
 

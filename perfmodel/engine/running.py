@@ -483,7 +483,7 @@ class PipelinedRequests(RunningRequests):
         self._ready.pop(victim, None)
 
     def _sort_out(self) -> None:
-        """No-op: no request leaves those that decode together."""
+        """Empty both lists: without a cohort, `_ready` alone says who gets grants."""
         self._prompts.clear()
         self._joining.clear()
 

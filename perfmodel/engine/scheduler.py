@@ -249,7 +249,7 @@ class Scheduler:
         return not discipline.waits_to_fill or is_full or now >= self._oldest_arrival() + self.config.batch_timeout
 
     def _admit(self, plan: StepPlan, budget: int, now: int) -> int:
-        """Admit waiting requests in policy order until one does not fit; return how many decode at once (KV moved)."""
+        """Admit waiting requests in policy order until one does not fit; return how many have KV and decode."""
         blocks, config, host, num_joined = self.blocks, self.config, self.blocks.host, 0
         skipped: list[Waiting] = []
         while self._waiting and budget > 0 and self._running.has_place(plan, self._max_batch):
@@ -300,11 +300,7 @@ class Scheduler:
                     request.num_transferred_tokens = 0
             num_joined += has_come and missing == 1
             budget -= missing + padding + self._running.num_input_tokens
-            if request.first_scheduled_at is None:
-                request.first_scheduled_at, request.num_cached_tokens = now, num_ready
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_ready
-            self._running.admit(request, missing, plan)
+            self._enter(request, num_ready, missing, plan, now)
             if padding and self._drafting is not None:
                 self._drafting.pad(request, padding, plan)
             blocks.publish(request)
@@ -367,8 +363,17 @@ class Scheduler:
                 if not (is_here or self._begin_load(entry, cached, plan)):
                     return
 
+    def _enter(self, request: Request, num_ready: int, num_new_tokens: int, plan: StepPlan, now: int) -> None:
+        """Make `request`, whose first `num_ready` tokens have KV, a running one."""
+        if request.first_scheduled_at is None:
+            request.first_scheduled_at, request.num_cached_tokens = now, num_ready
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_ready
+        self._running.admit(request, num_new_tokens, plan)
+
     def _begin_load(self, entry: Waiting, cached: list[int], plan: StepPlan) -> bool:
-        """Allocate blocks for a waiting request's KV beyond `cached`; False if running prompts need them."""
+        """Allocate blocks for a waiting request's KV beyond `cached` and start its load; False if too few are free
+        beside those that started prompts and loads still need."""
         request = entry[1]
         blocks, total = self.blocks, min(request.num_transferred_tokens, request.num_tokens)
         reserved = self._reservations.num_tokens(request, total, is_load=True)

@@ -139,7 +139,7 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
 
 
 def _numbers(sizes: Any) -> dict[str, float]:
-    """A row's sizes by name, extents included."""
+    """A row's sizes by name, problem sizes included."""
     values = {name: np.ravel(value) for name, value in _fields(sizes)}
     return {name: float(value[0]) for name, value in values.items() if value.size == 1}
 

@@ -107,10 +107,10 @@ def read_limited(path: pathlib.Path, most_bytes: int) -> bytes:
     """File bytes. Raises OSError, also beyond `most_bytes`; SpecError for a forbidden file."""
     refuse_path(path)
     with path.open("rb") as file:
-        bounded = file.read(most_bytes + 1)
-    if len(bounded) > most_bytes:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
         raise _too_large(path, most_bytes)
-    return bounded
+    return content
 
 
 def read_limited_text(path: pathlib.Path, most_bytes: int) -> str:

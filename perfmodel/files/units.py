@@ -72,11 +72,11 @@ def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None
 
     None for other texts.
     """
-    result = [_NUMBER.fullmatch(text) for text in texts]
-    units = [match[2] for match in result if match is not None]
+    matches = [_NUMBER.fullmatch(text) for text in texts]
+    units = [match[2] for match in matches if match is not None]
     if len(units) < len(texts) or not units:
         return None
-    numbers = [float(match[1]) for match in result if match is not None]
+    numbers = [float(match[1]) for match in matches if match is not None]
     if len(set(units)) == 1 and units[0] in ("", "x"):
         return tuple(numbers), units[0]
     for known in _UNITS.values():

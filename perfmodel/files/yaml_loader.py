@@ -150,10 +150,10 @@ def load_yaml_text(text: str, name: str) -> LoadedYaml:
     """See `load_yaml`; `name` stands for the file in errors."""
     root = _compose(text, name)
     if root is None:
-        raise SpecError(f"{name}: the file is empty; a mapping of `key: value` lines is needed.")
+        raise SpecError(f"{name}: the file is empty; expected a mapping of `key: value` lines.")
     if not isinstance(root, yaml.MappingNode):
-        result = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
-        raise SpecError(f"{name}:{root.start_mark.line + 1}: got {result}, a mapping of `key: value` lines is needed.")
+        kind = "a list" if isinstance(root, yaml.SequenceNode) else f"{root.value!r}"
+        raise SpecError(f"{name}:{root.start_mark.line + 1}: got {kind}; expected a mapping of `key: value` lines.")
     return LoadedYaml(_Values(name).of(root), Positions(name, root))
 
 

@@ -98,7 +98,7 @@ def _with_latent(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     assert latent is not None
     _plain_attention(model, "latent")
     if changes.num_kv_heads is not None:
-        raise SpecError("got beside num_kv_heads; a latent has no KV heads to share, leave one of them out.")
+        raise SpecError("is set beside num_kv_heads; a latent has no KV heads to share, leave one of them out.")
     return _with_attention(
         model,
         lambda mixer, _: LatentAttention(
@@ -321,7 +321,7 @@ def _moefied(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
                     f"divisor of {ffn.intermediate_size}."
                 )
             if ffn.up_rank is not None:
-                raise SpecError("got beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
+                raise SpecError("is set beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
             width = ffn.intermediate_size // moefy.num_experts
             experts = MoEFFN(
                 moefy.num_experts, moefy.top_k, width, gated=ffn.gated, activation=ffn.activation, bias=ffn.bias

@@ -41,7 +41,7 @@ def with_layer_formats(model: ModelSpec, rules: Sequence[LayerQuantization]) -> 
         return model
     if model.num_distinct_layers is not None:
         raise SpecError(
-            f"engine.quantization_by_layer: got it with {model.name}, whose layers share the weights of "
+            f"engine.quantization_by_layer: is set with {model.name}, whose layers share the weights of "
             f"{model.num_distinct_layers}; set engine.quantization for all of them."
         )
     formats: list[dict[str, QuantizationSpec]] = [{} for _ in range(model.num_layers)]

@@ -89,7 +89,7 @@ class Prune(Spec):
         if self.kind == "2:4" and self.fraction not in (None, 0.5):
             raise ValueError(f"got fraction={self.fraction:g} with 2:4, which is 0.5; leave it out")
         if self.kind != "2:4" and self.fraction is None:
-            raise ValueError(f"got no fraction with {self.kind}; give the share that is left out, as in 0.25")
+            raise ValueError(f"kind: {self.kind} needs fraction; give the share that is left out, as in 0.25")
         if self.kind != "unstructured" and self.storage == "sparse":
             raise ValueError(f"got storage=sparse with {self.kind}; only unstructured pruning has a choice")
         return self
@@ -105,8 +105,8 @@ class LowRank(Spec):
     @model_validator(mode="after")
     def _one_of_both(self) -> "LowRank":
         if (self.rank is None) == (self.fraction is None):
-            result = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
-            raise ValueError(f"got {result}; give one of them")
+            given = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
+            raise ValueError(f"got {given}; give one of them")
         return self
 
 
@@ -125,8 +125,8 @@ class EarlyExit(Spec):
     @model_validator(mode="after")
     def _one_of_both(self) -> "EarlyExit":
         if (self.expected_share is None) == (self.exit_probabilities is None):
-            result = "both" if self.expected_share is not None else "neither"
-            raise ValueError(f"got {result} of expected_share and exit_probabilities; give one of them")
+            given = "both" if self.expected_share is not None else "neither"
+            raise ValueError(f"got {given} of expected_share and exit_probabilities; give one of them")
         total = sum(self.exit_probabilities or ())
         if total > 1 + 1e-9:
             raise ValueError(f"got exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")
@@ -161,7 +161,7 @@ class Experts(Spec):
     @model_validator(mode="after")
     def _changes_something(self) -> "Experts":
         if not self.model_dump(exclude_none=True):
-            raise ValueError("got no field; give top_k, num_experts, split or shared_intermediate_size")
+            raise ValueError("is empty; give top_k, num_experts, split or shared_intermediate_size")
         return self
 
 

@@ -214,7 +214,7 @@ def with_quantization(model: ModelSpec, method: str | None, group_size: int | No
             names = ", ".join(name for name, spec in METHODS.items() if spec.weights in GROUPED_FORMATS)
             raise SpecError(
                 f"engine.quantization_group_size: got {group_size} with quantization={key}, whose scales are as its "
-                f"definition has them; expected with {names}."
+                f"definition has them; group sizes go with {names}."
             )
         wanted = replace(wanted, group_size=max(group_size, 0))
     is_same = all(getattr(have, name) == getattr(wanted, name) for name in ("weights", "activations", "outlier_share"))

@@ -162,7 +162,7 @@ class Work:
     vector_ops: float = 0.0
 
     def problem_as(self, kind: type[E]) -> E:
-        """The extent, checked to be of type `kind`. Raises SpecError for a work of another family."""
+        """The problem size, checked to be of type `kind`. Raises SpecError for a work of another family."""
         if isinstance(self.problem, kind):
             return self.problem
         raise SpecError(

@@ -18,10 +18,10 @@ from perfmodel.specs.slo import SLO
 def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: float | None = None) -> int | None:
     """Groups of `screened` that serve `rate` (requests/s) within `spec`, at `group_rate` each (default: the screened
     rate). None if too many are needed or a group serves no rate."""
-    item = screened.rate if group_rate is None else group_rate
-    if item <= 0:
+    rate_of_one = screened.rate if group_rate is None else group_rate
+    if rate_of_one <= 0:
         return None
-    needed = max(1, ceil(rate / item - 1e-9))
+    needed = max(1, ceil(rate / rate_of_one - 1e-9))
     most = most_replicas(screened, spec)
     choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
     if not choices:

@@ -384,8 +384,8 @@ class Option:
     def known_bills(self, cap: float) -> Floats:
         """Cost per draw if the needed replicas are known before buying."""
         exact = np.where(self.needed <= self.most, np.maximum(self.needed, 1.0) * self.price, inf)
-        minimum: Floats = np.minimum(exact, self.bills(cap))
-        return minimum
+        bills: Floats = np.minimum(exact, self.bills(cap))
+        return bills
 
 
 @dataclass(frozen=True)

@@ -255,12 +255,16 @@ class Service:
 def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
     """One candidate's service `count` times, each row with its own step times and front end. surfaces, prompts: step
     times of decode and prefill engines; server: factors on the front end"""
-    (start, item), (fixed, per_token, per_sequence), times = service.transfer, service.front_end, server[:, None]
+    (start, per_kv_token), (fixed, per_token, per_sequence), times = (
+        service.transfer,
+        service.front_end,
+        server[:, None],
+    )
     return replace(
         service,
         surfaces=surfaces,
         prompts=prompts,
-        transfer=(np.repeat(start, count, axis=0), np.repeat(item, count, axis=0)),
+        transfer=(np.repeat(start, count, axis=0), np.repeat(per_kv_token, count, axis=0)),
         front_end=(fixed * times, per_token * times, per_sequence * times),
         **{
             name: np.repeat(getattr(service, name), count, axis=0)
@@ -306,23 +310,23 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     smoothed = 2 * (life - 1 + np.exp(-life)) / life**2
     met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
     step = _at(steps, met)
-    own, result, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
+    own, first_s, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
     full = surfaces.mixed_step_time(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
     tpot = _held_up(surfaces.decode(met), step, own, outputs, beside_rate, work.square, full, for_batch)
     start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
-    ahead = service.gates * np.where(is_apart, result, mean_step)
-    waits = np.where(for_gate < is_busy, start_of * result + ahead, 0.0)
+    ahead = service.gates * np.where(is_apart, first_s, mean_step)
+    waits = np.where(for_gate < is_busy, start_of * first_s + ahead, 0.0)
     waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, batch.full, batch.wait)
     fixed, per_token, per_sequence = service.front_end
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
-    start, item = service.transfer
-    ttft = ttft + np.where(is_apart, start + item * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
+    start, per_kv_token = service.transfer
+    ttft = ttft + np.where(is_apart, start + per_kv_token * (prompt + cached) + (0.5 + service.gates) * step, 0.0)
     is_bad = ~(chain.is_stable & work.is_stable)
     brought = surfaces.tokens(met)
     single = None
     if demand.asks_for_tokens:
         met_by = beside_rate * step, work.extra.mean(axis=1, keepdims=True), work.square
-        gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + result)
+        gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + first_s)
         at_once = 1.0 - np.exp(-beside_rate * (own + service.gates * step))
         single = SingleTokens(gap, surfaces.decode(met) / brought, held_steps(*met_by), at_once)
     return Served(

@@ -274,7 +274,7 @@ def load_study(path_or_name: str | pathlib.Path, overrides: Sequence[str] = ()) 
     loaded = load_yaml(path)
     if not isinstance(loaded.data.get("study", ""), str) or "study" not in loaded.data:
         raise SpecError(
-            f"{path}: got no `study: NAME`, so this is not a study; scenarios are for `perfmodel simulate` and "
+            f"{path}: has no `study: NAME`, so this is not a study; scenarios are for `perfmodel simulate` and "
             f"`perfmodel execute`."
         )
     study = parse(Study, loaded.data, loaded.positions)

@@ -1,4 +1,4 @@
-"""Step times of a layout on a grid of batches and prompt tokens, from the simulator's pricer, interpolated.
+"""Step times of a layout on a grid of batches and prompt tokens, from the simulator's cost model, interpolated.
 
 Also under common draws of the calibration error (`perfmodel.cost.calibrations.draws`), so that candidates are compared
 under equal errors. Two devices
@@ -46,7 +46,7 @@ class StepSurface:
 
     decode:   steps with BATCHES decoding sequences, at the workload's mean context
     tokens:   tokens per sequence of such a step (above 1 with speculation)
-    beside:   steps with _BESIDE decodes and CHUNKS prompt tokens, without `jump`
+    mixed_step_time: steps with _BESIDE decodes and CHUNKS prompt tokens, without `jump`
     cached:   extra per cached token, by prompt tokens (CHUNKS)
     jump:     extra of prompt steps with more tokens than `captured`, which have no CUDA graph
     launched: launch time of such a step's kernels: a lower bound on `mixed_step_time`, to which `jump` is added

@@ -220,7 +220,11 @@ class _Processes:
         try:
             worker.pipe.send(step)
         except OSError:
-            return  # it has ended; `wait` notices
+            if not worker.is_ready:
+                return  # it ended while it started; `wait` notices
+            self._running.remove(worker)  # it ended while it was idle: the step was never begun
+            _stop(worker)
+            self.submit(number, step)
 
     def wait(self) -> list[tuple[int, Any, str]]:
         outcomes: list[tuple[int, Any, str]] = []

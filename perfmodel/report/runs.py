@@ -71,7 +71,7 @@ class RunFolder:
                 is_own = name in _HEADERS and records.read(len(header)) in (header, b"")
             if not is_own:
                 raise SpecError(
-                    f"--out {self.path}: got {name}, which no run of perfmodel has written, and would replace it; "
+                    f"--out {self.path}: has {name}, which no run of perfmodel has written and this one would replace; "
                     f"give another folder."
                 )
 

@@ -26,9 +26,9 @@ from perfmodel.specs.scenario import Scenario
 
 
 def beyond_context(max_model_len: int, excess: str, way_out: str) -> WorkloadError:
-    """The error that says so.
+    """Error for a request beyond the model's context.
 
-    max_model_len: tokens of the context; found: what does not fit; way_out: what the client can do
+    max_model_len: tokens of the context; excess: what does not fit; way_out: what the client can do
     """
     return WorkloadError(
         f"This model's maximum context length is {max_model_len} tokens. However, {excess}; {way_out}."

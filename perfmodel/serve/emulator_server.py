@@ -68,7 +68,7 @@ class Telemetry:
         if self.kv_replay is not None and self.kv_events is None:
             raise SpecError(f"kv_replay: got {self.kv_replay} without kv_events; there is nothing to replay")
         if self.kv_arrays and self.kv_events is None:
-            raise SpecError("kv_arrays: got without kv_events, of which there are none; say where to publish them")
+            raise SpecError("kv_arrays: is set without kv_events, of which there are none; say where to publish them")
 
 
 class Ended(NamedTuple):

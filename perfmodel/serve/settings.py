@@ -33,7 +33,7 @@ class InjectedFaults:
         if not 0 <= self.rate <= 1:
             raise SpecError(f"fail: got rate {self.rate:g}; expected 0 to 1, a share of the requests")
         if not self.kinds:
-            raise SpecError(f"fail: got no kind; name some of {', '.join(_KINDS)}")
+            raise SpecError(f"fail: names no kind; give some of {', '.join(_KINDS)}")
         for kind in self.kinds:
             if kind not in _KINDS:
                 raise SpecError(f"fail: got kind {kind!r}; expected {', '.join(_KINDS)}.{did_you_mean(kind, _KINDS)}")

@@ -74,11 +74,11 @@ _NAMES = {
     "perfmodel.specs.slo": "SLO",
     "perfmodel.specs.traffic": "Arrivals ExpertRouting Lengths Prefix Sampling Stage Traffic",
 }
-_BLOCK_PROVIDERS = {name: module for module, names in _NAMES.items() for name in names.split()}
+_LAZY_NAMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    home = _BLOCK_PROVIDERS.get(name)
+    home = _LAZY_NAMES.get(name)
     if home is None:
         raise AttributeError(f"module 'perfmodel.specs' has no attribute {name!r}")
     from importlib import import_module

@@ -154,7 +154,7 @@ class PoolGroup(NamedTuple):
         where = "" if self.name is None else f" in deployment {self.name}"
         if bool(roles["prefill"]) != bool(roles["decode"]):
             missing = "decode" if roles["prefill"] else "prefill"
-            yield f"got no pool with role {missing}{where}; prefill and decode pools need each other"
+            yield f"no pool has role {missing}{where}; prefill and decode pools need each other"
         if roles["unified"] and roles["prefill"]:
             yield (
                 f"got unified pools beside prefill and decode ones{where}; give each kind a `share` of the requests, "

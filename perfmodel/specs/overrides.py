@@ -50,7 +50,7 @@ def parse_override(text: str) -> Override:
     name, equals, value = text.partition("=")
     path = tuple(part.strip() for part in name.strip().split("."))
     if not equals or not all(path):
-        raise SpecError(f"--set {text}: got no `field=value`; write it as in --set engine.max_num_seqs=64.")
+        raise SpecError(f"--set {text}: is no `field=value`; write it as in --set engine.max_num_seqs=64.")
     factor = _FACTOR.fullmatch(value.strip())
     if factor is not None:
         return Override(text, path, factor=float(factor[1]))
@@ -127,7 +127,7 @@ def _scaled(value: Any, override: Override, siblings: Any) -> Any:
         is_missing = value is None and isinstance(siblings, dict)
         near = did_you_mean(str(override.path[-1]), siblings) if is_missing else ""
         raise SpecError(
-            f"--set {override.text}: got {show_value(value)} to multiply, a number in the file is needed; "
+            f"--set {override.text}: got {show_value(value)} to multiply; expected a number in the file; "
             f"write the value itself.{near}"
         )
     return f"{float(quantity[1]) * override.factor!r} {quantity[2] or ''}".strip()

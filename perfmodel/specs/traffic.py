@@ -139,10 +139,10 @@ class Prefix(Spec):
 
     @model_validator(mode="after")
     def _prompts_can_be_drawn(self) -> "Prefix":
-        result = self.num_groups * (self.num_prompts_per_group or 1)
-        if self.num_prompts_per_group is not None and result > _MAX_PROMPTS:
+        num_prompts = self.num_groups * (self.num_prompts_per_group or 1)
+        if self.num_prompts_per_group is not None and num_prompts > _MAX_PROMPTS:
             raise ValueError(
-                f"got {result:,} prompts (num_groups x num_prompts_per_group); expected at most {_MAX_PROMPTS:,}; "
+                f"got {num_prompts:,} prompts (num_groups x num_prompts_per_group); expected at most {_MAX_PROMPTS:,}; "
                 f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
             )
         return self

@@ -94,7 +94,7 @@ def pair_tasks(bench: Bench) -> Iterator[Task]:
 def sides_of(name: str) -> tuple[Sequence[str], Sequence[str]]:
     technique = block_as(load_scenario(name).technique, Technique)
     if technique is None:
-        raise SpecError(f"{name}: got no `technique` block; give its name, baseline and metric.")
+        raise SpecError(f"{name}: has no `technique` block; give its name, baseline and metric.")
     return (), technique.baseline
 
 

@@ -136,7 +136,7 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 def serving() -> list[Problem]:
     bf16 = torch.bfloat16
     decodes = [_decode(size, sizes, bf16) for size in (1, 64, 256) for sizes in (_QWEN, _MAMBA)]
-    prompts = [_prefill(item, sizes, bf16) for item in ([8192], [1024] * 8) for sizes in (_QWEN, _MAMBA)]
+    prompts = [_prefill(lengths, sizes, bf16) for lengths in ([8192], [1024] * 8) for sizes in (_QWEN, _MAMBA)]
     return prompts + decodes
 
 

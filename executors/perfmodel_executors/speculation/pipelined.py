@@ -53,7 +53,7 @@ class PipelinedProposer(Proposer):
         self._drafter.cache.reserve(self._own_blocks + highest + 1)
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
-        return [self._drafts.get(item.key, [])[: item.depth] for item in drafting]
+        return [self._drafts.get(sequence.key, [])[: sequence.depth] for sequence in drafting]
 
     def go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
@@ -109,14 +109,15 @@ class PipelinedProposer(Proposer):
             chunk._replace(block_table=self._shifted(chunk.block_table), is_sampled=False, draws=()) for chunk in chunks
         ]
         result: list[list[int]] = [[] for _ in drafting]
-        active = [i for i, item in enumerate(drafting) if item.ahead]
+        active = [i for i, sequence in enumerate(drafting) if sequence.ahead]
         if segments or prompts:
             unasked = [
-                s if item.ahead else s._replace(is_sampled=False) for s, item in zip(segments, drafting, strict=True)
+                s if sequence.ahead else s._replace(is_sampled=False)
+                for s, sequence in zip(segments, drafting, strict=True)
             ]
             for i, token in zip(active, self._drafter.run([*unasked, *prompts]), strict=True):
                 result[i].append(token)
-        for count in range(1, max((item.ahead for item in drafting), default=0)):
+        for count in range(1, max((sequence.ahead for sequence in drafting), default=0)):
             ends = [segment.num_computed + len(segment.tokens) + count - 1 for segment in segments]
             active = [i for i in active if drafting[i].ahead > count and ends[i] < self._longest]
             behind = [TokenSegment([result[i][-1]], ends[i], segments[i].block_table) for i in active]
@@ -173,6 +174,6 @@ class PipelinedSpeculator:
 
     def finalize(self, drafting: Sequence[Drafting], verified: Verified) -> None:
         self._verifying.finalize(drafting, verified)
-        result = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
-        for index, (item, path, guess, ahead) in enumerate(result):
-            self.proposer.keep(index, item, len(path), ahead[1:] if guess else None)
+        outcomes = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
+        for index, (sequence, path, guess, ahead) in enumerate(outcomes):
+            self.proposer.keep(index, sequence, len(path), ahead[1:] if guess else None)

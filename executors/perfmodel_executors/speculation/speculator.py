@@ -50,7 +50,7 @@ class Speculator:
         return (sum(map(len, self.proposer.propose(drafting, chunks))),)
 
     def run(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment], is_warm_up: bool = False) -> Verified:
-        """Take the step. Nothing is remembered of it until `proposer.settle`, so it may be taken twice."""
+        """Take the step. Nothing is remembered of it until `proposer.finalize`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
         segments = [self._segment(sequence, draft) for sequence, draft in zip(drafting, drafts, strict=True)]
         flat = self.proposer.verify(self._runner, Round(drafting, drafts, [*segments, *chunks]), is_warm_up)

@@ -34,7 +34,7 @@ _TILE_EDGE = 128.0
 _ALIGNMENT = 16
 _NEVER_S = 1e9
 _ROWS_AT_ONCE = 4096
-_NO_COLUMNS = ("tiles", "weight_bytes", "input_bytes")  # the last fields of an extent
+_NO_COLUMNS = ("tiles", "weight_bytes", "input_bytes")  # the last fields of a problem size
 
 
 class GroupedExpertsFit(Spec):

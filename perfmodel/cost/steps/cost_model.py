@@ -1,7 +1,7 @@
 """Step times by batch shape: `StepCostModel`, and `GraphCostModel` for one graph on one device.
 
 Durations are whole picoseconds, so sums do not depend on order or grouping: steps advanced together take exactly as
-long as one by one. A pricer counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds.
+long as one by one. A cost model counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds.
 """
 
 from collections.abc import Hashable
@@ -19,7 +19,7 @@ _OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sum
 
 
 class StepCostModel(Protocol):
-    """Times steps. `GraphCostModel` is the plain one; pipeline and speculation pricers wrap it.
+    """Times steps. `GraphCostModel` is the plain one; those of pipelines and speculation wrap it.
 
     has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one
     """
@@ -46,7 +46,7 @@ class StepCostModel(Protocol):
         ...
 
     def fresh(self) -> "StepCostModel":
-        """A pricer of the same steps with zero counts."""
+        """A cost model of the same steps with zero counts."""
         ...
 
 
@@ -113,7 +113,7 @@ class _Batch:
 
 
 class GraphCostModel:
-    """Prices steps from the costs in `tables`, which pricers may share. draw: error factors, for ensembles"""
+    """Prices steps from the costs in `tables`, which may be shared. draw: error factors, for ensembles"""
 
     def __init__(self, tables: StepTables, draw: Draw | None = None) -> None:
         self.has_runs = True

@@ -12,8 +12,8 @@ A resource is what bounds an operator: compute, memory, communication; the rest 
 A drafter on its own devices shares none: round = max(verification, drafting). Rounds after a wrong draft (the next has
 none to verify) are up to `perfmodel.engine.config`.
 
-`DraftTables`: costs of drafting and verifying, shared by a scenario's pricers. Drafter passes run back to back on the
-model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches.
+`DraftTables`: costs of drafting and verifying, shared by a scenario's cost models. Drafter passes run back to back on
+the model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches.
 """
 
 from collections.abc import Iterator

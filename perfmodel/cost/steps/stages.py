@@ -168,7 +168,7 @@ class StagedCostModel:
 
 
 def step_cost_model(tables: StepTables, draw: Draw | None = None) -> StepCostModel:
-    """The pricer of `tables`, in one stage or several."""
+    """The cost model of `tables`, in one stage or several."""
     return StagedCostModel(tables, draw) if tables.stages else GraphCostModel(tables, draw)
 
 

@@ -28,7 +28,7 @@ _SPREAD_OTHER_VERSION = 1.3  # as of kernels measured under another engine [assu
 class StepCosts:
     """A scenario's step costs, and what the engine adds.
 
-    tables: costs of the model's own steps, shared by all pricers
+    tables: costs of the model's own steps, shared by all cost models
     drafts: costs of drafting and verifying, with speculation
     split:  of layers over several devices
     """
@@ -52,12 +52,12 @@ class StepCosts:
         return self.tables.timer.calibration
 
     def cost_model(self, draw: Draw | None = None) -> StepCostModel:
-        """The pricer of the steps, staged and speculative as needed. draw: error factors, for ensembles"""
+        """Cost model of the steps, staged and speculative as needed. draw: error factors, for ensembles"""
         cost_model = step_cost_model(self.tables, draw) if self.drafts is None else self.speculative_cost_model(draw)
         return cost_model if self.split is None else SplitCostModel(cost_model, self.split)
 
     def speculative_cost_model(self, draw: Draw | None = None) -> SpeculativeCostModel:
-        """The pricer of drafting and verifying rounds; needs `drafts`. draw: as of `cost_model`"""
+        """Cost model of drafting and verifying rounds; needs `drafts`. draw: as of `cost_model`"""
         assert self.drafts is not None
         return SpeculativeCostModel(self.tables, self.drafts, draw)
 

@@ -1,4 +1,4 @@
-"""`StepTables`: costs of a step graph's operators by what they depend on, computed once for all pricers.
+"""`StepTables`: costs of a step graph's operators by what they depend on, computed once for all cost models.
 
 Each group of operators depends on one part of a batch's shape (`OperatorGroup`); decode attention depends on batch and
 summed contexts, by axis. Tables know no steps taken, so simulations share them. Costs are kept by fit, so that a draw

@@ -104,7 +104,7 @@ def validate_techniques(
         raise SpecError(f"validate techniques {root}: no such file or folder.")
     files = [root] if root.is_file() else sorted(root.rglob("*.yaml"))
     if not files:
-        raise SpecError(f"validate techniques {root}: got no *.yaml; give a folder of scenarios with `technique`.")
+        raise SpecError(f"validate techniques {root}: has no *.yaml; give a folder of scenarios with `technique`.")
     verdicts: list[TechniqueVerdict] = []
     reasons: list[str] = []
     for done, file in enumerate(files, 1):
@@ -140,7 +140,7 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
     scenario = load_scenario(file)
     technique = block_as(scenario.technique, Technique)
     if technique is None:
-        raise SpecError(f"{file}: got no `technique` block; give its name, baseline and metric.")
+        raise SpecError(f"{file}: has no `technique` block; give its name, baseline and metric.")
     baseline = load_scenario(file, technique.baseline)
     key = pair_key(file, repeats)
     known = journal.find(technique, key)

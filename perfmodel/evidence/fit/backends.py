@@ -42,7 +42,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
 from perfmodel.errors import PerfmodelError
-from perfmodel.evidence.fit.kernels import rounded_residuals, softened, weighted_quantiles
+from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.sources.local import DeviceTable, LocalSetup, local_engine, local_scenario, row_tests
 from perfmodel.ops.graphs.step import StepGraph, build_graph
@@ -282,20 +282,16 @@ class ParameterLayout:
 
         def factors(names: Sequence[str], fields: Mapping[str, float], values: Vector) -> dict[str, Factors]:
             rows = zip(names, values.tolist(), strict=True)
-            return {name: Factors(**_rounded(dict(zip(fields, row, strict=True)))) for name, row in rows}
+            return {name: Factors(**rounded(dict(zip(fields, row, strict=True)))) for name, row in rows}
 
         return BackendFit(
-            **_rounded(numbers),
-            cycles=_rounded(dict(zip(self.forms, cycles.tolist(), strict=True))),
+            **rounded(numbers),
+            cycles=rounded(dict(zip(self.forms, cycles.tolist(), strict=True))),
             by_generation=factors(self.generations, GENERATION_SD, generations),
             by_version=factors(self.versions, VERSION_SD, versions),
             decode_residuals=decode,
             prompt_residuals=prompt,
         )
-
-
-def _rounded(values: Mapping[str, float]) -> dict[str, Any]:
-    return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
 # ---------------------------------------------------------------- the fit

@@ -168,6 +168,11 @@ def rounded_residuals(quantiles: Sequence[float] | Floats, num_rows: int, digits
     return Residuals(num_rows=num_rows, p10=p10, p50=p50, p90=p90)
 
 
+def rounded(values: Mapping[str, float]) -> dict[str, Any]:
+    """The values to four digits, as calibrations hold them."""
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
+
+
 def weighted_quantiles(values: Floats, weights: Floats) -> list[float]:
     """Weighted 10th, 50th and 90th percentile."""
     order = np.argsort(values)

@@ -190,7 +190,7 @@ _ONE_CALL = ("tokens", "top_k", "num_experts", "local_experts", "width", "inner"
 _MIN_MISALIGNED = 50  # rows with odd shards that it takes to fit what they cost
 
 
-def moe_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
+def moe_groups(table: KernelTable, _device: DeviceFacts) -> list[Group]:
     """One group per engine, format and kernel, without rows of unknown formats."""
     parts: dict[tuple[str, str], list[tuple[WeightFormat, _Kernel, NDArray[np.int64]]]] = {}
     for (version, dtype, source), rows in table.groups(("engine_version", "moe_dtype", "kernel_source")):
@@ -202,8 +202,8 @@ def moe_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
     known = _num_gates(table)
     result = []
     for (engine, key), members in parts.items():
-        form, kernel, _rows = members[0]
-        rows = np.concatenate([item for *_kernel_of_rows, item in members])
+        form, kernel, _ = members[0]
+        rows = np.concatenate([places for *_, places in members])
         part = table.take(rows)
         gates = known[rows] if kernel.has_gate is None else np.full(len(rows), 1.0 + kernel.has_gate)
         result.append(Group(engine, key, _expert_sizes(part, form, kernel, gates), part.seconds, rows))

@@ -65,7 +65,7 @@ def fit_recorded(
     if path.is_dir():
         is_ours = (path / "suite.json").is_file()
         if is_ours and engine != ENGINE:
-            raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; found --engine {engine}.")
+            raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; got --engine {engine}.")
         calibrations = [fit_measured(read_measurements(path))] if is_ours else calibrate_folder(path, engine, progress)
         files = [_target(out, f"{c.device}@{c.engine}.yaml", is_forced) for c in calibrations]
         return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]

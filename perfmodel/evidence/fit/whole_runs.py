@@ -10,10 +10,9 @@ share c, power the rest:
     reached / peak = c min(1, (TDP / (peak e))^(1/3))
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import log
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -24,7 +23,7 @@ from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
 from perfmodel.cost.kernel_models.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.fit.kernels import rounded_residuals, softened, weighted_quantiles
+from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Floats, Observation, Progress
 from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served, width_key
 from perfmodel.evidence.sources.local import DeviceTable
@@ -149,11 +148,7 @@ def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
         p10=min(item.p10 for item in left),
         p90=max(item.p90 for item in left),
     )
-    return ArchitectureFit(**_rounded(values), rows=sum(fit.rows for fit in fits), residuals=widest)
-
-
-def _rounded(values: Mapping[str, float]) -> dict[str, Any]:
-    return {name: float(f"{value:.4g}") for name, value in values.items()}
+    return ArchitectureFit(**rounded(values), rows=sum(fit.rows for fit in fits), residuals=widest)
 
 
 def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
@@ -202,7 +197,7 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
 
     def fit_of(vector: Floats) -> ArchitectureFit:
         values = dict(zip(priors, np.exp(vector).tolist(), strict=True))
-        return ArchitectureFit(**_rounded(values), kind=kind, rows=len(rows))
+        return ArchitectureFit(**rounded(values), kind=kind, rows=len(rows))
 
     def left_over(fit: ArchitectureFit) -> Floats:
         return _log_errors(rows, folder, WholeRunFits(architectures={architecture: fit}, operation_j=operation_j))

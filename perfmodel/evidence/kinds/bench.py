@@ -181,11 +181,11 @@ def _figure(pair: Prediction, key: str) -> dict[str, Any]:
 
 
 def _notes(pairs: Sequence[Prediction]) -> list[str]:
-    tests = {pair.row.name: pair.row.setup for pair in pairs}
+    tests = [(pair.row.name, pair.row.setup) for pair in pairs]  # names may be equal
     failed = [
         f"{name}: {test.failed:,} of {test.completed + test.failed:,} requests failed or were cut off; they are no "
         f"part of the load or of its figures."
-        for name, test in tests.items()
+        for name, test in tests
         if test.failed
     ]
     notes = dict.fromkeys(note for pair in pairs for note in (*pair.details["notes"], *pair.row.setup.notes))

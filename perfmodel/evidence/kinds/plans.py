@@ -126,9 +126,9 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
     try:
         data = json.loads(gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes())
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: got no JSON ({error}); expected a recording of plans") from None
+        raise SpecError(f"{path}: is no JSON ({error}); expected a recording of plans") from None
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
-        raise SpecError(f"{path}: got no list of cases; expected a recording with engine, version and cases")
+        raise SpecError(f"{path}: has no list of cases; expected a recording with engine, version and cases")
     engine, version = str(data.get("engine", "vllm")), str(data.get("version", ""))
     by: dict[str, Counter[str]] = {}
     worst: list[dict[str, Any]] = []

@@ -145,7 +145,7 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
     nothing can be predicted: the model does not fit, or there is no such operator."""
     figure = block_as(scenario.published, Published)
     if figure is None:
-        raise SpecError(f"{file}: got no `published` block; see docs/published.md.")
+        raise SpecError(f"{file}: has no `published` block; see docs/published.md.")
     value, made_of = _metric(scenario, figure)
     if figure.baseline:
         changed = load_scenario(file, figure.baseline)
@@ -247,7 +247,7 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> Va
     root = Path(path)
     files = [root] if root.is_file() else sorted(file for end in ("yaml", "yml") for file in root.rglob(f"*.{end}"))
     if not files:
-        raise SpecError(f"validate published {path}: got no *.yaml; give a folder of scenarios with `published`.")
+        raise SpecError(f"validate published {path}: has no *.yaml; give a folder of scenarios with `published`.")
     pairs: list[Prediction] = []
     reasons: list[tuple[str, str]] = []
     for done, file in enumerate(files, 1):

@@ -310,8 +310,8 @@ def _local(run: Observation, given: GivenSetup) -> Prediction:
     """A llama-bench test, by pricing its steps."""
     if given.scenario is not None or given.overrides:
         raise SpecError(
-            f"{run.name}: is a test of llama-bench, which says itself what ran; found --scenario or --set beside it, "
-            f"expected are --hardware and --model."
+            f"{run.name}: is a test of llama-bench, which says itself what ran; got --scenario or --set, expected "
+            f"at most --hardware and --model."
         )
     setup = run.setup.local
     device = known_device(given.flags.get("hardware", setup.device))

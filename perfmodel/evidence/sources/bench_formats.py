@@ -19,6 +19,7 @@ InferenceX     `agg_*.json`: one object per run, or the list of a sweep. Latenci
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import isinf
 from typing import Any
 
@@ -242,6 +243,11 @@ def _aiperf_asked(fields: ResultFields) -> dict[str, float]:
     return {}
 
 
+def _aiperf_length(metric: str, fields: ResultFields) -> float | None:
+    """The summary's mean; None where there are records, whose answered requests have it."""
+    return fields.number(metric, "avg") if fields.requests is None else None
+
+
 def _aiperf_rate(fields: ResultFields) -> float | None:
     """The requested rate, else the rate of arrivals."""
     asked, times = _aiperf_asked(fields), fields.requests
@@ -282,8 +288,8 @@ AIPERF = Format(
         "concurrency": lambda fields: _aiperf_asked(fields).get("concurrency"),
         "rate": _aiperf_rate,
         "cv": lambda fields: _aiperf_asked(fields).get("cv"),
-        "prompt": ("input_sequence_length", "avg"),
-        "answer": ("output_sequence_length", "avg"),
+        "prompt": partial(_aiperf_length, "input_sequence_length"),
+        "answer": partial(_aiperf_length, "output_sequence_length"),
     },
     says={"model": _aiperf_model},
     notes=_aiperf_notes,
@@ -300,15 +306,20 @@ _GUIDELLM_TIMES = {
 }
 
 
+def _is_guidellm(data: Object) -> bool:
+    first = data["benchmarks"][0] if isinstance(data["benchmarks"], list) and data["benchmarks"] else None
+    return isinstance(first, dict) and {"metrics", "requests"} <= set(first)
+
+
 def _guidellm_runs(name: str, data: Object) -> list[tuple[str, Object]]:
     """(name, benchmark) pairs of a report, with the tool's version."""
     version, benchmarks = ResultFields(name, data).text("metadata", "guidellm_version"), data["benchmarks"]
-    if not isinstance(benchmarks, list) or not benchmarks:
-        return [(name, {})]
-    named = f"{name}, benchmark {{}}" if len(benchmarks) > 1 else name
     return [
-        (named.format(number), {**item, "guidellm_version": version} if isinstance(item, dict) else item)
-        for number, item in enumerate(benchmarks, 1)
+        (
+            f"{name}, benchmark {number}" if len(benchmarks) > 1 else name,
+            {**benchmark, "guidellm_version": version} if isinstance(benchmark, dict) else benchmark,
+        )
+        for number, benchmark in enumerate(benchmarks, 1)
     ]
 
 
@@ -353,6 +364,7 @@ def _guidellm_slots(fields: ResultFields) -> float | None:
 GUIDELLM = Format(
     names=("GuideLLM",),
     keys=frozenset({"benchmarks"}),
+    matches=_is_guidellm,
     runs=_guidellm_runs,
     figures=(
         *(

@@ -115,7 +115,7 @@ Place = tuple[str, ...] | Callable[[ResultFields], Any]  # where a file has a va
 class Format:
     """Mapping of a result format.
 
-    keys:      that identify an object; without: keys it must not have
+    keys:      that identify an object; without: keys it must not have; matches: what else is asked of it
     names:     of the tools that write it; tool: which one did, if several
     figures:   a table, or a function; requests: reader of single requests, if any
     load:      field of `BenchLoad` -> place; says: scenario field -> place of a text, or a function; empty is not
@@ -138,6 +138,7 @@ class Format:
     duration: tuple[str, ...] = ()
     notes: Callable[[ResultFields], Iterable[str]] | None = None
     runs: Callable[[str, Object], list[tuple[str, Object]]] | None = None
+    matches: Callable[[Object], bool] | None = None
     refusal: Callable[[ResultFields], str] | None = None
     without: frozenset[str] = frozenset()
     speed: Callable[[ResultFields], float] | None = None
@@ -146,7 +147,8 @@ class Format:
 
     def is_of(self, data: Object) -> bool:
         """Whether an object has this format."""
-        return self.keys <= set(data) and self.without.isdisjoint(data)
+        has_keys = self.keys <= set(data) and self.without.isdisjoint(data)
+        return has_keys and (self.matches is None or self.matches(data))
 
     def read(self, name: str, data: Object) -> Observation:
         """The run of `data`, called `name`. Raises SpecError if it cannot be compared."""

@@ -184,7 +184,7 @@ def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:
             width = int(2 * float(ffn_part["ffn_mult"]) * fields.integer("hidden_size") / 3)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise SpecError(
-            f"{fields.source}: block_configs: got {block!r}, "
+            f"{fields.source}: block_configs: got {block!r}; "
             f"expected attention.n_heads_in_group and ffn.ffn_mult, or no_op."
         ) from None
     if heads is not None:

@@ -92,8 +92,8 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
             raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
     if spec.group_size < 0 or spec.group_rows < 1:
         raise SpecError(
-            f"{fields.source}: quantization_config: got groups of {spec.group_rows} x {spec.group_size}, "
-            f"expected are positive sizes."
+            f"{fields.source}: quantization_config: got groups of {spec.group_rows} x {spec.group_size}; "
+            f"expected positive sizes."
         )
     return spec
 
@@ -114,8 +114,8 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
         kept -= {component for component, _ in bits}
     else:
         raise SpecError(
-            f"{fields.source}: quantization_config.quant_method: got {method!r}, "
-            f"allowed: {', '.join([*(r for r in _READERS if r != 'gguf'), 'compressed-tensors'])}."
+            f"{fields.source}: quantization_config.quant_method: got {method!r}; "
+            f"expected {', '.join([*(r for r in _READERS if r != 'gguf'), 'compressed-tensors'])}."
         )
     return QuantizationSpec(method, *formats, _kv_cache(settings), kept, bits=bits)
 
@@ -176,9 +176,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = MappingProxyTy
 def _of_first_group(fields: Fields, group: Any) -> _Formats:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping) or "num_bits" not in weights:
-        raise SpecError(
-            f"{fields.source}: quantization_config.config_groups: got no weights.num_bits in the first group."
-        )
+        raise SpecError(f"{fields.source}: quantization_config.config_groups: the first group has no weights.num_bits.")
     rows, size = 1, int(weights.get("group_size") or 0)
     if weights.get("strategy") == "block":
         rows, size = _block_of(weights.get("block_structure")) or (rows, size)

@@ -116,7 +116,7 @@ def _config_from_shapes(tensors: Mapping[str, Any], path: Path) -> dict[str, Any
     for name, entry in tensors.items():
         shape = entry.get("shape") if isinstance(entry, dict) and isinstance(entry.get("dtype"), str) else None
         if not isinstance(shape, list) or not shape or not all(map(_is_extent, shape)):
-            raise SpecError(f"{path}: tensor {name[:80]}: got no dtype and shape of positive whole numbers.")
+            raise SpecError(f"{path}: tensor {name[:80]}: has no dtype and shape of positive whole numbers.")
         if match := _LAYER.search(name):
             layers.setdefault(int(match[1]), {})[match[2]] = tuple(shape)
         else:

@@ -41,7 +41,7 @@ def stored_settings(tensors: Mapping[str, Any], name: str) -> dict[str, Any]:
     sizes: Counter[str] = Counter()
     for entry in tensors.values():
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
-        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(problem, int) for problem in shape):
+        if isinstance(shape, list) and len(shape) >= _MATRIX and all(isinstance(size, int) for size in shape):
             sizes[str(entry.get("dtype"))] += prod(shape)
     if not sizes:
         return {}

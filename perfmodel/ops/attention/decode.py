@@ -78,7 +78,7 @@ def attention_decode(
     g q rows in all. Masked scores are computed all the same. A window grows by the distance to its last query.
 
     Flash-decoding launches B K ceil(g / 64) thread blocks, g = H / K, and splits the KV length, at most one split per
-    256 tokens. The device decides how many splits run, so the extent counts all as `thread_blocks`. The combine kernel
+    256 tokens. The device decides how many splits run, so the problem counts all as `thread_blocks`. The combine kernel
     is always launched: a CUDA graph cannot leave it out for short contexts. Without splits (`splits_kv=False`) the
     prefill kernel serves: B H blocks, each over the whole context with q valid rows of its tile. Few sequences leave
     most of the device idle; the group's other reads of the same KV hit L2.

@@ -112,7 +112,7 @@ class GenerationBody(_Body):
         is_greedy, most, least = self.temperature == 0 and not self.use_beam_search, self.most_tokens, self.min_tokens
         same = f"n: got {self.n} with temperature 0, whose answers are all the same; expected 1"
         with_stream = "prompt_logprobs: not in a stream; leave it or stream out"
-        options = "stream_options: expected only with stream: true"
+        options = "stream_options: only with stream: true"
         stops = f"stop: expected at most {_MAX_STOPS} texts, none of them empty"
         _refuse(
             (self.n > 1 and is_greedy, same, None),

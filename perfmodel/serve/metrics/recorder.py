@@ -77,7 +77,7 @@ class HttpCounts:
         yield family("histogram", f"{name}_seconds", text + ", by path.", samples)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
     """A request that a client waits for: when it arrived, which engine has it, as far as one has, its `params`."""
 

@@ -42,7 +42,7 @@ class Autoscaler:
         if not self._fleet.num("starting", "failed"):
             self._fleet.start()
 
-    def _look(self, _: Event) -> None:
+    def _look(self, event: Event) -> None:
         if self._is_over():
             return
         self._num_looks += 1
@@ -58,9 +58,9 @@ class Autoscaler:
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - self._delay:
             self._wanted.popleft()
-        for _more in range(wanted - size):
+        for _ in range(wanted - size):
             fleet.start()
-        for _less in range(min(size - self._wanted[0][1], fleet.num("up"))):
+        for _ in range(min(size - self._wanted[0][1], fleet.num("up"))):
             fleet.drain()
         Alarm(self._env, self._interval, self._look, ARRIVAL_PRIORITY)
 
@@ -152,7 +152,7 @@ class DynamicCluster:
         self.is_sent: Callable[[], bool] = lambda: False
         self._env, self._scenario, self._on_answer, self._on_step = env, scenario, on_answer, on_step
         self._pinned: EngineRank | None = None
-        self._ways_in: list[Callable[[Request], RequestServer]] = []
+        self._entry_routers: list[Callable[[Request], RequestServer]] = []
         self._shares = Shares([], scenario.seed, "models")
         self._shadows: list[tuple[Shares, Callable[[Request], RequestServer]]] = []
 
@@ -177,12 +177,12 @@ class DynamicCluster:
         spec, seed = self._scenario.cluster.failures, self._scenario.seed
         served = [one for one in deployed if not one.spec.is_shadow]
         self._shares = Shares([one.spec.share for one in served if one.spec.share is not None], seed, "models")
-        self._ways_in = [self.entry_router(one) for one in served]
+        self._entry_routers = [self._entry_router(one) for one in served]
         for one in deployed:
             if one.spec.is_shadow:
                 assert one.spec.share is not None
                 self._shadows.append(
-                    (Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self.entry_router(one))
+                    (Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self._entry_router(one))
                 )
         if spec is not None:
             fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
@@ -192,10 +192,10 @@ class DynamicCluster:
 
     def add(self, request: Request) -> None:
         """Send a client's `request` now; shadow pools get copies."""
-        for shares, way_in in self._shadows:
+        for shares, router in self._shadows:
             if shares.of(request.request_id) == 0:
                 copy = request.afresh()
-                way_in(copy).add(copy)
+                router(copy).add(copy)
         self.gateway.add(request)
 
     def send_to(self, engine: EngineRank, request: Request) -> None:
@@ -214,10 +214,10 @@ class DynamicCluster:
     def _route(self, request: Request) -> RequestServer:
         if self._pinned is not None:
             return self._pinned
-        kind = self._shares.of(request.request_id) if len(self._ways_in) > 1 else 0
-        return self._ways_in[kind](request)
+        kind = self._shares.of(request.request_id) if len(self._entry_routers) > 1 else 0
+        return self._entry_routers[kind](request)
 
-    def entry_router(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
+    def _entry_router(self, deployed: Deployed) -> Callable[[Request], RequestServer]:
         """Router into a deployment whose replicas may now come and go."""
         server, gateway = deployed.server, self.gateway
         if server is not None:

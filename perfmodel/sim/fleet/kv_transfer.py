@@ -187,7 +187,9 @@ class KvTransfers:
         transfer.interrupt()
 
     def _link(self, way: str, engine: int) -> Resource:
-        return self._links.setdefault((way, engine), Resource(self._env))
+        if (way, engine) not in self._links:
+            self._links[way, engine] = Resource(self._env)
+        return self._links[way, engine]
 
     def _move(
         self,

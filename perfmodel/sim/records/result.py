@@ -196,9 +196,10 @@ class RunResult(Renderable):
     def provenance(self, kind: str = "run") -> dict[str, Any]:
         """Versions, engines, calibrations and the resolved scenario; executed runs carry their own times."""
         is_measured = self.clock == "executed"
-        fitted = provenance_of([self.scenario], self.calibration, self.profile)
-        used = replace(fitted, fitted=()) if is_measured else fitted
-        return used.to_json(kind, {"clock": self.clock, "scenario": resolved(self.scenario)})
+        provenance = provenance_of([self.scenario], self.calibration, self.profile)
+        if is_measured:
+            provenance = replace(provenance, fitted=())
+        return provenance.to_json(kind, {"clock": self.clock, "scenario": resolved(self.scenario)})
 
     def columns(self, of: str = "requests") -> dict[str, NDArray[Any]]:
         """Equally long arrays by column `of` "requests" (with ttft_s, tpot_s, e2el_s) or "steps".

@@ -183,7 +183,7 @@ class Lockstep:
             self._started = now
             self._run, self._is_settled = None, False
             self._num_steps = num_steps = self._max_leap()
-            duration = self._foresee(active, num_steps) if num_steps > 1 else self._execute(active)
+            duration = self._plan_leap(active, num_steps) if num_steps > 1 else self._execute(active)
             if not env.pass_undisturbed(duration, priority):
                 self._pending = Alarm(env, duration, self._end, priority)
                 return
@@ -198,7 +198,7 @@ class Lockstep:
         self._outcomes = outcomes
         return duration if self.slowdown == 1 else round(duration * self.slowdown)
 
-    def _foresee(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:
+    def _plan_leap(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:
         assert self._leaper is not None
         self._runs = runs = [self._leaper.plan_leap(plan, rank.loop.leap_growth, num_steps) for rank, plan in active]
         run: Run = runs[0]

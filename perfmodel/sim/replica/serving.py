@@ -75,7 +75,7 @@ def copied(tiers: Sequence[tuple[HostBlocks, float]]) -> dict[str, float]:
 def scheduler_config(
     scenario: Scenario, record_positions: bool = False, cost_model: SpeculativeCostModel | None = None
 ) -> SchedulerConfig:
-    """Scheduler settings; `max_model_len` defaults to the model's maximum. pricer: see `speculation_of`."""
+    """Scheduler settings; `max_model_len` defaults to the model's maximum. cost_model: see `speculation_of`."""
     engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
     config = engine_scheduler_config(engine, engine.max_model_len or model.max_position_embeddings)
     slots = config.slots

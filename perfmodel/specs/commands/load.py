@@ -86,8 +86,9 @@ def _synthetic(
     """Synthetic lengths; a shared prefix precedes each prompt's own tokens."""
     if prefix:
         prompt |= {key: prompt[key] + prefix for key in ("value", "low", "high", "mean") if key in prompt}
-        traffic["prefix"] = {"num_groups": groups, "shared_tokens": prefix}
     traffic |= {"input_tokens": prompt, "output_tokens": answer}
+    if prefix:
+        traffic["prefix"] = {"num_groups": groups, "shared_tokens": prefix}
 
 
 def _vllm_bench(reading: Reading, traffic: dict[str, Any], place: str) -> None:

@@ -49,7 +49,7 @@ def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], 
     """
     fitting = [name for name, facts in backends.items() if facts.takes(hardware)]
     if asked is not None and asked not in fitting:
-        allowed = f"expected there: {', '.join(fitting)}" if fitting else "which the engine has no backend for"
+        allowed = f"expected there: {', '.join(fitting)}" if fitting else "the engine has no backend for it"
         raise SpecError(f"engine.backend: got {asked} on {hardware.name} (a {hardware.kind}); {allowed}.")
     if not fitting:
         raise SpecError(f"engine.profile: the engine has no backend for {hardware.name} (a {hardware.kind}).")

@@ -195,7 +195,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
         sizes = (size for size in range(1, max(heads) + 1) if heads_divide(model, size))
         sentence = (
             f"got {tp}, and the {_listed(heads)} attention heads of {model.name} cannot be shared out over so many; "
-            f"allowed {_listed(sizes)}"
+            f"expected {_listed(sizes)}"
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
     if pp > model.num_layers:

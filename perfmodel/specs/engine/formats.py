@@ -88,13 +88,13 @@ def form_of(quantization: QuantizationSpec) -> str | None:
 
 def refuse_formats(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> None:
     """Raise UnsupportedError, with formats that work, for one refused on `hardware`. model: in its served formats."""
-    for of, form, field, result in _formats(model, engine):
+    for of, form, field, given in _formats(model, engine):
         if format_use(engine, hardware, form, of).support != "refused":
             continue
         what = "a KV cache" if of == "kv_cache" else "weights"
         works = ", ".join(allowed_formats(engine, hardware, of))
         raise UnsupportedError(
-            f"got {result}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
+            f"got {given}, and {engine.described.label} does not take {what} in {_spoken(form)} on {_on(hardware)}; "
             f"{what} in {works} work there",
             reason="the engine does not take the number format on the device",
             field=field,

@@ -91,7 +91,7 @@ def _user_calibration(name: str, folder: pathlib.Path) -> pathlib.Path | None:
 def _engine_of(calibration: pathlib.Path) -> str:
     engine = load_yaml(calibration).data.get("engine")
     if not isinstance(engine, str) or looked_up("engines", engine) is None:
-        raise SpecError(f"{calibration}: its `engine` is {engine!r}, expected the name of a shipped engine, as in vllm")
+        raise SpecError(f"{calibration}: its `engine` is {engine!r}; expected the name of a shipped engine, as in vllm")
     return engine
 
 

@@ -58,7 +58,7 @@ class MeasuredAcceptance(Spec):
             if count > of:
                 raise ValueError(f"depth {depth}: got {count} accepted of {of} examined; at most all are")
         if not examined[0]:
-            raise ValueError("got no token examined at depth 1; record a run that drafts tokens")
+            raise ValueError("no token is examined at depth 1; record a run that drafts tokens")
         if self.offered is not None and not accepted[0] <= self.offered <= examined[0]:
             raise ValueError(
                 f"got {self.offered} offered; expected from what was accepted at depth 1 ({accepted[0]}) to what "
@@ -218,7 +218,7 @@ class SpeculativeConfig(VariantSpec):
         needed = _NEEDED.get(self.method)
         if needed is not None and not getattr(self, needed):
             example = ", as in w4a16" if needed == "quantization" else ""
-            yield f"got no {needed} with method={self.method}, which needs it{example}"
+            yield f"method={self.method} needs {needed}{example}"
         longest = self.prompt_lookup_max or 5
         if (self.prompt_lookup_min or 1) > longest:
             given_both = f"prompt_lookup_min={self.prompt_lookup_min} above prompt_lookup_max={longest}"
@@ -226,12 +226,12 @@ class SpeculativeConfig(VariantSpec):
         shape = len(self.tree) if self.tree else self.lookahead.ngram - 1 if self.lookahead else None
         given = self.num_speculative_tokens
         if shape is None and given is None:
-            yield "got no num_speculative_tokens; give the number of tokens to draft, as in 4"
+            yield "num_speculative_tokens is missing; give the number of tokens to draft, as in 4"
         if None not in (shape, given) and shape != given:
             of = f"a tree of {shape} levels" if self.tree else f"n-grams that give {shape}"
             yield f"got num_speculative_tokens={given} beside {of}; leave one of them out"
         if (shape or given or 0) > _MAX_DEPTH:
-            yield f"got drafts of {shape or given} tokens; expected at most {_MAX_DEPTH}: none is all right; lower it"
+            yield f"got drafts of {shape or given} tokens; expected at most {_MAX_DEPTH}, as more are never all right"
         if (most := self.nodes_by_depth[-1]) > _MAX_NODES:
             yield f"got {most} tokens to verify at once per sequence; expected at most {_MAX_NODES}; narrow the tree"
         if self.has_own_device and not self.pipelined:

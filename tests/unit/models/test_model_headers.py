@@ -270,5 +270,5 @@ def test_a_tensor_without_a_shape_is_refused(tmp_path: Path, entry: Any) -> None
     text = json.dumps(header).encode()
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text)
-    with pytest.raises(SpecError, match=r"tensor model.layers.0.x: got no dtype and shape"):
+    with pytest.raises(SpecError, match=r"tensor model.layers.0.x: has no dtype and shape"):
         load_model(str(path))

@@ -43,9 +43,9 @@ def test_equal_replicas_are_one_unified_pool(scenario_file: Write) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("cluster={pools: [{role: decode}]}", "no pool with role prefill"),
+        ("cluster={pools: [{role: decode}]}", "no pool has role prefill"),
         ("cluster={pools: [{role: decode}, {role: prefill}, {}]}", "unified pools beside prefill and decode"),
-        ("cluster={pools: [{deployment: a, role: decode, share: 1}]}", "no pool with role prefill in deployment a"),
+        ("cluster={pools: [{deployment: a, role: decode, share: 1}]}", "no pool has role prefill in deployment a"),
         ("cluster={pools: [{role: prefill, share: 0.5}, {role: decode, share: 0.4}]}", "more than one share"),
         ("cluster={pools: [{role: prefill, share: 0.5}, {role: decode}, {share: 0.4}]}", "add up to 0.9 in 2 of 2"),
         ("cluster={pools: [{shadow: true}]}", "shadow without share"),

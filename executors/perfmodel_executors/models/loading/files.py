@@ -106,7 +106,7 @@ class SafetensorsFiles:
 
     def _stored(self, name: str, layer: int, kind: str, expert: int) -> Tensor | BlockFp8Weight:
         names = self._names(name, layer, kind, expert)
-        full = next((item for item in names if item in self._files), None)
+        full = next((name for name in names if name in self._files), None)
         if full is None:
             raise SpecError(f"{self._path}: no tensor {names[-1]}.")
         tensor: Tensor = self._files[full].get_tensor(full)
@@ -126,7 +126,7 @@ class SafetensorsFiles:
         """What it may be called, its commonest name last."""
         prefix = "" if name == "lm_head" else self._prefix
         known = (*NAMES[name].also, NAMES[name].hugging_face)
-        return [f"{prefix}{item.format(layer, expert=expert)}.{kind}" for item in known]
+        return [f"{prefix}{pattern.format(layer, expert=expert)}.{kind}" for pattern in known]
 
 
 def _need(package: str, path: Path) -> None:

@@ -104,9 +104,7 @@ class FlashDecodeFit(Spec):
     tensor_fraction: float = Field(default=0.9, ge=0.02, le=1.0)
     block_s: float = Field(default=3e-6, ge=1e-8, le=3e-5)
     block_bandwidth: float = Field(default=1.0, ge=0.05, le=10.0)  # one block's share of the bandwidth / (1 / SM)
-    knee: float = Field(
-        default=2.0, ge=1.0, le=20.0
-    )  # how well blocks' fixed costs hide behind the streaming of others
+    knee: float = Field(default=2.0, ge=1.0, le=20.0)  # how well fixed costs of blocks hide behind others' streaming
     doubling_s: float = Field(default=3e-7, ge=1e-9, le=1e-5)  # per doubling of the context: splits, their scheduling
     group_traffic: float = Field(default=0.01, ge=1e-5, le=3.0)
     group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
