@@ -113,7 +113,7 @@ def test_a_rerun_replaces_its_own_files_and_those_of_a_run_that_was_cut_short(ru
 @pytest.mark.parametrize("name", ["requests.csv", "report.html", "result.json"])
 def test_a_file_that_no_run_has_written_stays(run, tmp_path, name):
     (tmp_path / name).write_text("mine")
-    _refused(run("simulate", SCENARIO, *FEW, "--out", "."), f"got {name}, which no run of perfmodel has written")
+    _refused(run("simulate", SCENARIO, *FEW, "--out", "."), f"has {name}, which no run of perfmodel has written")
     assert (tmp_path / name).read_text() == "mine"
 
 

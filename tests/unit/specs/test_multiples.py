@@ -23,7 +23,7 @@ def test_traffic_and_engine_numbers_are_multiplied():
 
 
 def test_what_has_no_number_cannot_be_multiplied():
-    with pytest.raises(SpecError, match="to multiply, a number"):
+    with pytest.raises(SpecError, match="to multiply; expected a number"):
         load_scenario("llama-3.1-8b-a100", ["engine.quantization=2x"])
 
 
