@@ -21,7 +21,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,10 @@ PAGE, STORE = ROOT / "docs/how-right.md", ROOT / "reports/accuracy_202611.csv.gz
 INDEX = data_dir("validated")
 BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
 NEEDS_SOURCE = "needs the cited source"
-_HEAD = ("measured", "what", "rows", "median error", "nine in ten below", "80 % intervals cover")
+_HEAD = (
+    *("measured", "what", "rows", "median error", "trivial", "nine in ten below", "80 % intervals cover", "high / low"),
+    "trivial",
+)
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ def lines_of(measured: MeasuredSet, report: ValidationReport) -> Lines:
     if measured.is_slow:
         return lines_of_rows(measured, predictions_of(measured, report))
     return {
-        _key(measured.name, what): _cells(stats.rows, stats.median_ape, stats.p90_ape, stats.interval_coverage)
+        _key(measured.name, what): _cells(stats)
         for metric, what in measured.shown.items()
         if (stats := report.metrics.get(metric)) is not None
     }
@@ -241,38 +244,29 @@ def lines_of_rows(measured: MeasuredSet, found: Mapping[str, Predictions]) -> Li
     for metric, what in measured.shown.items():
         if metric in found:
             stats = _once_each(found[metric]) if measured.once else found[metric].rows.stats()
-            lines[_key(measured.name, what)] = _cells(
-                stats.rows, stats.median_ape, stats.p90_ape, stats.interval_coverage
-            )
+            lines[_key(measured.name, what)] = _cells(stats)
     for metric, what in measured.shown.items() if measured.cells else ():
         if metric in found:
-            medians = _by_cell(found[metric])
-            lines[_key(measured.name, f"{what}, by cell")] = _cells(
-                len(medians), float(np.median(medians)), float(np.quantile(medians, 0.9)), None
-            )
+            of_cells = replace(_once_each(found[metric]), rows=len(set(found[metric].cells)), interval_coverage=None)
+            lines[_key(measured.name, f"{what}, by cell")] = _cells(of_cells)
     return lines
 
 
 def _once_each(found: Predictions) -> ErrorStats:
-    within = None
-    if found.rows.interval is not None and np.isfinite(found.rows.interval).all():
-        low, high = found.rows.interval
-        ratio = found.rows.measured / found.rows.predicted
-        within = ((ratio >= low) & (ratio <= high)).tolist()
-    return pooled_over_devices(found.cells, found.rows.errors.tolist(), within)
-
-
-def _by_cell(found: Predictions) -> list[float]:
-    names, ape = np.array(found.cells), np.abs(found.rows.errors)
-    return [float(np.median(ape[names == name])) for name in dict.fromkeys(found.cells)]
+    return pooled_over_devices(found.rows, found.cells)
 
 
 def _key(name: str, what: str) -> str:
     return f"| {name} | {what} |"
 
 
-def _cells(count: int, median: float, most: float, covered: float | None) -> tuple[str, ...]:
-    return f"{count:,}", f"{median:.1%}", f"{most:.1%}", "" if covered is None else f"{covered:.0%}"
+def _cells(stats: ErrorStats) -> tuple[str, ...]:
+    errors = (stats.median_ape, stats.trivial_ape, stats.p90_ape)
+    shares = ("" if value is None else f"{value:.1%}" for value in errors)
+    if stats.interval_coverage is None:
+        return f"{stats.rows:,}", *shares, "", "", ""
+    widths = ("" if value is None else f"{value:.2f}" for value in (stats.interval_width, stats.trivial_width))
+    return f"{stats.rows:,}", *shares, f"{stats.interval_coverage:.0%}", *widths
 
 
 def expected_keys(measured: MeasuredSet) -> list[str]:
@@ -290,10 +284,10 @@ def page_lines(text: str) -> Lines:
 
 def table_of(lines: Mapping[str, tuple[str, ...]]) -> str:
     """The table as Markdown; lines that are missing need the cited source."""
-    rows = [f"| {' | '.join(_HEAD)} |", "|---|---|---|---|---|---|"]
+    rows = [f"| {' | '.join(_HEAD)} |", "|" + "---|" * len(_HEAD)]
     for measured in SETS:
         for key in expected_keys(measured):
-            cells = lines.get(key, ("", NEEDS_SOURCE, "", ""))
+            cells = lines.get(key, ("", NEEDS_SOURCE, *[""] * (len(_HEAD) - 4)))
             marked = key.replace(measured.name, f"{measured.name} ¹", 1) if measured.is_cited else key
             rows.append(f"{marked} {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -302,7 +296,7 @@ def table_of(lines: Mapping[str, tuple[str, ...]]) -> str:
 # ---------------------------------------------------------------- rows of slow sets, kept
 
 
-_COLUMNS = ("set", "metric", "row", "cell", "predicted", "measured", "low", "high")
+_COLUMNS = ("set", "metric", "row", "cell", "predicted", "measured", "low", "high", "trivial")
 
 
 @dataclass
@@ -323,7 +317,7 @@ def store(found: Mapping[str, Mapping[str, Predictions]]) -> bytes:
         for metric, item in metrics.items():
             low, high = item.rows.interval or (np.full(len(item.rows), np.nan),) * 2
             cells = item.cells or ("",) * len(item.rows)
-            columns = (item.rows.labels, cells, item.rows.predicted, item.rows.measured, low, high)
+            columns = (item.rows.labels, cells, item.rows.predicted, item.rows.measured, low, high, item.rows.trivial)
             for label, cell, *numbers in zip(*columns, strict=True):
                 writer.writerow((name, metric, label, cell, *(f"{number:.6g}" for number in numbers)))
     return gzip.compress(text.getvalue().encode(), 9, mtime=0)
@@ -341,8 +335,9 @@ def stored(file: Path = STORE) -> dict[str, dict[str, Predictions]]:
 
 
 def _restored(kept: _Kept) -> Predictions:
-    predicted, measured, low, high = np.array(kept.numbers).T
-    return Predictions(Rows(predicted, measured, kept.labels, (low, high)), tuple(kept.cells) if kept.cells[0] else ())
+    predicted, measured, low, high, trivial = np.array(kept.numbers).T
+    rows = Rows(predicted, measured, kept.labels, (low, high), trivial)
+    return Predictions(rows, tuple(kept.cells) if kept.cells[0] else ())
 
 
 # ---------------------------------------------------------------- the command

@@ -276,6 +276,7 @@ _READERS = {
     Kind.steady_state: "perfmodel.evidence.kinds.runs:validate_steady_state",
     Kind.throughput: "perfmodel.evidence.kinds.runs:validate_throughput",
 }
+_FITTED_TO = (Kind.serving, Kind.steady_state, Kind.local, Kind.mlperf, Kind.served)
 
 
 @dataclass(frozen=True)
@@ -323,6 +324,11 @@ class ValidateRequest(req.FlagsRequest):
         "With `bench`: the --speed of the emulator that was measured; times and rates are those of its clock.",
         metavar="S",
     )
+    leave_out: str | None = flag(
+        "--leave-out",
+        "Predict each row by a fit without its model, device, engine, format, cell (all four) or architecture.",
+        metavar="GROUP",
+    )
     repeat: int = flag("--repeat", "Execute this many times.", 1, low=1, shows_default=True)
     seed: int | None = flag("--seed", SEED_HELP)
     report: Path | None = flag("--report", req.REPORT_HELP, metavar="FILE")
@@ -349,6 +355,8 @@ class ValidateRequest(req.FlagsRequest):
             raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
         if self.measured is not None and kind is not Kind.executor:
             raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
+        if self.leave_out is not None and kind not in _FITTED_TO:
+            raise SpecError(f"--leave-out goes with validate {', '.join(_FITTED_TO)}, whose rows are fitted to.")
         of_bench = [*(["scenario"] * (self.deployment is not None)), *self.given]
         if of_bench and kind is not Kind.bench:
             raise SpecError(
@@ -393,6 +401,10 @@ class ValidateRequest(req.FlagsRequest):
 
             return validate_techniques(subject, self.repeat, progress, journal=self._journal(), judged=judged)
         self._check_exists(subject)
+        if self.leave_out is not None:
+            from perfmodel.evidence.leave_out import validate_left_out
+
+            return validate_left_out(self.kind.value, subject, self.leave_out, progress)
         module, name = _READERS[self.kind].split(":")
         report: ValidationReport = getattr(import_module(module), name)(subject, progress)
         return report

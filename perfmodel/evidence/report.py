@@ -2,6 +2,11 @@
 
     ape  = |predicted / measured - 1|          bias = mean(predicted) / mean(measured) - 1
     interval_coverage = share of rows with an interval whose measured value lies in the 80 % interval
+    interval_width    = median of high / low over these rows
+
+For comparison, what needs no model, so that a figure that proves nothing shows it: `trivial_ape` is the median error of
+the simplest predictor, `trivial_width` how wide its 80 % interval has to be. The simplest predictor is the limit for
+rows of a benchmark with limits, the datasheet's roofline for kernels, else the median of the device's other rows.
 
 Figures are fractions. A `Comparison` holds all rows of one metric; each row has one group per dimension (device, model,
 load ...). A report's `by` and its tables come from these.
@@ -29,7 +34,7 @@ NOT_APPLICABLE = "-"  # the group of rows that have no such size
 
 @dataclass(frozen=True)
 class ErrorStats:
-    """Errors of one metric; `interval_coverage` is None without intervals."""
+    """Errors of one metric; None: without intervals, or without a trivial prediction."""
 
     rows: int
     median_ape: float
@@ -37,6 +42,9 @@ class ErrorStats:
     p90_ape: float
     bias: float
     interval_coverage: float | None
+    interval_width: float | None = None
+    trivial_ape: float | None = None
+    trivial_width: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -45,7 +53,7 @@ class ErrorStats:
 class Rows:
     """Pairs of one metric, `predicted` and `measured`, with `labels`. Pairs not finite, or not measured above zero, are
     dropped; `kept` marks the others. interval: the 80 % interval as factors (low, high), for all rows or per row, nan
-    without one"""
+    without one; trivial: the simplest predictor's values, nan without one"""
 
     def __init__(
         self,
@@ -53,6 +61,7 @@ class Rows:
         measured: ArrayLike,
         labels: Sequence[str],
         interval: tuple[ArrayLike, ArrayLike] | None = None,
+        trivial: ArrayLike = nan,
     ) -> None:
         p, m = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
         self.kept: NDArray[np.bool_] = np.isfinite(p) & np.isfinite(m) & (m > 0)
@@ -63,6 +72,7 @@ class Rows:
         if interval is not None:
             low, high = (np.broadcast_to(np.asarray(end, dtype=float), p.shape)[self.kept] for end in interval)
             self.interval = (low, high)
+        self.trivial: NDArray[np.float64] = np.broadcast_to(np.asarray(trivial, dtype=float), p.shape)[self.kept]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -77,16 +87,18 @@ class Rows:
         chosen = np.asarray(mask, dtype=bool)
         labels = list(compress(self.labels, chosen.tolist()))
         interval = None if self.interval is None else (self.interval[0][chosen], self.interval[1][chosen])
-        return Rows(self.predicted[chosen], self.measured[chosen], labels, interval)
+        return Rows(self.predicted[chosen], self.measured[chosen], labels, interval, self.trivial[chosen])
 
     def stats(self) -> ErrorStats:
         """Error statistics; needs at least one row."""
         ape = np.abs(self.errors)
-        coverage = None
+        coverage = width = None
         if self.interval is not None:
             ratio, (low, high) = self.measured / self.predicted, self.interval
-            is_within = ((ratio >= low) & (ratio <= high))[np.isfinite(low)]
-            coverage = float(np.mean(is_within)) if len(is_within) else None
+            has_interval = np.isfinite(low)
+            if has_interval.any():
+                coverage = float(np.mean(((ratio >= low) & (ratio <= high))[has_interval]))
+                width = float(np.median((high / low)[has_interval]))
         return ErrorStats(
             rows=len(self),
             median_ape=float(np.median(ape)),
@@ -94,6 +106,8 @@ class Rows:
             p90_ape=float(np.quantile(ape, 0.9)),
             bias=float(self.predicted.mean() / self.measured.mean() - 1),
             interval_coverage=coverage,
+            interval_width=width,
+            **trivial_errors(self.trivial, self.measured),
         )
 
     def worst(
@@ -111,6 +125,30 @@ class Rows:
             }
             for i in np.argsort(-np.abs(self.errors), kind="stable")[:count].tolist()
         ]
+
+
+def trivial_errors(trivial: NDArray[np.float64], measured: NDArray[np.float64]) -> dict[str, float]:
+    """`trivial_ape` and `trivial_width` of the rows with a trivial prediction; empty without any."""
+    known = np.isfinite(trivial) & (trivial > 0)
+    if not known.any():
+        return {}
+    ratio = measured[known] / trivial[known]
+    low, high = np.quantile(ratio, [0.1, 0.9])
+    return {"trivial_ape": float(np.median(np.abs(1 / ratio - 1))), "trivial_width": float(high / low)}
+
+
+def median_of_others(measured: ArrayLike, groups: Sequence[str]) -> NDArray[np.float64]:
+    """For each row the median of the other rows of its group, of all others where it is alone; nan if it is the only
+    one."""
+    values, names = np.asarray(measured, dtype=float), np.asarray(groups)
+    result = np.full(len(values), nan)
+    for row in range(len(values)):
+        others = np.arange(len(values)) != row
+        members = others & (names == names[row])
+        chosen = members if members.any() else others
+        if chosen.any():
+            result[row] = np.median(values[chosen])
+    return result
 
 
 @dataclass(frozen=True)
@@ -203,18 +241,21 @@ def comparison_of(
     dimensions of the pairs with the metric"""
     members = [pair for pair in pairs if metric in pair.row.metrics]
     setups = [setup_of(pair.scenario) for pair in members if pair.scenario is not None]
-    groups = {name: Dimension.of([group_of(pair) for pair in members]) for name, group_of in dimensions.items()}
-    return Comparison.of(metric, rows_of(metric, members), unit, {**groups, **also}, setups)
+    names = {name: [group_of(pair) for pair in members] for name, group_of in dimensions.items()}
+    groups = {name: Dimension.of(values) for name, values in names.items()}
+    rows = rows_of(metric, members, names.get("device"))
+    return Comparison.of(metric, rows, unit, {**groups, **also}, setups)
 
 
-def rows_of(metric: str, pairs: Sequence[Prediction]) -> Rows:
-    """Values of one metric."""
+def rows_of(metric: str, pairs: Sequence[Prediction], devices: Sequence[str] | None = None) -> Rows:
+    """Values of one metric. devices: of each pair, for the trivial predictor"""
     low, high = zip(*(pair.intervals.get(metric, NO_INTERVAL) for pair in pairs), strict=True) if pairs else ((), ())
     return Rows(
         [pair.metrics.get(metric, nan) for pair in pairs],
         [pair.row.metrics[metric] for pair in pairs],
         [pair.row.label or pair.row.name for pair in pairs],
         (low, high) if np.isfinite(low).any() else None,
+        nan if devices is None else median_of_others([pair.row.metrics[metric] for pair in pairs], devices),
     )
 
 

@@ -100,7 +100,7 @@ FROZEN = {
     "study": ["STUDY", "--execute", "--quality", "--quick", "--set", "--json", "--report", "--engine"],
     "techniques": ["--family", "--json"],
     "validate": [
-        *("KIND", "PATH...", "--scenario", "--measured", "--set", "--speed", "--repeat", "--json", "--seed"),
+        *("KIND", "PATH...", "--scenario", "--measured", "--set", "--speed", "--repeat", "--leave-out", "--json", "--seed"),
         *("--report", "--details"),
         *("--model", "--hardware", "--traffic"),
     ],

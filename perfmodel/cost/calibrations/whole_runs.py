@@ -54,9 +54,8 @@ class WholeRunFits(Spec):
 
     operation_j: joules of an operation of matrix units at the full clock (`sustained_share`), by kernels of measured
                  makers
-    tpot_tail, ttft_tail: 99th percentiles over means, of submissions to a benchmark at their limits
-    widths: spread of log(measured / predicted) of published results by load and metric, each device left out of what it
-            was predicted with
+    widths: spread of log(measured / predicted) of published results by metric, each device left out of what it was
+            predicted with
     """
 
     source: str = ""
@@ -64,8 +63,6 @@ class WholeRunFits(Spec):
     command: str = ""
     architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
     operation_j: float = Field(default=0.0, ge=0, le=1e-9)
-    tpot_tail: float = Field(default=1.0, ge=1, le=10)
-    ttft_tail: float = Field(default=1.0, ge=1, le=10)
     widths: dict[str, Residuals] = Field(default_factory=dict)
 
 

@@ -11,7 +11,7 @@ share c, power the rest:
 """
 
 from collections.abc import Sequence
-from math import log
+from math import log, nan
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from perfmodel.cost.kernel_models.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Floats, Observation, Progress
-from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served, width_key
+from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import served_device
 from perfmodel.ops.formats import LinearFormat
@@ -94,21 +94,13 @@ def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress
     operation_j = fit_operation_j()
     result: dict[str, ArchitectureFit] = {}
     for number, (architecture, selected) in enumerate(sorted(members.items())):
-        result[architecture] = _fit(architecture, selected, folder, operation_j)
+        fit = _fit(architecture, selected, folder, operation_j)
+        if fit is not None:
+            result[architecture] = fit
         if progress is not None:
             progress(number + 1, len(members))
-    tails = {f"{name}_tail": _tail(rows, name) for name in ("tpot", "ttft")}
-    fits = with_others(WholeRunFits(architectures=result, operation_j=operation_j, **tails))
+    fits = with_others(WholeRunFits(architectures=result, operation_j=operation_j))
     return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
-
-
-def _tail(rows: Sequence[Observation], name: str) -> float:
-    """Median over devices of a latency's 99th percentile / mean; 1 without data."""
-    ratios: dict[str, list[float]] = {}
-    for row in rows:
-        if row.setup.tpot_limit_s and {f"{name}_p99", f"{name}_mean"} <= set(row.metrics):
-            ratios.setdefault(row.setup.device, []).append(row.metrics[f"{name}_p99"] / row.metrics[f"{name}_mean"])
-    return round(float(np.median([np.median(item) for item in ratios.values()])), 3) if ratios else 1.0
 
 
 def with_others(fits: WholeRunFits) -> WholeRunFits:
@@ -152,13 +144,15 @@ def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
 
 
 def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> dict[str, Residuals]:
-    """Quantiles of log(measured / predicted) by load and metric; a device weighs sqrt(number of errors)."""
+    """Quantiles of log(measured / predicted) by metric; a device weighs sqrt(number of errors). Rows at a rate are left
+    out: their intervals follow from those of saturated engines."""
+    counted = [row for row in rows if row.is_reliable and row.setup.load != "open"]
     result: dict[str, list[tuple[str, float]]] = {}
-    for pair in predict_served([row for row in rows if row.is_reliable], folder, fits=without_own(fits)):
+    for pair in predict_served(counted, folder, fits=without_own(fits)):
         for metric, measured in pair.row.metrics.items():
             if metric in pair.metrics:
                 error = float(np.log(measured / pair.metrics[metric]))
-                result.setdefault(width_key(metric, pair.row.setup), []).append((pair.row.setup.device, error))
+                result.setdefault(metric, []).append((pair.row.setup.device, error))
     widths = {}
     for key, members in sorted(result.items()):
         devices, errors = zip(*members, strict=True)
@@ -186,7 +180,8 @@ def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[st
     return {name: rows[:: max(1, -(-len(rows) // _MAX_SETTINGS))] for name, rows in chosen.items()}
 
 
-def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float) -> ArchitectureFit:
+def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float) -> ArchitectureFit | None:
+    """The fit to the rows that can be predicted; None without any."""
     kind = served_device(rows[0].setup, DeviceTable(folder)).kind
     priors = _PRIORS | (_PRIORS_OF_CPUS if kind == "cpu" else {})
     usual, deviation = priors["launch_s"]
@@ -205,6 +200,10 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
     def errors(vector: Floats) -> Floats:
         return np.concatenate([softened(left_over(fit_of(vector)), _SMALL) / _SMALL, (vector - centre) / sd])
 
+    predicted = np.isfinite(left_over(fit_of(centre)))
+    rows = [row for row, is_predicted in zip(rows, predicted.tolist(), strict=True) if is_predicted]
+    if not rows:
+        return None
     bounds = centre - 4 * sd, np.minimum(centre + 4 * sd, highest)
     fit = fit_of(least_squares(errors, centre, bounds=bounds, diff_step=0.02, max_nfev=_MAX_STEPS).x)
     left = left_over(fit)
@@ -213,10 +212,10 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
 
 
 def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
-    """log(measured / predicted) seconds of each row; 0 without a prediction."""
+    """log(measured / predicted) seconds of each row; nan without a prediction."""
     result = []
     for pair in (predict_row(row, folder, fits) for row in rows):
         metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)
-        ratio = 0.0 if metric is None else float(np.log(pair.row.metrics[metric] / pair.metrics[metric]))
+        ratio = nan if metric is None else float(np.log(pair.row.metrics[metric] / pair.metrics[metric]))
         result.append(-ratio if "tokens" in (metric or "") else ratio)
     return np.array(result)

@@ -8,7 +8,8 @@ the median figure; per device the median over groups. Reported are median, mean 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from dataclasses import replace
+from math import isfinite, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,15 @@ from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance, provenance_of
 from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress
 from perfmodel.evidence.predict.results import predict_rows, predict_served
-from perfmodel.evidence.report import Comparison, Dimension, ErrorStats, Rows, ValidationReport, not_covered
+from perfmodel.evidence.report import (
+    Comparison,
+    Dimension,
+    ErrorStats,
+    Rows,
+    ValidationReport,
+    median_of_others,
+    not_covered,
+)
 from perfmodel.evidence.sources.local import LocalSetup, read_local_rows
 from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
 from perfmodel.specs.scenario import Scenario
@@ -47,9 +56,10 @@ _KINDS = {
         "elsewhere",
         _CONTRADICT,
         "Results of MLPerf Inference's closed division. Offline: tokens per second of a saturated engine. Server and "
-        "Interactive: TTFT and TPOT at the rate at which the submission just keeps its limits, which is taken to be "
-        "near its own capacity. Lengths are the data sets'; over how many devices an instance is spread, and how many "
-        "samples run together, results do not say: the layout that serves most within the limits is taken." + _POOLED,
+        "Interactive: TTFT and TPOT at the submitted rate, which is close to the server's capacity, where both follow "
+        "small errors of it; a rate beyond the predicted capacity is predicted to overload the server. Lengths are the "
+        "data sets'; over how many devices an instance is spread, and how many samples run together, results do not "
+        "say: the fewest devices that keep the limit on TPOT at that rate are taken." + _POOLED,
     ),
     "served": _Kind(
         "elsewhere",
@@ -64,8 +74,8 @@ _KINDS = {
         "each figure as the steps that it took. Errors are of devices: a device's is the median over its groups (rows "
         "of one setting), a group's is the prediction against the median of its figures. Rows whose flags say that the "
         "host was at fault (slow, anomalous, weak host, power limit, patched kernels, RPC) are listed apart. Figures "
-        "of the same table may have been fitted to; `benchmarks/cross_validate_local.py` leaves out whole devices and "
-        "whole models.",
+        "of the same table may have been fitted to; `--leave-out device` and `--leave-out model` leave out "
+        "whole chips and whole models.",
     ),
 }
 
@@ -89,7 +99,7 @@ def validate_served(path: str | Path, progress: Progress | None = None) -> Valid
 
 
 class _Figure(NamedTuple):
-    """A setting's figures of one metric: its first row, the median, and each figure."""
+    """A setting's figures of one metric: its first row, the median, and each figure. trivial: see `ErrorStats`"""
 
     row: Observation
     scenario: Scenario
@@ -97,6 +107,7 @@ class _Figure(NamedTuple):
     measured: float
     interval: Interval
     figures: tuple[float, ...]
+    trivial: float = nan
 
     @property
     def device(self) -> str:
@@ -181,36 +192,41 @@ def _figures(pairs: Sequence[Prediction]) -> Figures:
         medians = float(np.median([pair.metrics[metric] for pair in members])), float(np.median(measured))
         interval = first.intervals.get(metric, NO_INTERVAL)
         result[metric].append(_Figure(first.row, first.scenario, *medians, interval, measured))
-    return dict(sorted(result.items()))
+    return {metric: _with_trivial(metric, members) for metric, members in sorted(result.items())}
+
+
+def _with_trivial(metric: str, members: Sequence[_Figure]) -> list[_Figure]:
+    """With the benchmark's limit as the trivial prediction, else the median of the device's other settings."""
+    medians = median_of_others([item.measured for item in members], [item.device for item in members]).tolist()
+    return [
+        item._replace(trivial=item.row.limits.get(metric, median))
+        for item, median in zip(members, medians, strict=True)
+    ]
 
 
 def _stats(figures: Figures) -> dict[str, ErrorStats]:
-    result = {}
-    for metric, members in figures.items():
-        are_within = [item.interval[0] <= item.measured / item.predicted <= item.interval[1] for item in members]
-        has_intervals = all(isfinite(end) for item in members for end in item.interval)
-        devices, errors = [item.device for item in members], [item.error for item in members]
-        result[metric] = pooled_over_devices(devices, errors, are_within if has_intervals else None)
-    return result
+    return {
+        metric: pooled_over_devices(_rows(members), [item.device for item in members])
+        for metric, members in figures.items()
+    }
 
 
-def pooled_over_devices(
-    devices: Sequence[str], errors: Sequence[float], are_within: Sequence[bool] | None = None
-) -> ErrorStats:
-    """Pool errors of groups (predicted / measured - 1; at least one) so that each device counts once. devices: of each
-    group; are_within: whether each group's figure lies in its interval"""
-    names, error = np.asarray(devices), np.asarray(errors)
-    masks = [names == name for name in dict.fromkeys(devices)]
-    ape = np.array([np.median(np.abs(error[mask])) for mask in masks])
-    signed = np.array([np.median(error[mask]) for mask in masks])
-    within = None if are_within is None else np.asarray(are_within, dtype=float)
-    return ErrorStats(
-        rows=len(error),
+def pooled_over_devices(rows: Rows, devices: Sequence[str]) -> ErrorStats:
+    """Errors of groups (at least one) pooled so that each device counts once. devices: of each row"""
+    names = np.asarray(devices)
+    parts = [rows.where(names == name) for name in dict.fromkeys(devices)]
+    stats = [part.stats() for part in parts]
+    ape = np.array([item.median_ape for item in stats])
+    coverages = [item.interval_coverage for item in stats if item.interval_coverage is not None]
+    trivial = [item.trivial_ape for item in stats if item.trivial_ape is not None]
+    return replace(
+        rows.stats(),
         median_ape=float(np.median(ape)),
         mean_ape=float(ape.mean()),
         p90_ape=float(np.quantile(ape, 0.9)),
-        bias=float(np.median(signed)),
-        interval_coverage=None if within is None else float(np.mean([within[mask].mean() for mask in masks])),
+        bias=float(np.median([np.median(part.errors) for part in parts])),
+        interval_coverage=float(np.mean(coverages)) if coverages else None,
+        trivial_ape=float(np.median(trivial)) if trivial else None,
     )
 
 
@@ -228,23 +244,29 @@ def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
     result = {}
     for metric, members in figures.items():
         repeated = [item for item in members if len(item.figures) > 1]
-        pairs = [(item.device, value / item.measured - 1) for item in repeated for value in item.figures]
-        if pairs:
-            result[metric] = pooled_over_devices([device for device, _ in pairs], [error for _, error in pairs])
+        figures_of = [(item, value) for item in repeated for value in item.figures]
+        if figures_of:
+            values, medians = [value for _, value in figures_of], [item.measured for item, _ in figures_of]
+            rows = Rows(values, medians, [item.row.name for item, _ in figures_of])
+            result[metric] = pooled_over_devices(rows, [item.device for item, _ in figures_of])
     return result
 
 
-def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
-    rows = Rows(
+def _rows(figures: Sequence[_Figure]) -> Rows:
+    return Rows(
         [item.predicted for item in figures],
         [item.measured for item in figures],
         [item.row.name for item in figures],
         ([item.interval[0] for item in figures], [item.interval[1] for item in figures]),
+        [item.trivial for item in figures],
     )
+
+
+def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
     names = dict.fromkeys(name for item in figures for name in item.row.labels)
     dimensions = {name: Dimension.of([item.row.labels.get(name, "not said") for item in figures]) for name in names}
     unit = "tok/s" if "tokens" in metric else "ms"
-    return Comparison.of(metric, rows, unit, dimensions, [item.setup for item in figures])
+    return Comparison.of(metric, _rows(figures), unit, dimensions, [item.setup for item in figures])
 
 
 def _backends(scenarios: Sequence[Scenario]) -> Provenance:

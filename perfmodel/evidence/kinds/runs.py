@@ -315,7 +315,8 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     setup = setup_of(log.scenario)._replace(input_tokens=float(prompts.mean()), output_tokens=float(answers.mean()))
     comparisons, means = [], {}
     for metric in _REQUEST_METRICS:
-        rows = Rows(pair.requests[metric], getattr(times, f"{metric}_s"), labels)
+        measured_s = getattr(times, f"{metric}_s")
+        rows = Rows(pair.requests[metric], measured_s, labels, None, np.nanmedian(measured_s))
         comparisons.append(Comparison.of(metric, rows, "s", dimensions, [setup] * len(times)))
         name = f"{metric}_mean"
         of_means = [rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]

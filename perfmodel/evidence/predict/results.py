@@ -1,5 +1,5 @@
-"""Predicts published results: saturated engines and benchmark submissions by mean steps, single batches and
-single-machine tests by their steps, all others by simulation to the steady state.
+"""Predicts published results: saturated engines and beams by mean steps, single-machine tests by their steps, all
+others by simulation; submissions to a benchmark at the submitted rate.
 
 `MeanSteps`: a saturated engine decodes B requests, as many as its KV blocks hold, and admits a prompt for each that
 ends: with o tokens an answer, p a prompt and T a step, on average
@@ -7,6 +7,11 @@ ends: with o tokens an answer, p a prompt and T a step, on average
     requests/s = B / (o T),    T = T( B decodes, B / o prompts of p tokens )
 
 (fewer than B if the token budget is full); a server below that rate has the batch that serves just its rate.
+
+Near its capacity a server's batch follows small errors of the capacity: 10 % of it can be a factor of three in TPOT. So
+the 80 % interval at a rate is simulated, with steps as much shorter and longer as capacities of other devices turned
+out (`widths` of saturated engines). Steps f times as long under arrivals at a rate are the predicted steps under f
+times the rate, with all times multiplied by f.
 
 Beams share their prompt's blocks. The kernel reads a prompt once per beam, and the beams' thread blocks run
 concurrently: the first read comes from HBM, the others hit L2. With b beams, p prompt tokens, and a tokens behind it in
@@ -18,9 +23,9 @@ with s the speed of L2 over HBM reads: from kernel tables whose repeats keep KV 
 else the median over kernels.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +54,7 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError
 from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, predictions_of
 from perfmodel.evidence.predict.recorded import requests_of, weighted_means, with_traffic
 from perfmodel.evidence.sources.local import DeviceTable, LocalModel, LocalSetup, local_scenario, row_tests
-from perfmodel.evidence.sources.setups import Setup, layouts, quantization_of, scenario_of, served_device
+from perfmodel.evidence.sources.setups import Setup, layouts, scenario_of, served_device
 from perfmodel.ops.work import BatchShape, Work, windowed_contexts
 from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs.hardware import HardwareSpec
@@ -82,8 +87,6 @@ def _usual_speedup() -> float:
 
 
 _STATES = 40  # sizes of batches that are looked at
-_CAPACITY_DOUBT = 1.15  # of what is predicted to be the highest rate
-_MAX_BUSY = 0.95  # of the time, with prompts, of a server that keeps its limits
 
 
 class MeanSteps:
@@ -106,11 +109,16 @@ class MeanSteps:
         self._context = self._read(setup.prompt, behind)
         plan = plan_memory(scenario.model, hardware, engine)
         self._slots = max(1, min(plan.max_batch(round(setup.prompt + setup.beams * behind)), engine.max_num_seqs))
+        most = plan.max_batch(setup.prompt + setup.answer)
+        if setup.is_static and (scenario.traffic.num_requests or 1) > most:
+            raise DoesNotFitError(
+                f"got a static batch of {scenario.traffic.num_requests} sequences of {setup.prompt + setup.answer} "
+                f"tokens; expected at most {most}, as many as the KV cache of {engine.num_devices} x {hardware.name} "
+                f"holds with kv_cache_dtype={engine.kv_cache_dtype}."
+            )
         # Whether steps compute prompts or decode, never both.
         own = engine.prefill_exclusive
         self._exclusive = engine.described.facts.batching.prefill_exclusive if own is None else own
-        committed = fits or load_whole_runs()
-        self._tails = committed.tpot_tail, committed.ttft_tail
         self._answer = max(setup.answer, 1)
 
     def _read(self, prompt: int, behind: float) -> int:
@@ -170,89 +178,27 @@ class MeanSteps:
         """Output tokens/s of a saturated instance."""
         return self._served(self.max_batch) * self._answer
 
-    @property
-    def is_one_batch(self) -> bool:
-        """Whether a burst's requests, alike in length, run as one batch throughout."""
-        count = self.scenario.traffic.num_requests or 1
-        has_backends = bool(self.scenario.engine.described.facts.backends)
-        return not (self.setup.is_varied or has_backends) and count <= self._slots
-
-    def batch(self, instances: int) -> dict[str, float]:
-        """Latencies in ms, and output tokens/s over all instances, of one batch each."""
-        count = self.scenario.traffic.num_requests or 1
-        size, parts = self._part(0)
-        together = max(1, self.scenario.engine.max_num_batched_tokens // size)
-        steps = -(-count * parts // together)
-        item = self._price(0, max(1, round(count * parts / steps)), size)
-        step_s, later = self._price(count, 0, 0), max(self.setup.answer - 1, 0)
-        whole = steps * item + later * step_s
-        result = {"ttft_mean": (steps + 1) / 2 * item, "tpot_mean": step_s, "e2el_mean": whole}
-        result = {name: 1e3 * value for name, value in result.items()}
-        return result | {"output_tokens_per_s": instances * count * self.setup.answer / max(whole, 1e-9)}
-
-    @cached_property
-    def _states(self) -> list[tuple[float, float, float]]:
-        """(requests/s, seconds of a mean step, decoding requests) for growing batches while throughput rises."""
-        result: list[tuple[float, float, float]] = []
+    def step_at(self, rate: float) -> float:
+        """Seconds of a mean step at `rate` requests/s, capped at capacity: of the smallest batch that serves it."""
         for slots in np.geomspace(min(0.05, self.max_batch), self.max_batch, _STATES).tolist():
             step_s = self._step(slots)
-            rate = slots / (self._answer * step_s)
-            if not result or rate > result[-1][0]:
-                result.append((rate, step_s, slots))
-        return result
+            if slots >= rate * self._answer * step_s:
+                break
+        return step_s
 
-    def open(self, rate: float) -> float:
-        """Seconds of a mean step at `rate` requests/s, capped at capacity."""
-        rates, steps, _ = zip(*self._states, strict=True)
-        if rate < rates[-1]:
-            return float(np.interp(rate, rates, steps))
-        full = self._step(self.max_batch)  # as full as the limit on TPOT allows
-        most = self.setup.tpot_limit_s / self._tails[0] or full
-        return max(min(full, most), float(steps[-1]))
+    def keeps_limit(self, rate: float) -> bool:
+        """Whether mean steps at `rate` requests/s are within the limit on TPOT, and the rate within the capacity."""
+        return rate <= self._served(self.max_batch) and self.step_at(rate) <= (self.setup.tpot_limit_s or np.inf)
 
-    def rate_at_limits(self) -> float:
-        """The highest rate within the TPOT and TTFT limits, requests/s."""
-        most_tpot = self.setup.tpot_limit_s / self._tails[0] or 1e9
-        most_ttft = self.setup.ttft_limit_s / self._tails[1] or 1e9
-        kept = [
-            rate for rate, step_s, _ in self._states if step_s <= most_tpot and self.ttft(rate, step_s) <= most_ttft
-        ]
-        return max(kept, default=self._states[0][0])
-
-    def ttft(self, rate: float, step_s: float) -> float:
-        """Mean TTFT in seconds at `rate` requests/s, with mean steps of `step_s`. Half a step until the next begins,
-        one more if that was planned ahead, and the prompt's own. Prompts of several steps queue as M/G/1 (Pollaczek and
-        Khinchine)."""
+    def latencies(self, rate: float) -> dict[str, float]:
+        """Mean latencies in ms at `rate` requests/s, of prompts that take one step each."""
+        step_s = self.step_at(rate)
         decodes = max(1, round(rate * self.setup.answer * step_s * self.setup.beams))
-        size, parts = self._part(decodes)
-        own = self._price(0 if self._exclusive else decodes, 1, size)
-        planned = float(self.scenario.engine.async_scheduling) + (self.setup.steps_at_once - 1) / 2
-        begin = (0.5 + planned) * step_s
-        if parts == 1:
-            return begin + max(own, step_s)
-        spread = _spread(self.scenario.traffic.input_tokens)
-        busy = min(rate * own * parts, _MAX_BUSY)
-        return begin + own * parts * (1 + busy * (1 + spread**2) / (2 * (1 - busy)))
-
-    def at_limits(self, rate: float) -> dict[str, float]:
-        """Latencies in ms of a submission served at `rate` requests/s."""
-        rate = self.offered(rate)
-        step_s = self.open(rate)
-        ttft, (tpot_tail, ttft_tail) = self.ttft(rate, step_s), self._tails
-        result = {"tpot_mean": step_s, "tpot_p99": step_s * tpot_tail, "ttft_mean": ttft, "ttft_p99": ttft * ttft_tail}
-        result["e2el_mean"] = ttft + step_s * (self.setup.answer - 1)
+        own = self._price(0 if self._exclusive else decodes, 1, self._part(decodes)[0])
+        ahead = 0.5 + float(self.scenario.engine.async_scheduling)  # the step that runs, and one planned behind it
+        ttft = ahead * step_s + max(own, step_s)
+        result = {"tpot_mean": step_s, "ttft_mean": ttft, "e2el_mean": ttft + step_s * (self.setup.answer - 1)}
         return {name: 1e3 * value for name, value in result.items()}
-
-    def offered(self, rate: float) -> float:
-        """The rate at which to predict a submission at `rate`: the highest that keeps its limits.
-
-        Submitters raise the rate until a limit binds. Steps near capacity depend on a few per cent of it, beyond any
-        prediction's accuracy; so predictions are made equally near the predicted capacity. Capacity is known better
-        than waiting times, so the rate stays close to the served one.
-        """
-        if not self.setup.tpot_limit_s:
-            return rate
-        return max(self.rate_at_limits(), rate / _CAPACITY_DOUBT)
 
 
 def _spread(lengths: Lengths | None) -> float:
@@ -278,7 +224,7 @@ def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
     return profile
 
 
-_MAX_REQUESTS = 4000
+_MAX_REQUESTS = 10_000  # ten minutes of an instance at a rate
 _UNKNOWN_SHAPE = 1.3  # how much wider the interval of a model without a card is
 _LEAST = 0.02  # half of an interval at least, in logarithms
 _P90 = 1.2816  # of a standard normal: the half-width of an 80 % interval
@@ -340,15 +286,9 @@ def predict_served(
 
 
 def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None) -> Prediction:
-    """The prediction for one row, as of `predict_served`; 16-bit weights that do not fit are retried in 8 bits."""
-    setup, table = row.setup, DeviceTable(folder)
+    """The prediction for one row, as of `predict_served`."""
     try:
-        try:
-            return _predicted(row, setup, table, fits)
-        except DoesNotFitError:
-            if setup.gguf_type or quantization_of(setup.precision or setup.model) is not None:
-                raise
-            return _predicted(row, replace(setup, precision="fp8"), table, fits)
+        return _predicted(row, row.setup, DeviceTable(folder), fits)
     except PerfmodelError as error:
         return Prediction(row, reason=str(error))
     except ValidationError as error:  # the row has what no scenario can have
@@ -358,40 +298,38 @@ def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None
 
 def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
     scenario, model, steps = _laid_out(setup, table, fits)
-    if setup.is_static and not setup.kv_dtype and not steps.is_one_batch and scenario.model.quantization.weights:
-        # It was one batch, so its KV was held in 8 bits, too.
-        return _predicted(row, replace(setup, kv_dtype="fp8"), table, fits)
     instances = setup.instances_of(scenario.engine.num_devices)
+    widths = (fits or load_whole_runs()).widths
     if setup.load == "saturated":
         metrics = {"tokens_per_s": instances * steps.saturated()}
-    elif setup.load == "burst" and steps.is_one_batch:
-        metrics = steps.batch(instances)
-    elif setup.tpot_limit_s or setup.beams > 1:
-        metrics = steps.at_limits(setup.rate / instances)
+    elif setup.beams > 1:
+        metrics = steps.latencies(setup.rate / instances)
     else:
         metrics = _simulated(setup, scenario, steps, instances)
     wider = 1.0 if model.is_known else _UNKNOWN_SHAPE
-    widths = (fits or load_whole_runs()).widths
-    intervals = {metric: _interval(metric, setup, widths, wider) for metric in metrics}
+    if setup.load == "open" and setup.beams == 1 and "tokens_per_s" in widths:
+        factors = _interval(widths["tokens_per_s"], wider)
+        slow, fast = (_simulated(setup, scenario, steps, instances, 1 / factor) for factor in factors)
+        intervals = {
+            name: (min(slow[name], fast[name]) / value, max(slow[name], fast[name]) / value)
+            for name, value in metrics.items()
+        }
+    else:
+        intervals = {name: _interval(widths.get(name), wider) for name in metrics}
     return Prediction(row, metrics, "", intervals, scenario=scenario, is_known=model.is_known)
 
 
-def width_key(metric: str, setup: Setup) -> str:
-    """Key by which errors are pooled: the metric, and whether it is at a submission's limits."""
-    return f"{metric} at limits" if setup.tpot_limit_s else metric
-
-
-def _interval(metric: str, setup: Setup, widths: Mapping[str, Residuals], wider: float) -> Interval:
-    """80 % interval as factors of the prediction; nan without widths."""
-    result = widths.get(width_key(metric, setup))
-    if result is None:
+def _interval(width: Residuals | None, wider: float) -> Interval:
+    """80 % interval as factors of the prediction; nan without a width."""
+    if width is None:
         return NO_INTERVAL
-    low, high = result.p50 + wider * (result.p10 - result.p50), result.p50 + wider * (result.p90 - result.p50)
+    low, high = width.p50 + wider * (width.p10 - width.p50), width.p50 + wider * (width.p90 - width.p50)
     return float(np.exp(min(low, -_LEAST))), float(np.exp(max(high, _LEAST)))
 
 
 def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tuple[Scenario, LocalModel, MeanSteps]:
-    """The submitter's likely layout: the first that keeps the TPOT limit, else the one that serves most."""
+    """The submitter's likely layout: the fewest devices that keep the limit on TPOT at the stated rate, else those that
+    serve most."""
     counts = layouts(setup, served_device(setup, table))
     result: list[tuple[float, Scenario, LocalModel, MeanSteps]] = []
     reason: PerfmodelError | None = None
@@ -402,24 +340,30 @@ def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tu
         except PerfmodelError as error:
             reason = reason or error
             continue
-        if len(counts) == 1:
+        keeps_limit = setup.load == "open" and steps.keeps_limit(setup.rate / setup.instances_of(count))
+        if len(counts) == 1 or keeps_limit:
             return scenario, model, steps
-        rate = steps.rate_at_limits() if setup.load == "open" else steps.saturated()
-        result.append((rate / count, scenario, model, steps))
+        result.append((steps.saturated() / count, scenario, model, steps))
     if not result:
         assert reason is not None
         raise reason
     return max(result, key=lambda item: item[0])[1:]
 
 
-def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int) -> dict[str, float]:
+def _simulated(
+    setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int, longer: float = 1.0
+) -> dict[str, float]:
+    """Latencies in ms and output tokens/s of all instances; `longer`: factor on the duration of every step, of arrivals
+    at a rate."""
     sent, slots = scenario.traffic.num_requests or 1, scenario.traffic.arrivals.concurrency or 1
     count = 1 if setup.load == "first_token" else min(sent, _MAX_REQUESTS)
     if setup.load == "closed":
         count = slots * min(max(sent // slots, 2), 4 if slots > 2 else 2)
-    whole = with_traffic(scenario, num_requests=count)
+    rate = scenario.traffic.arrivals.rate
+    faster = {} if rate is None else {"rate": rate * longer}
+    whole = with_traffic(scenario, faster, num_requests=count)
     requests = requests_of(simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False))
-    result = _metrics(requests, instances)
+    result = _metrics(requests, instances, longer)
     if setup.load == "closed":
         ttft, tpot = weighted_means(requests, slots, max(sent, len(requests)) // slots * slots)
         whole_s = ttft + tpot * (setup.answer - 1)
@@ -428,11 +372,14 @@ def _simulated(setup: Setup, scenario: Scenario, steps: MeanSteps, instances: in
     return result
 
 
-def _metrics(requests: RequestColumns, instances: int) -> dict[str, float]:
-    """Means in ms; output tokens/s over all instances."""
-    tpot_s = requests.tpot_s[np.isfinite(requests.tpot_s)]
-    seconds = {"ttft_mean": requests.ttft_s, "e2el_mean": requests.e2el_s, "tpot_mean": tpot_s}
-    result = {name: 1e3 * float(values.mean()) for name, values in seconds.items() if len(values)}
-    span = float(requests.finished_s.max() - requests.arrival_s.min())
+def _metrics(requests: RequestColumns, instances: int, longer: float) -> dict[str, float]:
+    """Means and 99th percentiles in ms; output tokens/s over all instances."""
+    columns = {"ttft": requests.ttft_s, "e2el": requests.e2el_s, "tpot": requests.tpot_s}
+    finite = {name: values[np.isfinite(values)] for name, values in columns.items()}
+    result = {f"{name}_mean": 1e3 * longer * float(values.mean()) for name, values in finite.items() if len(values)}
+    result |= {
+        f"{name}_p99": 1e3 * longer * float(np.quantile(values, 0.99)) for name, values in finite.items() if len(values)
+    }
+    span = longer * float(requests.finished_s.max() - requests.arrival_s.min())
     result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
     return result

@@ -96,6 +96,12 @@ def _observation(
         group=" ".join(entry.get(key, "") for key in setting),
         flags=flags,
         is_reliable=apart not in flags,
+        limits={
+            f"{name}_{at}": 1e3 * limit_s
+            for name, limit_s in (("tpot", setup.tpot_limit_s), ("ttft", setup.ttft_limit_s))
+            for at in ("mean", "p99")
+            if limit_s
+        },
     )
 
 
@@ -214,12 +220,10 @@ _DATA_SETS = (
 _RELEASES = {"v3.1": "0.5", "v4.0": "0.8", "v4.1": "0.12", "v5.0": "0.18", "v5.1": "1.0", "v6.0": "1.3"}
 _MAX_TOGETHER = 2048  # samples in flight that submitters allow an engine [assumed]; KV blocks limit most
 _TOKENS = 8192  # of a step [assumed]
+_RUN_S = 600.0  # a run takes ten minutes at least
 _NEEDED_OF_MLPERF = ("id", "accelerator", "num_accelerators", "model", "scenario", "framework")
 _LATENCIES = {f"{name}_{at}": f"{name}_{at}_ms" for name in ("tpot", "ttft") for at in ("mean", "p99")}
 _SERVED = ("Server", "Interactive")
-# AMD's own builds of vLLM plan ten steps at once in these benchmarks (--num-scheduler-steps 10 in its documents).
-_BUILDS = (("rocm", 10), ("+mlperf", 10))
-
 
 _MLPERF_APART = "same figure as"
 _MLPERF_SETTING = ("accelerator", "num_accelerators", "model", "precision", "scenario")
@@ -248,6 +252,7 @@ def _mlperf_setup(entry: Entry) -> Setup:
         version = _RELEASES.get(entry.get("round", ""), "") if is_compiled else version
     data = next(item for words, item in _DATA_SETS if re.search(words, benchmark.lower()))
     is_served = entry["scenario"] in _SERVED
+    rate = (number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0
     used = entry.get("used_model") or benchmark
     model = used if has_card(used) or not has_card(benchmark) else benchmark
     precision = entry.get("precision", "")
@@ -264,13 +269,13 @@ def _mlperf_setup(entry: Entry) -> Setup:
         prompt=column(entry, "isl_mean") or data.prompt,
         answer=column(entry, "osl_mean") or data.answer,
         is_varied=data.is_varied,
-        rate=(number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0,
+        rate=rate,
+        num_requests=round(rate * _RUN_S),
         max_num_seqs=_MAX_TOGETHER,
         max_num_batched_tokens=_TOKENS,
         beams=data.beams,
         is_in_process=True,
         is_compiled=is_compiled,
-        steps_at_once=next((steps for word, steps in _BUILDS if word in framework.lower()), 1),
         tpot_limit_s=number(entry, "tpot_limit_ms") / 1e3 if is_served else 0.0,
         ttft_limit_s=number(entry, "ttft_limit_ms") / 1e3 if is_served else 0.0,
     )

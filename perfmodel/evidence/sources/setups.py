@@ -71,7 +71,6 @@ class Setup:
     is_in_process: the load generator calls the engine: no HTTP, no tokenisation
     is_compiled:   the whole step was compiled ahead and launches at once, prompts included
     tpot_limit_s, ttft_limit_s: the submitter's limits
-    steps_at_once: steps planned before new arrivals are seen
     is_static:     a burst is one batch, from prompts to last tokens
     """
 
@@ -104,7 +103,6 @@ class Setup:
     power_cap_w: float = 0.0
     tpot_limit_s: float = 0.0
     ttft_limit_s: float = 0.0
-    steps_at_once: int = 1
     is_static: bool = False
 
     def instances_of(self, num_devices: int) -> int:
@@ -261,6 +259,7 @@ def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
         "pipeline_parallel_size": setup.pp,
         "kv_cache_dtype": _KV_FORMATS.get(setup.kv_dtype, "auto"),
         "enforce_eager": setup.is_eager,
+        **({"batching": "static"} if setup.is_static else {}),
     }
     if setup.load in ("saturated", "open"):  # tuned servers compute long prompts in chunks, whatever the default
         arguments["enable_chunked_prefill"] = True

@@ -1,13 +1,16 @@
 """`validate local`: each device counts once, and rows are priced by the steps that the simulator takes."""
 
 import json
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfmodel.api import simulate
 from perfmodel.evidence.kinds.pooled import pooled_over_devices, validate_local
 from perfmodel.evidence.predict.results import predict_rows
+from perfmodel.evidence.report import Rows, median_of_others
 from perfmodel.evidence.sources.local import read_local_rows
 
 HEADER = "id,device,device_class,backend,model,model_params,gguf_type,test,n_prompt,n_gen,tokens_per_s,group,flags\n"
@@ -17,12 +20,32 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct,8e9,Q4_K_M"
 def test_two_thirds_of_the_rows_on_one_device_count_once():
     """Medians of 10 %, 30 % and 50 %: the median over devices is 30 %, however many rows the first has."""
     devices = ["a"] * 6 + ["b", "b", "c"]
-    errors = [0.1] * 6 + [-0.3, -0.3, 0.5]
-    stats = pooled_over_devices(devices, errors, [True] * 6 + [False, False, True])
+    predicted = [1.1] * 6 + [0.7, 0.7, 1.5]
+    low = [0.5] * 6 + [0.5, 0.5, 0.5]
+    high = [1.0] * 6 + [1.0, 1.0, 1.0]
+    stats = pooled_over_devices(Rows(predicted, [1.0] * 9, [""] * 9, (low, high), [1.2] * 6 + [1.4, 1.4, 1.6]), devices)
     assert stats.median_ape == pytest.approx(0.3)
     assert stats.mean_ape == pytest.approx(0.3)
     assert stats.bias == pytest.approx(0.1)
     assert stats.interval_coverage == pytest.approx(2 / 3)
+    assert stats.interval_width == pytest.approx(2)
+    assert stats.trivial_ape == pytest.approx(0.4)
+
+
+def test_the_simplest_prediction_is_the_median_of_the_other_rows_of_the_device():
+    assert median_of_others([1, 2, 4, 9, 100], ["a", "a", "a", "a", "b"]).tolist() == [4, 4, 2, 2, 3]
+    assert math.isnan(median_of_others([1.0], ["a"])[0])
+
+
+def test_a_figure_that_proves_nothing_shows_it():
+    """Predictions equal to the simplest ones have their error, and intervals as wide as its errors spread: with ratios
+    of measured to simplest evenly from 0.5 to 1.5, a median error of 1/3 and 1.4 / 0.6 from the 10th to the 90th."""
+    measured = np.linspace(0.5, 1.5, 101)
+    stats = Rows(np.ones(101), measured, [""] * 101, (0.6, 1.4), np.ones(101)).stats()
+    assert stats.trivial_ape == stats.median_ape
+    assert stats.trivial_width == pytest.approx(1.4 / 0.6)
+    assert stats.interval_width == pytest.approx(1.4 / 0.6)
+    assert Rows(np.ones(101), measured, [""] * 101).stats().trivial_ape is None
 
 
 @pytest.fixture

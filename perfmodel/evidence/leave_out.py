@@ -1,0 +1,169 @@
+"""`validate KIND --leave-out GROUP`: rows predicted by fits that have seen no row of their group.
+
+Each fold leaves out one group: a model, a device, an engine, a number format, or a cell (a model under an engine's
+version on a device in a number format). The engine's parameters are fitted to the rest, and what was left out is
+simulated with them; without any rest it is simulated with the plausible values that fits start from. Derivatives are
+taken once for all folds (means are all but linear in the parameters). 80 % intervals come from what fits leave
+unexplained of the rest. Parameters of kernels are not refitted: they come from kernel tables; nor are those of all
+engines (routing.yaml, generation@*.yaml). Published results have parameters by architecture (or backend), and those of
+a group left out are the mean of the others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
+from perfmodel.cost.calibrations.whole_runs import load_whole_runs
+from perfmodel.errors import SpecError
+from perfmodel.evidence.fit import profiles
+from perfmodel.evidence.fit.backends import held_out
+from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
+from perfmodel.evidence.fit.whole_runs import without_own
+from perfmodel.evidence.kinds.pooled import report_pooled
+from perfmodel.evidence.kinds.runs import report_serving, report_steady_state
+from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
+from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
+from perfmodel.evidence.predict.results import predict_rows, predict_served
+from perfmodel.evidence.report import ValidationReport
+from perfmodel.evidence.sources.local import read_local_rows
+from perfmodel.evidence.sources.recorded import read_serving_runs
+from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
+from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.specs.scenario import Scenario
+
+GroupOf = Callable[[Scenario], str]
+GROUPS: Mapping[str, GroupOf] = {
+    "cell": profiles.config_key,
+    "model": lambda scenario: scenario.model.name,
+    "device": lambda scenario: scenario.hardware.name,
+    "engine": lambda scenario: scenario.engine.profile,
+    "format": lambda scenario: scenario.model.quantization.weights or scenario.model.dtype,
+}
+_SERVING_SHARE = 0.1  # of each stage's duration, for fits
+
+
+class _Fold(NamedTuple):
+    """Rows left out, the fit to the rest, the rows that it was fitted to, and their places in the linear model."""
+
+    left_out: list[Observation]
+    profile: EngineProfile
+    rest: list[Observation]
+    kept: NDArray[np.bool_]
+
+
+def validate_left_out(kind: str, path: str | Path, group: str, progress: Progress | None = None) -> ValidationReport:
+    """The report of `validate KIND`, each row predicted without its group.
+
+    kind:  serving, steady-state, local, mlperf or served
+    group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model"
+    Raises SpecError for another group, and where the data cannot be read.
+    """
+    groups, report_by = _KINDS[kind]
+    if group not in groups:
+        raise SpecError(f"--leave-out: got {group}; expected {', '.join(groups)} with `validate {kind}`.")
+    report = report_by(Path(path), group, progress)
+    about = f"Each {group} was left out of the fit that predicts it. {report.about}"
+    return replace(report, about=about)
+
+
+def _folds(
+    rows: Sequence[Observation],
+    fitted: Sequence[Observation],
+    per_row: NDArray[np.int64],
+    model: LinearErrors[EngineProfile],
+    group_of: GroupOf,
+) -> Iterator[_Fold]:
+    """A fold for each group. rows: to predict; fitted: to fit; per_row: errors in `model` of each fitted row"""
+    of_fitted = np.array([group_of(row.scenario) for row in fitted])
+    for group in sorted({group_of(row.scenario) for row in rows}):
+        kept = np.repeat(of_fitted != group, per_row)
+        logs = model.optimum(kept) if kept.any() else model.start
+        rest = [row for row, name in zip(fitted, of_fitted, strict=True) if name != group]
+        yield _Fold([row for row in rows if group_of(row.scenario) == group], model.profile(logs), rest, kept)
+
+
+def _by_engine(rows: Sequence[Observation]) -> Iterator[tuple[str, list[Observation]]]:
+    for engine in sorted({row.scenario.engine.profile for row in rows}):
+        yield engine, [row for row in rows if row.scenario.engine.profile == engine]
+
+
+def _serving(path: Path, group: str, progress: Progress | None) -> ValidationReport:
+    rows, unread = read_serving_runs(path)
+    pairs: list[Prediction] = []
+    for engine, members in _by_engine(rows):
+        short = shortened_stages(members, _SERVING_SHARE)
+        begin = profiles.starting_profile(with_facts(load_engine_profile(engine)))
+
+        def errors(profile: EngineProfile, rows: Sequence[Observation] = short) -> Floats:
+            return profiles.stage_log_errors(simulate_runs(rows, profile=profile))
+
+        here = np.log(values_of(begin, profiles.PARAMETERS))  # the committed values, near every fold's
+        model = LinearErrors.around(begin, profiles.PARAMETERS, errors, here)
+        per_row = np.array([len(profiles.stage_log_errors([Prediction(row, row.metrics)])) for row in short])
+        for fold in _folds(members, short, per_row, model, GROUPS[group]):
+            residuals = profiles.step_residuals(fold.rest, fold.profile) if fold.rest else Residuals()
+            profile = fold.profile.model_copy(update={"latency_residuals": residuals})
+            pairs += simulate_runs(fold.left_out, progress, profile=profile, intervals=True)
+    return report_serving([pair for pair in pairs if not pair.row.is_overloaded], unread)
+
+
+def _steady_state(path: Path, group: str, progress: Progress | None) -> ValidationReport:
+    rows, unread = read_steady_states(path)
+    pairs: list[Prediction] = []
+    for engine, members in _by_engine([row for row in rows if row.is_reliable]):
+        fitted = profiles.fitting_rows(rows, engine)
+        begin = with_facts(load_engine_profile(engine))
+        parameters = profiles.parameters_of(begin, fitted)
+
+        def errors(profile: EngineProfile, rows: Sequence[Observation] = fitted) -> Floats:
+            return profiles.steady_log_errors(simulate_steady_states(rows, profile=profile))
+
+        here = np.log(values_of(begin, parameters))  # the committed values, near every fold's
+        model = LinearErrors.around(begin, parameters, errors, here)
+        per_row = np.full(len(fitted), len(model.at_here) // len(fitted))
+        for fold in _folds(members, fitted, per_row, model, GROUPS[group]):
+            profile = _with_residuals(fold, model)
+            pairs += simulate_steady_states(fold.left_out, progress, profile=profile, intervals=True)
+    return report_steady_state(pairs, unread)
+
+
+def _with_residuals(fold: _Fold, model: LinearErrors[EngineProfile]) -> EngineProfile:
+    """The fold's profile with what fits without each cell, or device, of the rest leave unexplained of it."""
+    if fold.rest:
+        part = replace(model, at_here=model.at_here[fold.kept], slopes=model.slopes[fold.kept])
+        return profiles.with_steady_residuals(fold.profile, fold.rest, part)
+    nothing = EngineProfile(engine=fold.profile.engine)
+    names = ("devices", "tpot_residuals", "ttft_residuals", "tpot_residuals_elsewhere", "ttft_residuals_elsewhere")
+    return fold.profile.model_copy(update={name: getattr(nothing, name) for name in names})
+
+
+def _local(path: Path, group: str, progress: Progress | None) -> ValidationReport:
+    rows, unread = read_local_rows(path)
+    result = held_out(rows, path.parent, group)
+    rates = {setting.row: rate for setting, rate in zip(result.settings, result.predicted.tolist(), strict=True)}
+    pairs = [pair for pair in predict_rows(rows, path.parent, progress) if pair.row.setup in rates]
+    held = [replace(pair, metrics={pair.row.setup.metric: rates[pair.row.setup]}) for pair in pairs]
+    return report_pooled("local", held, unread)
+
+
+def _published(kind: str, path: Path, progress: Progress | None) -> ValidationReport:
+    rows, unread = (read_mlperf_rows if kind == "mlperf" else read_served_rows)(path)
+    pairs = predict_served(rows, devices_folder(path), progress, without_own(load_whole_runs()))
+    return report_pooled(kind, pairs, unread)
+
+
+_Report = Callable[[Path, str, Progress | None], ValidationReport]
+_ALL = tuple(GROUPS)
+# By kind: what can be left out, and the report without it.
+_KINDS: Mapping[str, tuple[tuple[str, ...], _Report]] = {
+    "serving": (_ALL, _serving),
+    "steady-state": (_ALL, _steady_state),
+    "local": (("device", "model"), _local),
+    "mlperf": (("architecture",), lambda path, _, progress: _published("mlperf", path, progress)),
+    "served": (("architecture",), lambda path, _, progress: _published("served", path, progress)),
+}
