@@ -59,7 +59,7 @@ _KINDS = {
         "Interactive: TTFT and TPOT at the submitted rate, which is close to the server's capacity, where both follow "
         "small errors of it; a rate beyond the predicted capacity is predicted to overload the server. Lengths are the "
         "data sets'; over how many devices an instance is spread, and how many samples run together, results do not "
-        "say: the fewest devices that keep the limit on TPOT at that rate are taken." + _POOLED,
+        "say: of the layouts that keep the limit on TPOT at that rate the one that serves most is taken." + _POOLED,
     ),
     "served": _Kind(
         "elsewhere",

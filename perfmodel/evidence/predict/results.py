@@ -328,10 +328,10 @@ def _interval(width: Residuals | None, wider: float) -> Interval:
 
 
 def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tuple[Scenario, LocalModel, MeanSteps]:
-    """The submitter's likely layout: the fewest devices that keep the limit on TPOT at the stated rate, else those that
-    serve most."""
+    """The submitter's likely layout: of those that keep the limit on TPOT at the stated rate (all, if none does) the
+    one that serves most with its devices."""
     counts = layouts(setup, served_device(setup, table))
-    result: list[tuple[float, Scenario, LocalModel, MeanSteps]] = []
+    result: list[tuple[tuple[bool, float], Scenario, LocalModel, MeanSteps]] = []
     reason: PerfmodelError | None = None
     for count in counts:
         try:
@@ -340,10 +340,10 @@ def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tu
         except PerfmodelError as error:
             reason = reason or error
             continue
-        keeps_limit = setup.load == "open" and steps.keeps_limit(setup.rate / setup.instances_of(count))
-        if len(counts) == 1 or keeps_limit:
+        if len(counts) == 1:
             return scenario, model, steps
-        result.append((steps.saturated() / count, scenario, model, steps))
+        keeps_limit = steps.keeps_limit(setup.rate / setup.instances_of(count))
+        result.append(((keeps_limit, steps.saturated() / count), scenario, model, steps))
     if not result:
         assert reason is not None
         raise reason

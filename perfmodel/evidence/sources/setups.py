@@ -1,8 +1,8 @@
 """`Setup`: what ran according to a published result; and its scenario, of one instance.
 
 Maps publishers' names of engines, models and formats. An instance is the smallest part that serves alone; instances
-share the load evenly, as in round robin. If its device count is not stated, it is the submitter's likely choice: the
-fewest devices that hold the weights and a batch, and keep the TPOT limit at the stated rate (`layouts`).
+share the load evenly, as in round robin. If its device count is not stated, it is the submitter's likely choice: of
+those that hold the weights and keep the TPOT limit at the stated rate the one that serves most (`layouts`).
 """
 
 import re

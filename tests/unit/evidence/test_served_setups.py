@@ -95,8 +95,8 @@ def test_errors_of_the_capacity_widen_intervals_near_it(tmp_path):
     assert beyond.metrics["ttft_mean"] > 10 * near.metrics["ttft_mean"]
 
 
-def test_a_layout_has_the_fewest_devices_that_keep_the_limit_at_the_stated_rate(tmp_path):
-    """Llama 3.1 8B decodes in some 6 ms on one H100, which no single device undercuts."""
+def test_a_layout_keeps_the_limit_at_the_stated_rate(tmp_path):
+    """Llama 3.1 8B decodes in some 6 ms on one H100, which serves most; no single device undercuts that."""
     spread = {"tp": 0, "num_devices": 8}
     sizes = [
         at_rate(1.0, tmp_path, tpot_limit_s=limit_s, **spread).scenario.engine.tensor_parallel_size
