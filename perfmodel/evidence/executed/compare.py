@@ -11,7 +11,7 @@ requests by simulating the whole scenario, both with the calibration of `engine.
 wrote, or that ships.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
 from types import MappingProxyType
@@ -104,8 +104,8 @@ def report_executor(
         for number, run in enumerate(runs, start=1):
             by[f"run {number}"] = {name: rows.stats() for name, rows in run.items() if len(rows)}
     steps = [pair for comparison in comparisons for pair in comparison.steps]
-    for group, test in _STEP_GROUPS.items():
-        rows = _step_rows([pair for pair in steps if test(pair)], interval)
+    for group, (kind, low, high) in _STEP_GROUPS.items():
+        rows = _step_rows([pair for pair in steps if pair.kind == kind and low <= pair.num_decodes <= high], interval)
         by |= {group: {"step": rows.stats()}} if len(rows) else {}
     return ValidationReport(
         kind="executor",
@@ -145,21 +145,15 @@ def _step_rows(steps: Sequence[StepPair], interval: tuple[float, float] | None) 
     return Rows(predicted, measured, [s.label for s in steps], interval)
 
 
-def _of_kind(kind: str, low: int = 0, high: float = inf) -> Callable[[StepPair], bool]:
-    return lambda pair: pair.kind == kind and low <= pair.num_decodes <= high
-
-
-# Steps by kind, and those of decodes by batch.
-_STEP_GROUPS: Mapping[str, Callable[[StepPair], bool]] = MappingProxyType(
+# Steps by kind, and those of decodes by batch: the kind, and the range of decodes.
+_STEP_GROUPS: Mapping[str, tuple[str, int, float]] = MappingProxyType(
     {
-        "decode": _of_kind("decode"),
-        "chunk": _of_kind("chunk"),
-        "mixed": _of_kind("mixed"),
-        "decode batch 1": _of_kind("decode", 1, 1),
-        "decode batch 2-4": _of_kind("decode", 2, 4),
-        "decode batch 5-8": _of_kind("decode", 5, 8),
-        "decode batch 9-16": _of_kind("decode", 9, 16),
-        "decode > 16": _of_kind("decode", 17),
+        **{kind: (kind, 0, inf) for kind in ("decode", "chunk", "mixed")},
+        "decode batch 1": ("decode", 1, 1),
+        "decode batch 2-4": ("decode", 2, 4),
+        "decode batch 5-8": ("decode", 5, 8),
+        "decode batch 9-16": ("decode", 9, 16),
+        "decode > 16": ("decode", 17, inf),
     }
 )
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import exp
 from pathlib import Path, PurePosixPath
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,8 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.executed.techniques import speedups
 from perfmodel.evidence.fit.device import costs_of, fit_measured, predict_kernels
-from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, by_dimension, pooled
+from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction
+from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, by_dimension, comparison_of, pooled
 from perfmodel.evidence.sources.measured import (
     SIDES,
     Ceilings,
@@ -164,33 +165,30 @@ def _servings(
 ) -> list[Comparison]:
     """Steps and means of all scenarios, simulated whole; failures go to `unpredicted`."""
     steps: list[ServedStep] = []
-    # simulated and executed seconds, the ends of the 80 % interval as factors, and the scenario
-    means: dict[str, list[tuple[float, float, float, float, str]]] = {name: [] for name in _MEANS}
+    runs: list[Prediction] = []
     for done, run in enumerate(measured.serving, 1):
         try:
             scenario = load_scenario(run.scenario, run.overrides)
             steps += served_steps(run, scenario, calibration)
             summary = simulate(scenario, calibration=calibration, intervals=True).summary
-            for name, values in means.items():
-                key = f"mean_{name}_ms"
-                simulated = summary[key] * 1e-3
-                executed = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
-                ends = (summary.get("interval") or {}).get(key) or (np.nan, np.nan)
-                low, high = (end * 1e-3 / simulated for end in ends)
-                values.append((simulated, executed, low, high, run.scenario))
         except PerfmodelError as error:
             unpredicted.append(f"{run.scenario}: {error}")
+        else:
+            simulated, executed, intervals = {}, {}, {}
+            for name in _MEANS:
+                metric, key = f"{name}_mean", f"mean_{name}_ms"
+                simulated[metric] = summary[key] * 1e-3
+                executed[metric] = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
+                low, high = (summary.get("interval") or {}).get(key) or NO_INTERVAL
+                intervals[metric] = low * 1e-3 / simulated[metric], high * 1e-3 / simulated[metric]
+            runs.append(Prediction(Observation(run.scenario, scenario, executed), simulated, "", intervals))
         if progress is not None:
             progress(done, len(measured.serving))
     interval = _interval([calibration.step_residuals] * len(steps))
     rows = Rows([s.predicted for s in steps], [s.executed for s in steps], [s.label for s in steps], interval)
-    result = [Comparison.of("serving_step", rows, "s", {"scenario": Dimension.of([s.scenario for s in steps])})]
-    for name, values in means.items():
-        columns: Any = zip(*values, strict=True) if values else ((),) * 5
-        predicted, measured_s, low, high, names = columns
-        rows = Rows(predicted, measured_s, names, (low, high))
-        result.append(Comparison.of(f"{name}_mean", rows, "s", {"scenario": Dimension.of(names)}))
-    return result
+    of_steps = Comparison.of("serving_step", rows, "s", {"scenario": Dimension.of([s.scenario for s in steps])})
+    means = (comparison_of(f"{name}_mean", "s", runs, {"scenario": lambda run: run.row.name}) for name in _MEANS)
+    return [of_steps, *means]
 
 
 def _interval(residuals: Sequence[Residuals]) -> tuple[list[float], list[float]] | None:

@@ -198,27 +198,24 @@ def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 def prefill_start(key: str) -> FlashPrefillFit:
     """Rules and domain of a key's kernel."""
     _, rate, kv_format, head_dim, name = key.split("/")
-    size, kv_bytes = int(head_dim.removeprefix("hd")), bytes_of(kv_format.removeprefix("kv_"))
-    return FlashPrefillFit(
-        kernel=_prefill_kernel(name, size, kv_bytes),
-        domain=_domain(kv_format, head_dim),
-        rate="fp8" if kv_bytes == 1 else rate,
-    )
+    domain, is_fp8 = _domain(kv_format, head_dim), bytes_of(kv_format.removeprefix("kv_")) == 1
+    kernel = _prefill_kernel(name, domain.head_dim or 0, is_fp8)
+    return FlashPrefillFit(kernel=kernel, domain=domain, rate="fp8" if is_fp8 else rate)
 
 
-def _prefill_kernel(name: str, head_dim: int, kv_bytes: float) -> PrefillKernel:
+def _prefill_kernel(name: str, head_dim: int, is_fp8: bool) -> PrefillKernel:
     """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
     kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles."""
     if name == "trtllm":
         return PrefillKernel(rows=128, keys=32, packs="never")
     if name == "trtllm_sm90":
-        narrow, wide = (768.0, 384.0) if kv_bytes == 1 else (256.0, 64.0)
+        narrow, wide = (768.0, 384.0) if is_fp8 else (256.0, 64.0)
         return PrefillKernel(rows=128, keys=64, packs="never", window_overlap=narrow if head_dim <= 64 else wide)
     if name == "flash2":
         return PrefillKernel(rows=64, keys=128, packs="single")
     if name == "flash3_sm80":
         return PrefillKernel(rows=128, keys=64)
-    return PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and kv_bytes == 1 else 64)
+    return PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and is_fp8 else 64)
 
 
 def _fit_prefills(group: Group, device: DeviceFacts) -> FlashPrefillFit:

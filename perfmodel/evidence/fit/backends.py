@@ -8,7 +8,6 @@ All kernels are priced at once, as columns. Parameters are fitted as logarithms 
 generations and versions with little data.
 """
 
-import datetime
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from perfmodel.cost.kernel_models.blocks.stream import StreamRates, StreamSizes,
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
+from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Observation
@@ -312,20 +312,16 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     groups = _grouped(members, lambda item: item.backend)
     groups.sort(key=lambda group: (group[0].is_cpu, -_num_devices(group)))  # that of CPUs last
     fits: dict[str, BackendFit] = {}
-    first: BackendFit | None = None
     for problem, vector in _solved(groups):
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
         if len(set(problem.chips)) < _FEWEST_CHIPS:
+            first = next(iter(fits.values()), None)
             decode, prompt = (first.decode_residuals, first.prompt_residuals) if first is not None else (_FEW, _FEW)
-        setting = problem.settings[0]
-        fits[setting.backend] = problem.layout.fit(vector, decode, prompt)
-        if first is None and not setting.is_cpu:
-            first = fits[setting.backend]
+        fits[problem.settings[0].backend] = problem.layout.fit(vector, decode, prompt)
     if not fits:
         raise PerfmodelError(f"the table has no figures of {engine}; give one that has, or another --engine.")
-    like = next((name for name in fits if fits[name] is first), next(iter(fits)))
-    today = datetime.datetime.now(datetime.UTC).date()
-    return BackendFits(engine=engine, source=_SOURCE, date=today, command=command, like=like, backends=fits)
+    date, like = today(), next(iter(fits))
+    return BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
 
 
 def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:

@@ -33,6 +33,7 @@ from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
 
+_ENGINE = "vllm"  # that is profiled
 # The profile's layers -> operators of the step graph.
 _GEMMS = {name: name for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")}
 _SMALL = {"layernorm": "input_norm", "rotary_emb": "rope", "act_fn": "activation", "final_layernorm": "final_norm"}
@@ -71,11 +72,11 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
                     gemms.append((*work.problem_as(GemmSize)[:3], seconds * 1e3))
     if not gemms:
         raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
-    version = f"vllm {meta.get('vllm_version', '')}"
+    version = f"{_ENGINE} {meta.get('vllm_version', '')}"
     columns: dict[str, Any] = dict(zip(("m", "n", "k", "latency_ms"), np.array(gemms).T, strict=True))
     texts = {"engine_version": version, "gemm_dtype": "bfloat16", "kernel_source": "layer_profile"}
     columns |= {name: np.array([text] * len(gemms)) for name, text in texts.items()}
-    return LayerProfile(hardware, "vllm", KernelTable(hardware.name, "gemm", columns), tuple(small))
+    return LayerProfile(hardware, _ENGINE, KernelTable(hardware.name, "gemm", columns), tuple(small))
 
 
 def _degrees(root: Path) -> list[tuple[Path, EngineSpec]]:
@@ -186,7 +187,7 @@ def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
     return cards
 
 
-def attention_groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
+def attention_groups(profiles: list[Profile]) -> list[Group]:
     """Pure decodes, pure prompts, and batches with a prompt, over all profiles of a card."""
     decodes, prompts, mixed = (joined(parts) for parts in zip(*(profile.sizes for profile in profiles), strict=True))
     seconds = np.concatenate([profile["time_us"] for profile in profiles]) * 1e-6
@@ -200,7 +201,7 @@ def attention_groups(profiles: list[Profile], engine: str = "vllm") -> list[Grou
         ("attention_mixed", mixed, is_prompt),
     ):
         rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{profiles[0].head_dim}/flash2"
-        result.append(Group(engine, key, take(sizes, rows), seconds[rows], rows))
+        result.append(Group(_ENGINE, key, take(sizes, rows), seconds[rows], rows))
     return result
 
 

@@ -408,8 +408,8 @@ GUIDELLM = Format(
 _REQUESTS_PER_SLOT = 10  # of its recipes
 
 
-def _is_true(value: Any) -> bool:
-    return str(value).lower() == "true"
+def _is_true(fields: ResultFields, key: str) -> bool:
+    return str(fields.data.get(key)).lower() == "true"
 
 
 def _devices(fields: ResultFields) -> int:
@@ -425,7 +425,7 @@ def _inferencex_figures(fields: ResultFields) -> list[Figure]:
 
 
 def _inferencex_refusal(fields: ResultFields) -> str:
-    if _is_true(fields.data.get("disagg")) or _is_true(fields.data.get("is_multinode")):
+    if _is_true(fields, "disagg") or _is_true(fields, "is_multinode"):
         return (
             "is of separate prefill and decode workers, whose network the file does not say; describe them in "
             "a scenario, and give the result of the load tool itself (bench_serving's .json) with --scenario."
@@ -448,14 +448,10 @@ INFERENCEX = Format(
         "engine.profile": lambda fields: engine_of(fields.text("framework"))[0],
         "engine.version": lambda fields: engine_of(fields.text("framework"))[1] or engine_of(fields.text("image"))[1],
         "engine.quantization": lambda fields: quantization_of(fields.text("precision")),
-        "engine.data_parallel_size": lambda fields: (
-            _devices(fields) if _is_true(fields.data.get("dp_attention")) else None
-        ),
-        "engine.tensor_parallel_size": lambda fields: (
-            None if _is_true(fields.data.get("dp_attention")) else _devices(fields)
-        ),
+        "engine.data_parallel_size": lambda fields: _devices(fields) if _is_true(fields, "dp_attention") else None,
+        "engine.tensor_parallel_size": lambda fields: None if _is_true(fields, "dp_attention") else _devices(fields),
         "engine.enable_expert_parallel": lambda fields: (
-            _is_true(fields.data.get("dp_attention")) or (fields.number("ep") or 1) > 1
+            _is_true(fields, "dp_attention") or (fields.number("ep") or 1) > 1
         ),
     },
     notes=lambda fields: (

@@ -218,7 +218,7 @@ def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
     for group in module.groups(rows, A100):
         is_kept = np.random.default_rng(0).random(len(group.seconds)) < 0.5
         kept, rest = group.take(is_kept), group.take(~is_kept)
-        errors.append(np.abs(module.predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
+        errors.append(np.abs(predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
     joined = np.concatenate(errors)
     assert np.median(joined) < median
     assert np.quantile(joined, 0.9) < p90 + 0.02
