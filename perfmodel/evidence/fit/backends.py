@@ -148,19 +148,10 @@ def columns_of(settings: Sequence[Setting]) -> KernelColumns:
                 for count, *sizes in _kernels(graph, shape, micro_batch, forms):
                     rows.append((*place, count * share / test.tokens, *sizes))
             test_setting.append(number)
-    table = np.array(rows).T
-    return KernelColumns(
-        test=table[0].astype(int),
-        setting=table[1].astype(int),
-        test_setting=np.array(test_setting),
-        runs=table[2],
-        form=table[3].astype(int),
-        is_experts=table[4] > 0,
-        is_attention=table[5] > 0,
-        sizes=BlockSizes(*table[6:12]),
-        kv_bytes=table[12],
-        forms=tuple(forms),
-    )
+    in_test, in_setting, runs, form, is_experts, is_attention, *sizes, kv_bytes = np.array(rows).T
+    places = in_test.astype(int), in_setting.astype(int), np.array(test_setting)
+    kinds = form.astype(int), is_experts > 0, is_attention > 0
+    return KernelColumns(*places, runs, *kinds, BlockSizes(*sizes), kv_bytes, tuple(forms))
 
 
 def _kernels(

@@ -22,14 +22,14 @@ from perfmodel.cost.kernel_models.fits import Domain, joined, take
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.attention import DECODES, PROMPTS
+from perfmodel.evidence.fit.attention import DECODES, PROMPTS, decode_sizes, prefill_sizes
 from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
 from perfmodel.evidence.observation import table_rows
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops import BatchShape, Work, build_graph
-from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape
+from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
 
@@ -113,7 +113,6 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
 
 # ---------------------------------------------------------------- attention of whole batches
 
-_ELEMENT_BYTES = 2.0
 _SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
 _FREE = (
     *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens"),
@@ -136,26 +135,14 @@ class Profile:
     @property
     def sizes(self) -> tuple[DecodeSizes, PrefillSizes, MixedSizes]:
         """Sizes of all rows as decodes, as prompts, and as mixed batches."""
-        prompts, cached, batch = self["prefill_chunk"], self["kv_prefill"], self["n_decode"]
-        length = self["kv_decode"] + 1
-
-        def full(value: float) -> Floats:
-            return np.full(len(batch), float(value))
-
-        numbers = (self.heads, self.kv_heads, self.head_dim, self.head_dim, _ELEMENT_BYTES, 0)
-        problem = HeadShape(*map(full, numbers))
-        row_bytes = _ELEMENT_BYTES * self.head_dim
-        token_bytes = self.kv_heads * self.head_dim * 2 * _ELEMENT_BYTES
-        decodes = DecodeSizes(
-            DecodeSize(problem, num_seqs=batch, kv_tokens=batch * length),
-            length,
-            kv_token_bytes=full(token_bytes),
-            io_bytes=batch * (2 * _ELEMENT_BYTES * self.heads * self.head_dim + 2 * token_bytes),
-            flops_per_token=full(4 * self.head_dim),
-        )
-        io_bytes, kv_bytes = full(2 * row_bytes * self.heads), full(2 * row_bytes * self.kv_heads)
-        alone = PrefillSizes(problem, prompts, cached, full(1), io_bytes=io_bytes, kv_bytes=kv_bytes)
-        mixed = MixedSizes(problem, prompts, cached, batch, length, kv_token_bytes=kv_bytes, longest=full(1))
+        batch, one = self["n_decode"], np.ones(len(self["n_decode"]))
+        counts = {"num_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim}
+        heads = {name: count * one for name, count in counts.items()}
+        heads["kv_cache_dtype"] = np.full(len(batch), "bfloat16")
+        prompts = {"batch_size": one, "isl": self["prefill_chunk"], "step": self["kv_prefill"]}
+        decodes = decode_sizes(KernelTable("", "attention", {**heads, "batch_size": batch, "step": self["kv_decode"]}))
+        alone = prefill_sizes(KernelTable("", "attention", {**heads, **prompts}))
+        mixed = MixedSizes(alone.heads, alone.tokens, alone.cached, batch, decodes.length, alone.kv_bytes, longest=one)
         return decodes, alone, mixed
 
 

@@ -14,9 +14,17 @@ from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.expert_loads import _filled, _in_turn, rank_load
 from perfmodel.evidence.fit.kernels import predict
-from perfmodel.evidence.fit.products import GEMM, MOE, experts_start, experts_too_fast, gemms_too_fast
+from perfmodel.evidence.fit.products import (
+    GEMM,
+    MOE,
+    _filled,
+    _in_turn,
+    experts_start,
+    experts_too_fast,
+    gemms_too_fast,
+    rank_load,
+)
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.feedforward import experts
