@@ -65,18 +65,11 @@ class ExecutorPackage(Protocol):
         kernels: str | None = None,
     ) -> RunResult:
         """See `perfmodel_executors.execute_scenario`."""
-        ...
 
     def execute_on(
-        self,
-        target: str,
-        scenario: Scenario,
-        model: str,
-        progress: Progress | None = None,
-        out: Path | None = None,
+        self, target: str, scenario: Scenario, model: str, progress: Progress | None = None, out: Path | None = None
     ) -> RunResult:
         """See `perfmodel_executors.execute_on`."""
-        ...
 
     def execute_repeatedly(
         self, scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None
@@ -90,7 +83,6 @@ class ExecutorPackage(Protocol):
         self, scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
     ) -> MeasuredQuality:
         """See `perfmodel_executors.measure_quality`."""
-        ...
 
     def measure_sensitivity(
         self,
@@ -103,13 +95,11 @@ class ExecutorPackage(Protocol):
         progress: Progress | None = None,
     ) -> "MeasuredSensitivity":
         """See `perfmodel_executors.measure_sensitivity`."""
-        ...
 
     def measure_technique(
         self, scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1
     ) -> list[TechniqueRun]:
         """See `perfmodel_executors.measure_technique`."""
-        ...
 
     def validate_executor(
         self, scenario: Scenario, repeats: int = 1, progress: Progress | None = None

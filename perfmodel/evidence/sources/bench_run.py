@@ -227,10 +227,7 @@ def statistics_of(
 
 
 def request_times(
-    name: str,
-    columns: Mapping[str, Sequence[Any]],
-    is_answered: Sequence[bool],
-    starts: Sequence[Any] | None = None,
+    name: str, columns: Mapping[str, Sequence[Any]], is_answered: Sequence[bool], starts: Sequence[Any] | None = None
 ) -> RequestTimes:
     """Columns of a file as arrays: answered requests ordered by start.
 
