@@ -144,8 +144,13 @@ def main() -> None:
     rows, _ = read_local_rows(asked.file)
     result: dict[str, Any] = {"held_out": {}, "worst": [], "about": ABOUT}
     for by in ("device", "model"):
-        out = held_out(rows, asked.file.parent, by, lambda backend, by=by: print(f"{by}: {backend}", flush=True))  # type: ignore[misc]
-        figures = list(zip(out.settings, out.predicted.tolist(), strict=True))
+        settings, predicted = held_out(
+            rows,
+            asked.file.parent,
+            by,
+            lambda backend, by=by: print(f"{by}: {backend}", flush=True),  # type: ignore[misc]
+        )
+        figures = list(zip(settings, predicted.tolist(), strict=True))
         result["held_out"][by] = _tables(by, figures)
         if by == "device":
             result["worst"] = _worst(figures)

@@ -288,14 +288,6 @@ class ParameterLayout:
 # ---------------------------------------------------------------- the fit
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Settings with predictions from fits without their chip or model."""
-
-    settings: tuple[Setting, ...]
-    predicted: Vector  # tokens per second
-
-
 def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
     """Fit all backends of `engine` in `rows`; folder: of `devices.csv`; command: recorded in the file. Raises
     PerfmodelError without rows of this engine."""
@@ -315,9 +307,11 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     return BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
 
 
-def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:
-    """Predictions with whole chips (by="device") or models (by="model") left out. rows, folder: of the table; progress:
-    called with the backend being fitted"""
+def held_out(
+    rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None
+) -> tuple[list[Setting], Vector]:
+    """The settings, and their tokens per second predicted by fits without their chips (by="device") or models
+    (by="model"). rows, folder: of the table; progress: called with the backend being fitted"""
     groups = _grouped(settings_of(rows, folder), lambda item: (item.scenario.engine.profile, item.backend))
     result: list[Setting] = []
     predicted: list[Vector] = []
@@ -325,7 +319,7 @@ def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progr
         keys = problem.chips if by == "device" else [entry.scenario.model.name for entry in problem.settings]
         result += problem.settings
         predicted.append(np.exp(-problem.left_out(vector, keys)))
-    return HeldOut(tuple(result), np.concatenate(predicted))
+    return result, np.concatenate(predicted)
 
 
 def _grouped(settings: Iterable[Setting], key: Callable[[Setting], object]) -> list[list[Setting]]:

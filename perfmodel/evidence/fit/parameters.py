@@ -5,7 +5,7 @@ the linear model."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,7 @@ _MAX_ROUNDS = 5
 _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A field of the profile, its `host` or `server`, with start and plausible range."""
 
     field: str  # "host.serial_step_s"

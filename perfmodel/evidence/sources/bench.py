@@ -31,7 +31,7 @@ def read_bench_files(paths: Sequence[str | Path]) -> tuple[list[Observation], Re
             keys = ", ".join(map(str, list(data)[:6]))[:120] or "(none)"
             reasons.append((name, f"{name}: has the keys {keys}, which no tool writes that is known; {_expected()}"))
             return
-        for run_name, item in [(name, data)] if form.runs is None else form.runs(name, data):
+        for run_name, item in form.runs(name, data):
             try:
                 runs.append(form.read(run_name, item))
             except PerfmodelError as error:
