@@ -7,7 +7,7 @@
   prefill one; the mixed model takes all batches with a prompt, in one varlen kernel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from perfmodel.cost.kernel_models.attention.decode import DecodeSizes
 from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, MixedSizes
 from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
-from perfmodel.cost.kernel_models.fits import Domain, joined, take
+from perfmodel.cost.kernel_models.fits import Domain, take
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS, decode_sizes, prefill_sizes
 from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
 from perfmodel.evidence.observation import table_rows
-from perfmodel.evidence.sources.kernels import Group, KernelTable
+from perfmodel.evidence.sources.kernels import Column, Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops import BatchShape, Work, build_graph
@@ -120,34 +120,9 @@ _FREE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """One attention table: its columns, and heads per device of the profiled group."""
-
-    columns: Mapping[str, Floats]
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    def __getitem__(self, name: str) -> Floats:
-        return np.asarray(self.columns[name], dtype=np.float64)
-
-    @property
-    def sizes(self) -> tuple[DecodeSizes, PrefillSizes, MixedSizes]:
-        """Sizes of all rows as decodes, as prompts, and as mixed batches."""
-        batch, one = self["n_decode"], np.ones(len(self["n_decode"]))
-        counts = {"num_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim}
-        heads = {name: count * one for name, count in counts.items()}
-        heads["kv_cache_dtype"] = np.full(len(batch), "bfloat16")
-        prompts = {"batch_size": one, "isl": self["prefill_chunk"], "step": self["kv_prefill"]}
-        decodes = decode_sizes(KernelTable("", "attention", {**heads, "batch_size": batch, "step": self["kv_decode"]}))
-        alone = prefill_sizes(KernelTable("", "attention", {**heads, **prompts}))
-        mixed = MixedSizes(alone.heads, alone.tokens, alone.cached, batch, decodes.length, alone.kv_bytes, longest=one)
-        return decodes, alone, mixed
-
-
-def read_profiles(folder: str | Path) -> list[Profile]:
-    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the profiled model's heads."""
+def read_profiles(folder: str | Path) -> list[KernelTable]:
+    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the profiled model's heads as tables of
+    attention have them."""
     root = Path(folder) / "ops"
     model = load_model(str(load_yaml(root / "meta.yaml").data["model"]))
     mixer = next((layer.mixer for layer in model.iter_layers() if isinstance(layer.mixer, Attention)), None)
@@ -156,11 +131,17 @@ def read_profiles(folder: str | Path) -> list[Profile]:
     profiles = []
     for degree, engine in _degrees(root):
         shard = Sharding.of(engine)
+        heads = {
+            "num_heads": shard.columns(mixer.num_heads),
+            "num_key_value_heads": shard.kv_heads(mixer.num_kv_heads),
+            "head_dim": mixer.head_dim,
+            "kv_cache_dtype": "bfloat16",
+        }
         for file in degree.glob("attention.csv*"):
             rows = table_rows(file)
-            columns = {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
-            heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
-            profiles.append(Profile(columns, heads, kv_heads, mixer.head_dim))
+            columns: dict[str, Column] = {name: np.full(len(rows), value) for name, value in heads.items()}
+            columns |= {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
+            profiles.append(KernelTable(model.name, "attention", columns))
     return profiles
 
 
@@ -174,20 +155,24 @@ def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
     return cards
 
 
-def attention_groups(profiles: list[Profile]) -> list[Group]:
+def attention_groups(profiles: Sequence[KernelTable]) -> list[Group]:
     """Pure decodes, pure prompts, and batches with a prompt, over all profiles of a card."""
-    decodes, prompts, mixed = (joined(parts) for parts in zip(*(profile.sizes for profile in profiles), strict=True))
-    seconds = np.concatenate([profile["time_us"] for profile in profiles]) * 1e-6
-    is_prompt, is_decode = (
-        np.concatenate([profile[name] > 0 for profile in profiles]) for name in ("prefill_chunk", "n_decode")
-    )
+    if not profiles:
+        return []
+    columns = {name: np.concatenate([profile[name] for profile in profiles]) for name in profiles[0].columns}
+    seconds, new, batch = columns["time_us"] * 1e-6, columns["prefill_chunk"], columns["n_decode"]
+    one, is_prompt = np.ones(len(new)), new > 0
+    alone = {"batch_size": one, "isl": new, "step": columns["kv_prefill"]}
+    prompts = prefill_sizes(KernelTable("", "attention", columns | alone))
+    decodes = decode_sizes(KernelTable("", "attention", columns | {"batch_size": batch, "step": columns["kv_decode"]}))
+    mixed = MixedSizes(prompts.heads, new, prompts.cached, batch, decodes.length, prompts.kv_bytes, longest=one)
     result = []
     for family, sizes, chosen in (
         ("attention_decode", decodes, ~is_prompt),
-        ("attention_prefill", prompts, is_prompt & ~is_decode),
+        ("attention_prefill", prompts, is_prompt & (batch == 0)),
         ("attention_mixed", mixed, is_prompt),
     ):
-        rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{profiles[0].head_dim}/flash2"
+        rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{columns['head_dim'][0]}/flash2"
         result.append(Group(_ENGINE, key, take(sizes, rows), seconds[rows], rows))
     return result
 

@@ -182,7 +182,8 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
         kv_decode=[256.0, 4096.0],
     )
     columns["time_us"] = np.ones(len(columns["n_decode"]))
-    profile = layer_profile.Profile(columns, 32, 8, 128)
+    heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "kv_cache_dtype": "bfloat16"}
+    profile = table("attention", columns, **heads)
     decode, prompt, mixed = layer_profile.attention_groups([profile])
     assert np.all(prompt.sizes.tokens > 0)
     assert np.all(mixed.sizes.tokens > 0)
