@@ -33,7 +33,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.executed.techniques import speedups
 from perfmodel.evidence.fit.device import costs_of, fit_measured, predict_kernels
-from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction
+from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction, Progress
 from perfmodel.evidence.report import Comparison, Dimension, ValidationReport, by_dimension, comparison_of, pooled
 from perfmodel.evidence.sources.measured import (
     SIDES,
@@ -53,7 +53,6 @@ from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
-Progress = Callable[[int, int], None]
 RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
 _MEANS = ("e2el", "tpot", "ttft")
 _WORST = 5

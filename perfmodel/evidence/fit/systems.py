@@ -8,7 +8,7 @@ deviation of one.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,12 +33,10 @@ from perfmodel.evidence.fit.layer_profile import (
     read_profiles,
 )
 from perfmodel.evidence.fit.products import GEMM, MOE
-from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin
+from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin, Progress
 from perfmodel.evidence.sources.kernels import Column, Group, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.description import describe_engine
-
-Progress = Callable[[int, int], None]
 
 # Table name -> the kind of its kernels.
 MODULES: Mapping[str, KernelModule] = MappingProxyType(

@@ -1,7 +1,7 @@
 """`validate operators`: every row of measured kernel tables vs. its prediction under the device's calibration."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
 from perfmodel.evidence.fit.kernels import predict
 from perfmodel.evidence.fit.systems import MODULES
+from perfmodel.evidence.observation import Progress
 from perfmodel.evidence.report import (
     NOT_APPLICABLE,
     Comparison,
@@ -31,7 +32,6 @@ from perfmodel.evidence.report import (
 from perfmodel.evidence.sources.kernels import Group, op_of, read_table, table_files, understood
 from perfmodel.specs import load_hardware
 
-Progress = Callable[[int, int], None]
 _ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines call
 
 
