@@ -22,14 +22,9 @@ Progress = Callable[[int, int | None], None]
 class ExecutedBeside(Protocol):
     """A scenario's executed runs and its simulation; `problem` says why there are none."""
 
-    @property
-    def runs(self) -> Sequence[RunResult]: ...
-
-    @property
-    def simulated(self) -> RunResult | None: ...
-
-    @property
-    def problem(self) -> str: ...
+    runs: Sequence[RunResult]
+    simulated: RunResult | None
+    problem: str
 
 
 class MeasuredQuality(Protocol):
@@ -41,8 +36,7 @@ class MeasuredQuality(Protocol):
 class MeasuredSensitivity(MeasuredQuality, Protocol):
     """Quality loss of layers in fewer bits, and the proposed `engine.quantization_by_layer`."""
 
-    @property
-    def rules(self) -> tuple[LayerQuantization, ...]: ...
+    rules: tuple[LayerQuantization, ...]
 
 
 class ExecutorPackage(Protocol):

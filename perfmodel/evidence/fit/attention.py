@@ -40,6 +40,7 @@ def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
         "vllm_flash_attn": "flash2",
         "vllm_flash_attn_fa3": "flash3",
         "flash_attention": "flash3" if _has_wgmma(device) else "flash3_sm80",
+        "torch_flow": "trtllm_sm90" if _has_wgmma(device) else "trtllm",
     }
     return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")
 
@@ -104,7 +105,7 @@ def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     names, group = _libraries(table, device), numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
     is_mmha = (group < 2) | (group > _MMHA_ABOVE)
     xqa = np.where(_has_wgmma(device) & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
-    return np.where(names == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
+    return np.where(table["kernel_source"].astype(str) == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
 
 
 def decode_sizes(table: KernelTable) -> DecodeSizes:
@@ -187,12 +188,8 @@ def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.boo
 
 
 def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
-    def kernels(part: KernelTable) -> NDArray[np.str_]:
-        names = _libraries(part, device)
-        return np.where(names == "torch_flow", "trtllm_sm90" if _has_wgmma(device) else "trtllm", names)
-
     usable = np.flatnonzero(~prefills_too_fast(table, device))
-    return kernel_groups(table, "attention_prefill", usable, kernels, prefill_sizes)
+    return kernel_groups(table, "attention_prefill", usable, lambda part: _libraries(part, device), prefill_sizes)
 
 
 def prefill_start(key: str) -> FlashPrefillFit:
