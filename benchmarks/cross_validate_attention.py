@@ -18,7 +18,7 @@ from perfmodel.cost.kernel_models import DeviceFacts
 from perfmodel.cost.kernel_models.fits import transferred
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS
 from perfmodel.evidence.fit.collectives import COLLECTIVES
-from perfmodel.evidence.fit.kernels import KernelModule
+from perfmodel.evidence.fit.kernels import KernelModule, predict
 from perfmodel.evidence.sources.kernels import Group, read_table
 from perfmodel.ops.problem_sizes import HeadShape
 from perfmodel.specs import load_hardware
@@ -91,7 +91,7 @@ def kept_aside(module: KernelModule, group: Group, device: DeviceFacts, rule: Ru
         return np.empty(0)
     rest = group.take(rows)
     fit = module.fit(group.take(~rows), device)
-    return np.asarray(np.abs(module.predict(rest, fit, device) / rest.seconds - 1))
+    return np.asarray(np.abs(predict(rest, fit, device) / rest.seconds - 1))
 
 
 def shown(errors: list[NDArray[np.float64]]) -> str:
@@ -130,7 +130,7 @@ def transfers(module: KernelModule, groups: list[tuple[Group, DeviceFacts]]) -> 
         for other, target in groups:
             if source is not target and source.hardware.name != target.hardware.name and group.key == other.key:
                 fit = transferred(module.fit(group, source), source, target)
-                error = shown([np.abs(module.predict(other, fit, target) / other.seconds - 1)])
+                error = shown([np.abs(predict(other, fit, target) / other.seconds - 1)])
                 print(f"  {source.hardware.name} -> {target.hardware.name}  {group.engine} {group.key}: {error}")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.kernel_models import DeviceFacts
-from perfmodel.evidence.fit.kernels import KernelModule
+from perfmodel.evidence.fit.kernels import KernelModule, predict
 from perfmodel.evidence.fit.products import GEMM, MOE, experts_too_fast, gemms_too_fast
 from perfmodel.evidence.sources.kernels import Group, read_table
 from perfmodel.specs import load_hardware
@@ -82,7 +82,7 @@ _RULES: dict[str, tuple[KernelModule, dict[str, Folds]]] = {
 
 
 def errors_of(module: KernelModule, group: Group, fit: Any, device: DeviceFacts) -> Errors:
-    return np.asarray(np.abs(module.predict(group, fit, device) / group.seconds - 1))
+    return np.asarray(np.abs(predict(group, fit, device) / group.seconds - 1))
 
 
 def kept_aside(module: KernelModule, group: Group, device: DeviceFacts, folds: Folds) -> Errors:

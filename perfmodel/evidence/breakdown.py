@@ -58,30 +58,21 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
     """Parts of a kernel's time: seconds of each resource alone (they overlap), bound, and overhead. predicted,
     measured: seconds; compute, memory: predicted seconds of each resource"""
     bound, longest = ("memory", memory) if memory >= compute else ("compute", compute)
-    shares = {
-        bound: min(longest, predicted) / predicted,
-        "overhead": max(0.0, predicted - longest) / predicted,
-    }
-    return {
-        "parts": shares,
-        "compute_s": compute,
-        "memory_s": memory,
-        "overhead_s": max(0.0, predicted - longest),
-        "bound": max(shares, key=lambda name: shares[name]),
-        "why": why(predicted, measured, shares, "the kernel"),
-    }
+    overhead = max(0.0, predicted - longest)
+    shares = {bound: min(longest, predicted) / predicted, "overhead": overhead / predicted}
+    seconds = {"compute_s": compute, "memory_s": memory, "overhead_s": overhead}
+    return _with_bound(shares, seconds, why(predicted, measured, shares, "the kernel"))
 
 
 def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
     """Parts of a message's time: bytes on the wire, and the rest (launches, hops)."""
     shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
-    return {
-        "parts": shares,
-        "communication_s": wire,
-        "overhead_s": max(0.0, predicted - wire),
-        "bound": max(shares, key=lambda name: shares[name]),
-        "why": why(predicted, measured, shares, "the message"),
-    }
+    seconds = {"communication_s": wire, "overhead_s": max(0.0, predicted - wire)}
+    return _with_bound(shares, seconds, why(predicted, measured, shares, "the message"))
+
+
+def _with_bound(shares: Mapping[str, float], seconds: Mapping[str, float], reason: str) -> dict[str, Any]:
+    return {"parts": shares, **seconds, "bound": max(shares, key=lambda name: shares[name]), "why": reason}
 
 
 def kernel_sizes(sizes: Any) -> dict[str, Dimension]:

@@ -133,7 +133,7 @@ def measured(entry, with_switch):
     unit = "" if dimension == "count" else dimension
     figure = f"published={{metric: {move.metric}, value: 1, unit: '{unit}', source: registry{step}}}"
     overrides = [*entry.setting, *(entry.switch if with_switch else ()), figure]
-    return predict(load_scenario(entry.scenario, overrides), Path(entry.scenario)).value
+    return predict(load_scenario(entry.scenario, overrides), Path(entry.scenario))[0]
 
 
 def is_as_stated(entry, before, after):

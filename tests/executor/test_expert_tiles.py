@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
-from perfmodel.evidence.fit.expert_loads import rank_load  # noqa: E402
+from perfmodel.evidence.fit.products import rank_load  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402

@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from perfmodel.cost.kernel_models.device import DeviceFacts  # noqa: E402
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS  # noqa: E402
 from perfmodel.evidence.fit.device import TABLES, kernel_tables, small_kernels  # noqa: E402
+from perfmodel.evidence.fit.kernels import predict  # noqa: E402
 from perfmodel.evidence.fit.products import GEMM, MOE, experts_start  # noqa: E402
-from perfmodel.evidence.fit.systems import module_of  # noqa: E402
+from perfmodel.evidence.fit.systems import MODULES as TABLE_MODULES  # noqa: E402
 from perfmodel.evidence.sources.measured import KernelRecord  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.kernels.dispatch import KERNELS  # noqa: E402
@@ -68,7 +69,7 @@ def records():
 def groups():
     """(table's name, module, group, records of its rows)"""
     for table, numbers in kernel_tables(records(), HARDWARE.name):
-        module = module_of(table.op)
+        module = TABLE_MODULES[table.op]
         for group in module.groups(table, DEVICE):
             yield table.op, module, group, [problems()[numbers[row]] for row in group.rows]
 
@@ -83,7 +84,7 @@ def test_operators_that_multiply_have_a_table_and_no_other_has():
 
 def test_tables_are_read_by_the_module_of_their_kernels():
     for name, _ in TABLES.values():
-        assert module_of(name) is MODULES[name]
+        assert TABLE_MODULES[name] is MODULES[name]
 
 
 def test_every_row_is_in_exactly_one_group():
@@ -152,6 +153,6 @@ def test_times_are_predicted_from_every_group():
     for _, module, group, rows in groups():
         if module is MOE:
             fit = experts_start(group.key, group.engine)
-            seconds = module.predict(group, fit, DEVICE)
+            seconds = predict(group, fit, DEVICE)
             least = np.array([p.work.weight_bytes for p in rows]) / DEVICE.bandwidth
             assert (seconds >= least).all(), group.key

@@ -71,6 +71,6 @@ def test_drafts_are_part_of_the_steps_and_their_worth_of_the_overrides():
     scenario = load_scenario(record.scenario, record.overrides)
     assert scenario.engine.speculative_config.acceptance.per_position
     steps = served_steps(record, scenario, fit_measured(read_measurements(HERE)))
-    drafting = [step for step in steps if "drafted" in step.label]
+    drafting = [step for step in steps if "drafted" in step.row.name]
     assert drafting
-    assert all(step.predicted > 0.0 for step in steps)
+    assert all(step.metrics["serving_step"] > 0.0 for step in steps)

@@ -22,14 +22,9 @@ Progress = Callable[[int, int | None], None]
 class ExecutedBeside(Protocol):
     """A scenario's executed runs and its simulation; `problem` says why there are none."""
 
-    @property
-    def runs(self) -> Sequence[RunResult]: ...
-
-    @property
-    def simulated(self) -> RunResult | None: ...
-
-    @property
-    def problem(self) -> str: ...
+    runs: Sequence[RunResult]
+    simulated: RunResult | None
+    problem: str
 
 
 class MeasuredQuality(Protocol):
@@ -41,8 +36,7 @@ class MeasuredQuality(Protocol):
 class MeasuredSensitivity(MeasuredQuality, Protocol):
     """Quality loss of layers in fewer bits, and the proposed `engine.quantization_by_layer`."""
 
-    @property
-    def rules(self) -> tuple[LayerQuantization, ...]: ...
+    rules: tuple[LayerQuantization, ...]
 
 
 class ExecutorPackage(Protocol):
@@ -65,18 +59,11 @@ class ExecutorPackage(Protocol):
         kernels: str | None = None,
     ) -> RunResult:
         """See `perfmodel_executors.execute_scenario`."""
-        ...
 
     def execute_on(
-        self,
-        target: str,
-        scenario: Scenario,
-        model: str,
-        progress: Progress | None = None,
-        out: Path | None = None,
+        self, target: str, scenario: Scenario, model: str, progress: Progress | None = None, out: Path | None = None
     ) -> RunResult:
         """See `perfmodel_executors.execute_on`."""
-        ...
 
     def execute_repeatedly(
         self, scenarios: Sequence[Scenario], rounds: int, progress: Progress | None = None
@@ -90,7 +77,6 @@ class ExecutorPackage(Protocol):
         self, scenario: Scenario, baseline: Scenario | None = None, text: str = "pydoc", chunk: int | None = None
     ) -> MeasuredQuality:
         """See `perfmodel_executors.measure_quality`."""
-        ...
 
     def measure_sensitivity(
         self,
@@ -103,13 +89,11 @@ class ExecutorPackage(Protocol):
         progress: Progress | None = None,
     ) -> "MeasuredSensitivity":
         """See `perfmodel_executors.measure_sensitivity`."""
-        ...
 
     def measure_technique(
         self, scenario: Scenario, baseline: Scenario, metric: str, repeats: int = 1
     ) -> list[TechniqueRun]:
         """See `perfmodel_executors.measure_technique`."""
-        ...
 
     def validate_executor(
         self, scenario: Scenario, repeats: int = 1, progress: Progress | None = None

@@ -11,7 +11,7 @@ requests by simulating the whole scenario, both with the calibration of `engine.
 wrote, or that ships.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
 from types import MappingProxyType
@@ -33,6 +33,7 @@ from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
 
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
+_Row = tuple[float, float, str]  # predicted and measured seconds, and what they are of
 
 
 class StepPair(NamedTuple):
@@ -54,11 +55,12 @@ class StepPair(NamedTuple):
         return "mixed" if self.num_decodes else "chunk"
 
     @property
-    def label(self) -> str:
-        return (
+    def row(self) -> _Row:
+        label = (
             f"step {self.step}: {self.num_decodes} decodes with {self.decode_context} tokens of context, "
             f"{self.num_chunks} chunks with {self.num_tokens - self.num_decodes} tokens"
         )
+        return self.predicted_s, self.measured_s, label
 
 
 class ShadowedBackend:
@@ -93,19 +95,17 @@ def report_executor(
     """The report over `comparisons`; several are also groups, with `notes`. residuals: of whole steps; their 80 % range
     is every prediction's interval"""
     interval = (exp(residuals.p10), exp(residuals.p90)) if residuals.num_rows else None
-    runs = [_compare_runs(comparison, interval) for comparison in comparisons]
-    metrics = {}
-    for name in runs[0]:
-        parts = [run[name] for run in runs if name in run]
-        predicted, measured = (np.concatenate([getattr(p, side) for p in parts]) for side in ("predicted", "measured"))
-        metrics[name] = Rows(predicted, measured, [label for part in parts for label in part.labels], interval)
+    runs = [_compare_runs(comparison) for comparison in comparisons]
+    metrics = {name: _rows([row for run in runs for row in run.get(name, ())], interval) for name in runs[0]}
     by: dict[str, dict[str, ErrorStats]] = {}
     if len(runs) > 1:
         for number, run in enumerate(runs, start=1):
-            by[f"run {number}"] = {name: rows.stats() for name, rows in run.items() if len(rows)}
+            of_run = {name: _rows(rows, interval) for name, rows in run.items()}
+            by[f"run {number}"] = {name: rows.stats() for name, rows in of_run.items() if len(rows)}
     steps = [pair for comparison in comparisons for pair in comparison.steps]
-    for group, test in _STEP_GROUPS.items():
-        rows = _step_rows([pair for pair in steps if test(pair)], interval)
+    for group, (kind, low, high) in _STEP_GROUPS.items():
+        members = [pair.row for pair in steps if pair.kind == kind and low <= pair.num_decodes <= high]
+        rows = _rows(members, interval)
         by |= {group: {"step": rows.stats()}} if len(rows) else {}
     return ValidationReport(
         kind="executor",
@@ -118,7 +118,7 @@ def report_executor(
     )
 
 
-def _compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] | None = None) -> dict[str, Rows]:
+def _compare_runs(comparison: ExecutorComparison) -> dict[str, list[_Row]]:
     """Rows per metric: `step`; `e2el, ttft, tpot` per request, their means; `duration`."""
     simulated, executed = _requests(comparison.simulated), _requests(comparison.executed)
     ids, in_sim, in_exec = np.intersect1d(simulated.request_id, executed.request_id, return_indices=True)
@@ -126,40 +126,32 @@ def _compare_runs(comparison: ExecutorComparison, interval: tuple[float, float] 
         f"request {i}: {executed.num_prompt_tokens[row]} + {executed.num_output_tokens[row]} tokens"
         for i, row in zip(ids, in_exec, strict=True)
     ]
-    metrics = {"step": _step_rows(comparison.steps, interval)}
+    metrics = {"step": [pair.row for pair in comparison.steps]}
     for name in _REQUEST_METRICS:
         predicted, measured = (getattr(requests, f"{name}_s") for requests in (simulated, executed))
-        metrics[name] = Rows(predicted[in_sim], measured[in_exec], labels, interval)
+        metrics[name] = list(zip(predicted[in_sim].tolist(), measured[in_exec].tolist(), labels, strict=True))
     for name in _REQUEST_METRICS:
-        rows = metrics[name]
+        rows = _rows(metrics[name])
         if len(rows):
-            means = [float(rows.predicted.mean())], [float(rows.measured.mean())]
-            metrics[f"{name}_mean"] = Rows(*means, [f"mean {name}"], interval)
-    ends = [float(simulated.finished_s.max())], [float(executed.finished_s.max())]
-    metrics["duration"] = Rows(*ends, ["duration of the run"], interval)
-    return metrics
+            metrics[f"{name}_mean"] = [(float(rows.predicted.mean()), float(rows.measured.mean()), f"mean {name}")]
+    ends = float(simulated.finished_s.max()), float(executed.finished_s.max())
+    return metrics | {"duration": [(*ends, "duration of the run")]}
 
 
-def _step_rows(steps: Sequence[StepPair], interval: tuple[float, float] | None) -> Rows:
-    predicted, measured = [s.predicted_s for s in steps], [s.measured_s for s in steps]
-    return Rows(predicted, measured, [s.label for s in steps], interval)
+def _rows(rows: Sequence[_Row], interval: tuple[float, float] | None = None) -> Rows:
+    predicted, measured, labels = zip(*rows, strict=True) if rows else ((), (), ())
+    return Rows(predicted, measured, labels, interval)
 
 
-def _of_kind(kind: str, low: int = 0, high: float = inf) -> Callable[[StepPair], bool]:
-    return lambda pair: pair.kind == kind and low <= pair.num_decodes <= high
-
-
-# Steps by kind, and those of decodes by batch.
-_STEP_GROUPS: Mapping[str, Callable[[StepPair], bool]] = MappingProxyType(
+# Steps by kind, and those of decodes by batch: the kind, and the range of decodes.
+_STEP_GROUPS: Mapping[str, tuple[str, int, float]] = MappingProxyType(
     {
-        "decode": _of_kind("decode"),
-        "chunk": _of_kind("chunk"),
-        "mixed": _of_kind("mixed"),
-        "decode batch 1": _of_kind("decode", 1, 1),
-        "decode batch 2-4": _of_kind("decode", 2, 4),
-        "decode batch 5-8": _of_kind("decode", 5, 8),
-        "decode batch 9-16": _of_kind("decode", 9, 16),
-        "decode > 16": _of_kind("decode", 17),
+        **{kind: (kind, 0, inf) for kind in ("decode", "chunk", "mixed")},
+        "decode batch 1": ("decode", 1, 1),
+        "decode batch 2-4": ("decode", 2, 4),
+        "decode batch 5-8": ("decode", 5, 8),
+        "decode batch 9-16": ("decode", 9, 16),
+        "decode > 16": ("decode", 17, inf),
     }
 )
 
@@ -182,13 +174,13 @@ def _agreement(comparison: ExecutorComparison) -> str:
 
 def _plans(steps: StepColumns) -> dict[int, tuple[int, ...]]:
     """Step index -> what ran, with leaps expanded: each of their steps adds a token to every decode's context."""
-    plans: dict[int, tuple[int, ...]] = {}
     names = ("index", "num_steps", "num_tokens", "num_decodes", "decode_context", "num_chunks")
     columns = (getattr(steps, name).tolist() for name in names)
-    for index, count, tokens, decodes, context, chunks in zip(*columns, strict=True):
-        for i in range(count):
-            plans[index + i] = (tokens, decodes, context + i * decodes, chunks)
-    return plans
+    return {
+        index + i: (tokens, decodes, context + i * decodes, chunks)
+        for index, count, tokens, decodes, context, chunks in zip(*columns, strict=True)
+        for i in range(count)
+    }
 
 
 def validate_recorded(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import exp
 from pathlib import Path, PurePosixPath
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,7 +33,8 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.executed.techniques import speedups
 from perfmodel.evidence.fit.device import costs_of, fit_measured, predict_kernels
-from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, by_dimension, pooled
+from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction, Progress
+from perfmodel.evidence.report import Comparison, Dimension, ValidationReport, by_dimension, comparison_of, pooled
 from perfmodel.evidence.sources.measured import (
     SIDES,
     Ceilings,
@@ -52,32 +53,36 @@ from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
-Progress = Callable[[int, int], None]
 RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
 _MEANS = ("e2el", "tpot", "ttft")
 _WORST = 5
 
 
-class ServedStep(NamedTuple):
-    """One executed step of a scenario, in seconds."""
-
-    scenario: str
-    label: str
-    predicted: float
-    executed: float
-
-
-def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[ServedStep]:
-    """Each executed step, predicted at its exact shape."""
+def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[Prediction]:
+    """Each executed step as a `serving_step` in seconds, predicted at its exact shape."""
     cost_model = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine)).cost_model()
     result = []
     for fields, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
         batch = shape_of(dict(zip(BatchShape._fields, fields, strict=False)))  # those at their defaults are left out
         drafts = f", {batch.num_draft_tokens} drafted" if batch.num_draft_tokens else ""
         label = f"{batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens{drafts}"
-        predicted = cost_model.duration_ps(batch) / PS_PER_S
-        result.append(ServedStep(run.scenario, f"{run.scenario}: {label}", predicted, seconds))
+        row = Observation(
+            f"{run.scenario}: {label}", None, {"serving_step": seconds}, labels={"scenario": run.scenario}
+        )
+        result.append(_predicted(row, cost_model.duration_ps(batch) / PS_PER_S, calibration.step_residuals))
     return result
+
+
+def _predicted(row: Observation, seconds: float, residuals: Residuals) -> Prediction:
+    """`row` of one metric predicted as `seconds`, with the 80 % interval of `residuals`."""
+    interval = (exp(residuals.p10), exp(residuals.p90)) if residuals.num_rows else NO_INTERVAL
+    return Prediction(row, dict.fromkeys(row.metrics, seconds), intervals=dict.fromkeys(row.metrics, interval))
+
+
+def _compared(metric: str, pairs: Sequence[Prediction], *dimensions: str) -> Comparison:
+    """`metric` of `pairs`, by the labels `dimensions` of their rows."""
+    groups = {name: Dimension.of([pair.row.labels[name] for pair in pairs]) for name in dimensions}
+    return comparison_of(metric, "s", pairs, {}, groups)
 
 
 def validate_measured(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -142,62 +147,50 @@ def _step_group(record: MeasuredStep) -> str:
 
 
 def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
-    result = predict_kernels(records, calibration, hardware)
-    known = [item.record for item in result]
-    residuals = [getattr(calibration.families[item.family], "residuals", Residuals()) for item in result]
-    predicted, measured = [item.predicted_s for item in result], [record.seconds for record in known]
-    rows = Rows(predicted, measured, [record.label for record in known], _interval(residuals))
-    return Comparison.of("kernel", rows, "s", {"operator": Dimension.of([record.operator for record in known])})
+    pairs = []
+    for record, seconds, residuals in predict_kernels(records, calibration, hardware):
+        row = Observation(record.label, record, {"kernel": record.seconds}, labels={"operator": record.operator})
+        pairs.append(_predicted(row, seconds, residuals))
+    return _compared("kernel", pairs, "operator")
 
 
 def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
-    predicted = [costs_of(step, hardware, calibration).estimate(step.batch).duration_s for step in records]
-    interval = _interval([calibration.step_residuals] * len(records))
-    rows = Rows(predicted, [step.seconds for step in records], [step.label for step in records], interval)
-    names = ["prompts" if step.batch.prefills else f"batch {step.batch.num_decodes}" for step in records]
-    groups = {"model": Dimension.of([step.model for step in records]), "step": Dimension.of(names)}
-    return Comparison.of("step", rows, "s", groups)
+    pairs = []
+    for step in records:
+        kind = "prompts" if step.batch.prefills else f"batch {step.batch.num_decodes}"
+        row = Observation(step.label, step, {"step": step.seconds}, labels={"model": step.model, "step": kind})
+        seconds = costs_of(step, hardware, calibration).estimate(step.batch).duration_s
+        pairs.append(_predicted(row, seconds, calibration.step_residuals))
+    return _compared("step", pairs, "model", "step")
 
 
 def _servings(
     measured: Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
 ) -> list[Comparison]:
     """Steps and means of all scenarios, simulated whole; failures go to `unpredicted`."""
-    steps: list[ServedStep] = []
-    # simulated and executed seconds, the ends of the 80 % interval as factors, and the scenario
-    means: dict[str, list[tuple[float, float, float, float, str]]] = {name: [] for name in _MEANS}
+    steps: list[Prediction] = []
+    runs: list[Prediction] = []
     for done, run in enumerate(measured.serving, 1):
         try:
             scenario = load_scenario(run.scenario, run.overrides)
             steps += served_steps(run, scenario, calibration)
             summary = simulate(scenario, calibration=calibration, intervals=True).summary
-            for name, values in means.items():
-                key = f"mean_{name}_ms"
-                simulated = summary[key] * 1e-3
-                executed = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
-                ends = (summary.get("interval") or {}).get(key) or (np.nan, np.nan)
-                low, high = (end * 1e-3 / simulated for end in ends)
-                values.append((simulated, executed, low, high, run.scenario))
         except PerfmodelError as error:
             unpredicted.append(f"{run.scenario}: {error}")
+        else:
+            simulated, executed, intervals = {}, {}, {}
+            for name in _MEANS:
+                metric, key = f"{name}_mean", f"mean_{name}_ms"
+                simulated[metric] = summary[key] * 1e-3
+                executed[metric] = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
+                low, high = (summary.get("interval") or {}).get(key) or NO_INTERVAL
+                intervals[metric] = low * 1e-3 / simulated[metric], high * 1e-3 / simulated[metric]
+            row = Observation(run.scenario, scenario, executed, labels={"scenario": run.scenario})
+            runs.append(Prediction(row, simulated, intervals=intervals))
         if progress is not None:
             progress(done, len(measured.serving))
-    interval = _interval([calibration.step_residuals] * len(steps))
-    rows = Rows([s.predicted for s in steps], [s.executed for s in steps], [s.label for s in steps], interval)
-    result = [Comparison.of("serving_step", rows, "s", {"scenario": Dimension.of([s.scenario for s in steps])})]
-    for name, values in means.items():
-        columns: Any = zip(*values, strict=True) if values else ((),) * 5
-        predicted, measured_s, low, high, names = columns
-        rows = Rows(predicted, measured_s, names, (low, high))
-        result.append(Comparison.of(f"{name}_mean", rows, "s", {"scenario": Dimension.of(names)}))
-    return result
-
-
-def _interval(residuals: Sequence[Residuals]) -> tuple[list[float], list[float]] | None:
-    if not residuals:
-        return None
-    low, high = ([exp(getattr(item, end)) if item.num_rows else np.nan for item in residuals] for end in ("p10", "p90"))
-    return low, high
+    means = (_compared(f"{name}_mean", runs, "scenario") for name in _MEANS)
+    return [_compared("serving_step", steps, "scenario"), *means]
 
 
 def _verdicts(measured: Measurements, calibration: Calibration, unpredicted: list[str]) -> list[TechniqueVerdict]:
@@ -224,8 +217,8 @@ def _verdict(sides: list[ServingRecord], calibration: Calibration, date: str) ->
         raise SpecError(f"{sides[0].scenario}: these runs have no {technique.metric}.")
     biases = []  # how much longer the steps were predicted to take than they took, all together
     for side, item in zip(sides, scenarios, strict=True):
-        steps = served_steps(side, item, calibration)
-        biases.append(sum(step.predicted for step in steps) / sum(step.executed for step in steps) - 1)
+        steps = _compared("serving_step", served_steps(side, item, calibration)).rows
+        biases.append(sum(steps.predicted.tolist()) / sum(steps.measured.tolist()) - 1)
     gained, took = (Sides(*(float(value or 0.0) for value in clock)) for clock in (simulated, executed))
     file = f"{PurePosixPath(sides[0].scenario).name}.yaml"
     return TechniqueVerdict.of(technique, file, [TechniqueRun(gained, took, Sides(*biases))], "", date)

@@ -21,8 +21,7 @@ from pydantic import Field, field_validator, model_validator
 
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir, find_file, list_names
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 from perfmodel.planning.metrics import ALIASES, metric_named
 from perfmodel.planning.typical_step import StepSpec
 
@@ -215,8 +214,7 @@ class TechniqueFamily(Spec):
 
 def load_techniques() -> tuple[TechniqueFamily, ...]:
     """All families, ordered by file name. Raises SpecError for an invalid file."""
-    files = [load_yaml(find_file("techniques", name)) for name in list_names("techniques")]
-    return tuple(parse(TechniqueFamily, file.data, file.positions) for file in files)
+    return tuple(load_spec(TechniqueFamily, find_file("techniques", name)) for name in list_names("techniques"))
 
 
 class PairResult(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.executed.bridge import load_executor
+from perfmodel.evidence.executed.bridge import Progress, load_executor
 from perfmodel.evidence.executed.technique import Outcome, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled
 from perfmodel.files.blocks import block_as
@@ -20,7 +20,6 @@ from perfmodel.files.sandbox import LARGEST_TABLE_BYTES, parse_json, read_limite
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 
-Progress = Callable[[int, int | None], None]
 Measure = Callable[[Scenario, Scenario, str, int], list[TechniqueRun]]
 Judged = Callable[[TechniqueVerdict], None]
 

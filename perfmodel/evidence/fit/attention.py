@@ -40,6 +40,7 @@ def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
         "vllm_flash_attn": "flash2",
         "vllm_flash_attn_fa3": "flash3",
         "flash_attention": "flash3" if _has_wgmma(device) else "flash3_sm80",
+        "torch_flow": "trtllm_sm90" if _has_wgmma(device) else "trtllm",
     }
     return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")
 
@@ -104,7 +105,7 @@ def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     names, group = _libraries(table, device), numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
     is_mmha = (group < 2) | (group > _MMHA_ABOVE)
     xqa = np.where(_has_wgmma(device) & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
-    return np.where(names == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
+    return np.where(table["kernel_source"].astype(str) == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
 
 
 def decode_sizes(table: KernelTable) -> DecodeSizes:
@@ -187,38 +188,31 @@ def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.boo
 
 
 def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
-    def kernels(part: KernelTable) -> NDArray[np.str_]:
-        names = _libraries(part, device)
-        return np.where(names == "torch_flow", "trtllm_sm90" if _has_wgmma(device) else "trtllm", names)
-
     usable = np.flatnonzero(~prefills_too_fast(table, device))
-    return kernel_groups(table, "attention_prefill", usable, kernels, prefill_sizes)
+    return kernel_groups(table, "attention_prefill", usable, lambda part: _libraries(part, device), prefill_sizes)
 
 
 def prefill_start(key: str) -> FlashPrefillFit:
     """Rules and domain of a key's kernel."""
     _, rate, kv_format, head_dim, name = key.split("/")
-    size, kv_bytes = int(head_dim.removeprefix("hd")), bytes_of(kv_format.removeprefix("kv_"))
-    return FlashPrefillFit(
-        kernel=_prefill_kernel(name, size, kv_bytes),
-        domain=_domain(kv_format, head_dim),
-        rate="fp8" if kv_bytes == 1 else rate,
-    )
+    domain, is_fp8 = _domain(kv_format, head_dim), bytes_of(kv_format.removeprefix("kv_")) == 1
+    kernel = _prefill_kernel(name, domain.head_dim or 0, is_fp8)
+    return FlashPrefillFit(kernel=kernel, domain=domain, rate="fp8" if is_fp8 else rate)
 
 
-def _prefill_kernel(name: str, head_dim: int, kv_bytes: float) -> PrefillKernel:
+def _prefill_kernel(name: str, head_dim: int, is_fp8: bool) -> PrefillKernel:
     """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
     kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles."""
     if name == "trtllm":
         return PrefillKernel(rows=128, keys=32, packs="never")
     if name == "trtllm_sm90":
-        narrow, wide = (768.0, 384.0) if kv_bytes == 1 else (256.0, 64.0)
+        narrow, wide = (768.0, 384.0) if is_fp8 else (256.0, 64.0)
         return PrefillKernel(rows=128, keys=64, packs="never", window_overlap=narrow if head_dim <= 64 else wide)
     if name == "flash2":
         return PrefillKernel(rows=64, keys=128, packs="single")
     if name == "flash3_sm80":
         return PrefillKernel(rows=128, keys=64)
-    return PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and kv_bytes == 1 else 64)
+    return PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and is_fp8 else 64)
 
 
 def _fit_prefills(group: Group, device: DeviceFacts) -> FlashPrefillFit:

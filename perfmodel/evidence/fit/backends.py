@@ -8,7 +8,6 @@ All kernels are priced at once, as columns. Parameters are fitted as logarithms 
 generations and versions with little data.
 """
 
-import datetime
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from perfmodel.cost.kernel_models.blocks.stream import StreamRates, StreamSizes,
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
+from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
 from perfmodel.evidence.observation import Observation
@@ -148,19 +148,10 @@ def columns_of(settings: Sequence[Setting]) -> KernelColumns:
                 for count, *sizes in _kernels(graph, shape, micro_batch, forms):
                     rows.append((*place, count * share / test.tokens, *sizes))
             test_setting.append(number)
-    table = np.array(rows).T
-    return KernelColumns(
-        test=table[0].astype(int),
-        setting=table[1].astype(int),
-        test_setting=np.array(test_setting),
-        runs=table[2],
-        form=table[3].astype(int),
-        is_experts=table[4] > 0,
-        is_attention=table[5] > 0,
-        sizes=BlockSizes(*table[6:12]),
-        kv_bytes=table[12],
-        forms=tuple(forms),
-    )
+    in_test, in_setting, runs, form, is_experts, is_attention, *sizes, kv_bytes = np.array(rows).T
+    places = in_test.astype(int), in_setting.astype(int), np.array(test_setting)
+    kinds = form.astype(int), is_experts > 0, is_attention > 0
+    return KernelColumns(*places, runs, *kinds, BlockSizes(*sizes), kv_bytes, tuple(forms))
 
 
 def _kernels(
@@ -297,14 +288,6 @@ class ParameterLayout:
 # ---------------------------------------------------------------- the fit
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Settings with predictions from fits without their chip or model."""
-
-    settings: tuple[Setting, ...]
-    predicted: Vector  # tokens per second
-
-
 def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
     """Fit all backends of `engine` in `rows`; folder: of `devices.csv`; command: recorded in the file. Raises
     PerfmodelError without rows of this engine."""
@@ -312,25 +295,23 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     groups = _grouped(members, lambda item: item.backend)
     groups.sort(key=lambda group: (group[0].is_cpu, -_num_devices(group)))  # that of CPUs last
     fits: dict[str, BackendFit] = {}
-    first: BackendFit | None = None
     for problem, vector in _solved(groups):
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
         if len(set(problem.chips)) < _FEWEST_CHIPS:
+            first = next(iter(fits.values()), None)
             decode, prompt = (first.decode_residuals, first.prompt_residuals) if first is not None else (_FEW, _FEW)
-        setting = problem.settings[0]
-        fits[setting.backend] = problem.layout.fit(vector, decode, prompt)
-        if first is None and not setting.is_cpu:
-            first = fits[setting.backend]
+        fits[problem.settings[0].backend] = problem.layout.fit(vector, decode, prompt)
     if not fits:
         raise PerfmodelError(f"the table has no figures of {engine}; give one that has, or another --engine.")
-    like = next((name for name in fits if fits[name] is first), next(iter(fits)))
-    today = datetime.datetime.now(datetime.UTC).date()
-    return BackendFits(engine=engine, source=_SOURCE, date=today, command=command, like=like, backends=fits)
+    date, like = today(), next(iter(fits))
+    return BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
 
 
-def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None) -> HeldOut:
-    """Predictions with whole chips (by="device") or models (by="model") left out. rows, folder: of the table; progress:
-    called with the backend being fitted"""
+def held_out(
+    rows: Sequence[Observation], folder: Path, by: str, progress: Progress = lambda _: None
+) -> tuple[list[Setting], Vector]:
+    """The settings, and their tokens per second predicted by fits without their chips (by="device") or models
+    (by="model"). rows, folder: of the table; progress: called with the backend being fitted"""
     groups = _grouped(settings_of(rows, folder), lambda item: (item.scenario.engine.profile, item.backend))
     result: list[Setting] = []
     predicted: list[Vector] = []
@@ -338,7 +319,7 @@ def held_out(rows: Sequence[Observation], folder: Path, by: str, progress: Progr
         keys = problem.chips if by == "device" else [entry.scenario.model.name for entry in problem.settings]
         result += problem.settings
         predicted.append(np.exp(-problem.left_out(vector, keys)))
-    return HeldOut(tuple(result), np.concatenate(predicted))
+    return result, np.concatenate(predicted)
 
 
 def _grouped(settings: Iterable[Setting], key: Callable[[Setting], object]) -> list[list[Setting]]:

@@ -15,7 +15,6 @@ launch. Matrix products without a kernel model (standard attention, a baseline) 
 import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -159,31 +158,21 @@ def small_kernels(records: Sequence[KernelRecord]) -> list[tuple[Work, float, in
     ]
 
 
-@dataclass(frozen=True)
-class KernelPrediction:
-    """A measured kernel and its prediction; `family`: key of the fit in the calibration"""
-
-    record: KernelRecord
-    family: str
-    predicted_s: float
-
-
 def predict_kernels(
     records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec
-) -> list[KernelPrediction]:
-    """Predictions of the kernels that `calibration` has a fit for."""
+) -> list[tuple[KernelRecord, float, Residuals]]:
+    """(kernel, predicted seconds, residuals of its fit) of the kernels that `calibration` has a fit for."""
     device = DeviceFacts.of(hardware)
-    result = []
+    result: list[tuple[KernelRecord, float, Residuals]] = []
     for _, group, numbers in _groups(records, hardware):
         fit = calibration.families.get(group.key)
         if fit is not None:
             rows = zip(group.rows.tolist(), predict(group, fit, device).tolist(), strict=True)
-            result += [KernelPrediction(records[numbers[row]], group.key, float(value)) for row, value in rows]
+            result += ((records[numbers[row]], seconds, fit.residuals) for row, seconds in rows)
     small = calibration.families.get("elementwise")
     if isinstance(small, FamilyFit):
         for work, _, number in small_kernels(records):
-            seconds = roofline_time(work, small, device).duration_s
-            result.append(KernelPrediction(records[number], "elementwise", seconds))
+            result.append((records[number], roofline_time(work, small, device).duration_s, small.residuals))
     return result
 
 

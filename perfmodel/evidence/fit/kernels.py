@@ -6,8 +6,7 @@ outliers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from perfmodel.cost.kernel_models.attention.mixed import MixedSizes, mixed_secon
 from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes, prefill_seconds
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.experts import ExpertSizes, expert_seconds
-from perfmodel.cost.kernel_models.fits import Residuals, take
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.gemm import GemmSizes, gemm_seconds
 from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, custom_seconds
 from perfmodel.cost.kernel_models.messages.links import link_for
@@ -61,16 +60,11 @@ def predict(group: Group, fit: Any, device: DeviceFacts) -> Floats:
     return np.asarray(getattr(parts, "duration", parts))
 
 
-@dataclass(frozen=True)
-class KernelModule:
+class KernelModule(NamedTuple):
     """A kind of kernel: how rows group into kernels, and how one is fitted."""
 
     groups: Callable[[KernelTable, DeviceFacts], list[Group]]
     fit: Callable[[Group, DeviceFacts], Any]
-
-    def predict(self, group: Group, fit: Any, device: DeviceFacts) -> Floats:
-        """See `predict`."""
-        return predict(group, fit, device)
 
 
 def fit_group(
@@ -86,8 +80,7 @@ def fit_group(
     `fit_form`"""
 
     def seconds(fit: FitT, rows: NDArray[np.int64]) -> Floats:
-        parts = timed(take(group.sizes, rows), fit, device)
-        return np.asarray(getattr(parts, "duration", parts))
+        return predict(group.take(rows), fit, device)
 
     result = fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
     return with_residuals(result, group, device)

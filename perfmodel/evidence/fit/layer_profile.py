@@ -7,7 +7,7 @@
   prefill one; the mixed model takes all batches with a prompt, in one varlen kernel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,22 @@ from perfmodel.cost.kernel_models.attention.decode import DecodeSizes
 from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, MixedSizes
 from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
-from perfmodel.cost.kernel_models.fits import Domain, joined, take
+from perfmodel.cost.kernel_models.fits import Domain, take
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.attention import DECODES, PROMPTS
+from perfmodel.evidence.fit.attention import DECODES, PROMPTS, decode_sizes, prefill_sizes
 from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
 from perfmodel.evidence.observation import table_rows
-from perfmodel.evidence.sources.kernels import Group, KernelTable
+from perfmodel.evidence.sources.kernels import Column, Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.architecture import Attention
 from perfmodel.ops import BatchShape, Work, build_graph
-from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape
+from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs import EngineSpec, HardwareSpec, Sampling, load_hardware, load_model
 
+_ENGINE = "vllm"  # that is profiled
 # The profile's layers -> operators of the step graph.
 _GEMMS = {name: name for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")}
 _SMALL = {"layernorm": "input_norm", "rotary_emb": "rope", "act_fn": "activation", "final_layernorm": "final_norm"}
@@ -71,11 +72,11 @@ def read_layer_profile(folder: str | Path) -> LayerProfile:
                     gemms.append((*work.problem_as(GemmSize)[:3], seconds * 1e3))
     if not gemms:
         raise SpecError(f"{root}: no folder tp<degree> with a dense.csv")
-    version = f"vllm {meta.get('vllm_version', '')}"
+    version = f"{_ENGINE} {meta.get('vllm_version', '')}"
     columns: dict[str, Any] = dict(zip(("m", "n", "k", "latency_ms"), np.array(gemms).T, strict=True))
     texts = {"engine_version": version, "gemm_dtype": "bfloat16", "kernel_source": "layer_profile"}
     columns |= {name: np.array([text] * len(gemms)) for name, text in texts.items()}
-    return LayerProfile(hardware, "vllm", KernelTable(hardware.name, "gemm", columns), tuple(small))
+    return LayerProfile(hardware, _ENGINE, KernelTable(hardware.name, "gemm", columns), tuple(small))
 
 
 def _degrees(root: Path) -> list[tuple[Path, EngineSpec]]:
@@ -112,7 +113,6 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
 
 # ---------------------------------------------------------------- attention of whole batches
 
-_ELEMENT_BYTES = 2.0
 _SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
 _FREE = (
     *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens"),
@@ -120,46 +120,9 @@ _FREE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """One attention table: its columns, and heads per device of the profiled group."""
-
-    columns: Mapping[str, Floats]
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    def __getitem__(self, name: str) -> Floats:
-        return np.asarray(self.columns[name], dtype=np.float64)
-
-    @property
-    def sizes(self) -> tuple[DecodeSizes, PrefillSizes, MixedSizes]:
-        """Sizes of all rows as decodes, as prompts, and as mixed batches."""
-        prompts, cached, batch = self["prefill_chunk"], self["kv_prefill"], self["n_decode"]
-        length = self["kv_decode"] + 1
-
-        def full(value: float) -> Floats:
-            return np.full(len(batch), float(value))
-
-        numbers = (self.heads, self.kv_heads, self.head_dim, self.head_dim, _ELEMENT_BYTES, 0)
-        problem = HeadShape(*map(full, numbers))
-        row_bytes = _ELEMENT_BYTES * self.head_dim
-        token_bytes = self.kv_heads * self.head_dim * 2 * _ELEMENT_BYTES
-        decodes = DecodeSizes(
-            DecodeSize(problem, num_seqs=batch, kv_tokens=batch * length),
-            length,
-            kv_token_bytes=full(token_bytes),
-            io_bytes=batch * (2 * _ELEMENT_BYTES * self.heads * self.head_dim + 2 * token_bytes),
-            flops_per_token=full(4 * self.head_dim),
-        )
-        io_bytes, kv_bytes = full(2 * row_bytes * self.heads), full(2 * row_bytes * self.kv_heads)
-        alone = PrefillSizes(problem, prompts, cached, full(1), io_bytes=io_bytes, kv_bytes=kv_bytes)
-        mixed = MixedSizes(problem, prompts, cached, batch, length, kv_token_bytes=kv_bytes, longest=full(1))
-        return decodes, alone, mixed
-
-
-def read_profiles(folder: str | Path) -> list[Profile]:
-    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the profiled model's heads."""
+def read_profiles(folder: str | Path) -> list[KernelTable]:
+    """The tables `<folder>/ops/tp<degree>/attention.csv` (or `.csv.gz`), with the profiled model's heads as tables of
+    attention have them."""
     root = Path(folder) / "ops"
     model = load_model(str(load_yaml(root / "meta.yaml").data["model"]))
     mixer = next((layer.mixer for layer in model.iter_layers() if isinstance(layer.mixer, Attention)), None)
@@ -168,11 +131,17 @@ def read_profiles(folder: str | Path) -> list[Profile]:
     profiles = []
     for degree, engine in _degrees(root):
         shard = Sharding.of(engine)
+        heads = {
+            "num_heads": shard.columns(mixer.num_heads),
+            "num_key_value_heads": shard.kv_heads(mixer.num_kv_heads),
+            "head_dim": mixer.head_dim,
+            "kv_cache_dtype": "bfloat16",
+        }
         for file in degree.glob("attention.csv*"):
             rows = table_rows(file)
-            columns = {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
-            heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
-            profiles.append(Profile(columns, heads, kv_heads, mixer.head_dim))
+            columns: dict[str, Column] = {name: np.full(len(rows), value) for name, value in heads.items()}
+            columns |= {name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
+            profiles.append(KernelTable(model.name, "attention", columns))
     return profiles
 
 
@@ -186,21 +155,25 @@ def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
     return cards
 
 
-def attention_groups(profiles: list[Profile], engine: str = "vllm") -> list[Group]:
+def attention_groups(profiles: Sequence[KernelTable]) -> list[Group]:
     """Pure decodes, pure prompts, and batches with a prompt, over all profiles of a card."""
-    decodes, prompts, mixed = (joined(parts) for parts in zip(*(profile.sizes for profile in profiles), strict=True))
-    seconds = np.concatenate([profile["time_us"] for profile in profiles]) * 1e-6
-    is_prompt, is_decode = (
-        np.concatenate([profile[name] > 0 for profile in profiles]) for name in ("prefill_chunk", "n_decode")
-    )
+    if not profiles:
+        return []
+    columns = {name: np.concatenate([profile[name] for profile in profiles]) for name in profiles[0].columns}
+    seconds, new, batch = columns["time_us"] * 1e-6, columns["prefill_chunk"], columns["n_decode"]
+    one, is_prompt = np.ones(len(new)), new > 0
+    alone = {"batch_size": one, "isl": new, "step": columns["kv_prefill"]}
+    prompts = prefill_sizes(KernelTable("", "attention", columns | alone))
+    decodes = decode_sizes(KernelTable("", "attention", columns | {"batch_size": batch, "step": columns["kv_decode"]}))
+    mixed = MixedSizes(prompts.heads, new, prompts.cached, batch, decodes.length, prompts.kv_bytes, longest=one)
     result = []
     for family, sizes, chosen in (
         ("attention_decode", decodes, ~is_prompt),
-        ("attention_prefill", prompts, is_prompt & ~is_decode),
+        ("attention_prefill", prompts, is_prompt & (batch == 0)),
         ("attention_mixed", mixed, is_prompt),
     ):
-        rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{profiles[0].head_dim}/flash2"
-        result.append(Group(engine, key, take(sizes, rows), seconds[rows], rows))
+        rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{columns['head_dim'][0]}/flash2"
+        result.append(Group(_ENGINE, key, take(sizes, rows), seconds[rows], rows))
     return result
 
 

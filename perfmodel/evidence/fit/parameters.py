@@ -5,7 +5,7 @@ the linear model."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,7 @@ _MAX_ROUNDS = 5
 _WORTH_IT = 0.01  # of the loss: a round that gains less is the last one
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A field of the profile, its `host` or `server`, with start and plausible range."""
 
     field: str  # "host.serial_step_s"
@@ -83,13 +82,11 @@ class LinearErrors(Generic[Fitted]):
         begin: Fitted,
         parameters: Sequence[Parameter],
         errors: Callable[[Fitted], Floats],
-        here: Floats | None = None,
+        here: Floats,
         at_here: Floats | None = None,
     ) -> "LinearErrors[Fitted]":
-        """Linearize `errors` with one evaluation per parameter and one at the point. begin: the profile whose
-        `parameters` vary; here, at_here: the point in logarithms, and its errors; default: the starts"""
-        if here is None:
-            here = np.log([p.start for p in parameters])
+        """Linearize `errors` with one evaluation per parameter and, without `at_here`, one at the point. begin: the
+        profile whose `parameters` vary; here, at_here: the point in logarithms, and its errors"""
         if at_here is None:
             at_here = errors(_profile_at(begin, parameters, here))
         steps = [_STEP if x + _STEP <= np.log(p.most) else -_STEP for x, p in zip(here, parameters, strict=True)]
@@ -169,7 +166,8 @@ def fit_parameters(
             progress(calls, rounds * (len(parameters) + 1) + 1)
         return errors(profile)
 
-    best, at_best = None, None
+    best: Floats = np.log([item.start for item in parameters])
+    at_best: Floats | None = None
     for _ in range(rounds):
         model = LinearErrors.around(begin, parameters, counted, best, at_best)
         best, at_best = model.here, model.at_here
@@ -183,5 +181,4 @@ def fit_parameters(
             there = (model.here + there) / 2  # the linear model reached too far
         if least > (1 - _WORTH_IT) * before:
             break
-    assert best is not None
     return _profile_at(begin, parameters, best)

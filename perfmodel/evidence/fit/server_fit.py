@@ -20,7 +20,7 @@ from perfmodel.cost import EngineProfile, load_engine_profile, save_engine_profi
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import Floats, residuals_of, widen_for_new_group
-from perfmodel.evidence.fit.parameters import masks, with_facts, with_values
+from perfmodel.evidence.fit.parameters import Parameter, masks, values_of, with_facts, with_values
 from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
 from perfmodel.evidence.observation import Observation, RequestTimes
 from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
@@ -228,18 +228,8 @@ def _shortened(run: Observation) -> Observation:
 # ---------------------------------------------------------------- the fit
 
 
-class Prior(NamedTuple):
-    """A parameter's prior: start, range, and standard deviation of its logarithm; seconds."""
-
-    field: str  # "host.serial_step_s"
-    start: float
-    least: float
-    most: float
-    spread: float
-
-
-def _priors(shipped: EngineProfile) -> list[Prior]:
-    """The engine's parameters; the spread among engines is each prior's width."""
+def _priors(shipped: EngineProfile) -> list[tuple[Parameter, float]]:
+    """The engine's parameters, and each prior's width: the standard deviation of its logarithm among engines."""
     known = {item.field: item for item in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
     engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
     result = []
@@ -248,10 +238,10 @@ def _priors(shipped: EngineProfile) -> list[Prior]:
             continue
         values = [value for item in engines if (value := _number(item, name)) > 0]
         spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MAX_SPREAD
-        least, most = known[name].least, known[name].most
-        start = min(max(_number(shipped, name), least), most)
-        widest = most * (_SLOW_HOST if name.startswith("host.") else 1.0)
-        result.append(Prior(name, start, least, widest, min(max(spread, _MIN_SPREAD), _MAX_SPREAD)))
+        (start,) = values_of(shipped, [known[name]])
+        widest = known[name].most * (_SLOW_HOST if name.startswith("host.") else 1.0)
+        parameter = known[name]._replace(start=start, most=widest)
+        result.append((parameter, min(max(spread, _MIN_SPREAD), _MAX_SPREAD)))
     return result
 
 
@@ -262,7 +252,7 @@ def _number(profile: EngineProfile, name: str) -> float:
 class _Figures(NamedTuple):
     """Figures (by metric, then run), linear in the parameters, not their logarithms: seconds add up."""
 
-    priors: Sequence[Prior]
+    priors: Sequence[tuple[Parameter, float]]
     measured: Floats
     here: Floats
     at_here: Floats
@@ -277,7 +267,8 @@ class _Figures(NamedTuple):
         """Parameters that minimize the (kept) errors in units of `spreads` plus the priors."""
         from scipy.optimize import least_squares
 
-        _, start, least, most, spread = (np.array(column) for column in zip(*self.priors, strict=True))
+        rows = [(item.start, item.least, item.most, spread) for item, spread in self.priors]
+        start, least, most, spread = np.array(rows).T
         ends = np.log(least), np.log(most)
 
         def misses(logs: Floats) -> Floats:
@@ -297,7 +288,7 @@ def _fitted(
     done, total = 0, (_ROUNDS * (len(priors) + 1) + 1) * len(runs)
 
     def profile_at(values: Floats) -> EngineProfile:
-        return with_values(shipped, dict(zip((item.field for item in priors), values.tolist(), strict=True)))
+        return with_values(shipped, dict(zip((item.field for item, _ in priors), values.tolist(), strict=True)))
 
     def predicted(values: Floats) -> Floats:
         nonlocal done
@@ -313,7 +304,7 @@ def _fitted(
                 progress(done, total)
         return np.array(result)
 
-    values = np.array([item.start for item in priors])
+    values = np.array([item.start for item, _ in priors])
     at_here = at_start = predicted(values)
     for _ in range(_ROUNDS):
         columns = [(predicted(values + step) - at_here) / step.max() for step in np.diag(_STEP * values)]

@@ -8,7 +8,7 @@ deviation of one.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,12 +33,10 @@ from perfmodel.evidence.fit.layer_profile import (
     read_profiles,
 )
 from perfmodel.evidence.fit.products import GEMM, MOE
-from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE
-from perfmodel.evidence.sources.kernels import Column, KernelTable, op_of, read_table, table_files, understood
+from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin, Progress
+from perfmodel.evidence.sources.kernels import Column, Group, KernelTable, op_of, read_table, table_files, understood
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.description import describe_engine
-
-Progress = Callable[[int, int], None]
 
 # Table name -> the kind of its kernels.
 MODULES: Mapping[str, KernelModule] = MappingProxyType(
@@ -63,48 +61,47 @@ GENERIC_SMALL = FamilyFit(overhead_s=2.2e-6, memory_fraction=0.85, knee=1.0, cac
 _EVERY_ENGINE = "nccl"  # a library that all engines call
 
 
-def module_of(table: str) -> KernelModule | None:
-    """Kind of a table's kernels, or None."""
-    return MODULES.get(table)
-
-
 def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = None) -> list[Calibration]:
     """Calibrations under `engine` of every device in `path`. Raises SpecError without measurements of that engine."""
     path = Path(path)
     if (path / "ops" / "meta.yaml").is_file():
         return [_from_profile(path, engine)]
-    families: dict[str, dict[str, Any]] = {}
-    num_rows, num_kernels = defaultdict[str, int](int), defaultdict[str, int](int)
-    own: set[str] = set()
+    fitted: defaultdict[str, list[tuple[Group, Any]]] = defaultdict(list)  # by device
     files = [(file, MODULES[op_of(file)]) for file in table_files(path) if op_of(file) in MODULES]
     for done, (file, module) in enumerate(files, 1):
         table, hardware = read_table(file), load_hardware(file.parent.name)
-        device, name = DeviceFacts.of(hardware), hardware.name
+        device = DeviceFacts.of(hardware)
         with understood(file):
-            for group in module.groups(table, device):
-                if group.engine in (engine, _EVERY_ENGINE):
-                    families.setdefault(name, {})[group.key] = module.fit(group, device)
-                    num_rows[name] += len(group.seconds)
-                    num_kernels[name] += 1
-                    own |= {name} if group.engine == engine else set()
+            groups = [group for group in module.groups(table, device) if group.engine in (engine, _EVERY_ENGINE)]
+            fitted[hardware.name] += ((group, module.fit(group, device)) for group in groups)
         if progress is not None:
             progress(done, len(files))
-    if not own:
+    result = []
+    for name, kernels in fitted.items():
+        if any(group.engine == engine for group, _ in kernels):
+            families = _with_static_scales({group.key: fit for group, fit in kernels})
+            num_rows = sum(len(group.seconds) for group, _ in kernels)
+            what, families = f"{num_rows:,} kernel times of {len(kernels)} kernels", dict(sorted(families.items()))
+            result.append(_calibration(KERNEL_TABLES, what, name, engine, families, GENERIC_SMALL))
+    if not result:
         raise SpecError(f"{path}: has no measurements of engine {engine!r}")
-    return [
-        Calibration(
-            device=name,
-            engine=engine,
-            source=KERNEL_TABLES.source(f"{num_rows[name]:,} kernel times of {num_kernels[name]} kernels"),
-            date=today(),
-            command=KERNEL_TABLES.command(engine),
-            families=dict(sorted(_with_static_scales(fits).items())),
-            default=GENERIC_SMALL,
-            contained=_contained(engine, fits),
-        )
-        for name, fits in families.items()
-        if name in own
-    ]
+    return result
+
+
+def _calibration(
+    origin: Origin, what: str, device: str, engine: str, families: dict[str, Any], small: FamilyFit
+) -> Calibration:
+    has_attention = any(key.startswith("attention_decode/") for key in families)
+    return Calibration(
+        device=device,
+        engine=engine,
+        source=origin.source(what),
+        date=today(),
+        command=origin.command(engine),
+        families=families,
+        default=small,
+        contained=describe_engine(engine).facts.attention_contains if has_attention else (),
+    )
 
 
 def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
@@ -113,11 +110,6 @@ def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
         return families
     launch_s = min(families["gemm/bf16"].launch_s, families["gemm/fp8"].launch_s)
     return families | {"gemm/fp8_static": families["gemm/fp8"].model_copy(update={"launch_s": launch_s})}
-
-
-def _contained(engine: str, families: Mapping[str, Any]) -> tuple[str, ...]:
-    has_attention = any(key.startswith("attention_decode/") for key in families)
-    return describe_engine(engine).facts.attention_contains if has_attention else ()
 
 
 def _from_profile(path: Path, engine: str) -> Calibration:
@@ -130,16 +122,8 @@ def _from_profile(path: Path, engine: str) -> Calibration:
     families |= {group.key: fit_attention(group, device) for group in attention}
     small = fit_small_kernels(profile.hardware, profile.small)
     num_rows = len(profile.gemms) + len(profile.small) + sum(len(group.seconds) for group in attention)
-    return Calibration(
-        device=profile.hardware.name,
-        engine=engine,
-        source=LAYER_PROFILE.source(f"{num_rows:,} kernel times of a layer profile"),
-        date=today(),
-        command=LAYER_PROFILE.command(engine),
-        families=families | {"elementwise": small},
-        contained=_contained(engine, families),
-        default=small,
-    )
+    what, families = f"{num_rows:,} kernel times of a layer profile", families | {"elementwise": small}
+    return _calibration(LAYER_PROFILE, what, profile.hardware.name, engine, families, small)
 
 
 # What a model and its shards fix of a table's rows; batches, lengths and tokens vary in a run.

@@ -15,7 +15,6 @@ Steps that differ mainly in decode context are pooled, and pool medians are fitt
 other processes.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
@@ -34,6 +33,7 @@ from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Floats
+from perfmodel.files.sandbox import read_rows
 from perfmodel.ops.attention.decode import VERIFYING
 from perfmodel.ops.graphs.step import StepGraph
 from perfmodel.ops.work import BatchShape
@@ -226,10 +226,9 @@ def read_chunks(path: Path) -> dict[int, list[tuple[int, int]]]:
     """Read a run's `chunks.csv`. Raises SpecError for another file."""
     result: dict[int, list[tuple[int, int]]] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                part = int(row["num_tokens"]), int(row["num_computed_tokens"])
-                result.setdefault(int(row["step"]), []).append(part)
+        for row in read_rows(path):
+            part = int(row["num_tokens"]), int(row["num_computed_tokens"])
+            result.setdefault(int(row["step"]), []).append(part)
     except (OSError, KeyError, ValueError) as error:
         raise SpecError(f"{path}: is no chunks.csv of `perfmodel execute --on` ({error}).") from None
     return result

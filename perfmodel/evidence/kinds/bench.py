@@ -2,6 +2,7 @@
 else means and percentiles."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,17 +16,7 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.observation import Prediction, Progress
 from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
-from perfmodel.evidence.report import (
-    Comparison,
-    Dimension,
-    Rows,
-    ValidationReport,
-    by_dimension,
-    not_covered,
-    pooled,
-    rows_of,
-    worst_of,
-)
+from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled, report_of, rows_of
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.planning.typical_step import mean_step
@@ -63,17 +54,12 @@ def validate_bench(
     single = [item for metric in _REQUESTS if len((item := _requests(covered, metric)).rows)]
     whole = [item for key in _FIGURES if len((item := _figures(covered, key)).rows)]
     comparisons = [*whole, *single]
-    return ValidationReport(
-        kind="bench",
-        rows=len(pairs) + len(left_out),
-        covered=len(covered),
+    breakdown, notes = partial(_breakdown, covered), _notes(covered)
+    report = report_of("bench", pairs, left_out, comparisons, _ABOUT, 3, breakdown, notes, counted=single)
+    return replace(
+        report,
         metrics=pooled(comparisons),
-        by=by_dimension(comparisons),
-        worst=worst_of(single, 3, partial(_breakdown, covered)),
-        notes=[*_notes(covered), *not_covered(pairs, left_out)],
-        comparisons=comparisons,
         provenance=provenance_of([pair.scenario for pair in covered if pair.scenario is not None and pair.result]),
-        about=_ABOUT,
         runs=[_described(pair) for pair in covered],
     )
 
@@ -95,12 +81,8 @@ def _measured(pair: Prediction, metric: str) -> list[float]:
 def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
     members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
-    names = {
-        "tool": [pair.row.source for pair in members],
-        "model": [_names(pair)[0] for pair in members],
-        "device": [_names(pair)[1] for pair in members],
-    }
-    groups = {name: Dimension.of(values) for name, values in names.items()}
+    names = [(pair.row.source, *_names(pair)) for pair in members]
+    groups = {name: Dimension.of([row[i] for row in names]) for i, name in enumerate(("tool", "model", "device"))}
     return Comparison.of(metric, rows_of(key, members), unit, groups)
 
 

@@ -1,7 +1,7 @@
 """`validate operators`: every row of measured kernel tables vs. its prediction under the device's calibration."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
-from perfmodel.evidence.fit.systems import module_of
+from perfmodel.evidence.fit.kernels import predict
+from perfmodel.evidence.fit.systems import MODULES
+from perfmodel.evidence.observation import Progress
 from perfmodel.evidence.report import (
     NOT_APPLICABLE,
     Comparison,
@@ -30,7 +32,6 @@ from perfmodel.evidence.report import (
 from perfmodel.evidence.sources.kernels import Group, op_of, read_table, table_files, understood
 from perfmodel.specs import load_hardware
 
-Progress = Callable[[int, int], None]
 _ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines call
 
 
@@ -131,7 +132,7 @@ def _about(kernels: Sequence[_Kernel]) -> str:
 
 def _predicted(file: Path) -> tuple[int, list[_Kernel], list[str]]:
     """(rows of the table, predicted kernels, reasons for the others)"""
-    table, module = read_table(file), module_of(op_of(file))
+    table, module = read_table(file), MODULES.get(op_of(file))
     if module is None:
         return len(table), [], [f"{len(table)} rows of a kernel without a form"]
     kernels: list[_Kernel] = []
@@ -150,7 +151,7 @@ def _predicted(file: Path) -> tuple[int, list[_Kernel], list[str]]:
                 tails = np.array([fit.residuals.p10, fit.residuals.p90]) * calibration.spread
                 low, high = np.exp(tails).tolist()
                 is_own = group.key in calibration.families and not calibration.is_passed_on
-                name, seconds = f"{file.parent.name}/{op_of(file)}", module.predict(group, fit, device)
+                name, seconds = f"{file.parent.name}/{op_of(file)}", predict(group, fit, device)
                 kernels.append(_Kernel(name, group, seconds, (low, high), fit, is_own, device, calibration))
     except PerfmodelError as error:
         return len(table), [], [str(error)]

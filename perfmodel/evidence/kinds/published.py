@@ -4,7 +4,6 @@ or memory. Formats and selection: docs/published.md."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from perfmodel import sim
 from perfmodel.cost import OperatorEstimate, OperatorTimer, StepEstimate, load_calibration, step_costs
@@ -40,6 +39,7 @@ from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.work import Work
 from perfmodel.planning.points import (
+    Found,
     batch_shape,
     max_request_rate,
     memory_metric,
@@ -133,16 +133,10 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     )
 
 
-class FigurePrediction(NamedTuple):
-    """A figure's predicted value in its unit, and its parts as text."""
-
-    value: float
-    made_of: str
-
-
-def predict(scenario: Scenario, file: Path) -> FigurePrediction:
-    """Prediction of `scenario.published`; `file` holds the scenario, which a baseline changes. Raises PerfmodelError if
-    nothing can be predicted: the model does not fit, or there is no such operator."""
+def predict(scenario: Scenario, file: Path) -> Found:
+    """Prediction of `scenario.published` in the figure's unit, and its parts as text; `file` holds the scenario, which
+    a baseline changes. Raises PerfmodelError if nothing can be predicted: the model does not fit, or there is no such
+    operator."""
     figure = block_as(scenario.published, Published)
     if figure is None:
         raise SpecError(f"{file}: has no `published` block; see docs/published.md.")
@@ -161,10 +155,10 @@ def predict(scenario: Scenario, file: Path) -> FigurePrediction:
             "baseline_over_scenario": base / value,
         }[figure.ratio or "speedup"]
         made_of = f"{made_of}; baseline: {of_base}"
-    return FigurePrediction(value / figure.factor, made_of)
+    return value / figure.factor, made_of
 
 
-def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
+def _metric(scenario: Scenario, figure: Published) -> Found:
     if figure.kernel is not None:
         return _of_kernel(scenario, figure.metric, figure.kernel)
     if figure.basis == "memory":
@@ -180,7 +174,7 @@ def _metric(scenario: Scenario, figure: Published) -> tuple[float, str]:
     return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
 
 
-def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> tuple[float, str]:
+def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> Found:
     """Operators by name, name without layer label, or family. Raises SpecError for none."""
     named: dict[str, OperatorEstimate] = {}
     for name in figure.operator:
@@ -205,7 +199,7 @@ def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate)
     return values[figure.metric], made_of
 
 
-def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> tuple[float, str]:
+def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> Found:
     """A kernel by the device's calibration, timed alone as in kernel tables."""
     work = _kernel_work(scenario, kernel)
     time = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
@@ -219,7 +213,7 @@ def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> tuple[fl
     return values[metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
 
 
-def _of_run(scenario: Scenario, metric: str) -> tuple[float, str]:
+def _of_run(scenario: Scenario, metric: str) -> Found:
     if metric == "max_request_rate":
         rate = max_request_rate(scenario)
         return rate, f"{rate:.3g} requests per second meet the slo"
@@ -295,12 +289,12 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> Va
 def _predicted(file: Path) -> Prediction:
     """A file's figure and prediction; of a range, the value nearest to the prediction."""
     scenario = load_scenario(file)
-    predicted = predict(scenario, file)
+    predicted, made_of = predict(scenario, file)
     figure = block_as(scenario.published, Published)
     assert figure is not None  # else nothing was predicted
     published, family, name = figure.value, figure.family, figure.id or file.stem
     if isinstance(published, tuple):
-        published = min(max(predicted.value, published[0]), published[1])
+        published = min(max(predicted, published[0]), published[1])
     labels = {
         "technique": figure.technique,
         "device": scenario.hardware.name,
@@ -314,12 +308,12 @@ def _predicted(file: Path) -> Prediction:
         "family": family,
         "metric": figure.metric,
         "unit": figure.unit,
-        "predicted": predicted.value,
+        "predicted": predicted,
         "published": published,
-        "ratio": predicted.value / published,
+        "ratio": predicted / published,
         "source": figure.source,
-        "reason": ". ".join(part.rstrip(".") for part in (figure.note, predicted.made_of) if part),
+        "reason": ". ".join(part.rstrip(".") for part in (figure.note, made_of) if part),
         "fitted": figure.fitted,
     }
     row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source)
-    return Prediction(row, {family: predicted.value}, details=details)
+    return Prediction(row, {family: predicted}, details=details)

@@ -64,10 +64,7 @@ _SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("context", "heads", "head_dim"),
         ("batch", "kv_heads", "v_head_dim", "window", "kv_format", "format"),
     ),
-    "moe": (
-        ("tokens", "experts", "top_k", "hidden", "intermediate"),
-        ("expert_parallel", "is_gated", "format"),
-    ),
+    "moe": (("tokens", "experts", "top_k", "hidden", "intermediate"), ("expert_parallel", "is_gated", "format")),
     "all_reduce": (("message_bytes", "ranks"), ()),
 }
 

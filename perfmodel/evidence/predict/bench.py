@@ -136,12 +136,7 @@ def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
     engine = {key.removeprefix("engine."): value for key, value in says.items() if key.startswith("engine.")}
     model, hardware = given.flags.get("model"), given.flags.get("hardware")
     if model is None:
-        stated = str(says.get("model", ""))
-        if not stated:
-            raise SpecError(
-                f"{run.name}: {run.source}'s file does not say which model was served; give --model, or --scenario "
-                f"with the deployment."
-            )
+        stated = _stated(run, "model", "which model was served")
         model = next((item for item in model_names(stated) if _card(item) is not None), None)
         if model is None and not is_hub_name(stated):  # which the scenario's reader looks up there
             try:
@@ -152,12 +147,7 @@ def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
             engine.setdefault("quantization", quantization)
         model = model or stated
     if hardware is None:
-        stated = str(says.get("hardware", ""))
-        if not stated:
-            raise SpecError(
-                f"{run.name}: {run.source}'s file does not say on which hardware it ran; give --hardware, or "
-                f"--scenario with the deployment."
-            )
+        stated = _stated(run, "hardware", "on which hardware it ran")
         device = known_device(stated)
         if device is None:
             raise SpecError(
@@ -166,6 +156,16 @@ def _data(run: Observation, given: GivenSetup) -> dict[str, Any]:
             )
         hardware = device.name
     return {"name": "bench", "model": model, "hardware": hardware, "engine": engine}
+
+
+def _stated(run: Observation, key: str, what: str) -> str:
+    """What the file says of `key`. Raises SpecError if it does not say `what`."""
+    stated = str(run.setup.says.get(key, ""))
+    if not stated:
+        raise SpecError(
+            f"{run.name}: {run.source}'s file does not say {what}; give --{key}, or --scenario with the deployment."
+        )
+    return stated
 
 
 def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:

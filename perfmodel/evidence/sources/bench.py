@@ -2,8 +2,9 @@
 lines, CSV of llama-bench, MLPerf summaries. AIPerf's summary and requests in one folder are read together."""
 
 import csv
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from perfmodel.errors import PerfmodelError, SpecError
@@ -12,6 +13,8 @@ from perfmodel.evidence.sources.bench_formats import AIPERF, GUIDELLM, INFERENCE
 from perfmodel.evidence.sources.bench_formats_offline import LLAMA_BENCH, MLPERF, TRTLLM, mlperf_log
 from perfmodel.evidence.sources.bench_run import Format, Object
 from perfmodel.files.sandbox import parse_json, read_limited_text
+
+_Named = tuple[str, Object]  # by the name of its file
 
 # The first whose keys an object has reads it.
 FORMATS = (VLLM, GUIDELLM, AIPERF, INFERENCEX, MLPERF, LLAMA_BENCH, TRTLLM)
@@ -28,7 +31,7 @@ def read_bench_files(paths: Sequence[str | Path]) -> tuple[list[Observation], Re
             keys = ", ".join(map(str, list(data)[:6]))[:120] or "(none)"
             reasons.append((name, f"{name}: has the keys {keys}, which no tool writes that is known; {_expected()}"))
             return
-        for run_name, item in [(name, data)] if form.runs is None else form.runs(name, data):
+        for run_name, item in form.runs(name, data):
             try:
                 runs.append(form.read(run_name, item))
             except PerfmodelError as error:
@@ -36,8 +39,8 @@ def read_bench_files(paths: Sequence[str | Path]) -> tuple[list[Observation], Re
 
     files = list(dict.fromkeys(map(Path, paths)))
     names = Counter(path.name for path in files)
-    # By folder: each of AIPerf's runs, its summary or its records, with the name of their file.
-    folders: dict[Path, list[dict[str, tuple[str, Object]]]] = {}
+    # Of AIPerf by folder: its summaries, and its files of records, each with its name.
+    folders: defaultdict[Path, tuple[list[_Named], list[_Named]]] = defaultdict(lambda: ([], []))
     for path in files:
         # Tools call their files alike: runs of several are then told apart by the folder.
         name = path.name if names[path.name] == 1 else f"{path.resolve().parent.name}/{path.name}"
@@ -46,22 +49,17 @@ def read_bench_files(paths: Sequence[str | Path]) -> tuple[list[Observation], Re
         except PerfmodelError as error:
             reasons.append((name, str(error)))
             continue
+        summaries, records = folders[path.resolve().parent]
         if all(map(is_aiperf_record, entries)):
-            part: tuple[str, Object] = ("records", {"records": entries})
+            records.append((name, {"records": entries}))
         elif len(entries) == 1 and AIPERF.is_of(entries[0]):
-            part = ("summary", entries[0])
+            summaries.append((name, entries[0]))
         else:
             for number, item in enumerate(entries, 1):
                 form = next((form for form in FORMATS if form.is_of(item)), None)
                 read(f"{name}, run {number}" if len(entries) > 1 else name, item, form)
-            continue
-        folder = folders.setdefault(path.resolve().parent, [])
-        run = next((run for run in folder if part[0] not in run), None)
-        if run is None:
-            folder.append(run := {})
-        run[part[0]] = name, part[1]
-    for run in (run for folder in folders.values() for run in folder):
-        parts = [run[key] for key in ("summary", "records") if key in run]
+    for pair in (pair for folder in folders.values() for pair in zip_longest(*folder)):
+        parts = [part for part in pair if part is not None]
         data = {key: value for _, item in parts for key, value in item.items()}
         read(" with ".join(name for name, _ in parts), data, AIPERF)
     if not runs:

@@ -21,7 +21,6 @@ InferenceX     `agg_*.json`: one object per run, or the list of a sweep. Latenci
 from collections.abc import Iterator
 from functools import partial
 from math import isinf
-from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import RequestTimes
@@ -329,7 +328,7 @@ def _guidellm_requests(fields: ResultFields) -> RequestTimes | None:
     completed = fields.count("metrics", "request_totals", "successful")
     if not isinstance(requests, list) or len(requests) != completed or not completed:
         return None
-    columns: dict[str, list[Any]] = {key: [] for key in ("prompt", "output", "ttft", "e2el", "start")}
+    rows = []
     for request in requests:
         item = ResultFields(fields.name, request)
         timings = item.at("info", "timings")
@@ -340,14 +339,13 @@ def _guidellm_requests(fields: ResultFields) -> RequestTimes | None:
         )
         if start is None or end is None:
             raise SpecError(f"{fields.name}: a request that was answered has no time of its start or its end.")
-        columns["start"].append(start)
-        columns["ttft"].append(None if first is None else first - start)
-        columns["e2el"].append(end - start)
+        row = {"start": start, "ttft": None if first is None else first - start, "e2el": end - start}
         for key, group in (("prompt", "input_metrics"), ("output", "output_metrics")):
             places = ((f"{key}_tokens",), (group, "total_tokens"), (group, "text_tokens"))
-            columns[key].append(next((n for path in places if (n := item.number(*path)) is not None), None))
-    starts = columns.pop("start")
-    return request_times(fields.name, columns, [True] * len(requests), starts)
+            row[key] = next((n for path in places if (n := item.number(*path)) is not None), None)
+        rows.append(row)
+    columns = {key: [row[key] for row in rows] for key in ("prompt", "output", "ttft", "e2el")}
+    return request_times(fields.name, columns, [True] * len(requests), [row["start"] for row in rows])
 
 
 def _guidellm_strategy(fields: ResultFields) -> ResultFields:
@@ -408,8 +406,8 @@ GUIDELLM = Format(
 _REQUESTS_PER_SLOT = 10  # of its recipes
 
 
-def _is_true(value: Any) -> bool:
-    return str(value).lower() == "true"
+def _is_true(fields: ResultFields, key: str) -> bool:
+    return str(fields.data.get(key)).lower() == "true"
 
 
 def _devices(fields: ResultFields) -> int:
@@ -425,7 +423,7 @@ def _inferencex_figures(fields: ResultFields) -> list[Figure]:
 
 
 def _inferencex_refusal(fields: ResultFields) -> str:
-    if _is_true(fields.data.get("disagg")) or _is_true(fields.data.get("is_multinode")):
+    if _is_true(fields, "disagg") or _is_true(fields, "is_multinode"):
         return (
             "is of separate prefill and decode workers, whose network the file does not say; describe them in "
             "a scenario, and give the result of the load tool itself (bench_serving's .json) with --scenario."
@@ -448,14 +446,10 @@ INFERENCEX = Format(
         "engine.profile": lambda fields: engine_of(fields.text("framework"))[0],
         "engine.version": lambda fields: engine_of(fields.text("framework"))[1] or engine_of(fields.text("image"))[1],
         "engine.quantization": lambda fields: quantization_of(fields.text("precision")),
-        "engine.data_parallel_size": lambda fields: (
-            _devices(fields) if _is_true(fields.data.get("dp_attention")) else None
-        ),
-        "engine.tensor_parallel_size": lambda fields: (
-            None if _is_true(fields.data.get("dp_attention")) else _devices(fields)
-        ),
+        "engine.data_parallel_size": lambda fields: _devices(fields) if _is_true(fields, "dp_attention") else None,
+        "engine.tensor_parallel_size": lambda fields: None if _is_true(fields, "dp_attention") else _devices(fields),
         "engine.enable_expert_parallel": lambda fields: (
-            _is_true(fields.data.get("dp_attention")) or (fields.number("ep") or 1) > 1
+            _is_true(fields, "dp_attention") or (fields.number("ep") or 1) > 1
         ),
     },
     notes=lambda fields: (

@@ -134,28 +134,27 @@ class Format:
     says: Mapping[str, Place] = field(default_factory=dict)
     failed: Place = ()
     version: Place = ()
-    requests: Callable[[ResultFields], RequestTimes | None] | None = None
+    requests: Callable[[ResultFields], RequestTimes | None] = lambda _: None
     duration: tuple[str, ...] = ()
-    notes: Callable[[ResultFields], Iterable[str]] | None = None
-    runs: Callable[[str, Object], list[tuple[str, Object]]] | None = None
-    matches: Callable[[Object], bool] | None = None
-    refusal: Callable[[ResultFields], str] | None = None
+    notes: Callable[[ResultFields], Iterable[str]] = lambda _: ()
+    runs: Callable[[str, Object], list[tuple[str, Object]]] = lambda name, data: [(name, data)]
+    matches: Callable[[Object], bool] = lambda _: True
+    refusal: Callable[[ResultFields], str] = lambda _: ""
     without: frozenset[str] = frozenset()
-    speed: Callable[[ResultFields], float] | None = None
-    local: Callable[[ResultFields], LocalSetup] | None = None
+    speed: Callable[[ResultFields], float] = lambda _: 1.0
+    local: Callable[[ResultFields], LocalSetup | None] = lambda _: None
     tool: Callable[[ResultFields], str] | None = None
 
     def is_of(self, data: Object) -> bool:
         """Whether an object has this format."""
-        has_keys = self.keys <= set(data) and self.without.isdisjoint(data)
-        return has_keys and (self.matches is None or self.matches(data))
+        return self.keys <= set(data) and self.without.isdisjoint(data) and self.matches(data)
 
     def read(self, name: str, data: Object) -> Observation:
         """The run of `data`, called `name`. Raises SpecError if it cannot be compared."""
         fields = ResultFields(name, data)
-        if self.refusal is not None and (reason := self.refusal(fields)):
+        if reason := self.refusal(fields):
             raise SpecError(f"{name}: {reason}")
-        fields = fields._replace(requests=None if self.requests is None else self.requests(fields))
+        fields = fields._replace(requests=self.requests(fields))
         completed, failed = (int(_value(fields, place) or 0) for place in (self.completed, self.failed))
         if not completed:
             more = f" ({failed:,} failed or were cut off)" if failed else ""
@@ -175,9 +174,9 @@ class Format:
             completed,
             failed,
             text(self.version),
-            tuple(self.notes(fields)) if self.notes is not None else (),
-            1.0 if self.speed is None else self.speed(fields),
-            None if self.local is None else self.local(fields),
+            tuple(self.notes(fields)),
+            self.speed(fields),
+            self.local(fields),
         )
         tool = self.names[0] if self.tool is None else self.tool(fields)
         load = self._load(fields, completed + failed)
@@ -185,14 +184,13 @@ class Format:
 
     def _load(self, fields: ResultFields, num_requests: int) -> BenchLoad:
         """Open with a rate, closed with a concurrency limit, else a burst."""
-        values = {key: _value(fields, place) for key, place in self.load.items()}
-        slots = None if values.get("concurrency") is None else int(values["concurrency"])
+        keys = ("concurrency", "rate", "cv", "prompt", "answer")
+        concurrency, rate, cv, prompt, answer = (_value(fields, self.load.get(key, ())) for key in keys)
+        slots = None if concurrency is None else int(concurrency)
         process: Literal["closed", "burst"] = "closed" if slots and slots < num_requests else "burst"
-        prompt, answer = values.get("prompt"), values.get("answer")
         if fields.requests is not None:
             prompt = prompt or float(fields.requests.num_prompt_tokens.mean())
             answer = answer or float(fields.requests.num_output_tokens.mean())
-        rate, cv = values.get("rate"), values.get("cv")
         cv = 1.0 if cv is None else cv
         return BenchLoad(
             process if rate is None else "open", num_requests, slots, rate, cv, prompt or None, answer or None
@@ -227,10 +225,7 @@ def statistics_of(
 
 
 def request_times(
-    name: str,
-    columns: Mapping[str, Sequence[Any]],
-    is_answered: Sequence[bool],
-    starts: Sequence[Any] | None = None,
+    name: str, columns: Mapping[str, Sequence[Any]], is_answered: Sequence[bool], starts: Sequence[Any] | None = None
 ) -> RequestTimes:
     """Columns of a file as arrays: answered requests ordered by start.
 

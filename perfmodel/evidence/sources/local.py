@@ -445,19 +445,14 @@ def _decode(context: int, batch: int, spans: tuple[int, ...]) -> Test:
 
 def _prompt(length: int, batch: int, depth: int, budget: int) -> Test:
     """Prompts of `batch` sequences one after another in steps of up to `budget` tokens."""
-    steps: list[list[tuple[int, int]]] = [[]]
-    room = budget
-    for _ in range(batch):
-        done = 0
-        while done < length:
-            if not room:
-                steps.append([])
-                room = budget
-            size = min(length - done, room)
-            steps[-1].append((size, depth + done))
-            done, room = done + size, room - size
-    shapes = (BatchShape(sum(new for new, _ in grants), len(grants), tuple(grants)) for grants in steps)
-    return Test(tuple(shapes), length * batch)
+    total, shapes = length * batch, []
+    for begin in range(0, total, budget):
+        end = min(begin + budget, total)
+        starts = range(begin - begin % length, end, length)  # of the prompts in this step
+        chunks = [(max(begin - start, 0), min(end - start, length)) for start in starts]
+        prefills = tuple((last - first, depth + first) for first, last in chunks)
+        shapes.append(BatchShape(end - begin, len(chunks), prefills))
+    return Test(tuple(shapes), total)
 
 
 def _version(profile: str, row: LocalSetup) -> str | None:

@@ -19,7 +19,6 @@ Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed f
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
 from math import inf
 from pathlib import Path
 
@@ -27,8 +26,7 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Entry, Observation, Reasons, described, named, recorded_engine, table_rows
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveInt
-from perfmodel.files.validation import parse
-from perfmodel.files.yaml_loader import load_yaml
+from perfmodel.files.validation import load_spec
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.specs import (
     Arrivals,
@@ -227,14 +225,9 @@ class _Recipes(Spec):
     unconfirmed: bool = False
 
 
-@lru_cache(maxsize=1)
-def _recipes() -> _Recipes:
-    loaded = load_yaml(Path(__file__).with_name("recipes.yaml"))
-    return parse(_Recipes, loaded.data, loaded.positions)
-
-
 def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
     """Arguments of `EngineSpec` set by the scripts. engine, hardware: names of profile and device; concurrency:
     requests in flight"""
-    members = (item for item in _recipes().settings if item.engine == engine and concurrency >= item.least_concurrency)
+    settings = load_spec(_Recipes, Path(__file__).with_name("recipes.yaml")).settings
+    members = (item for item in settings if item.engine == engine and concurrency >= item.least_concurrency)
     return {item.argument: item.value for item in members if not item.hardware or hardware in item.hardware}

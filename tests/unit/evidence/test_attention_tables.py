@@ -182,7 +182,8 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
         kv_decode=[256.0, 4096.0],
     )
     columns["time_us"] = np.ones(len(columns["n_decode"]))
-    profile = layer_profile.Profile(columns, 32, 8, 128)
+    heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "kv_cache_dtype": "bfloat16"}
+    profile = table("attention", columns, **heads)
     decode, prompt, mixed = layer_profile.attention_groups([profile])
     assert np.all(prompt.sizes.tokens > 0)
     assert np.all(mixed.sizes.tokens > 0)
@@ -218,7 +219,7 @@ def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
     for group in module.groups(rows, A100):
         is_kept = np.random.default_rng(0).random(len(group.seconds)) < 0.5
         kept, rest = group.take(is_kept), group.take(~is_kept)
-        errors.append(np.abs(module.predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
+        errors.append(np.abs(predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
     joined = np.concatenate(errors)
     assert np.median(joined) < median
     assert np.quantile(joined, 0.9) < p90 + 0.02

@@ -14,8 +14,17 @@ from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.expert_loads import _filled, _in_turn, rank_load
-from perfmodel.evidence.fit.products import GEMM, MOE, experts_start, experts_too_fast, gemms_too_fast
+from perfmodel.evidence.fit.kernels import predict
+from perfmodel.evidence.fit.products import (
+    GEMM,
+    MOE,
+    _filled,
+    _in_turn,
+    experts_start,
+    experts_too_fast,
+    gemms_too_fast,
+    rank_load,
+)
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.feedforward import experts
@@ -61,7 +70,7 @@ def mixtures(dtype="bfloat16", version="trtllm 1.0", source="cutlass", distribut
 
 def timed(module, rows, true):
     (group,) = module.groups(rows, H100)
-    return replace(group, seconds=module.predict(group, true, H100))
+    return replace(group, seconds=predict(group, true, H100))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
@@ -103,7 +112,7 @@ def test_rows_that_beat_the_hardware_are_not_fitted():
         assert not slow_enough[~expected].any()
         fit = module.fit(spoiled, H100)
         assert fit.residuals.num_rows == (~slow_enough).sum()
-        assert np.median(np.abs(module.predict(group, fit, H100) / group.seconds - 1)) < 0.1
+        assert np.median(np.abs(predict(group, fit, H100) / group.seconds - 1)) < 0.1
 
 
 def test_kernels_of_an_engine_are_told_apart():
@@ -236,6 +245,6 @@ def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
 
     fit = module.fit(group.take(is_fitted), H100)
     aside = group.take(~is_fitted)
-    error = np.abs(module.predict(aside, fit, H100) / aside.seconds - 1)
+    error = np.abs(predict(aside, fit, H100) / aside.seconds - 1)
     assert np.median(error) < median
     assert np.quantile(error, 0.9) < p90

@@ -67,7 +67,7 @@ def told_seconds(records, truth, hardware):
         if family.startswith("attention_") and rest[:3] == ["bf16", "kv_bf16", "hd128"]:
             families["/".join((family, *rest[:3], "triton"))] = fit
     found = predict_kernels(records, truth.model_copy(update={"families": families}), hardware)
-    seconds = {each.record.label: each.predicted_s for each in found}
+    seconds = {record.label: predicted for record, predicted, _ in found}
     return [seconds[record.label] for record in records]
 
 

@@ -14,7 +14,7 @@ pytestmark = IN_ONE_WORKER
 def predicted(folder, block, head="hardware: a100-sxm-80gb\n"):
     file = folder / "figure.yaml"
     file.write_text(f"{head}published: {{source: by hand, {block}}}\n")
-    return predict(load_scenario(file), file).value
+    return predict(load_scenario(file), file)[0]
 
 
 def test_a_roofline_by_hand(tmp_path):
