@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perfmodel.specs.engine.description import describe_engine
+from perfmodel_executors.kernels.kv_pages import Chunks
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import StepBatch, TokenSegment, slot
 from perfmodel_executors.models.decoder import Decoder
@@ -93,9 +94,7 @@ class DecodeInputs:
             slots_T=slots,
             tables_DM=self._tables[:size],
             contexts_D=contexts,
-            tables_GM=self._tables[:0],
-            starts_G=self._none,
-            computed_G=self._none[:0],
+            chunks=Chunks(self._tables[:0], self._none, self._none[:0]),
             sample_rows_S=self._sampled[:size],
             draws_S=draws if self._is_drawn else None,
             state_rows_D=None if self._scratch_row is None else state_rows,

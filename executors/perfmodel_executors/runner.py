@@ -41,24 +41,11 @@ class Passes(Protocol):
         ...
 
 
-class Runner(Passes, Protocol):
-    """Takes steps: the new tokens of sequences in, the next token of each sampled one out. stage_ns: what each pipeline
-    stage took of the last step, by the runner's clock; empty where there is but one."""
-
-    stage_ns: Sequence[int]
-
-    def new_clock(self) -> StepClock: ...
-
-    def release(self, first_block: int) -> None: ...
-
-    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
-        ...
-
-
 class StepRunner:
-    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow. keeps_kv:
-    without, each step computes whole sequences, and `cache` stays empty."""
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out, by one decoder; with
+    `graphs`, decodes go there, and the pool must not have to grow. keeps_kv: without, each step computes whole
+    sequences, and `cache` stays empty. stage_ns: what each pipeline stage took of the last step, by the runner's clock;
+    empty where there is but one."""
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None, keeps_kv: bool = True
@@ -66,7 +53,6 @@ class StepRunner:
         self.decoder, self.cache, self.graphs = decoder, cache, graphs
         self.keeps_kv = keeps_kv
         self.host_pages = HostPages(cache)
-        self.copy_blocks = self.host_pages.copy
         self.stage_ns: Sequence[int] = ()
 
     def new_clock(self) -> StepClock:
@@ -77,6 +63,10 @@ class StepRunner:
 
     def release(self, first_block: int) -> None:
         self.cache.states.release(first_block)
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
+        self.host_pages.copy(out, back)
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():

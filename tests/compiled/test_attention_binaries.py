@@ -9,6 +9,7 @@ from perfmodel.errors import DoesNotFitError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled import compile_launch, compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
 from perfmodel_executors.kernels.launch import recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import DeviceLimits, TileConfig, targeting  # noqa: E402
@@ -80,8 +81,8 @@ def test_caps_and_sinks_neither_spill_nor_leave_the_tensor_cores(operator):
     problem, hardware = problems_of(operator)[0], load_hardware("h200-sxm")
     sinks = torch.empty(problem.sizes["num_heads"], dtype=torch.bfloat16, device="meta")
     with targeting(device_limits(hardware)), recording() as launches:
-        args = problem.make(Inputs("meta"))[:7]  # up to the chunk
-        getattr(load_kernels("triton"), operator)(*args, cap=50.0, sinks_N=sinks)
+        *args, _ = problem.make(Inputs("meta"))
+        getattr(load_kernels("triton"), operator)(*args, AttentionRule(cap=50.0, sinks_N=sinks))
     facts = compile_launch(launches[0], hardware).facts
     assert facts.spills == facts.serialised == 0
     assert facts.tensor_instructions

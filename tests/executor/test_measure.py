@@ -216,7 +216,7 @@ def test_a_bench_step_has_the_shape_it_was_asked_for():
     assert len(bench.step(shape)()) == 3
     (batch,) = seen
     assert batch.contexts_D.tolist() == [5, 9]
-    assert batch.starts_G.tolist() == [0, 6, 10]
-    assert batch.computed_G.tolist() == [3, 0]
+    assert batch.chunks.starts_G.tolist() == [0, 6, 10]
+    assert batch.chunks.computed_G.tolist() == [3, 0]
     assert len(set(batch.slots_T.tolist())) == shape.num_tokens == 12
     assert shape.kind == "mixed"

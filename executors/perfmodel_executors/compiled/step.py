@@ -12,6 +12,7 @@ from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.compiled.build import compile_launch, device_limits
 from perfmodel_executors.kernels.dispatch import load_kernels
+from perfmodel_executors.kernels.kv_pages import Chunks
 from perfmodel_executors.kernels.launch import Launch, recording
 from perfmodel_executors.kernels.tiles import targeting
 from perfmodel_executors.models.batch import StepBatch
@@ -67,7 +68,7 @@ def record_step(decoder: Decoder, block_size: int, shape: BatchShape) -> None:
     batch = StepBatch(
         *(empty(shape.num_tokens), empty(shape.num_tokens), empty(shape.num_tokens)),
         *(empty(shape.num_decodes, -(-context // block_size)), empty(shape.num_decodes)),
-        *(empty(chunks, -(-max(lengths, default=0) // block_size)), empty(chunks + 1), empty(chunks)),
+        Chunks(empty(chunks, -(-max(lengths, default=0) // block_size)), empty(chunks + 1), empty(chunks)),
         empty(shape.num_samples),
     )
     num_blocks = -(-(shape.decode_context + sum(lengths)) // block_size) + shape.num_decodes + chunks

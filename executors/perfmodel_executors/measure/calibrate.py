@@ -41,7 +41,7 @@ from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
 from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import settings_of
-from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
+from perfmodel_executors.speculation import Speculator, build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -86,8 +86,8 @@ class StepTimes:
     """The timed steps of one model and its drafter, and the model's reference step to go on measuring with. copies: the
     timed copies of its KV blocks to a second tier and back, where the engine has one."""
 
-    runner: StepRunner | LeadingRunner
-    speculator: Speculator | PipelinedSpeculator | None
+    runner: StepRunner
+    speculator: Speculator | None
     measured: Measured[StepCase]
     rows: list[dict[tuple[str, str], float]]
     reference: Callable[[], object] = field(repr=False)
@@ -112,10 +112,9 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class CalibratedMachine:
-    """A calibration for one scenario, with the model and the timings it came from."""
+    """A calibration for one scenario, with the timings it came from."""
 
     calibration: Calibration
-    fit: FitResult
     times: StepTimes
 
 
@@ -154,7 +153,7 @@ def calibrate_machine(
     for the timed rounds, at least `min_rounds`; ranks: the processes that serve it."""
     times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)
     fit = fit_together(scenario.hardware, times)
-    return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), fit, times[0])
+    return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), times[0])
 
 
 def fit_together(hardware: HardwareSpec, times: Sequence[StepTimes]) -> FitResult:
@@ -198,9 +197,8 @@ class _Timing:
         setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
         self._runner = runner = ranks.runner(setup)
         clock = runner.new_clock()
-        self._speculator = None
-        if isinstance(runner, StepRunner):
-            self._speculator = build_speculator(runner, engine, seed=served.seed)
+        leads = isinstance(runner, LeadingRunner)
+        self._speculator = None if leads else build_speculator(runner, engine, seed=served.seed)
         bench = StepBench(runner, served.seed)
         reference = bench.step(cpu_steps.REFERENCE if runner.keeps_kv else cpu_steps.REFERENCE_WITHOUT_CACHE)
         self._graphs = {False: self._graph()}

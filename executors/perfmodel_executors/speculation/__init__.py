@@ -2,7 +2,6 @@
 
 from perfmodel_executors.speculation.build import build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import AcceptanceCounts
-from perfmodel_executors.speculation.pipelined import PipelinedSpeculator
 from perfmodel_executors.speculation.speculator import Speculator
 
-__all__ = ["AcceptanceCounts", "PipelinedSpeculator", "Speculator", "build_speculator", "check_speculation"]
+__all__ = ["AcceptanceCounts", "Speculator", "build_speculator", "check_speculation"]

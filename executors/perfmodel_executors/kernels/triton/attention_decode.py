@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels.attention_prefill import PLAIN, AttentionRule
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded, pick
@@ -178,10 +179,7 @@ def attention_decode(
     pages: KVPages,
     block_tables_DM: Tensor,
     context_lens_D: Tensor,
-    window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
-    sinks_N: Tensor | None = None,
+    rule: AttentionRule = PLAIN,
     *,
     num_splits: int | None = None,
     config: TileConfig | None = None,
@@ -205,13 +203,13 @@ def attention_decode(
     values = pages.v_BSKH.view(torch.int16) if is_paired else raw(pages.v_BSKH, form)
     args = (
         q_DNH, raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_DM, context_lens_D, sinks_N, part, lse,
+        block_tables_DM, context_lens_D, rule.sinks_N, part, lse,
         q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
-        "WINDOW": window or 0, "CHUNK": chunk or 0, "CAP": cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1,
-        "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
+        "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0, "CAP": rule.cap or 0.0, "ROWS": rows,
+        "IS_SPLIT": splits > 1, "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
         "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
     }  # fmt: skip
 
@@ -219,18 +217,14 @@ def attention_decode(
         grid = (programs, splits, num_seqs)
         launch(_attention_decode_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
-    if config is None:
-        length = block_tables_DM.shape[1] * pages.block_size
-        problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
-        key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
-        product = product_dtype(q_DNH, pages).itemsize
-        law = partial(shared_bytes, widths=widths, rows=rows, product=product, stored=pages.dtype.itemsize)
-        # Half the bytes a token: twice the tokens a tile.
-        listed = (
-            sorted(_CANDIDATES, key=lambda candidate: candidate != _QUANTIZED) if pages.is_quantized else _CANDIDATES
-        )
-        config = pick("attention_decode", key, lambda: listed, law, run, q_DNH.device)
-    run(config)
+    length = block_tables_DM.shape[1] * pages.block_size
+    problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
+    key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
+    product = product_dtype(q_DNH, pages).itemsize
+    law = partial(shared_bytes, widths=widths, rows=rows, product=product, stored=pages.dtype.itemsize)
+    # Half the bytes a token: twice the tokens a tile.
+    listed = sorted(_CANDIDATES, key=lambda candidate: candidate != _QUANTIZED) if pages.is_quantized else _CANDIDATES
+    run(config or pick("attention_decode", key, lambda: listed, law, run, q_DNH.device))
     if lse is not None:
         combine_splits(part, lse, out_DNH)
     return out_DNH

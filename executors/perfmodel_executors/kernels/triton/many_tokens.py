@@ -17,6 +17,7 @@ from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute
 from perfmodel_executors.kernels.triton.hopper_product import HOPPER, hopper_product, hopper_shared_bytes
 from perfmodel_executors.kernels.triton.operand import Operand
 from perfmodel_executors.kernels.triton.swapped_product import (
+    Codes,
     add_slices,
     grouped_tile,
     num_slices,
@@ -127,12 +128,7 @@ def _many_tokens_kernel(
 
 
 def many_tokens_product(
-    kernel: str,
-    x_MK: Tensor,
-    operand: Operand,
-    bias_N: Tensor | None = None,
-    config: TileConfig | None = None,
-    codes: tuple[Tensor, Tensor] | None = None,
+    kernel: str, x_MK: Tensor, operand: Operand, bias_N: Tensor | None, config: TileConfig | None, codes: Codes | None
 ) -> Tensor:
     """The product [M, N] in x's dtype, of a weight that is plain, or whose codes meet codes; as `swapped_product`."""
     (m, k), n = x_MK.shape, operand.shape[0]
@@ -156,11 +152,9 @@ def many_tokens_product(
         if sizes["SPLIT_K"] > 1:
             add_slices(out, bias_N, y_MN)
 
-    if config is None:
-        problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
-        law = partial(many_tokens_shared_bytes, operand)
-        config = pick(kernel, problem, partial(_candidates, values_MK, operand), law, run, x_MK.device)
-    run(config)
+    problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
+    law = partial(many_tokens_shared_bytes, operand)
+    run(config or pick(kernel, problem, partial(_candidates, values_MK, operand), law, run, x_MK.device))
     return y_MN
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import ExpertLayer
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
+from perfmodel_executors.kernels.tiles import Law, TileConfig, capability_of, pick
 from perfmodel_executors.kernels.triton.linear import quantize_tokens
 from perfmodel_executors.kernels.triton.moe_tiles import (
     ExpertRows,
@@ -333,7 +333,7 @@ def _run_in_tiles(
     """Runs `up` or `down` with the tile that is forced, or the one that fits the problem."""
     few = len(placement.experts_TX) if placement.pairs is None and product == "down" else 0
     problem: tuple[object, ...] = (placement.rows, placement.form, few, weight.shape, x_AK.dtype, str(forced or ""))
-    law: Callable[[TileConfig, int], int]
+    law: Law
     if operand is None:
         kernel, law = f"moe_{product}", shared_bytes(gates, x_AK.element_size())
         listing = partial(candidates, product, placement.rows, capability_of(x_AK.device))

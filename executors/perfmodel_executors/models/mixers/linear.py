@@ -55,10 +55,10 @@ def linear_attention(
         out_DKGV, layer.state[rows] = kind.decodes(*tokens, layer.state[rows])
         result.append(out_DKGV)
     rows_G = step.state_rows.chunks
-    starts: list[int] = (batch.starts_G + split).tolist() if len(rows_G) else []  # decodes do not ask the host
-    for row, begin, end in zip(rows_G.tolist() if len(rows_G) else [], starts, starts[1:], strict=False):
-        for first in range(begin, end, _CHUNK):
-            own = slice(first, min(first + _CHUNK, end))
+    # Decodes alone do not ask the host.
+    for row, chunk in zip(rows_G.tolist(), step.chunk_rows, strict=True) if len(rows_G) else ():
+        for first in range(chunk.start, chunk.stop, _CHUNK):
+            own = slice(first, min(first + _CHUNK, chunk.stop))
             inputs = (q_TKGH[own].permute(1, 2, 0, 3), k_TKH[own].transpose(0, 1), v_TKV[own].transpose(0, 1))
             out_KGTV, layer.state[row] = kind.chunk(*inputs, projection, columns_T[own], layer.state[row])
             result.append(out_KGTV.permute(2, 0, 1, 3))
