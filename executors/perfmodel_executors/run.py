@@ -25,7 +25,7 @@ from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve
 from perfmodel_executors.kernels.tiles import choices
-from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
+from perfmodel_executors.measure.calibrate import StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import LeadingRunner, open_ranks, open_runner
@@ -109,19 +109,13 @@ def _draw_seed(scenario: Scenario) -> int:
     return scenario.seed if scenario.sampling.seed is None else scenario.sampling.seed
 
 
-def validate_executor(
-    scenario: Scenario,
-    repeats: int = 1,
-    progress: Progress | None = None,
-    budget_s: float = 40.0,
-    min_rounds: int = MIN_ROUNDS,
-) -> ValidationReport:
+def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares. Workload i
     is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the speed that
     the machine had while calibrating."""
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
-        machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
+        machine = calibrate_machine(scenario, progress=progress, ranks=ranks)
         comparisons = []
         for number in range(repeats):
             workload = scenario.model_copy(update={"seed": scenario.seed + number})

@@ -138,7 +138,7 @@ def served(decoder, seed=7, runner=None, speculator=None, **config):
         max_num_seqs=4, max_num_batched_tokens=12, block_size=BLOCK, record_positions=True, **config
     )
     loop = ServeLoop(Scheduler(config, KVBlockManager(24, BLOCK)))
-    ticks = iter(range(10**9))
+    ticks, runner = iter(range(10**9)), runner or StepRunner(decoder, decoder.new_cache(BLOCK))
     backend = ExecutedBackend(
         *(runner, 0, lambda: next(ticks)), warms_up=False, draws=Draws(seed), speculator=speculator
     )
