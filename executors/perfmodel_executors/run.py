@@ -25,7 +25,7 @@ from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve
 from perfmodel_executors.kernels.tiles import choices
-from perfmodel_executors.measure.calibrate import StepTimes, calibrate_machine
+from perfmodel_executors.measure.calibrate import Progress, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import LeadingRunner, open_ranks, open_runner
@@ -34,8 +34,6 @@ from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation import Speculator, build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import with_acceptance
-
-Progress = Callable[[int, int | None], None]
 
 
 def execute_scenario(

@@ -13,7 +13,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel_executors.device import DeviceClock, StepClock, default_kernels, interprets_triton
+from perfmodel_executors.device import StepClock, default_kernels, device_clock, interprets_triton
 from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
@@ -56,7 +56,7 @@ class StepRunner:
         self.stage_ns: Sequence[int] = ()
 
     def new_clock(self) -> StepClock:
-        return DeviceClock(self.decoder.device)
+        return device_clock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])

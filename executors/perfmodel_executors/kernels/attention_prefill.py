@@ -139,7 +139,6 @@ def attend_masked(q_TNH: Tensor, k_KLH: Tensor, v_KLH: Tensor, mask_TL: Tensor, 
 
 # A tree of drafted tokens as bits of what each sees: 0 - 1 - 3 and 0 - 2 - 4, 2 - 5.
 _TREE = [0b1, 0b11, 0b101, 0b1011, 0b10101, 0b100101]
-TINY_TERMS = ((5.0, False), (None, True), (3.0, True))  # caps, and whether there are sinks
 
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
@@ -154,7 +153,12 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         _problem([(6, 75), (6, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE),
         _problem([(3, 75), (3, 0)], (2, 1), (16, 16), dtype, dtype, tree=_TREE[3:], num_above=3),
     ]
-    return [*plain, *others, *(with_terms(p, *terms) for p, terms in zip(plain, TINY_TERMS, strict=True))]
+    return [*plain, *others, *tiny_with_terms(plain)]
+
+
+def tiny_with_terms(plain: list[Problem]) -> list[Problem]:
+    """Three problems, one with a cap, one with sinks, one with both."""
+    return [with_terms(p, *terms) for p, terms in zip(plain, ((5.0, False), (None, True), (3.0, True)), strict=True)]
 
 
 def serving() -> list[Problem]:

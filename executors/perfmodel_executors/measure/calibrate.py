@@ -143,8 +143,7 @@ class StepTimes:
         return DriftMeter(self.group.reference, self.measured.reference_s, every=every, clock_ns=clock)
 
 
-@dataclass(frozen=True)
-class CalibratedMachine:
+class CalibratedMachine(NamedTuple):
     """A calibration for one scenario, with the timings it came from."""
 
     calibration: Calibration

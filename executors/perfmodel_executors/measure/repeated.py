@@ -2,7 +2,7 @@
 drift meter, so that their ratios are those of the work."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,10 +10,9 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import RunResult, simulate
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.calibrate import CalibratedMachine, calibrate_machine
+from perfmodel_executors.measure.calibrate import CalibratedMachine, Progress, calibrate_machine
 from perfmodel_executors.run import execute_scenario
 
-Progress = Callable[[int, int | None], None]
 Served = tuple[ModelSpec, str, str, str, str]
 
 

@@ -2,7 +2,7 @@
 The pool grows with the block ids that plans mention, of which a short run touches few."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -80,8 +80,7 @@ class KVCache:
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         tensors = [tensor for pages in self.pages for tensor in pages.tensors]
         kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
-        with ExitStack() as stack:
-            stack.enter_context(self.states.restored([table[0] for table in block_tables if table]))
+        with self.states.restored([table[0] for table in block_tables if table]):
             yield
         for tensor, values in zip(tensors, kept, strict=True):
             tensor.view(torch.uint8)[index] = values

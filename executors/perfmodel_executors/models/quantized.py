@@ -40,22 +40,16 @@ def _int8(quantization: QuantizationSpec) -> Quantize:
     return partial(quantize, outlier_threshold=formats.OUTLIER_THRESHOLD) if quantization.outlier_share else quantize
 
 
-def _fp8(quantization: QuantizationSpec) -> Quantize:
-    return partial(formats.quantize_fp8, quantizes_input=quantization.activations == "fp8")
-
-
 def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(formats.quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
 _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
     {
-        _Format("int8", None, False): _int8,
-        _Format("int8", "int8", False): _int8,
-        _Format("fp8", None, False): _fp8,
-        _Format("fp8", "fp8", False): _fp8,
-        _Format("int4", None, True): _int4,
-        _Format("int4", None, False): _int4,
+        **{_Format("int8", activations, False): _int8 for activations in (None, "int8")},
+        _Format("fp8", None, False): lambda own: partial(formats.quantize_fp8, quantizes_input=False),
+        _Format("fp8", "fp8", False): lambda own: formats.quantize_fp8,
+        **{_Format("int4", None, is_grouped): _int4 for is_grouped in (True, False)},
         _Format("int4", "int8", True): lambda own: partial(formats.quantize_int4_int8, group_size=own.group_size),
         _Format("ternary", "int8", False): lambda own: partial(formats.quantize_signs, bits=2),
         _Format("binary", "int8", False): lambda own: partial(formats.quantize_signs, bits=1),

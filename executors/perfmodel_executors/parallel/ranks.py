@@ -19,7 +19,7 @@ import torch.distributed as dist
 from perfmodel.errors import PerfmodelError
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel_executors.device import DeviceClock, StepClock
+from perfmodel_executors.device import StepClock, device_clock
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.parallel.experts import ExpertSharing
 from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
@@ -36,18 +36,6 @@ def sharing_of(engine: EngineSpec, routing: ExpertRouting) -> ExpertSharing | No
     return ExpertSharing(routing, engine.eplb_config.num_redundant_experts if engine.enable_eplb else None)
 
 
-class PathClock:
-    """Nanoseconds of the steps of a group of ranks, as differences between two calls: their critical paths, summed."""
-
-    meaning = "CPU time of the ranks' threads along the critical path"
-
-    def __init__(self, runner: "LeadingRunner") -> None:
-        self._runner = runner
-
-    def __call__(self) -> int:
-        return self._runner.path_ns
-
-
 class LeadingRunner(StepRunner):
     """Rank 0's runner: broadcasts each call to the other ranks, and runs it. path_ns: critical path of all calls so
     far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
@@ -61,7 +49,8 @@ class LeadingRunner(StepRunner):
         self._has_stages = local.decoder.group.stage.num_stages > 1
 
     def new_clock(self) -> StepClock:
-        return PathClock(self) if self._is_timed else DeviceClock(self.decoder.device)
+        path = StepClock(lambda: self.path_ns, "CPU time of the ranks' threads along the critical path")
+        return path if self._is_timed else device_clock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         before = self._local.cache.num_blocks

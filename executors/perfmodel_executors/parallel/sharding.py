@@ -27,7 +27,7 @@ def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None 
     if num_ranks == 1:
         return model
     check_divisible(model, num_ranks, experts)
-    copies = 0 if experts is None else experts.num_copies
+    copies = 0 if experts is None else experts.num_redundant or 0
     shard = Sharding(tp=num_ranks, is_expert_parallel=experts is not None, num_redundant_experts=copies)
     return replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
 

@@ -32,11 +32,11 @@ _DIGITS_APART = ("smollm",)  # `tokenizer.ggml.pre` of vocabularies that split n
 
 
 class Tokenizer:
-    """Byte-level BPE as GPT-2 has it: text to token ids and back."""
+    """Byte-level BPE as GPT-2 has it: text to token ids."""
 
     def __init__(self, tokens: list[str], merges: list[str], splits_digits: bool) -> None:
         from tokenizers import Tokenizer as Library
-        from tokenizers import decoders, models, pre_tokenizers
+        from tokenizers import models, pre_tokenizers
 
         vocabulary = {token: index for index, token in enumerate(tokens)}
         pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
@@ -44,15 +44,10 @@ class Tokenizer:
         digits = [pre_tokenizers.Digits(individual_digits=True)] if splits_digits else []
         steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
         self._library.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        self._library.decoder = decoders.ByteLevel()
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._library.encode(text).ids
         return ids
-
-    def decode(self, ids: list[int]) -> str:
-        text: str = self._library.decode(ids)
-        return text
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -17,18 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels import tiles
 from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
 from perfmodel_executors.kernels.kv_pages import Chunks
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import (
-    TileConfig,
-    capability_of,
-    compute_units,
-    has_copy_engine,
-    padded,
-    pick,
-    pipelined_bytes,
-)
+from perfmodel_executors.kernels.tiles import TileConfig, padded, pick
 from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for, split_buffers
 from perfmodel_executors.kernels.triton.hopper_latent import HEADS, hopper_latent_kernel, is_for_hopper
 from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
@@ -120,8 +113,8 @@ def attention_latent_decode(
     q_DNH, (num_heads, nope, rank), num_seqs = q_DNH.contiguous(), keys_NPR.shape, len(q_DNH)
     absorbed_NDR, q_rotated_DNr = torch.bmm(q_DNH[..., :nope].transpose(0, 1), keys_NPR), q_DNH[..., nope:]
     rotated, most_tokens = q_rotated_DNr.shape[2], block_tables_DM.shape[1] * pages.block_size
-    tiles = triton.cdiv(num_heads, HEADS)
-    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_DNH.device))
+    programs = num_seqs * triton.cdiv(num_heads, HEADS)
+    splits = num_splits or num_splits_for(programs, most_tokens, tiles.compute_units(q_DNH.device))
     sums_DNR = q_DNH.new_empty(num_seqs, num_heads, rank)
     part, lse = split_buffers(sums_DNR, splits)
     args = (
@@ -247,10 +240,10 @@ def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which
         launch(_expand_latents_kernel, grid, *args, options=config.options, TOKENS=TOKENS, **sizes, **config.sizes)
 
     def needed(config: TileConfig, capability: int) -> int:
-        return pipelined_bytes(row_bytes * config.sizes["BLOCK_K"], config, capability)
+        return tiles.pipelined_bytes(row_bytes * config.sizes["BLOCK_K"], config, capability)
 
     problem = (num_heads, num_chunks.bit_length(), length.bit_length(), *sizes.values(), latents.dtype)
-    listed = _EXPANDING if has_copy_engine(capability_of(latents.device) or 0) else _EXPANDING[-1:]
+    listed = _EXPANDING if tiles.has_copy_engine(tiles.capability_of(latents.device) or 0) else _EXPANDING[-1:]
     run(pick("expand_latents", problem, lambda: listed, needed, run, latents.device))
     return expanded
 
@@ -382,51 +375,40 @@ def attention_latent_prefill(
     out_TNV = q_TNH.new_empty(num_tokens, num_heads, value)
     head_bytes = num_chunks * width * pages.block_size * (padded(nope) + padded(value)) * q_TNH.element_size()
     at_once = max(1, min(num_heads, _WORKSPACE_BYTES // max(1, head_bytes)))
+    listed = [*_COPIED, *_LOADED] if tiles.has_copy_engine(tiles.capability_of(q_TNH.device) or 0) else _LOADED
+
+    def attend(expanded: ExpandedKV, first: int) -> None:
+        (_, held, length, _), width = expanded.keys.shape, q_TNH.shape[2]
+        args = (
+            q_TNH, *expanded, query_starts_G, num_computed_G, out_TNV, num_chunks, length, first,
+            heads.scale * math.log2(math.e),
+        )  # fmt: skip
+        widths = expanded.keys.shape[3], expanded.rotated.shape[2], expanded.values.shape[3]
+        constants = {
+            "N": num_heads, "NOPE": nope, "ROTATED": width - nope, "VALUE": value,
+            "NOPE_PAD": widths[0], "ROTATED_PAD": widths[1], "VALUE_PAD": widths[2],
+        }  # fmt: skip
+
+        def run(config: TileConfig) -> None:
+            if config.sizes["DESCRIPTORS"]:
+                provide_scratch(q_TNH.device)
+            grid = (held, num_tiles(num_tokens, num_chunks, config.sizes["ROWS"]))
+            launch(_attention_expanded_kernel, grid, *args, options=config.options, **constants, **config.sizes)
+
+        problem = (num_tokens.bit_length(), num_chunks.bit_length(), length.bit_length(), held)
+        law = partial(expanded_shared_bytes, widths=widths, element_bytes=q_TNH.element_size())
+        key = (*problem, *constants.values(), q_TNH.dtype)
+        run(config or pick("attention_latent_prefill", key, lambda: listed, law, run, q_TNH.device))
+
     for first in range(0, num_heads, at_once):
-        which = slice(first, min(first + at_once, num_heads))
-        expanded = expand_latents(pages, chunks, heads, which)
-        _attend(q_TNH, expanded, chunks, heads, which, out_TNV, config)
+        attend(expand_latents(pages, chunks, heads, slice(first, min(first + at_once, num_heads))), first)
     return out_TNV
-
-
-def _attend(
-    q_TNH: Tensor,
-    expanded: ExpandedKV,
-    chunks: Chunks,
-    heads: LatentHeads,
-    which: slice,
-    out_TNV: Tensor,
-    config: TileConfig | None,
-) -> None:
-    (num_tokens, num_heads, width), (num_chunks, at_once, length, _) = q_TNH.shape, expanded.keys.shape
-    nope, value = heads.keys_NPR.shape[1], out_TNV.shape[2]
-    args = (
-        q_TNH, *expanded, chunks.starts_G, chunks.computed_G, out_TNV, num_chunks, length, which.start,
-        heads.scale * math.log2(math.e),
-    )  # fmt: skip
-    widths = expanded.keys.shape[3], expanded.rotated.shape[2], expanded.values.shape[3]
-    constants = {
-        "N": num_heads, "NOPE": nope, "ROTATED": width - nope, "VALUE": value,
-        "NOPE_PAD": widths[0], "ROTATED_PAD": widths[1], "VALUE_PAD": widths[2],
-    }  # fmt: skip
-
-    def run(config: TileConfig) -> None:
-        if config.sizes["DESCRIPTORS"]:
-            provide_scratch(q_TNH.device)
-        grid = (at_once, num_tiles(num_tokens, num_chunks, config.sizes["ROWS"]))
-        launch(_attention_expanded_kernel, grid, *args, options=config.options, **constants, **config.sizes)
-
-    problem = (num_tokens.bit_length(), num_chunks.bit_length(), length.bit_length(), at_once)
-    law = partial(expanded_shared_bytes, widths=widths, element_bytes=q_TNH.element_size())
-    listed = [*_COPIED, *_LOADED] if has_copy_engine(capability_of(q_TNH.device) or 0) else _LOADED
-    key = (*problem, *constants.values(), q_TNH.dtype)
-    run(config or pick("attention_latent_prefill", key, lambda: listed, law, run, q_TNH.device))
 
 
 def expanded_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int, int], element_bytes: int) -> int:
     """An upper bound: queries, the stages' keys and values, and weights on their way to the second product."""
     rows, keys, stages = config.sizes["ROWS"], config.sizes["KEYS"], config.options.num_stages
-    reads_sram = rows >= 64 and has_copy_engine(capability)
+    reads_sram = rows >= 64 and tiles.has_copy_engine(capability)
     buffers = stages if reads_sram else stages - 1
     elements = rows * sum(widths[:2]) + buffers * keys * sum(widths) + (0 if reads_sram else rows * keys)
     return elements * element_bytes + 1024 * config.sizes["DESCRIPTORS"]  # barriers
