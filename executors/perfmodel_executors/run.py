@@ -25,15 +25,16 @@ from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve
 from perfmodel_executors.kernels.tiles import choices
-from perfmodel_executors.measure.calibrate import Progress, StepTimes, calibrate_machine
+from perfmodel_executors.measure.calibrate import MIN_ROUNDS, Progress, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import LeadingRunner, open_ranks, open_runner
 from perfmodel_executors.quality.tokenizer import text_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
-from perfmodel_executors.speculation import Speculator, build_speculator, check_speculation
+from perfmodel_executors.speculation.build import build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import with_acceptance
+from perfmodel_executors.speculation.speculator import Speculator
 
 
 def execute_scenario(
@@ -107,13 +108,19 @@ def _draw_seed(scenario: Scenario) -> int:
     return scenario.seed if scenario.sampling.seed is None else scenario.sampling.seed
 
 
-def validate_executor(scenario: Scenario, repeats: int = 1, progress: Progress | None = None) -> ValidationReport:
+def validate_executor(
+    scenario: Scenario,
+    repeats: int = 1,
+    progress: Progress | None = None,
+    budget_s: float = 40.0,
+    min_rounds: int = MIN_ROUNDS,
+) -> ValidationReport:
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares. Workload i
     is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the speed that
     the machine had while calibrating."""
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
-        machine = calibrate_machine(scenario, progress=progress, ranks=ranks)
+        machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
         comparisons = []
         for number in range(repeats):
             workload = scenario.model_copy(update={"seed": scenario.seed + number})

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_launch, compile_problem, device_limits  # noqa: E402
+from perfmodel_executors.compiled.build import compile_launch, compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
 from perfmodel_executors.kernels.launch import recording  # noqa: E402

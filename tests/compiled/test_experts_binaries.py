@@ -7,8 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_problem  # noqa: E402
-from perfmodel_executors.compiled.build import device_limits  # noqa: E402
+from perfmodel_executors.compiled.build import compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402

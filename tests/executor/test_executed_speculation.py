@@ -22,8 +22,9 @@ from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
+from perfmodel_executors.speculation.build import build_speculator  # noqa: E402
 from perfmodel_executors.speculation.lookahead import lookup  # noqa: E402
+from perfmodel_executors.speculation.measured import AcceptanceCounts  # noqa: E402
 from perfmodel_executors.speculation.pipelined import DraftedAhead, PipelinedProposer  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting, DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402

@@ -24,7 +24,7 @@ from perfmodel_executors.sampling import (  # noqa: E402
     SamplingSettings,
     settings_of,
 )
-from perfmodel_executors.speculation import build_speculator  # noqa: E402
+from perfmodel_executors.speculation.build import build_speculator  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 
 SAMPLE = load_kernels().sample_top_k_top_p

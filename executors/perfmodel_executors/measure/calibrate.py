@@ -40,7 +40,7 @@ from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
 from perfmodel_executors.runner import RunnerSetup
 from perfmodel_executors.sampling import settings_of
-from perfmodel_executors.speculation import build_speculator
+from perfmodel_executors.speculation.build import build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")

@@ -24,7 +24,7 @@ from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.quality.tokenizer import PYDOC, load_tokenizer, read_text
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
-from perfmodel_executors.speculation import build_speculator
+from perfmodel_executors.speculation.build import build_speculator
 
 
 @dataclass(frozen=True)

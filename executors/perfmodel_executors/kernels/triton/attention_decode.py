@@ -20,15 +20,8 @@ from perfmodel_executors.kernels.attention_prefill import PLAIN, AttentionRule
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded, pick
-from perfmodel_executors.kernels.triton.kv_pages import (
-    format_of,
-    load_pages,
-    load_pairs,
-    page_buffers,
-    product_dtype,
-    raw,
-    token_rows,
-)
+from perfmodel_executors.kernels.triton import kv_pages
+from perfmodel_executors.kernels.triton.kv_pages import load_pages, load_pairs, token_rows
 
 _MAX_ROWS = 64  # query heads of one program
 _MAX_SPLITS = 64
@@ -195,14 +188,14 @@ def attention_decode(
     splits = num_splits or num_splits_for(
         num_seqs * programs, block_tables_DM.shape[1] * pages.block_size, compute_units(q_DNH.device)
     )
-    form = format_of(pages.dtype, q_DNH.device)
+    form = kv_pages.format_of(pages.dtype, q_DNH.device)
     is_paired = form != "plain" and v_dim % 2 == 0
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, v_dim)
     part, lse = split_buffers(out_DNH, splits)
     widths = (padded(head_dim), padded(v_dim))
-    values = pages.v_BSKH.view(torch.int16) if is_paired else raw(pages.v_BSKH, form)
+    values = pages.v_BSKH.view(torch.int16) if is_paired else kv_pages.raw(pages.v_BSKH, form)
     args = (
-        q_DNH, raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
+        q_DNH, kv_pages.raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
         block_tables_DM, context_lens_D, rule.sinks_N, part, lse,
         q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
@@ -220,7 +213,7 @@ def attention_decode(
     length = block_tables_DM.shape[1] * pages.block_size
     problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
     key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
-    product = product_dtype(q_DNH, pages).itemsize
+    product = kv_pages.product_dtype(q_DNH, pages).itemsize
     law = partial(shared_bytes, widths=widths, rows=rows, product=product, stored=pages.dtype.itemsize)
     # Half the bytes a token: twice the tokens a tile.
     listed = sorted(_CANDIDATES, key=lambda candidate: candidate != _QUANTIZED) if pages.is_quantized else _CANDIDATES
@@ -268,6 +261,6 @@ def shared_bytes(
     config: TileConfig, capability: int, widths: tuple[int, int], rows: int, product: int, stored: int
 ) -> int:
     """An upper bound: queries, buffers of keys, values, their block ids and scales, and what reductions exchange."""
-    tile, buffers = config.sizes["TILE"], page_buffers(config.options.num_stages)
+    tile, buffers = config.sizes["TILE"], kv_pages.page_buffers(config.options.num_stages)
     per_token = sum(widths) * stored + 8 + (16 if stored == 1 else 0)
     return rows * max(widths) * product + buffers * tile * per_token + 4096

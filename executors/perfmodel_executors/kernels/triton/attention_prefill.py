@@ -17,15 +17,9 @@ from perfmodel_executors.kernels.attention_prefill import PLAIN, AttentionRule, 
 from perfmodel_executors.kernels.kv_pages import Chunks, KVPages
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick
+from perfmodel_executors.kernels.triton import kv_pages
 from perfmodel_executors.kernels.triton.attention_decode import begin_softmax, soft_capped
-from perfmodel_executors.kernels.triton.kv_pages import (
-    format_of,
-    load_pages,
-    page_buffers,
-    product_dtype,
-    raw,
-    token_rows,
-)
+from perfmodel_executors.kernels.triton.kv_pages import load_pages, token_rows
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
 
 _ROWS = (16, 32, 64, 128)
@@ -58,7 +52,7 @@ def shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], p
     """An upper bound: queries, and the pipeline's buffers of keys, values, block ids and scales. Where the tensor cores
     read SRAM, one more buffer is filled meanwhile; what they read of quantised pages is a widened copy."""
     rows, keys = config.sizes["ROWS"], config.sizes["KEYS"]
-    buffers = page_buffers(config.options.num_stages)
+    buffers = kv_pages.page_buffers(config.options.num_stages)
     widened = exchanged = 0
     if rows >= 64 and _reads_from_sram(capability):
         buffers += 1 if stored == product else 0
@@ -215,9 +209,9 @@ def attention_prefill(
     group = num_heads // kv_heads
     q_TNH = q_TNH if q_TNH.stride()[1:] == (head_dim, 1) else q_TNH.contiguous()
     out_TNH = q_TNH.new_empty(num_tokens, num_heads, v_dim)
-    form = format_of(pages.dtype, q_TNH.device)
+    form = kv_pages.format_of(pages.dtype, q_TNH.device)
     args = (
-        q_TNH, raw(pages.k_BSKH, form), raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
+        q_TNH, kv_pages.raw(pages.k_BSKH, form), kv_pages.raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
         *chunks, rule.sinks_N, out_TNH,
         q_TNH.stride(0), chunks.tables_GM.stride(0), num_chunks, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
@@ -235,7 +229,7 @@ def attention_prefill(
     rows, capability = -(-num_tokens // num_chunks) * group, capability_of(q_TNH.device)
     listing = partial(candidates_for, rows, group, max(widths), capability, pages.is_quantized)
     problem = (num_tokens.bit_length(), num_chunks.bit_length(), tuple(constants.values()))
-    product = product_dtype(q_TNH, pages).itemsize
+    product = kv_pages.product_dtype(q_TNH, pages).itemsize
     law = partial(shared_bytes, widths=widths, product=product, stored=pages.dtype.itemsize)
     key = (*problem, q_TNH.dtype, pages.dtype)
     run(config or pick("attention_prefill", key, listing, law, run, q_TNH.device))
