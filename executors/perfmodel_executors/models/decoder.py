@@ -3,6 +3,7 @@ Linear layers see all tokens of a step at once, mixers see each sequence through
 the rows that are sampled: the structure of the step that the cost model's graph describes."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,8 +92,12 @@ class Decoder:
                 return self.logits(residual_TC + update_TC, batch)
             group.pass_on(torch.stack((residual_TC, update_TC)))
             return residual_TC[:0]
-        is_whole = batch.num_layers_D is None
-        return self.logits(self.through(batch, cache) if is_whole else leave_early(self, batch, cache), batch)
+        if batch.num_layers_D is None:
+            return self.logits(self.through(batch, cache), batch)
+        asks = self.model.exits is not None and self.model.exits.asks_lm_head
+        ways = (lambda part, *where: self.through(part, cache, *where), partial(self._fill, cache))
+        x_TC = leave_early(batch, self.model.num_layers, *ways, self.head if asks else None)
+        return self.logits(x_TC, batch)
 
     def logits(self, x_TC: Tensor, batch: StepBatch) -> Tensor:
         return self.head(x_TC[batch.sample_rows_S])
@@ -162,7 +167,7 @@ class Decoder:
         # Rounded as the table is, which is how Gemma was trained.
         return x_TC if scale == 1 else x_TC * torch.tensor(scale, dtype=x_TC.dtype).item()
 
-    def fill_cache(self, cache: KVCache, index: int, x_RC: Tensor, positions_R: Tensor, slots_R: Tensor) -> None:
+    def _fill(self, cache: KVCache, index: int, x_RC: Tensor, positions_R: Tensor, slots_R: Tensor) -> None:
         """Writes the keys and values that layer `index` makes of states that do not pass it."""
         weights, mixer = self.weights.layers[index], list(self.part.iter_layers())[index].mixer
         if not isinstance(mixer, Attention) or not isinstance(weights.mixer, AttentionWeights):

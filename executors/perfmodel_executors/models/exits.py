@@ -2,10 +2,9 @@
 layer runs on the rows that come to it, and not at all where none does. Keys and values of later layers are made of the
 state that a row left with (Schuster et al. 2022, section 3.1), and so are its logits. Prompts pass all layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +13,6 @@ from perfmodel.engine import Request
 from perfmodel.models.spec import ExitSpec
 from perfmodel.sim.traffic.distributions import uniform_draws
 from perfmodel_executors.models.batch import StepBatch
-from perfmodel_executors.models.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from perfmodel_executors.models.decoder import Decoder
 
 
 class DrawnExits:
@@ -49,32 +44,42 @@ class DrawnExits:
         return f"Decoded tokens passed {self.num_layers / max(total, 1):.0%} of the layers."
 
 
-def leave_early(decoder: "Decoder", batch: StepBatch, cache: KVCache) -> Tensor:
-    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. Where the
-    model asks its LM head, that gets the states of decodes behind each layer that they come to, but the last."""
-    exits, num_layers = decoder.model.exits, decoder.model.num_layers
-    asks_head = exits is not None and exits.asks_lm_head
+# (rows of the batch, first layer, the layer before which to stop, [R, C] states or None: those of the embedding)
+RunLayers = Callable[[StepBatch, int, int, Tensor | None], Tensor]
+# (layer, [R, C] states, their positions, their slots): writes keys and values
+FillCache = Callable[[int, Tensor, Tensor, Tensor], None]
+
+
+def leave_early(
+    batch: StepBatch,
+    num_layers: int,
+    run_layers: RunLayers,
+    fill_cache: FillCache,
+    ask_head: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. ask_head:
+    gets the states of decodes behind each layer that they come to, but the last."""
     assert batch.num_layers_D is not None
     depths = [min(depth, num_layers) for depth in batch.num_layers_D]
-    stops = range(1, num_layers + 1) if asks_head else sorted({*depths, num_layers})
-    x_TC = decoder.through(batch, cache, 0, stops[0])
+    stops = range(1, num_layers + 1) if ask_head is not None else sorted({*depths, num_layers})
+    x_TC = run_layers(batch, 0, stops[0], None)
     rows, part, num_staying = _all_rows(batch), batch, len(depths)
     for first, stop in pairwise(stops):
-        if asks_head and num_staying:
-            decoder.head(x_TC[rows[:num_staying]])
+        if ask_head is not None and num_staying:
+            ask_head(x_TC[rows[:num_staying]])
         staying = [row for row, depth in enumerate(depths) if depth > first]
         if len(staying) < num_staying:
             num_staying, (part, rows) = len(staying), _without(batch, staying)
         if len(rows) == len(x_TC):
-            x_TC = decoder.through(batch, cache, first, stop, x_TC)
+            x_TC = run_layers(batch, first, stop, x_TC)
         elif len(rows):
-            x_TC = x_TC.index_copy(0, rows, decoder.through(part, cache, first, stop, x_TC[rows]))
+            x_TC = x_TC.index_copy(0, rows, run_layers(part, first, stop, x_TC[rows]))
     # Keys and values of the rows that have left, layer by layer for all of them together.
     for first, stop in pairwise(sorted({*depths, num_layers})):
         gone = torch.tensor([row for row, d in enumerate(depths) if d <= first], device=x_TC.device)
         x_RC, positions_R, slots_R = x_TC[gone], batch.positions_T[gone], batch.slots_T[gone]
         for index in range(first, stop):
-            decoder.fill_cache(cache, index, x_RC, positions_R, slots_R)
+            fill_cache(index, x_RC, positions_R, slots_R)
     return x_TC
 
 
