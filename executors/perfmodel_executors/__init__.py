@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from perfmodel_executors.engines.run import execute_on
     from perfmodel_executors.measure.calibrate import calibrate_cpu
     from perfmodel_executors.measure.repeated import execute_repeatedly
-    from perfmodel_executors.quality import measure_quality, measure_sensitivity
+    from perfmodel_executors.quality.measure import measure_quality
+    from perfmodel_executors.quality.sensitivity import measure_sensitivity
     from perfmodel_executors.run import execute_scenario, validate_executor
     from perfmodel_executors.techniques import measure_technique
 
 _LAZY_NAMES = {
-    **dict.fromkeys(("measure_quality", "measure_sensitivity"), "quality"),
     **dict.fromkeys(("execute_scenario", "validate_executor"), "run"),
     "calibrate_cpu": "measure.calibrate",
     "calibrate_on": "engines.calibrate",
     "execute_on": "engines.run",
     "execute_repeatedly": "measure.repeated",
     "explain_occupancy": "compiled.step",
+    "measure_quality": "quality.measure",
+    "measure_sensitivity": "quality.sensitivity",
     "measure_technique": "techniques",
 }
 

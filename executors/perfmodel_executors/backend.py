@@ -11,11 +11,9 @@ from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, RequestStatus, StepPlan
 from perfmodel_executors.measure.protocol import DriftMeter, uninterrupted
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.exits import DrawnExits
-from perfmodel_executors.runner import Runner, StepRunner
+from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.sampling import Draws
-from perfmodel_executors.speculation.pipelined import PipelinedSpeculator
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.speculator import Speculator, Verified
 from perfmodel_executors.tokens import TokenStore
@@ -26,33 +24,29 @@ Result = TypeVar("Result")
 
 
 class ExecutedBackend:
-    """Executes plans with `decoder`; needs plans made with `SchedulerConfig.record_positions`. warms_up: run each new
+    """Executes plans with `runner`; needs plans made with `SchedulerConfig.record_positions`. warms_up: run each new
     step shape once untimed; drift: durations are stated at the speed that the machine had when the meter was set; text:
     ids of what prompts are cut from, by default random; stage_ticks: of the last plan, on each of several stages."""
 
     def __init__(
         self,
-        decoder: Decoder,
-        block_size: int,
+        runner: StepRunner,
         seed: int = 0,
         clock_ns: Callable[[], int] | None = None,
         warms_up: bool = True,
         drift: DriftMeter | None = None,
-        runner: Runner | None = None,
-        speculator: Speculator | PipelinedSpeculator | None = None,
+        speculator: Speculator | None = None,
         text: Sequence[int] = (),
         draws: Draws | None = None,
     ) -> None:
-        self.decoder, self._draws = decoder, draws
-        self.runner = runner or StepRunner(decoder, decoder.new_cache(block_size))
-        self.tokens = TokenStore(decoder.model.vocab_size, block_size, seed, text)
+        self.runner, self._draws, model = runner, draws, runner.decoder.model
+        self.tokens = TokenStore(model.vocab_size, runner.cache.block_size, seed, text)
         self.speculator = speculator
         self.acceptance = None if speculator is None else speculator.new_counts()
         self.warms_up = warms_up
         self._clock_ns = clock_ns or self.runner.new_clock()
         self._drift = drift
-        exits = decoder.model.exits
-        self.exits = None if exits is None else DrawnExits(exits, seed)
+        self.exits = None if model.exits is None else DrawnExits(model.exits, seed)
         self.stage_ticks = StageTicks(0, 0, ())
         self._seen: set[Hashable] = set()
         self._first_blocks: dict[int, int] = {}  # of requests, by which runners know their sequences
@@ -81,11 +75,7 @@ class ExecutedBackend:
         return Outcome(duration + copying, tokens)
 
     def _speculate(
-        self,
-        speculator: Speculator | PipelinedSpeculator,
-        plan: StepPlan,
-        chunks: list[TokenSegment],
-        sampled: list[tuple[Request, int]],
+        self, speculator: Speculator, plan: StepPlan, chunks: list[TokenSegment], sampled: list[tuple[Request, int]]
     ) -> Outcome:
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))

@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
@@ -67,24 +67,27 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-class StepClock(Protocol):
-    def __call__(self) -> int: ...
+@dataclass(frozen=True)
+class StepClock:
+    """Nanoseconds of steps, as differences between two calls; meaning: of what."""
 
+    read_ns: Callable[[], int]
     meaning: str
 
-
-class DeviceClock:
-    """Nanoseconds of a step: on a GPU the wall's, once all its work is done; on a CPU the calling thread's CPU time."""
-
-    def __init__(self, device: torch.device = CPU) -> None:
-        self._device = device
-        self.meaning = "thread CPU time" if device.type == "cpu" else "wall time to the end of the device's work"
-
     def __call__(self) -> int:
-        if self._device.type == "cpu":
-            return time.thread_time_ns()
-        torch.cuda.synchronize(self._device)
+        return self.read_ns()
+
+
+def device_clock(device: torch.device = CPU) -> StepClock:
+    """On a GPU the wall's time, once all its work is done; on a CPU the calling thread's CPU time."""
+    if device.type == "cpu":
+        return StepClock(time.thread_time_ns, "thread CPU time")
+
+    def wall_ns() -> int:
+        torch.cuda.synchronize(device)
         return time.perf_counter_ns()
+
+    return StepClock(wall_ns, "wall time to the end of the device's work")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ as its work. `WallClock` runs live."""
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from perfmodel.cost import StageTicks
@@ -113,32 +113,21 @@ class RequestArrivals:
         heapq.heappush(self._due, (arrival, request.request_id, request))
 
 
+def plain_arrivals(
+    requests: Iterable[Request], concurrency: int | None = None, think_time: ThinkTime = no_think_time
+) -> RequestArrivals:
+    """Of requests of one turn each, in order of arrival."""
+    return RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
+
+
 def arrivals_of(workload: Workload) -> RequestArrivals:
     if workload.traffic.has_conversations:
         return RequestArrivals(workload.conversations(), workload.concurrency, workload.think_time)
-    chains = ([(0, request)] for request in workload.requests() if not workload.refuses(request))
-    return RequestArrivals(chains, workload.concurrency, workload.think_time)
+    accepted = (request for request in workload.requests() if not workload.refuses(request))
+    return plain_arrivals(accepted, workload.concurrency, workload.think_time)
 
 
 def serve(
-    loop: ServeLoop,
-    backend: Backend,
-    requests: Iterator[Request],
-    on_finished: Callable[[Request], None],
-    on_step: Callable[[StepRecord], None],
-    concurrency: int | None = None,
-    think_time: ThinkTime = no_think_time,
-    clock: VirtualClock | None = None,
-    stages: InStages | None = None,
-) -> int:
-    """Serves all `requests` (in order of arrival) and returns the tick at which the last step ended. on_finished,
-    on_step: called with what has ended; concurrency, think_time: closed loop, ticks before the next request; clock:
-    virtual unless given; stages: several, on a virtual clock."""
-    arrivals = RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
-    return serve_arrivals(loop, backend, arrivals, on_finished, on_step, clock, stages)
-
-
-def serve_arrivals(
     loop: ServeLoop,
     backend: Backend,
     arrivals: RequestArrivals,
@@ -147,9 +136,10 @@ def serve_arrivals(
     clock: VirtualClock | None = None,
     stages: InStages | None = None,
 ) -> int:
-    """Serves all that arrives and returns the tick at which the last step ended; see `serve`. Of several pipeline
-    stages plans are executed when they are made, one after another, and end when they would be through: which tokens a
-    plan has does not depend on those under way with it."""
+    """Serves all that arrives and returns the tick at which the last step ended. on_finished, on_step: called with what
+    has ended; clock: virtual unless given; stages: several, on a virtual clock: plans are executed when they are made,
+    one after another, and end when they would be through: which tokens a plan has does not depend on those under way
+    with it."""
     clock = clock or VirtualClock()
     under_way: deque[_UnderWay] = deque()
     while True:

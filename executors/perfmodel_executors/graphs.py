@@ -7,13 +7,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perfmodel.specs.engine.description import describe_engine
+from perfmodel_executors.kernels.kv_pages import Chunks
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import StepBatch, TokenSegment, slot
 from perfmodel_executors.models.decoder import Decoder
@@ -93,9 +93,7 @@ class DecodeInputs:
             slots_T=slots,
             tables_DM=self._tables[:size],
             contexts_D=contexts,
-            tables_GM=self._tables[:0],
-            starts_G=self._none,
-            computed_G=self._none[:0],
+            chunks=Chunks(self._tables[:0], self._none, self._none[:0]),
             sample_rows_S=self._sampled[:size],
             draws_S=draws if self._is_drawn else None,
             state_rows_D=None if self._scratch_row is None else state_rows,
@@ -133,24 +131,16 @@ class DecodeInputs:
         return len(changed)
 
 
-class StandIns(NamedTuple):
-    """Sequences to capture with, since kernels choose their tiles by how long these take: of `TUNED_CONTEXT` tokens
-    where that fits, each with a token of its own, so that experts are chosen as differently as in a run."""
-
-    vocab_size: int
-    block_size: int
-    scratch: int
-    max_context: int
-
-    def segments(self, size: int) -> list[TokenSegment]:
-        share = self.scratch // size * self.block_size
-        context = max(1, min(TUNED_CONTEXT, self.max_context, share))
-        last = (context - 1) // self.block_size
-        return [
-            TokenSegment([row * _STRIDE % self.vocab_size], context - 1, [*table, self.scratch])
-            for row in range(size)
-            for table in [[(row * last + i) % self.scratch for i in range(last)]]
-        ]
+def stand_ins(size: int, vocab_size: int, block_size: int, scratch: int, max_context: int) -> list[TokenSegment]:
+    """`size` sequences to capture with, since kernels choose their tiles by how long these take: of `TUNED_CONTEXT`
+    tokens where that fits, each with a token of its own, so that experts are chosen as differently as in a run."""
+    context = max(1, min(TUNED_CONTEXT, max_context, scratch // size * block_size))
+    last = (context - 1) // block_size
+    return [
+        TokenSegment([row * _STRIDE % vocab_size], context - 1, [*table, scratch])
+        for row in range(size)
+        for table in [[(row * last + i) % scratch for i in range(last)]]
+    ]
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -181,7 +171,7 @@ class DecodeGraphs:
     ) -> None:
         self.sizes = capture_sizes(max_num_seqs)
         self._decoder, self._cache, self._capture = decoder, cache, capture
-        self._stand_in = StandIns(decoder.model.vocab_size, cache.block_size, scratch, max_context)
+        self._stand_ins = (decoder.model.vocab_size, cache.block_size, scratch, max_context)
         self._limits = (scratch, max_num_seqs, max_context)
         width = -(-max_context // cache.block_size)
         cache.reserve_states(max_num_seqs + 1)
@@ -212,7 +202,7 @@ class DecodeGraphs:
             self._replays.clear()
             self._num_rows = states.num_rows
         if size not in self._replays:
-            self._inputs.fill(self._stand_in.segments(size), size)
+            self._inputs.fill(stand_ins(size, *self._stand_ins), size)
             batch = self._inputs.batch(size)
             self._replays[size] = self._capture(lambda: self._decoder.next_tokens(batch, self._cache))
         self._inputs.fill(segments, size, rows)

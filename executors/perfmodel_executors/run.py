@@ -23,19 +23,18 @@ from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve_arrivals
+from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve
 from perfmodel_executors.kernels.tiles import choices
-from perfmodel_executors.measure.calibrate import MIN_ROUNDS, StepTimes, calibrate_machine
+from perfmodel_executors.measure.calibrate import MIN_ROUNDS, Progress, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
-from perfmodel_executors.parallel.ranks import open_ranks, open_runner
+from perfmodel_executors.parallel.ranks import LeadingRunner, open_ranks, open_runner
 from perfmodel_executors.quality.tokenizer import text_of
-from perfmodel_executors.runner import Runner, RunnerSetup, StepRunner
+from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
-from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator, check_speculation
+from perfmodel_executors.speculation.build import build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import with_acceptance
-
-Progress = Callable[[int, int | None], None]
+from perfmodel_executors.speculation.speculator import Speculator
 
 
 def execute_scenario(
@@ -66,7 +65,8 @@ def execute_scenario(
     settings = settings_of(scenario.sampling, model)
     setup = RunnerSetup(model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
     with memory_as_a_sentence(device), open_runner(setup) as runner:
-        speculator = build_speculator(runner, engine, seed=scenario.seed) if isinstance(runner, StepRunner) else None
+        leads = isinstance(runner, LeadingRunner)
+        speculator = None if leads else build_speculator(runner, engine, seed=scenario.seed)
         backend = _backend(scenario, runner, speculator, drift)
         tier = second_tier(scenario, step_costs(scenario)) if engine.kv_offload is not None else None
         result = _run(scenario, wrap(backend), backend, progress, out, live, tier)
@@ -92,13 +92,12 @@ def execute_scenario(
 
 
 def _backend(
-    scenario: Scenario, runner: Runner, speculator: Speculator | PipelinedSpeculator | None, drift: DriftMeter | None
+    scenario: Scenario, runner: StepRunner, speculator: Speculator | None, drift: DriftMeter | None
 ) -> ExecutedBackend:
     is_drawn = settings_of(scenario.sampling, scenario.model) is not None
     return ExecutedBackend(
-        *(runner.decoder, scenario.engine.block_size, scenario.seed),
+        *(runner, scenario.seed),
         drift=drift,
-        runner=runner,
         speculator=speculator,
         text=text_of(scenario),
         draws=Draws(_draw_seed(scenario)) if is_drawn else None,
@@ -235,7 +234,7 @@ def _run(
         line = FlowLine(scenario.engine.pipeline_parallel_size)
         stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
         clock = WallClock() if live else None
-        serve_arrivals(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
+        serve(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     offload = None

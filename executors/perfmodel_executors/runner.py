@@ -13,7 +13,7 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel_executors.device import DeviceClock, StepClock, default_kernels, interprets_triton
+from perfmodel_executors.device import StepClock, default_kernels, device_clock, interprets_triton
 from perfmodel_executors.graphs import Capture, CudaCapture, DecodeGraphs
 from perfmodel_executors.kernels import load_kernels
 from perfmodel_executors.kernels.tiles import tuning
@@ -41,24 +41,11 @@ class Passes(Protocol):
         ...
 
 
-class Runner(Passes, Protocol):
-    """Takes steps: the new tokens of sequences in, the next token of each sampled one out. stage_ns: what each pipeline
-    stage took of the last step, by the runner's clock; empty where there is but one."""
-
-    stage_ns: Sequence[int]
-
-    def new_clock(self) -> StepClock: ...
-
-    def release(self, first_block: int) -> None: ...
-
-    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
-        ...
-
-
 class StepRunner:
-    """Runs steps with one decoder; with `graphs`, decodes go there, and the pool must not have to grow. keeps_kv:
-    without, each step computes whole sequences, and `cache` stays empty."""
+    """Takes steps: the new tokens of sequences in, the next token of each sampled one out, by one decoder; with
+    `graphs`, decodes go there, and the pool must not have to grow. keeps_kv: without, each step computes whole
+    sequences, and `cache` stays empty. stage_ns: what each pipeline stage took of the last step, by the runner's clock;
+    empty where there is but one."""
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, graphs: DecodeGraphs | None = None, keeps_kv: bool = True
@@ -66,17 +53,20 @@ class StepRunner:
         self.decoder, self.cache, self.graphs = decoder, cache, graphs
         self.keeps_kv = keeps_kv
         self.host_pages = HostPages(cache)
-        self.copy_blocks = self.host_pages.copy
         self.stage_ns: Sequence[int] = ()
 
     def new_clock(self) -> StepClock:
-        return DeviceClock(self.decoder.device)
+        return device_clock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         self.cache.reserve_for([segment.block_table for segment in segments])
 
     def release(self, first_block: int) -> None:
         self.cache.states.release(first_block)
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
+        self.host_pages.copy(out, back)
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():

@@ -1,6 +1,6 @@
 """A scenario beside itself without a technique: both calibrated for together, simulated, and executed in turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from perfmodel.cost.calibrations.calibration import Calibration
@@ -10,12 +10,11 @@ from perfmodel.planning.points import run_metric
 from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.calibrate import ServedModel, StepTimes, documented, fit_together, time_together
+from perfmodel_executors.measure import calibrate
+from perfmodel_executors.measure.calibrate import Progress, ServedModel, StepTimes
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import Ranks, open_ranks
 from perfmodel_executors.run import as_executed_on_cpu, num_ranks, serve_calibrated
-
-Progress = Callable[[int, int | None], None]
 
 _MIN_ROUNDS = 6
 _PAIR = 2  # the scenario and its baseline
@@ -73,10 +72,10 @@ def _calibrated(
     distinct: dict[str, ServedModel] = {}
     for own in served:
         distinct.setdefault(_what_steps_depend_on(own), own)
-    times = time_together(list(distinct.values()), budget_s, min_rounds, progress, ranks)
-    fit = fit_together(sides[0].hardware, times)
+    times = calibrate.time_together(list(distinct.values()), budget_s, min_rounds, progress, ranks)
+    fit = calibrate.fit_together(sides[0].hardware, times)
     by_steps = dict(zip(distinct, times, strict=True))
-    calibration = documented(fit, times, "perfmodel validate techniques")
+    calibration = calibrate.documented(fit, times, "perfmodel validate techniques")
     return [by_steps[_what_steps_depend_on(own)] for own in served], calibration
 
 

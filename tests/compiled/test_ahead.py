@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.compiled.build import device_limits  # noqa: E402
-from perfmodel_executors.gpu_suite.ahead import compile_job, jobs_of, launches_of, prepare  # noqa: E402
+from perfmodel_executors.gpu_suite.ahead import compile_job, job_of, launches_of, prepare  # noqa: E402
 from perfmodel_executors.kernels.dispatch import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
@@ -38,7 +38,7 @@ def test_a_job_has_the_key_of_the_launch_that_it_stands_for(operator, compiles_f
         options = {"num_warps": launch.options.num_warps, "num_stages": launch.options.num_stages}
         built = launch.kernel.run(*launch.args, grid=launch.grid, warmup=True, **launch.constants, **options)
         launch.kernel.device_caches.clear()  # of the process: what is on disk has to be found
-        assert [compile_job(job) for job in jobs_of([launch])] == [built.hash]
+        assert compile_job(job_of(launch)) == built.hash
 
 
 def test_the_number_of_tokens_makes_no_other_kernel():
@@ -49,7 +49,7 @@ def test_the_number_of_tokens_makes_no_other_kernel():
         for tokens in (1, 5, 16):
             with recording() as launches:
                 kernels.linear(*(torch.empty(n, 4096, dtype=torch.bfloat16, device="meta") for n in (tokens, 4096)))
-            found.append(jobs_of(launches[:1]))
+            found.append(job_of(launches[0]))
     assert found[0] == found[1] == found[2]
 
 
@@ -63,6 +63,6 @@ def test_every_candidate_is_listed():
 @pytest.mark.parametrize("part", ["smoke", "kernels", "steps", "serving", "pairs"])
 def test_all_parts_of_the_suite_are_recorded(part):
     """Each has hundreds; a part that cannot be recorded would be compiled while it is measured."""
-    names = {job.kernel for job in jobs_of(launches_of(part, HARDWARE))}
+    names = {job.kernel for job in map(job_of, launches_of(part, HARDWARE))}
     assert {"_swapped_product_kernel", "_many_tokens_kernel", "_attention_decode_kernel"} <= names
     assert ("_up_kernel" in names) is (part != "pairs")  # which have no experts

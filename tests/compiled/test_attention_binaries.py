@@ -7,9 +7,10 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_launch, compile_problem, device_limits  # noqa: E402
+from perfmodel_executors.compiled.build import compile_launch, compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
+from perfmodel_executors.kernels.launch import recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import DeviceLimits, TileConfig, targeting  # noqa: E402
 from perfmodel_executors.kernels.triton.attention_decode import shared_bytes as decode_bytes  # noqa: E402
@@ -26,7 +27,7 @@ def serving(operator, **sizes):
 
 
 def config_of(kernel, *names):
-    return TileConfig({name: kernel.constants[name] for name in names}, Options(kernel.num_warps, kernel.num_stages))
+    return TileConfig({name: kernel.launch.constants[name] for name in names}, kernel.launch.options)
 
 
 @pytest.mark.parametrize(("device", "capability"), [("a100-sxm-80gb", 80), ("h100-sxm-80gb", 90)])
@@ -35,9 +36,9 @@ def test_decoding_takes_the_sram_of_its_law(device, capability, kv):
     """A long context of one sequence: split, and combined by a second kernel."""
     problem = serving("attention_decode", batch_size=1, kv_cache_dtype=kv)
     kernel, combine = compile_problem(problem, load_hardware(device))
-    assert combine.name == "combine_kernel"
+    assert combine.launch.name == "combine_kernel"
     stored = BF16 if kv == "bf16" else 1
-    law = decode_bytes(config_of(kernel, "TILE"), capability, (128, 128), kernel.constants["ROWS"], BF16, stored)
+    law = decode_bytes(config_of(kernel, "TILE"), capability, (128, 128), kernel.launch.constants["ROWS"], BF16, stored)
     assert kernel.facts.shared_bytes <= law <= 1.2 * kernel.facts.shared_bytes
     assert kernel.facts.spills == combine.facts.spills == 0
     assert kernel.facts.async_copies
@@ -80,8 +81,8 @@ def test_caps_and_sinks_neither_spill_nor_leave_the_tensor_cores(operator):
     problem, hardware = problems_of(operator)[0], load_hardware("h200-sxm")
     sinks = torch.empty(problem.sizes["num_heads"], dtype=torch.bfloat16, device="meta")
     with targeting(device_limits(hardware)), recording() as launches:
-        args = problem.make(Inputs("meta"))[:7]  # up to the chunk
-        getattr(load_kernels("triton"), operator)(*args, cap=50.0, sinks_N=sinks)
+        *args, _ = problem.make(Inputs("meta"))
+        getattr(load_kernels("triton"), operator)(*args, AttentionRule(cap=50.0, sinks_N=sinks))
     facts = compile_launch(launches[0], hardware).facts
     assert facts.spills == facts.serialised == 0
     assert facts.tensor_instructions

@@ -7,8 +7,8 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_problem  # noqa: E402
 from perfmodel_executors.compiled.binary import shared_limit_bytes  # noqa: E402
+from perfmodel_executors.compiled.build import compile_problem  # noqa: E402
 from perfmodel_executors.kernels import KERNELS  # noqa: E402
 from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 

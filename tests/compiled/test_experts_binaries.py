@@ -7,8 +7,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_problem  # noqa: E402
-from perfmodel_executors.compiled.build import device_limits  # noqa: E402
+from perfmodel_executors.compiled.build import compile_problem, device_limits  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig, targeting  # noqa: E402
@@ -30,12 +29,12 @@ def problem(tokens, num_experts=128, form="bfloat16"):
 @pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm"])
 def test_products_use_tensor_cores_and_the_sram_that_the_law_says(device, tokens):
     hardware = load_hardware(device)
-    built = {kernel.name: kernel for kernel in compile_problem(problem(tokens), hardware)}
+    built = {kernel.launch.name: kernel for kernel in compile_problem(problem(tokens), hardware)}
     assert set(built) == {"up_kernel", "down_kernel", "combine_kernel"} | ({"sort_kernel"} if tokens > 16 else set())
     for name, gates in (("up_kernel", 2), ("down_kernel", 1)):
         kernel = built[name]
-        sizes = {size: kernel.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
-        config = TileConfig(sizes, Options(kernel.num_warps, kernel.num_stages))
+        sizes = {size: kernel.launch.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
+        config = TileConfig(sizes, kernel.launch.options)
         assert kernel.facts.shared_bytes == shared_bytes(gates, 2)(config, device_limits(hardware).capability)
         assert kernel.facts.tensor_instructions
         assert kernel.facts.async_copies
@@ -77,14 +76,14 @@ def test_stored_experts_use_tensor_cores_and_the_sram_that_the_law_says(device, 
         with pytest.raises(PerfmodelError, match="e4m3 weights need sm_89 or newer"):
             compile_problem(asked, hardware)
         return
-    built = {kernel.name: kernel for kernel in compile_problem(asked, hardware)}
+    built = {kernel.launch.name: kernel for kernel in compile_problem(asked, hardware)}
     layer = asked.make(Inputs("meta"))[3]
     assert ("quantize_tokens_kernel" in built) == (form in CODES)
     assert ("sort_kernel" in built) == (tokens > 16)
     for name, weight in (("up_stored_kernel", layer.up_EFC), ("down_stored_kernel", layer.down_ECI)):
         kernel = built[name]
-        sizes = {size: kernel.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
-        config = TileConfig(sizes, Options(kernel.num_warps, kernel.num_stages))
+        sizes = {size: kernel.launch.constants[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
+        config = TileConfig(sizes, kernel.launch.options)
         expected = stored_bytes(operand_of(weight.stacked), 2, config, device_limits(hardware).capability)
         slack = 4 * sizes["BLOCK_N"] + 8 * sizes["BLOCK_M"] if form == "fp8_block" else 0  # what the law has at most
         assert expected - slack <= kernel.facts.shared_bytes <= expected

@@ -9,13 +9,9 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import (  # noqa: E402
-    binary,
-    compile_launch,
-    device_limits,
-    serialised_products,
-    unsettled_products,
-)
+from perfmodel_executors.compiled import binary  # noqa: E402
+from perfmodel_executors.compiled.binary import serialised_products, unsettled_products  # noqa: E402
+from perfmodel_executors.compiled.build import compile_launch, device_limits  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.launch import Options, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs, problems_of  # noqa: E402

@@ -8,8 +8,7 @@ tl = pytest.importorskip("triton.language")
 
 from perfmodel.errors import SpecError  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled import compile_problem  # noqa: E402
-from perfmodel_executors.compiled.build import compile_launch  # noqa: E402
+from perfmodel_executors.compiled.build import compile_launch, compile_problem  # noqa: E402
 from perfmodel_executors.kernels.launch import KernelError, launch, recording  # noqa: E402
 from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton kernels need triton")
 from perfmodel.errors import SpecError  # noqa: E402
 from perfmodel.ops.work import BatchShape, decode_shape  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
-from perfmodel_executors.compiled.step import compile_step, explain_occupancy  # noqa: E402
+from perfmodel_executors.compiled.step import explain_occupancy  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +18,15 @@ def scenario():
 
 def test_a_decode_step_launches_each_layers_kernels_once(scenario):
     layers = scenario.model.num_layers
-    found = compile_step(scenario, decode_shape(8, 256))
-    counts = {each.kernel.name: 0 for each in found}
-    for each in found:
-        counts[each.kernel.name] += each.count
+    rows = explain_occupancy(scenario, decode_shape(8, 256))
+    counts = {row["kernel"]: 0 for row in rows}
+    for row in rows:
+        counts[row["kernel"]] += row["count"]
     assert counts["attention_decode_kernel"] == layers
     assert counts["rope_kv_write_kernel"] == layers
     assert counts["activate_kernel"] == layers
     assert counts["swapped_product_kernel"] == 4 * layers + 1  # qkv, out, up, down, and the head
-    assert all(each.waves > 0 and each.kernel.facts.spills == 0 for each in found)
+    assert all(row["waves"] > 0 and row["spills"] == 0 for row in rows)
 
 
 def test_a_prompt_uses_the_tensor_cores(scenario):
@@ -38,4 +38,4 @@ def test_a_prompt_uses_the_tensor_cores(scenario):
 
 def test_a_device_without_these_kernels_is_a_sentence():
     with pytest.raises(SpecError, match="cpu: Triton kernels are built for CUDA devices"):
-        compile_step(load_scenario("tiny-llama-cpu"), decode_shape(1, 16))
+        explain_occupancy(load_scenario("tiny-llama-cpu"), decode_shape(1, 16))

@@ -14,13 +14,18 @@ from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig
 from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
 
 DECODERS = {name: Decoder(MODELS[name], torch.float32, seed=1) for name in ("gqa", "window", "moe")}
+
+
+def runner_of(decoder):
+    return StepRunner(decoder, decoder.new_cache(BLOCK_SIZE))
 
 
 def alone(decoder, request):
@@ -41,9 +46,9 @@ def alone(decoder, request):
 def served(decoder, loop, requests):
     """Output tokens per request as the engine has them computed; a step takes as many ticks as it has tokens."""
     ticks = iter(range(10**9))
-    backend = ExecutedBackend(decoder, BLOCK_SIZE, clock_ns=lambda: next(ticks), warms_up=False)
+    backend = ExecutedBackend(runner_of(decoder), clock_ns=lambda: next(ticks), warms_up=False)
     finished = []
-    serve(loop, backend, iter(requests), finished.append, lambda record: None)
+    serve(loop, backend, plain_arrivals(requests), finished.append, lambda record: None)
     assert len(finished) == len(requests)
     return {request.request_id: backend.tokens.outputs(request) for request in finished}
 
@@ -106,9 +111,9 @@ def test_durations_are_clock_differences_in_picoseconds_and_new_shapes_run_once_
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64, block_size=BLOCK_SIZE, record_positions=True)
     loop = ServeLoop(Scheduler(config, KVBlockManager(100, BLOCK_SIZE)))
     clock = iter(range(0, 10**9, 7))
-    backend = ExecutedBackend(CountingDecoder(MODELS["gqa"], torch.float32), BLOCK_SIZE, clock_ns=lambda: next(clock))
+    backend = ExecutedBackend(runner_of(CountingDecoder(MODELS["gqa"], torch.float32)), clock_ns=lambda: next(clock))
     records = []
-    serve(loop, backend, iter([Request(0, 0, 9, 4)]), lambda request: None, records.append)
+    serve(loop, backend, plain_arrivals([Request(0, 0, 9, 4)]), lambda request: None, records.append)
     assert [record.end - record.start for record in records] == [7000] * 4
     assert calls == [9, 9, 1, 1, 1, 1]  # the prompt twice, the first decode twice
 

@@ -13,6 +13,7 @@ from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.kv_pages import (  # noqa: E402
     FP8,
+    Chunks,
     dequantized,
     random_pages,
 )
@@ -50,8 +51,9 @@ def test_what_a_backend_computes_is_what_the_kernel_does():
     pages = random_pages(inputs, 5, 16, 2, (16, 16), torch.float32, torch.float32)
     tables, lengths = torch.tensor([[3, 1], [0, 4]]), torch.tensor([32, 32])
     decode = (inputs.normal(2, 4, 16, dtype=torch.float32), pages, tables, lengths)
-    chunks = (inputs.normal(64, 4, 16, dtype=torch.float32), pages, tables, torch.tensor([0, 32, 64]), 0 * lengths)
-    for operator, args in (("attention_decode", decode), ("attention_prefill", chunks)):
+    chunks = Chunks(tables, torch.tensor([0, 32, 64]), 0 * lengths)
+    prompts = (inputs.normal(64, 4, 16, dtype=torch.float32), pages, chunks)
+    for operator, args in (("attention_decode", decode), ("attention_prefill", prompts)):
         ours = getattr(load_kernels(), operator)(*args)
         theirs = problems_of(operator)[0].baselines["sdpa flash"](*args)
         torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)

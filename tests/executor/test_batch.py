@@ -39,7 +39,7 @@ def test_each_token_goes_to_its_position_and_slot(ring):
     assert batch.sample_rows_S.tolist() == [16, 0, 1]
     assert batch.contexts_D.tolist() == [21, 2]
     assert batch.tables_DM.tolist() == [segments[1].block_table, [12, 0, 0, 0, 0, 0]]
-    assert batch.starts_G.tolist() == [0, 15]
+    assert batch.chunks.starts_G.tolist() == [0, 15]
     if ring is None:
         assert batch.kept_W is None
     else:  # of the chunk's positions 3 .. 17 the last nine; the decodes

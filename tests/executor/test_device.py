@@ -9,7 +9,7 @@ from executor_models import MODELS  # noqa: E402
 from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.specs import EngineSpec, load_hardware  # noqa: E402
 from perfmodel_executors import device as devices  # noqa: E402
-from perfmodel_executors.device import DeviceClock, default_kernels, find_device, memory_as_a_sentence  # noqa: E402
+from perfmodel_executors.device import default_kernels, device_clock, find_device, memory_as_a_sentence  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup, build_runner  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_a_full_device_is_one_sentence():
 def test_the_clock_of_one_cpu_does_not_count_waiting():
     import time
 
-    clock = DeviceClock()
+    clock = device_clock()
     start = clock()
     time.sleep(0.05)
     assert clock() - start < 40e6

@@ -16,7 +16,7 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.speculation import build_speculator  # noqa: E402
+from perfmodel_executors.speculation.build import build_speculator  # noqa: E402
 from perfmodel_executors.speculation.heads import EaglePasses  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
 

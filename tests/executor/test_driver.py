@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop
-from perfmodel_executors.driver import VirtualClock, WallClock, serve
+from perfmodel_executors.driver import VirtualClock, WallClock, plain_arrivals, serve
 
 
 class FixedBackend:
@@ -27,7 +27,8 @@ def loop(**changes):
 
 def run(engine, requests, duration=10, **options):
     finished, records = [], []
-    end = serve(engine, FixedBackend(duration), iter(requests), finished.append, records.append, **options)
+    arrivals = plain_arrivals(requests, **options)
+    end = serve(engine, FixedBackend(duration), arrivals, finished.append, records.append)
     return finished, records, end
 
 
@@ -56,7 +57,14 @@ def test_a_closed_loop_sends_the_next_request_after_an_answer_and_a_pause():
 def test_the_wall_clock_waits_for_arrivals_and_takes_its_own_time():
     engine, backend = loop(), FixedBackend(10**15)  # what a backend says it took does not move the wall
     started = time.monotonic()
-    serve(engine, backend, iter([Request(0, 20 * 10**9, 8, 2)]), lambda r: None, lambda r: None, clock=WallClock())
+    serve(
+        engine,
+        backend,
+        plain_arrivals([Request(0, 20 * 10**9, 8, 2)]),
+        lambda r: None,
+        lambda r: None,
+        clock=WallClock(),
+    )
     assert 0.02 <= time.monotonic() - started < 5
     assert backend.plans == 2
 

@@ -16,7 +16,7 @@ from perfmodel.models.changes import with_sparse_attention, with_window  # noqa:
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import calibration_grid, scenario_range  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
@@ -34,12 +34,18 @@ DECODERS["standard"] = Decoder(MODELS["gqa"], torch.float32, seed=1, attention="
 def served(decoder, case, keeps_kv=True):
     """Outputs by request, and how many tokens each step computed."""
     runner = StepRunner(decoder, decoder.new_cache(BLOCK_SIZE), keeps_kv=keeps_kv)
-    backend = ExecutedBackend(decoder, BLOCK_SIZE, warms_up=False, runner=runner)
+    backend = ExecutedBackend(runner, warms_up=False)
     blocks = KVBlockManager(case.num_blocks, BLOCK_SIZE, False, None if keeps_kv else 0)
     loop = ServeLoop(Scheduler(case.config, blocks), case.is_async)
     finished, sizes = [], []
     requests = case.requests()
-    serve(loop, backend, iter(requests), finished.append, lambda record: sizes.append(record.num_tokens))
+    serve(
+        loop,
+        backend,
+        plain_arrivals(requests),
+        finished.append,
+        lambda record: sizes.append(record.num_tokens),
+    )
     assert len(finished) == len(requests)
     return {request.request_id: backend.tokens.outputs(request) for request in finished}, sizes, runner
 

@@ -18,12 +18,13 @@ from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance, SpeculativeConfig  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.speculation import AcceptanceCounts, build_speculator  # noqa: E402
+from perfmodel_executors.speculation.build import build_speculator  # noqa: E402
 from perfmodel_executors.speculation.lookahead import lookup  # noqa: E402
+from perfmodel_executors.speculation.measured import AcceptanceCounts  # noqa: E402
 from perfmodel_executors.speculation.pipelined import DraftedAhead, PipelinedProposer  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting, DraftTree  # noqa: E402
 from workloads import BLOCK_SIZE, Case, cases  # noqa: E402
@@ -63,7 +64,7 @@ def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=
     draft = OTHER if method.startswith("another") else decoder if method.startswith("itself") else None
     runner = StepRunner(decoder, decoder.new_cache(BLOCK_SIZE))
     speculator = build_speculator(runner, engine, draft)
-    backend = ExecutedBackend(decoder, BLOCK_SIZE, warms_up=False, runner=runner, speculator=speculator)
+    backend = ExecutedBackend(runner, warms_up=False, speculator=speculator)
     scheduling = replace(
         case_config,
         record_positions=True,
@@ -80,7 +81,7 @@ def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=
         if not is_ahead:  # else the next step may have been planned for it
             backend.release(request)
 
-    serve(loop, backend, iter(requests), on_finished, lambda record: None)
+    serve(loop, backend, plain_arrivals(requests), on_finished, lambda record: None)
     assert len(outputs) == len(requests)
     return outputs, backend, loop
 

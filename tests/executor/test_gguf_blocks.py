@@ -92,7 +92,7 @@ def test_a_product_is_that_of_the_dequantised_weight_and_the_bytes_are_the_block
     monkeypatch.setattr(reference, "_WEIGHTS_AT_ONCE", 5 * 512)
     stored = quantize_gguf(random_weight(), form)
     elements, size = BLOCK_SIZES[form]
-    assert stored.num_bytes == 24 * 512 // elements * size
+    assert stored.blocks_NJ.nbytes == 24 * 512 // elements * size
     for dtype in (torch.float32, torch.bfloat16):
         x, bias = torch.randn(3, 512).to(dtype), torch.randn(24).to(dtype)
         expected = torch.nn.functional.linear(x, dequantize(stored).to(dtype), bias)
@@ -114,7 +114,7 @@ def test_a_file_stays_in_its_blocks_and_says_what_its_dequantised_weights_say(tm
     torch.testing.assert_close(logits_of(packed), logits_of(plain), rtol=1e-4, atol=1e-4)
     _, per_block, size = {"Q4_0": ("", 32, 18), "Q8_0": ("", 32, 34)}[form]
     matrices = {name: shape for name, (shape, _) in read_gguf(path).tensors.items() if len(shape) == 2}
-    held = {name: sum(each.num_bytes for each in parts) for name, parts in packed_parts(packed).items()}
+    held = {name: sum(each.blocks_NJ.nbytes for each in parts) for name, parts in packed_parts(packed).items()}
     assert sum(held.values()) == sum(a * b * size // per_block for a, b in matrices.values())
     counted = weight_bytes(model)
     biases = 2 * 2 * 64 if arch == "qwen2" else 0  # counted with their matrix, stored in the model's dtype
@@ -130,7 +130,7 @@ def test_random_weights_are_held_in_as_many_bytes_as_the_mix_has(mix):
     layers = [(attention(head_dim=64, v_head_dim=64), DenseFFN(256)) for _ in range(3)]
     model = with_quantization(tiny(*layers, hidden_size=256), mix)
     decoder = Decoder(model, torch.float32, seed=1)
-    held = {name: sum(each.num_bytes for each in parts) for name, parts in packed_parts(decoder).items()}
+    held = {name: sum(each.blocks_NJ.nbytes for each in parts) for name, parts in packed_parts(decoder).items()}
     assert held == pytest.approx({name: weight_bytes(model)[name] for name in held})
     if mix == "q4_k_m":
         forms = [[part.form for part in getattr(x.mixer.qkv, "parts", [x.mixer.qkv])] for x in decoder.weights.layers]

@@ -150,7 +150,7 @@ def test_what_a_quantised_weight_takes_counts_as_input():
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "kernels.json").write_text("{")
     with pytest.raises(SpecError, match=r"kernels\.json"):
-        Results(tmp_path).has("kernels", "k")
+        Results(tmp_path).part("kernels")
 
 
 # What a machine with torch may not have: named so, importing them fails in every process that starts from here.

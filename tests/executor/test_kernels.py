@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel_executors.kernels import KERNELS, load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import KVPages  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages  # noqa: E402
 from perfmodel_executors.kernels.moe import ExpertLayer  # noqa: E402
 from perfmodel_executors.kernels.rope_kv_write import rope_table  # noqa: E402
 
@@ -54,7 +55,8 @@ def test_decode_attention_is_dense_attention_of_the_last_token(heads, kv_heads, 
     seed = torch.Generator().manual_seed(1)
     k_pages, tables = paged(k, seed)
     v_pages, _ = paged(v, torch.Generator().manual_seed(1))
-    out = load_kernels().attention_decode(q, KVPages(k_pages, v_pages), tables, torch.tensor(lengths), window, chunk)
+    rule = AttentionRule(window, chunk)
+    out = load_kernels().attention_decode(q, KVPages(k_pages, v_pages), tables, torch.tensor(lengths), rule)
     for row, length in enumerate(lengths):
         expected = dense_attention(q[row : row + 1], k[row], v[row], [length - 1], window, chunk)
         torch.testing.assert_close(out[row : row + 1].double(), expected, rtol=1e-5, atol=1e-5)
@@ -71,8 +73,8 @@ def test_prefill_attention_is_dense_attention_of_the_chunk(window, chunk):
     v_pages, _ = paged(v, torch.Generator().manual_seed(1))
     starts = torch.tensor([0, *[t for _, t in spans]]).cumsum(0)
     computed = torch.tensor([p for p, _ in spans])
-    pages = KVPages(k_pages, v_pages)
-    out = load_kernels().attention_prefill(torch.cat(q), pages, tables, starts, computed, window, chunk)
+    pages, chunks = KVPages(k_pages, v_pages), Chunks(tables, starts, computed)
+    out = load_kernels().attention_prefill(torch.cat(q), pages, chunks, AttentionRule(window, chunk))
     for row, (prefix, new) in enumerate(spans):
         expected = dense_attention(q[row], k[row], v[row], range(prefix, prefix + new), window, chunk)
         actual = out[starts[row] : starts[row + 1]].double()
@@ -96,8 +98,8 @@ def test_a_node_of_a_tree_attends_as_the_end_of_its_path(num_nodes):
     def attend(first):
         starts, computed = torch.tensor([0, num_nodes - first]), torch.tensor([prefix])
         nodes = torch.tensor([num_nodes]) if first else None
-        chunks, tree = (tables, starts, computed), {"ancestors_T": bits[first:], "num_nodes_G": nodes}
-        return load_kernels().attention_prefill(q[first:], KVPages(k_pages, v_pages), *chunks, **tree)
+        chunks = Chunks(tables, starts, computed, bits[first:], nodes)
+        return load_kernels().attention_prefill(q[first:], KVPages(k_pages, v_pages), chunks)
 
     out = attend(0)
     for node, path in enumerate(paths):

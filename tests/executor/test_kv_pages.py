@@ -15,7 +15,8 @@ from perfmodel.models.number_formats import kv_element_bytes  # noqa: E402
 from perfmodel.ops.formats import served_model  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, Packing, empty_pages  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import FP8, FP8_MAX, Chunks, Packing, empty_pages  # noqa: E402
 from perfmodel_executors.kernels.rope_kv_write import rope_table  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -161,12 +162,14 @@ def test_a_cache_in_a_format_without_pages_is_refused():
         Decoder(model)
 
 
-def _attend_chunk(q, k, v, prefix, **spans):
+def _attend_chunk(q, k, v, prefix, ancestors=None, **spans):
     num_tokens = len(k)
     pages = empty_pages(num_tokens // BLOCK + 1, BLOCK, k.shape[1], (k.shape[2], v.shape[2]), torch.float32)
     kernels, table = load_kernels(), torch.arange(num_tokens // BLOCK + 1)[None]
     kernels.kv_write(k, v, pages, torch.arange(num_tokens))
-    return kernels.attention_prefill(q, pages, table, torch.tensor([0, len(q)]), torch.tensor([prefix]), **spans)
+    return kernels.attention_prefill(
+        q, pages, Chunks(table, torch.tensor([0, len(q)]), torch.tensor([prefix]), ancestors), AttentionRule(**spans)
+    )
 
 
 def test_each_path_of_a_tree_attends_as_if_it_were_alone():
@@ -179,7 +182,7 @@ def test_each_path_of_a_tree_attends_as_if_it_were_alone():
     for node, parent in parents.items():
         paths[node] = [*paths.get(parent, []), node]
     bits = torch.tensor([sum(1 << j for j in paths[node]) for node in parents])
-    out = _attend_chunk(q, k, v, prefix, ancestors_T=bits)
+    out = _attend_chunk(q, k, v, prefix, ancestors=bits)
     for path in paths.values():
         rows = [*range(prefix), *(prefix + node for node in path)]
         alone = _attend_chunk(q[path], k[rows], v[rows], prefix)
@@ -191,6 +194,6 @@ def test_a_chain_of_sixty_four_is_causal():
     q = torch.randn(64, 2, 8, generator=generator)
     k, v = (torch.randn(67, 2, 8, generator=generator) for _ in range(2))
     chain = torch.tensor([(1 << (i + 1)) - 1 if i < 63 else -1 for i in range(64)])
-    torch.testing.assert_close(_attend_chunk(q, k, v, 3, ancestors_T=chain), _attend_chunk(q, k, v, 3))
+    torch.testing.assert_close(_attend_chunk(q, k, v, 3, ancestors=chain), _attend_chunk(q, k, v, 3))
     with pytest.raises(PerfmodelError, match="window=8"):
-        _attend_chunk(q, k, v, 3, ancestors_T=chain, window=8)
+        _attend_chunk(q, k, v, 3, ancestors=chain, window=8)

@@ -15,11 +15,12 @@ from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError  # noq
 from perfmodel.models.architecture import DenseFFN, MoEFFN  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model, load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.models.loading import files  # noqa: E402
 from perfmodel_executors.models.loading.names import NAMES  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
 
 FLOAT32 = EngineSpec(dtype="float32", block_size=4)
 CONFIG = {
@@ -212,8 +213,14 @@ def test_a_real_model_knows_the_capital_of_france():
     decoder = load_decoder(load_model(path), EngineSpec(dtype="float32"))
     prompt, paris = [504, 3575, 282, 4649, 314], 7042  # "The capital of France is", " Paris"
     request = Request(0, 0, len(prompt), 2)
-    backend = ExecutedBackend(decoder, 16, warms_up=False)
+    backend = ExecutedBackend(StepRunner(decoder, decoder.new_cache(16)), warms_up=False)
     backend.tokens.give(request, prompt)
     config = SchedulerConfig(max_num_seqs=1, record_positions=True)
-    serve(ServeLoop(Scheduler(config, KVBlockManager(8, 16))), backend, iter([request]), lambda r: None, lambda r: None)
+    serve(
+        ServeLoop(Scheduler(config, KVBlockManager(8, 16))),
+        backend,
+        plain_arrivals([request]),
+        lambda r: None,
+        lambda r: None,
+    )
     assert backend.tokens.outputs(request)[0] == paris

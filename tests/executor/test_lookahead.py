@@ -11,7 +11,7 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
-from perfmodel_executors.speculation import build_speculator  # noqa: E402
+from perfmodel_executors.speculation.build import build_speculator  # noqa: E402
 from perfmodel_executors.speculation.lookahead import NgramPool  # noqa: E402
 from perfmodel_executors.speculation.proposer import Drafting  # noqa: E402
 

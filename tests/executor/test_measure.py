@@ -81,7 +81,8 @@ def test_quantiles_are_linear_between_order_statistics():
 def test_the_grid_spans_its_range_and_no_more(span):
     grid = calibration_grid(span)
     assert len(grid) == len(set(grid)) <= 45
-    assert {shape.kind for shape in grid} == {"decode", "chunk", "mixed"}
+    kinds = {(bool(shape.contexts), bool(shape.chunks)) for shape in grid}
+    assert kinds == {(True, False), (False, True), (True, True)}  # decodes, chunks, both
     assert max(len(shape.contexts) for shape in grid) == span.max_batch
     assert max(max(shape.contexts, default=0) for shape in grid) == span.max_context
     assert max(max((new for new, _, _ in shape.chunks), default=0) for shape in grid) == span.max_chunk
@@ -216,7 +217,6 @@ def test_a_bench_step_has_the_shape_it_was_asked_for():
     assert len(bench.step(shape)()) == 3
     (batch,) = seen
     assert batch.contexts_D.tolist() == [5, 9]
-    assert batch.starts_G.tolist() == [0, 6, 10]
-    assert batch.computed_G.tolist() == [3, 0]
+    assert batch.chunks.starts_G.tolist() == [0, 6, 10]
+    assert batch.chunks.computed_G.tolist() == [3, 0]
     assert len(set(batch.slots_T.tolist())) == shape.num_tokens == 12
-    assert shape.kind == "mixed"

@@ -18,8 +18,8 @@ from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.models.support import with_plain_weights  # noqa: E402
-from perfmodel_executors.quality import measure_quality, perplexity, read_text  # noqa: E402
-from perfmodel_executors.quality.measure import exact_match, prompts_of  # noqa: E402
+from perfmodel_executors.quality.measure import exact_match, measure_quality, perplexity, prompts_of  # noqa: E402  # noqa: E402
+from perfmodel_executors.quality.tokenizer import read_text  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
 
 IDS = [(7 * i * i + 3) % 101 for i in range(65)]

@@ -11,7 +11,7 @@ from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs import EngineSpec, load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, no_capture  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.sampling import DRAW_BITS  # noqa: E402
@@ -24,7 +24,7 @@ from perfmodel_executors.sampling import (  # noqa: E402
     SamplingSettings,
     settings_of,
 )
-from perfmodel_executors.speculation import build_speculator  # noqa: E402
+from perfmodel_executors.speculation.build import build_speculator  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 
 SAMPLE = load_kernels().sample_top_k_top_p
@@ -138,13 +138,12 @@ def served(decoder, seed=7, runner=None, speculator=None, **config):
         max_num_seqs=4, max_num_batched_tokens=12, block_size=BLOCK, record_positions=True, **config
     )
     loop = ServeLoop(Scheduler(config, KVBlockManager(24, BLOCK)))
-    ticks = iter(range(10**9))
+    ticks, runner = iter(range(10**9)), runner or StepRunner(decoder, decoder.new_cache(BLOCK))
     backend = ExecutedBackend(
-        *(decoder, BLOCK, 0, lambda: next(ticks)),
-        warms_up=False, draws=Draws(seed), runner=runner, speculator=speculator,
-    )  # fmt: skip
+        *(runner, 0, lambda: next(ticks)), warms_up=False, draws=Draws(seed), speculator=speculator
+    )
     finished = []
-    serve(loop, backend, iter(requests()), finished.append, lambda record: None)
+    serve(loop, backend, plain_arrivals(requests()), finished.append, lambda record: None)
     return {request.request_id: backend.tokens.outputs(request) for request in finished}
 
 

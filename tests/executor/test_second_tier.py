@@ -25,10 +25,11 @@ from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import serve  # noqa: E402
+from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.measure.calibrate import calibrate_machine  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
+from perfmodel_executors.runner import StepRunner  # noqa: E402
 from workloads import BLOCK_SIZE, Case  # noqa: E402
 
 DECODER = Decoder(MODELS["gqa"], torch.float32, seed=1)
@@ -39,9 +40,9 @@ PAIR = data_dir("scenarios") / "techniques" / "kv-offload.yaml"
 def checked(decoder, blocks, config, requests, is_async=True, warms_up=False):
     """Serves `requests`, whose text must be that of each alone; bytes copied must be those of the blocks planned."""
     loop = ServeLoop(Scheduler(config, blocks), is_async)
-    backend = ExecutedBackend(decoder, BLOCK_SIZE, warms_up=warms_up)
+    backend = ExecutedBackend(StepRunner(decoder, decoder.new_cache(BLOCK_SIZE)), warms_up=warms_up)
     finished = []
-    serve(loop, backend, iter(requests), finished.append, lambda record: None)
+    serve(loop, backend, plain_arrivals(requests), finished.append, lambda record: None)
     assert len(finished) == len(requests)
     for request in finished:
         assert backend.tokens.outputs(request) == alone(decoder, request)

@@ -21,7 +21,7 @@ from perfmodel.ops.sharding import stages  # noqa: E402
 from perfmodel.sim.replica.pipeline import FlowLine  # noqa: E402
 from perfmodel.specs import EngineSpec, load_scenario  # noqa: E402
 from perfmodel_executors import run  # noqa: E402
-from perfmodel_executors.driver import InStages, serve  # noqa: E402
+from perfmodel_executors.driver import InStages, plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.parallel.group import PipelineStage  # noqa: E402
 from perfmodel_executors.parallel.ranks import Ranks, open_ranks  # noqa: E402
@@ -127,7 +127,14 @@ def test_plans_overlap_on_the_executed_clock_as_on_the_simulated_one(case: Case)
 
     finished = []
     in_line = InStages(FlowLine(num_stages), lambda: taken[-1])
-    end = serve(case.loop(), Backend(), iter(case.requests()), finished.append, lambda record: None, stages=in_line)
+    end = serve(
+        case.loop(),
+        Backend(),
+        plain_arrivals(case.requests()),
+        finished.append,
+        lambda record: None,
+        stages=in_line,
+    )
     assert plans == expected.fingerprints
     assert end == expected.end
     ends = {request.request_id: request.finished_at for request in expected.requests}

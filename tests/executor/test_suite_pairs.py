@@ -20,7 +20,7 @@ from perfmodel_executors.gpu_suite.serving import PAIRS, SCENARIOS, pair_tasks, 
 from perfmodel_executors.gpu_suite.task import Bench  # noqa: E402
 from perfmodel_executors.models.support import check_capturable, check_engine, check_executable  # noqa: E402
 from perfmodel_executors.run import as_executed  # noqa: E402
-from perfmodel_executors.speculation import check_speculation  # noqa: E402
+from perfmodel_executors.speculation.build import check_speculation  # noqa: E402
 
 CPU = Bench(torch.device("cpu"), load_hardware("cpu"), "torch")
 HERE = data_dir("reports") / "measured" / "cpu"

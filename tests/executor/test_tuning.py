@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import MODELS  # noqa: E402
 
-from perfmodel_executors.graphs import TUNED_CONTEXT, DecodeGraphs, StandIns  # noqa: E402
+from perfmodel_executors.graphs import TUNED_CONTEXT, DecodeGraphs, stand_ins  # noqa: E402
 from perfmodel_executors.kernels import tiles  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.tiles import DeviceLimits, TileConfig  # noqa: E402
@@ -87,7 +87,7 @@ def test_graphs_are_captured_at_contexts_that_do_not_depend_on_the_first_batch()
 )
 def test_stand_ins_are_as_long_as_contexts_and_the_pool_allow(size, max_context, expected):
     """1,024 blocks of 16 tokens."""
-    segments = StandIns(1000, 16, 1024, max_context).segments(size)
+    segments = stand_ins(size, 1000, 16, 1024, max_context)
     assert [segment.num_computed + 1 for segment in segments] == [expected] * size
     assert all(len(segment.block_table) == expected // 16 for segment in segments)
     assert all(segment.block_table[-1] == 1024 for segment in segments)

@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import FP8, random_pages  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import FP8, Chunks, random_pages  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
@@ -25,9 +26,9 @@ def sequence(length, dtype=torch.float32):
     return q, pages, inputs.permutation(width + 2)[None, :width]
 
 
-def prefill(q, pages, table, begin, end, **spans):
-    starts, computed = torch.tensor([0, end - begin]), torch.tensor([begin])
-    return KERNELS.attention_prefill(q[begin:end], pages, table, starts, computed, **spans)
+def prefill(q, pages, table, begin, end, ancestors=None, **spans):
+    chunks = Chunks(table, torch.tensor([0, end - begin]), torch.tensor([begin]), ancestors)
+    return KERNELS.attention_prefill(q[begin:end], pages, chunks, AttentionRule(**spans))
 
 
 @pytest.mark.parametrize("spans", [{}, {"window": 20}, {"chunk": 37}], ids=str)
@@ -42,7 +43,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(spans):
 @pytest.mark.parametrize("spans", [{}, {"window": 20}, {"chunk": 37}], ids=str)
 def test_a_decode_is_the_last_row_of_a_prompt(spans, dtype):
     q, pages, table = sequence(85, dtype)
-    last = KERNELS.attention_decode(q[-1:], pages, table, torch.tensor([85]), **spans)
+    last = KERNELS.attention_decode(q[-1:], pages, table, torch.tensor([85]), AttentionRule(**spans))
     torch.testing.assert_close(last, prefill(q, pages, table, 60, 85, **spans)[-1:], rtol=0, atol=1e-6)
 
 
@@ -50,7 +51,7 @@ def test_a_chain_of_drafted_tokens_is_causal():
     q, pages, table = sequence(83)
     chain = torch.tensor([(1 << (i + 1)) - 1 if i < 63 else -1 for i in range(64)])
     for begin, end in ((19, 83), (0, 64), (50, 55)):
-        as_tree = prefill(q, pages, table, begin, end, ancestors_T=chain[: end - begin])
+        as_tree = prefill(q, pages, table, begin, end, chain[: end - begin])
         torch.testing.assert_close(as_tree, prefill(q, pages, table, begin, end), rtol=0, atol=1e-6)
 
 
@@ -58,7 +59,7 @@ def test_a_chain_of_drafted_tokens_is_causal():
 @pytest.mark.parametrize("splits", [2, 3, 9])
 def test_splitting_the_context_changes_nothing_also_when_parts_are_empty(splits, window):
     q, pages, table = sequence(150)
-    arguments = (q[:3], pages, table.expand(3, -1), torch.tensor([150, 17, 1]), window)
+    arguments = (q[:3], pages, table.expand(3, -1), torch.tensor([150, 17, 1]), AttentionRule(window))
     config = TileConfig({"TILE": 32}, Options(4, 2))
     split = KERNELS.attention_decode(*arguments, num_splits=splits, config=config)
     torch.testing.assert_close(split, KERNELS.attention_decode(*arguments, num_splits=1), rtol=0, atol=1e-6)
@@ -85,7 +86,8 @@ def test_what_lies_behind_the_context_is_never_read():
 
 def test_other_tiles_compute_the_same():
     q, pages, table = sequence(90)
-    arguments = (q[40:], pages, table, torch.tensor([0, 50]), torch.tensor([40]), 33)
+    chunks = Chunks(table, torch.tensor([0, 50]), torch.tensor([40]))
+    arguments = (q[40:], pages, chunks, AttentionRule(window=33))
     small = KERNELS.attention_prefill(*arguments, config=TILES)
     torch.testing.assert_close(small, KERNELS.attention_prefill(*arguments), rtol=0, atol=1e-6)
 

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import Chunks  # noqa: E402
 from perfmodel_executors.kernels.launch import Options  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
 from perfmodel_executors.kernels.tiles import TileConfig  # noqa: E402
@@ -61,7 +62,7 @@ def prompt(new, before):
     q, pages, tables, _, heads = arguments()
     q = Inputs("cpu", seed=new).normal(new, HEADS, NOPE + ROTATED, dtype=torch.float32)
     assert new + before <= CONTEXTS[-1]
-    return q, pages, tables[2:], torch.tensor([0, new]), torch.tensor([before]), heads
+    return q, pages, Chunks(tables[2:], torch.tensor([0, new]), torch.tensor([before])), heads
 
 
 @pytest.mark.parametrize(("new", "before"), [(40, 0), (19, 20), (3, 37)])
@@ -70,17 +71,20 @@ def test_prompts_are_so_many_decodes(monkeypatch, new, before, tile):
     """Whichever way is less work, and with heads in groups of two, as a long context takes them."""
     monkeypatch.setattr(latent, "_WORKSPACE_BYTES", 2 * 40 * (16 + 16) * 4)
     config = tile and TileConfig({"ROWS": tile[0], "KEYS": tile[1], "DESCRIPTORS": 0}, Options(4, 2))
-    q, pages, table, starts, computed, heads = prompt(new, before)
-    out = attention_latent_prefill(q, pages, table, starts, computed, heads, config=config)
+    q, pages, chunks, heads = prompt(new, before)
+    out = attention_latent_prefill(q, pages, chunks, heads, config=config)
     contexts = before + 1 + torch.arange(new)
-    torch.testing.assert_close(out, expected(q, pages, table.expand(new, -1), contexts, heads), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        out, expected(q, pages, chunks.tables_GM.expand(new, -1), contexts, heads), rtol=0, atol=2e-6
+    )
 
 
 def test_what_lies_behind_a_prompt_is_never_used():
-    q, pages, table, starts, computed, heads = prompt(19, 18)
+    q, pages, chunks, heads = prompt(19, 18)
+    table = chunks.tables_GM
     pages.latents_BSW[table[0, 37 // PAGE], 37 % PAGE :] = torch.nan
     pages.latents_BSW[table[0, 37 // PAGE + 1 :]] = torch.nan
-    assert attention_latent_prefill(q, pages, table, starts, computed, heads).isfinite().all()
+    assert attention_latent_prefill(q, pages, chunks, heads).isfinite().all()
 
 
 def test_few_new_tokens_behind_a_long_prefix_are_absorbed():

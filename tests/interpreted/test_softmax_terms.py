@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
-from perfmodel_executors.kernels.kv_pages import random_pages  # noqa: E402
+from perfmodel_executors.kernels.attention_prefill import AttentionRule  # noqa: E402
+from perfmodel_executors.kernels.kv_pages import Chunks, random_pages  # noqa: E402
 from perfmodel_executors.kernels.problem import Inputs  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE, LENGTH = 6, 2, 16, 16, 83
@@ -56,20 +57,18 @@ def test_prompts_and_decodes_are_what_the_definition_says(case):
     q, pages, table, sinks = sequence()
     terms = {"cap": case.get("cap"), "sinks_N": sinks if case.get("has_sinks") else None}
     right = expected(q, pages, table, terms["sinks_N"], terms["cap"], **spans).float()
-    starts, computed = torch.tensor([0, LENGTH - 30]), torch.tensor([30])
-    prompt = KERNELS.attention_prefill(q[30:], pages, table, starts, computed, **spans, **terms)
+    chunks, rule = Chunks(table, torch.tensor([0, LENGTH - 30]), torch.tensor([30])), AttentionRule(**spans, **terms)
+    prompt = KERNELS.attention_prefill(q[30:], pages, chunks, rule)
     torch.testing.assert_close(prompt, right[30:], rtol=0, atol=2e-6)
     for splits in (1, 3, 9):
-        decode = KERNELS.attention_decode(
-            q[-1:], pages, table, torch.tensor([LENGTH]), **spans, **terms, num_splits=splits
-        )
+        decode = KERNELS.attention_decode(q[-1:], pages, table, torch.tensor([LENGTH]), rule, num_splits=splits)
         torch.testing.assert_close(decode, right[-1:], rtol=0, atol=2e-6)
 
 
 def test_scores_far_beyond_the_cap_stay_at_it():
     """Powers overflow to infinity, and their quotient to zero: no NaN."""
     q, pages, table, _ = sequence(scale=1e4)
-    decode = KERNELS.attention_decode(q[-1:], pages, table, torch.tensor([LENGTH]), cap=1.0)
+    decode = KERNELS.attention_decode(q[-1:], pages, table, torch.tensor([LENGTH]), AttentionRule(cap=1.0))
     assert decode.isfinite().all()
 
 
@@ -78,7 +77,8 @@ def test_a_large_sink_takes_all_and_a_small_one_nothing():
     args = (q[-1:], pages, table, torch.tensor([LENGTH]))
     for splits in (1, 4):
         plain = KERNELS.attention_decode(*args, num_splits=splits)
-        nothing = KERNELS.attention_decode(*args, sinks_N=torch.full((HEADS,), -80.0), num_splits=splits)
+        small, large = (AttentionRule(sinks_N=torch.full((HEADS,), sink)) for sink in (-80.0, 80.0))
+        nothing = KERNELS.attention_decode(*args, small, num_splits=splits)
         torch.testing.assert_close(nothing, plain, rtol=0, atol=1e-6)
-        everything = KERNELS.attention_decode(*args, sinks_N=torch.full((HEADS,), 80.0), num_splits=splits)
+        everything = KERNELS.attention_decode(*args, large, num_splits=splits)
         assert everything.abs().max() < 1e-6

@@ -73,8 +73,8 @@ def run_executed(
     case: Case, seed: int, concurrency: int | None, think_time: ThinkTime = no_think_time
 ) -> tuple[list[str], Ends]:
     backend, finished = RecordingBackend(case, seed), []
-    requests = iter(case.requests())
-    executed.serve(case.loop(), backend, requests, finished.append, lambda record: None, concurrency, think_time)
+    arrivals = executed.plain_arrivals(case.requests(), concurrency, think_time)
+    executed.serve(case.loop(), backend, arrivals, finished.append, lambda record: None)
     return backend.fingerprints, ends_of(finished)
 
 

@@ -19,7 +19,6 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.hardware import HardwareSpec
@@ -53,14 +52,6 @@ class BinaryFacts:
     serialised: int = 0
     unsettled: int = 0
 
-    def __str__(self) -> str:
-        tensor = f"{self.tensor_instructions} tensor-core" if self.tensor_instructions else "no tensor-core"
-        waiting = "serialised " if self.serialised else ""
-        return (
-            f"{self.registers} registers, {self.shared_bytes} bytes of SRAM, {self.spills} spills, "
-            f"{waiting}{tensor} and {self.async_copies} asynchronous copy instructions of {self.num_instructions}"
-        )
-
 
 def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
     """The facts of a CUDA binary and its assembly; shared_bytes, tensor_memory: the compiler's own figures."""
@@ -75,9 +66,9 @@ def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 
         registers=int(usage[1]),
         shared_bytes=shared_bytes,
         stack_bytes=int(usage[2]),
-        spills=_count(_SPILL, opcodes),
-        tensor_instructions=_count(_TENSOR, opcodes),
-        async_copies=_count(_ASYNC, opcodes),
+        spills=sum(map(bool, map(_SPILL.match, opcodes))),
+        tensor_instructions=sum(map(bool, map(_TENSOR.match, opcodes))),
+        async_copies=sum(map(bool, map(_ASYNC.match, opcodes))),
         tensor_memory=tensor_memory,
         num_instructions=len(opcodes),
         serialised=serialised_products(ptx),
@@ -101,10 +92,6 @@ def unsettled_products(ptx: str) -> int:
     return len(_LEAVES_SOME.findall(ptx)) if _FROM_REGISTERS.search(ptx) else 0
 
 
-def _count(pattern: re.Pattern[str], opcodes: list[str]) -> int:
-    return sum(1 for opcode in opcodes if pattern.match(opcode))
-
-
 def _tool(name: str, *arguments: str) -> str:
     import triton
 
@@ -122,21 +109,14 @@ _REGISTER_UNIT = 256  # registers, handed out per warp
 _RESERVED_SHARED_BYTES = 1024  # per block, by the system
 
 
-class _UnitLimits(NamedTuple):
-    warps: int
-    blocks: int
-
-
+# (warps, blocks) that a compute unit runs at once.
 _LIMITS = {
-    "sm_75": _UnitLimits(warps=32, blocks=16),
-    "sm_80": _UnitLimits(warps=64, blocks=32),
-    "sm_86": _UnitLimits(warps=48, blocks=16),
-    "sm_87": _UnitLimits(warps=48, blocks=16),
-    "sm_89": _UnitLimits(warps=48, blocks=24),
-    "sm_90": _UnitLimits(warps=64, blocks=32),
-    "sm_100": _UnitLimits(warps=64, blocks=32),
-    "sm_103": _UnitLimits(warps=64, blocks=32),
-    "sm_120": _UnitLimits(warps=48, blocks=24),
+    "sm_75": (32, 16),
+    "sm_80": (64, 32),
+    **dict.fromkeys(("sm_86", "sm_87"), (48, 16)),
+    "sm_89": (48, 24),
+    **dict.fromkeys(("sm_90", "sm_100", "sm_103"), (64, 32)),
+    "sm_120": (48, 24),
 }
 
 
@@ -147,9 +127,6 @@ class Occupancy:
     blocks: int
     limited_by: str  # registers | shared memory | warps | blocks
     fraction: float
-
-    def __str__(self) -> str:
-        return f"{self.blocks} blocks a compute unit ({self.fraction:.0%} of its warps, limited by {self.limited_by})"
 
 
 def shared_limit_bytes(hardware: HardwareSpec) -> int:
@@ -169,7 +146,7 @@ def occupancy(hardware: HardwareSpec, num_warps: int, registers_per_thread: int,
             f"{hardware.name}: occupancy is known for {', '.join(_LIMITS)}, not for compile_target "
             f"{hardware.declared.compile_target}."
         )
-    limit = shared_limit_bytes(hardware)
+    (most_warps, most_blocks), limit = limits, shared_limit_bytes(hardware)
     if shared_bytes > limit:
         raise SpecError(
             f"a thread block with {shared_bytes} bytes of shared memory does not fit {hardware.name}, which has "
@@ -181,8 +158,8 @@ def occupancy(hardware: HardwareSpec, num_warps: int, registers_per_thread: int,
     by = {
         "registers": unit_registers // per_warp // num_warps,
         "shared memory": (limit + _RESERVED_SHARED_BYTES) // (shared_bytes + _RESERVED_SHARED_BYTES),
-        "warps": limits.warps // num_warps,
-        "blocks": limits.blocks,
+        "warps": most_warps // num_warps,
+        "blocks": most_blocks,
     }
     limited_by = min(by, key=lambda name: by[name])
-    return Occupancy(by[limited_by], limited_by, by[limited_by] * num_warps / limits.warps)
+    return Occupancy(by[limited_by], limited_by, by[limited_by] * num_warps / most_warps)

@@ -2,7 +2,7 @@
 pointers by their element type, integers as i32 or i64, `None` and integers equal to 1 as constants; pointers and
 integers divisible by 16 are declared as such, without which it neither vectorises nor pipelines."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -33,16 +33,9 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    name: str
-    device: str
-    num_warps: int
-    num_stages: int
-    constants: dict[str, Any] = field(repr=False)
+    launch: Launch
     facts: BinaryFacts
     occupancy: Occupancy
-
-    def __str__(self) -> str:
-        return f"{self.name} on {self.device}: {self.facts}; {self.occupancy}"
 
 
 def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
@@ -55,12 +48,11 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, constants, attributes = _specialise(launch)
-    options = {"num_warps": launch.options.num_warps, "num_stages": launch.options.num_stages}
     try:
         source = (GluonASTSource if launch.kernel.is_gluon() else ASTSource)(
             fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes
         )
-        built = compile_source(source, target=GPUTarget("cuda", capability, 32), options=options)
+        built = compile_source(source, target=GPUTarget("cuda", capability, 32), options=asdict(launch.options))
     except Exception as error:
         raise kernel_error(launch.name, hardware.name, launch.constants, error) from error
     shared = int(built.metadata.shared)
@@ -73,8 +65,7 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
     tensor_memory = int(getattr(built.metadata, "tmem_size", 0) or 0)
     facts = read_binary(built.asm["cubin"], built.asm["ptx"], shared, tensor_memory)
     held = occupancy(hardware, launch.options.num_warps, facts.registers, shared)
-    num_warps, num_stages = options.values()
-    return CompiledKernel(launch.name, hardware.name, num_warps, num_stages, launch.constants, facts, held)
+    return CompiledKernel(launch, facts, held)
 
 
 def device_limits(hardware: HardwareSpec) -> DeviceLimits:

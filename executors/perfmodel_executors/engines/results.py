@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from perfmodel.cost import plan_memory, usd_per_hour
 from perfmodel.engine import Request, StepRecord
@@ -38,7 +38,11 @@ def collected(
     totals: dict[str, Any] = {}
     conversations = Workload(scenario).conversations() if turns else ()
     turn_of = {request.request_id: (request.session, request.turn) for chain in conversations for _, request in chain}
-    with Collector(out, has_turns=turns) as collector, _chunk_file(out) as chunks:
+    with Collector(out, has_turns=turns) as collector, ExitStack() as stack:
+        chunks = None
+        if out is not None:
+            chunks = stack.enter_context((out / CHUNKS).open("w", encoding="utf-8", newline="\n"))
+            chunks.write(_CHUNK_COLUMNS + "\n")
         for kind, *values in lines:
             if kind == "step":
                 record = StepRecord(*values[0])
@@ -57,8 +61,6 @@ def collected(
             else:
                 totals = values[0]
                 break
-    if not collector.num_finished:
-        raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     examined, accepted, num_offered = totals.pop("acceptance")
     if num_offered:
         counts = MeasuredAcceptance(method="ngram", examined=examined, accepted=accepted, offered=num_offered)
@@ -75,7 +77,10 @@ def collected(
 
 
 def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], totals: dict[str, Any]) -> RunResult:
-    """The result of what was collected; facts: of the engine, with `num_blocks` where it is known."""
+    """The result of what was collected; facts: of the engine, with `num_blocks` where it is known; totals: fields of
+    `DeviceTotals`. Raises WorkloadError where there was no request."""
+    if not collector.num_finished:
+        raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     num_blocks = facts.get("num_blocks") or 0
     peak = max(collector.used_blocks_peak.values(), default=0)
     device = DeviceTotals(
@@ -101,14 +106,6 @@ def _request(fields: list[int]) -> Request:
     request.finished_at = finished * _PS_PER_NS
     request.num_output_tokens, request.num_cached_tokens, request.num_preemptions = output, cached, preemptions
     return request
-
-
-def _chunk_file(out: Path | None) -> AbstractContextManager[TextIO | None]:
-    if out is None:
-        return nullcontext()
-    file = (out / CHUNKS).open("w", encoding="utf-8", newline="\n")
-    file.write(_CHUNK_COLUMNS + "\n")
-    return file
 
 
 def changed_settings(engine: EngineSpec, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,8 @@ from perfmodel.engine import Request
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.sim import RunResult, Workload
 from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.engines import arguments as vllm_arguments
 from perfmodel_executors.engines import vllm_process
-from perfmodel_executors.engines.arguments import (
-    engine_arguments,
-    environment_of,
-    refuse_unserved,
-    sampling_arguments,
-    write_model,
-)
 from perfmodel_executors.engines.results import Progress, collected, described
 from perfmodel_executors.tokens import TokenStore
 
@@ -55,7 +49,7 @@ def execute_on(
 def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | None = None) -> list[RunResult]:
     """The same of several scenarios, one after another: those with equal arguments on one engine, started once."""
     for run in runs:
-        refuse_unserved(run.scenario)
+        vllm_arguments.refuse_unserved(run.scenario)
     _, _, place = target.partition(":")
     if place.startswith(("http://", "https://")):
         from perfmodel_executors.engines.server import execute_on_server
@@ -64,7 +58,7 @@ def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | N
     python = interpreter_of(target)
     groups: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
-        setup = [run.model, engine_arguments(run.scenario, "", True), run.scenario.hardware.kind]
+        setup = [run.model, vllm_arguments.engine_arguments(run.scenario, "", True), run.scenario.hardware.kind]
         groups.setdefault(json.dumps([*setup, run.scenario.engine.version]), []).append(number)
     results: dict[int, RunResult] = {}
     for numbers in groups.values():
@@ -75,16 +69,16 @@ def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | N
 def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | None) -> list[RunResult]:
     first = runs[0].scenario
     with TemporaryDirectory(prefix="perfmodel-vllm-") as folder:
-        name, has_weights = write_model(runs[0].model, Path(folder))
-        job = _job([run.scenario for run in runs], engine_arguments(first, name, has_weights))
+        name, has_weights = vllm_arguments.write_model(runs[0].model, Path(folder))
+        job = _job([run.scenario for run in runs], vllm_arguments.engine_arguments(first, name, has_weights))
         file = Path(folder, "job.json")
         file.write_text(json.dumps(job), encoding="utf-8", newline="\n")
-        environment = environment_of(first, is_local=Path(name).exists()) | os.environ
+        environment = vllm_arguments.environment_of(first, is_local=Path(name).exists()) | os.environ
         with _engine(python, file, environment) as lines:
             facts: dict[str, Any] = next(lines)[1]
             results = [collected(run.scenario, lines, facts, progress, run.out) for run in runs]
     weights = "the weights of the checkpoint" if has_weights else "dummy weights"
-    shown = {key: environment[key] for key in environment_of(first, is_local=True) if key in environment}
+    shown = {key: environment[key] for key in vllm_arguments.environment_of(first, is_local=True) if key in environment}
     return [described(result, weights, job["arguments"], shown) for result in results]
 
 
@@ -117,7 +111,7 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
     longest = min(Workload(scenarios[0]).max_model_len - 8, engine.max_num_batched_tokens)
     loads = []
     for scenario in scenarios:
-        workload, sampling = Workload(scenario), sampling_arguments(scenario)
+        workload, sampling = Workload(scenario), vllm_arguments.sampling_arguments(scenario)
         chains = list(_chains(scenario, workload))
         loads.append({"sampling": sampling, "chains": chains, "concurrency": workload.concurrency})
     return {
@@ -131,10 +125,15 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
 
 def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:
     store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
+
+    def line_of(request: Request, pause: int, tokens: list[int]) -> list[Any]:
+        number, think = request.request_id, workload.think_time(request.request_id) // _PS_PER_NS
+        return [number, pause // _PS_PER_NS, list(tokens), request.max_output_tokens, request.priority, think]
+
     if not workload.traffic.has_conversations:
         for request in workload.requests():
             if not workload.refuses(request):
-                yield [_as_line(request, request.arrival, store.of(request), workload)]
+                yield [line_of(request, request.arrival, store.of(request))]
                 store.release(request)
         return
     for turns in workload.conversations():
@@ -142,16 +141,11 @@ def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]
         num_known = 0
         for pause, request in turns:
             prompt = store.of(request)
-            chain.append(_as_line(request, pause if chain else request.arrival, prompt[num_known:], workload))
+            chain.append(line_of(request, pause if chain else request.arrival, prompt[num_known:]))
             prompt += [0] * request.max_output_tokens  # the answer, which the engine will know
             num_known = len(prompt)
             store.release(request)
         yield chain
-
-
-def _as_line(request: Request, pause: int, tokens: list[int], workload: Workload) -> list[Any]:
-    think = workload.think_time(request.request_id) // _PS_PER_NS
-    return [request.request_id, pause // _PS_PER_NS, list(tokens), request.max_output_tokens, request.priority, think]
 
 
 @contextmanager
@@ -193,24 +187,22 @@ def _lines(
         for text in lines:
             line: list[Any] = json.loads(text)
             if line[0] == "error":
-                raise _error(python, job, line[1], shorten(line[2], _LOG_TAIL, placeholder=" ..."))
+                kind, reason = line[1], shorten(line[2], _LOG_TAIL, placeholder=" ...")
+                asked = json.loads(job.read_text(encoding="utf-8"))
+                sentences = {
+                    "absent": _absent(python),
+                    "broken": f"the vLLM of {python} cannot be imported: {reason}",
+                    "version": f"got vLLM {reason}, and the scenario is of {asked['version']}; install that one, or "
+                    f"--set engine.version={reason.split('+')[0]}.",
+                    "device": f"this vLLM runs on {reason}, and the scenario's hardware is a {asked['kind']}; --set "
+                    f"hardware=NAME.",
+                    "refused": f"vLLM does not start with these arguments: {reason}",
+                    "failed": f"vLLM failed in the middle of the run: {reason}",
+                }
+                raise (MissingExtraError if kind == "absent" else PerfmodelError)(sentences[kind])
             yield line
     status = process.wait()
     log.seek(0, os.SEEK_END)
     log.seek(max(0, log.tell() - _LOG_TAIL))
     tail = " ".join(log.read().decode(errors="replace").split()) or "it printed nothing"
     raise PerfmodelError(f"vLLM ended with status {status} before the run was over: {tail}")
-
-
-def _error(python: str, job: Path, kind: str, reason: str) -> PerfmodelError:
-    asked = json.loads(job.read_text(encoding="utf-8"))
-    sentences = {
-        "absent": _absent(python),
-        "broken": f"the vLLM of {python} cannot be imported: {reason}",
-        "version": f"got vLLM {reason}, and the scenario is of {asked['version']}; install that one, or --set "
-        f"engine.version={reason.split('+')[0]}.",
-        "device": f"this vLLM runs on {reason}, and the scenario's hardware is a {asked['kind']}; --set hardware=NAME.",
-        "refused": f"vLLM does not start with these arguments: {reason}",
-        "failed": f"vLLM failed in the middle of the run: {reason}",
-    }
-    return (MissingExtraError if kind == "absent" else PerfmodelError)(sentences[kind])

@@ -5,7 +5,7 @@ preempted; hits of its prefix cache only with `--enable-prompt-tokens-details`. 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perfmodel.engine import Request
-from perfmodel.errors import PerfmodelError, SpecError, WorkloadError
+from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.sim import Collector, RunResult, Workload
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.driver import RequestArrivals, arrivals_of
+from perfmodel_executors.driver import arrivals_of
 from perfmodel_executors.engines.arguments import sampling_arguments
 from perfmodel_executors.engines.results import Progress, summarized
 from perfmodel_executors.tokens import TokenStore
@@ -82,13 +82,8 @@ class _Client:
 async def _serve(client: _Client, scenario: Scenario, progress: Progress | None, out: Path | None) -> RunResult:
     model = (await client.get("/v1/models"))["data"][0]["id"]
     version = str((await client.get("/version")).get("version", ""))
-    workload = Workload(scenario)
     with Collector(out, has_turns=scenario.traffic.has_conversations) as collector:
-        run = _Run(client, scenario, model, arrivals_of(workload), collector)
-        run.on_answer = lambda: progress and progress(collector.num_finished, workload.num_requests)
-        await run.serve()
-    if not collector.num_finished:
-        raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
+        await _Run(client, scenario, model, collector, progress).serve()
     facts = {"versions": {"vllm": version}, "url": f"http://{client.host}", "model": model}
     requests = collector.requests()
     asked, hit = int(requests.num_prompt_tokens.sum()), int(requests.num_cached_tokens.sum())
@@ -103,14 +98,14 @@ async def _serve(client: _Client, scenario: Scenario, progress: Progress | None,
 
 class _Run:
     def __init__(
-        self, client: _Client, scenario: Scenario, model: str, arrivals: RequestArrivals, collector: Collector
+        self, client: _Client, scenario: Scenario, model: str, collector: Collector, progress: Progress | None
     ) -> None:
-        self._client, self._arrivals, self._collector, self._model = client, arrivals, collector, model
+        self._client, self._collector, self._model, self._progress = client, collector, model, progress
+        self._workload = Workload(scenario)
+        self._arrivals = arrivals_of(self._workload)
         self._sampling = sampling_arguments(scenario)
         self._store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
         self._started = time.monotonic_ns()
-        self._changed = asyncio.Event()
-        self.on_answer: Callable[[], object] = lambda: None
 
     def _now(self) -> int:
         return (time.monotonic_ns() - self._started) * _PS_PER_NS
@@ -151,7 +146,8 @@ class _Run:
         self._collector.end_tick = max(self._collector.end_tick, last)
         self._store.release(request)
         self._arrivals.on_finished(request, last)
-        self.on_answer()
+        if self._progress is not None:
+            self._progress(self._collector.num_finished, self._workload.num_requests)
 
     async def _read(self, request: Request, reader: asyncio.StreamReader) -> int:
         """The request's stream to its end; the tick of its last token."""

@@ -167,8 +167,6 @@ class _StepLog:
 
 
 class _Request:
-    __slots__ = ("arrival", "cached", "fields", "first", "last", "later", "num_prompt", "outputs", "prompt")
-
     def __init__(self, arrival: int, fields: list[Any], later: list[Any], prompt: list[int]) -> None:
         self.arrival, self.fields, self.later = arrival, fields, later
         self.prompt = prompt + fields[2]

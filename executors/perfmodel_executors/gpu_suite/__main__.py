@@ -12,7 +12,7 @@ from perfmodel.errors import PerfmodelError
 def main(arguments: Sequence[str] | None = None) -> None:
     """0; 1 where a check of the smoke failed or found a wrong result; 2 and one sentence for wrong arguments."""
     start = time.monotonic()  # loading torch is part of the budget
-    from perfmodel_executors.gpu_suite.session import Part, SuiteRequest, measure, summary_of
+    from perfmodel_executors.gpu_suite.session import TASKS, SuiteRequest, measure, summary_of
 
     parser = argparse.ArgumentParser(
         prog="python -m perfmodel_executors.gpu_suite",
@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="auto", help="cuda, cpu, or auto: a GPU where there is one")
     parser.add_argument(
-        "--part", action="append", choices=list(Part), default=[], help="only this; may be given several times"
+        "--part", action="append", choices=list(TASKS), default=[], help="only this; may be given several times"
     )
     parser.add_argument("--kernels", default="auto", help="triton, torch, or auto: triton on a GPU")
     given = parser.parse_args(arguments)
     if not given.budget_s >= 1.0:
         parser.error(f"--budget-s {given.budget_s:g}: at least one second")
-    request = SuiteRequest(given.out, given.budget_s, start, list(map(Part, given.part)), given.device, given.kernels)
+    request = SuiteRequest(given.out, given.budget_s, start, given.part, given.device, given.kernels)
     try:
         outcome = measure(request)
     except PerfmodelError as error:

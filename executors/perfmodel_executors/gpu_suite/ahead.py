@@ -5,11 +5,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from perfmodel_executors.gpu_suite.steps import DECODES, MODELS, PROMPTS
 from perfmodel_executors.gpu_suite.task import Bench
 from perfmodel_executors.graphs import capture_sizes
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
-from perfmodel_executors.kernels.launch import Launch, recording
+from perfmodel_executors.kernels.launch import Launch, Options, recording
 from perfmodel_executors.kernels.problem import Inputs, Problem, problems_of
 from perfmodel_executors.kernels.tiles import listing, targeting
 from perfmodel_executors.models.decoder import load_decoder
@@ -47,8 +48,7 @@ class KernelBuild(NamedTuple):
     kernel: str
     args: tuple[Any, ...]
     constants: tuple[tuple[str, Any], ...]
-    num_warps: int
-    num_stages: int
+    options: Options
 
 
 class Ahead:
@@ -69,12 +69,12 @@ class Ahead:
         known: set[KernelBuild] = set()
         for part in parts:
             try:
-                jobs = [job for job in jobs_of(launches_of(part, bench.hardware)) if job not in known]
+                jobs = dict.fromkeys(map(job_of, launches_of(part, bench.hardware)))
             except Exception as error:  # it only saves time
                 print(f"nothing of {part} is compiled ahead: {error!r}", file=sys.stderr, flush=True)
                 continue
+            self.pool.add(job for job in jobs if job not in known)
             known.update(jobs)
-            self.pool.add(jobs)
         self.pool.join()
         self.pool.end()
 
@@ -84,37 +84,23 @@ class Ahead:
 
 
 def prepare(capability: int) -> None:
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     if sys.platform != "win32":
         with suppress(OSError):
             os.nice(10)
     torch.set_num_threads(1)
-    driver.set_active(_AbsentDriver(capability))
-
-
-class _AbsentDriver:
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+    # All that is asked of a driver of a device that need not be there.
+    facts = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", capability, 32), **facts))
 
 
 def compile_job(job: KernelBuild) -> Any:
     """False where the kernel does not compile: the measuring process will find out what is wrong, and say so."""
     kernel = getattr(import_module(job.module), job.kernel)
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
     try:
-        built = kernel.warmup(*job.args, grid=(1,), **dict(job.constants), **options)
+        built = kernel.warmup(*job.args, grid=(1,), **dict(job.constants), **asdict(job.options))
     except Exception:
         return False
     with suppress(Exception):
@@ -124,11 +110,7 @@ def compile_job(job: KernelBuild) -> Any:
     return str(built.hash)
 
 
-def jobs_of(launches: Iterable[Launch]) -> list[KernelBuild]:
-    return list(dict.fromkeys(map(_job, launches)))
-
-
-def _job(launch: Launch) -> KernelBuild:
+def job_of(launch: Launch) -> KernelBuild:
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
 
     def kind(name: str, value: Any) -> Any:
@@ -142,9 +124,8 @@ def _job(launch: Launch) -> KernelBuild:
         return 1
 
     args = tuple(kind(name, value) for name, value in zip(launch.kernel.arg_names, launch.args, strict=False))
-    constants, options = tuple(launch.constants.items()), launch.options
     where = (launch.kernel.__module__, launch.kernel.__name__)
-    return KernelBuild(*where, args, constants, options.num_warps, options.num_stages)
+    return KernelBuild(*where, args, tuple(launch.constants.items()), launch.options)
 
 
 def launches_of(part: str, hardware: HardwareSpec) -> list[Launch]:

@@ -66,11 +66,12 @@ class DeviceReader:
         for name, query in FIELDS.items():
             try:
                 answer = self._query(query)
-            except (OSError, subprocess.SubprocessError) as error:
-                self._absent[name] = f"nvidia-smi says nothing: {_reason(error)}"
-                if isinstance(error, OSError | subprocess.TimeoutExpired):  # the next answer would be no other
-                    self._absent = dict.fromkeys(FIELDS, self._absent[name])
-                    return []
+            except subprocess.CalledProcessError as error:
+                lines = f"{error.stdout or ''}{error.stderr or ''}".strip().splitlines()
+                self._absent[name] = f"nvidia-smi says nothing: {lines[0] if lines else f'status {error.returncode}'}"
+            except (OSError, subprocess.SubprocessError) as error:  # the next answer would be no other
+                self._absent = dict.fromkeys(FIELDS, f"nvidia-smi says nothing: {error}")
+                return []
             else:
                 if _number(answer) is None:
                     self._absent[name] = f"nvidia-smi says {answer.strip()!r}"
@@ -106,13 +107,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = f"{error.stdout or ''}{error.stderr or ''}".strip().splitlines()
-        return lines[0] if lines else f"status {error.returncode}"
-    return str(error)
 
 
 def versions(is_gpu: bool) -> dict[str, str]:

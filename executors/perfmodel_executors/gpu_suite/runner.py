@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel_executors.gpu_suite.processes import BudgetSpentError, StartError, TaskError, sentence_of
+from perfmodel_executors.gpu_suite.processes import BudgetSpentError, Record, StartError, TaskError, sentence_of
 from perfmodel_executors.gpu_suite.task import Task
 
 # Of the budget after the smoke: kernels compile and tune, so they take most of it; the others load whole models.
@@ -23,6 +23,8 @@ _MAX_ALIKE = 3  # failures of a group in a row, with one sentence, after which i
 _DIGITS = 7  # significant: more than any measurement is good for
 
 Progress = Callable[[str, "TaskOutcome", float], None]
+Execute = Callable[[Task], Record]
+IsOpen = Callable[[str], bool]
 
 
 class Results:
@@ -33,9 +35,6 @@ class Results:
         except OSError as error:
             raise SpecError(f"--out {folder}: {error.strerror}; name a folder that can be written.") from None
         self._records: dict[str, dict[str, Any]] = {}
-
-    def has(self, part: str, key: str) -> bool:
-        return key in self.part(part)
 
     def part(self, part: str) -> dict[str, Any]:
         if part not in self._records:
@@ -86,8 +85,8 @@ def run_tasks(
     budget_s: float,
     progress: Progress | None = None,
     clock_s: Callable[[], float] = time.monotonic,
-    execute: Callable[[Task], Mapping[str, Any]] = lambda task: task.run(),
-    is_open: Callable[[str], bool] = lambda part: True,
+    execute: Execute = lambda task: task.run(),
+    is_open: IsOpen = lambda part: True,
     switch_s: float = _SWITCH_S,
     failed: Mapping[str, str] | None = None,
 ) -> TaskOutcome:
@@ -99,7 +98,7 @@ def run_tasks(
     tasks = list(tasks)
     queues: dict[str, deque[Task]] = {task.part: deque() for task in tasks}
     for task in sorted(tasks, key=lambda task: task.key in outcome.failures):
-        if not results.has(task.part, task.key):
+        if task.key not in results.part(task.part):
             queues[task.part].append(task)
     spent = outcome.spent_s = dict.fromkeys(queues, 0.0)
     alike: dict[str, tuple[str, int]] = {}
@@ -120,11 +119,7 @@ def run_tasks(
 
 
 def _next_part(
-    part: str,
-    queues: Mapping[str, deque[Task]],
-    spent: Mapping[str, float],
-    is_open: Callable[[str], bool],
-    switch_s: float,
+    part: str, queues: Mapping[str, deque[Task]], spent: Mapping[str, float], is_open: IsOpen, switch_s: float
 ) -> str:
     """The part whose turn it is after `part`: the first one, while it may; else the one furthest behind its share."""
     first, most_s = FIRST
@@ -138,11 +133,7 @@ def _next_part(
 
 
 def _run(
-    task: Task,
-    results: Results,
-    execute: Callable[[Task], Mapping[str, Any]],
-    outcome: TaskOutcome,
-    alike: dict[str, tuple[str, int]],
+    task: Task, results: Results, execute: Execute, outcome: TaskOutcome, alike: dict[str, tuple[str, int]]
 ) -> None:
     """Measure and put down the record, or why there is none. alike: of each group, and of starting a process, which is
     every task's: the last failure, and how often in a row."""

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,16 +31,14 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 _WRITE_S = 5.0  # between two writings of suite.json
 
 
-class Part(StrEnum):
-    smoke = "smoke"
-    kernels = "kernels"
-    steps = "steps"
-    serving = "serving"
-    pairs = "pairs"
-
-
 _CEILINGS = ("ceilings", "device")  # part and key
-TASKS = dict(zip(Part, (smoke_tasks, kernel_tasks, step_tasks, serving_tasks, pair_tasks), strict=True))
+TASKS = {
+    "smoke": smoke_tasks,
+    "kernels": kernel_tasks,
+    "steps": step_tasks,
+    "serving": serving_tasks,
+    "pairs": pair_tasks,
+}
 
 
 class SuiteRequest(NamedTuple):
@@ -50,7 +47,7 @@ class SuiteRequest(NamedTuple):
     out: Path
     budget_s: float
     start: float
-    parts: Sequence[Part] = ()
+    parts: Sequence[str] = ()
     device: str = "auto"
     kernels: str = "auto"
 
@@ -101,20 +98,20 @@ def summary_of(request: SuiteRequest, outcome: TaskOutcome) -> tuple[list[str], 
             for key, record in results.part(part).items()
             if record["error"] is not None and not record["error"] <= record["tolerance"]
         ]
-        for part in (Part.smoke, Part.kernels)
+        for part in ("smoke", "kernels")
     }
     failures = [f"failed: {key}: {failure}" for key, failure in outcome.failures.items()]
     counts = ", ".join(f"{len(results.part(part))} of {part}" for part in TASKS)
     done = f"{sum(outcome.done.values())} measured in {outcome.elapsed_s:.0f} s, {len(outcome.left_out)} left out"
-    is_right = not wrong[Part.smoke] and not outcome.num_failed.get(Part.smoke)
-    return [*failures, *wrong[Part.smoke], *wrong[Part.kernels], f"{done}; in all {counts}."], is_right
+    is_right = not wrong["smoke"] and not outcome.num_failed.get("smoke")
+    return [*failures, *wrong["smoke"], *wrong["kernels"], f"{done}; in all {counts}."], is_right
 
 
 class _Session:
     def __init__(self, request: SuiteRequest, bench: Bench, results: Results) -> None:
         self._request, self._bench, self._results = request, bench, results
         self._earlier = dict(results.part("suite"))
-        self._parts = list(request.parts) or list(Part)
+        self._parts = list(request.parts) or list(TASKS)
         self._reference_s = bench.drift.reference_s if bench.drift is not None else None
         self._worker = processes.Worker(tasks_of, request.device, request.kernels, self._reference_s)
         self._worker.begin()

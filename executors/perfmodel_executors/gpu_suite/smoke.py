@@ -96,12 +96,8 @@ def check_problem(problem: Problem, bench: Bench) -> dict[str, Any]:
 
 def served_scenario(model: str, overrides: tuple[str, ...], bench: Bench) -> Scenario:
     limits = (
-        f"hardware={bench.hardware.name}",
-        f"model={model}",
-        f"engine.num_gpu_blocks_override={_BLOCKS}",
-        "engine.dtype=float32",
-        "engine.max_model_len=512",
-        "engine.max_num_batched_tokens=64",
+        *(f"hardware={bench.hardware.name}", f"model={model}", f"engine.num_gpu_blocks_override={_BLOCKS}"),
+        *("engine.dtype=float32", "engine.max_model_len=512", "engine.max_num_batched_tokens=64"),
         "engine.max_num_seqs=8",
     )
     return as_executed(load_scenario("executor/mixed", [*limits, *overrides]))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel_executors.device import DeviceClock
+from perfmodel_executors.device import StepClock, device_clock
 from perfmodel_executors.measure.protocol import DriftMeter
 
 
@@ -24,8 +24,8 @@ class Bench:
     holders: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
 
     @property
-    def clock_ns(self) -> DeviceClock:
-        return DeviceClock(self.device)
+    def clock_ns(self) -> StepClock:
+        return device_clock(self.device)
 
     def pace(self) -> float:
         return self.drift.measure() if self.drift is not None else 1.0

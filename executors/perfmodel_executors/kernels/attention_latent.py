@@ -19,7 +19,7 @@ from torch import Tensor
 from perfmodel.ops.attention.latent import latent_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend, visible
-from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, grown, shuffled_tables
+from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, Chunks, grown, shuffled_tables
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 
@@ -98,25 +98,17 @@ def attention_latent_decode(
     return torch.einsum("dnr,nvr->dnv", sums_DNR, values_NVR)
 
 
-def attention_latent_prefill(
-    q_TNH: Tensor,
-    pages: LatentPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    heads: LatentHeads,
-) -> Tensor:
-    """Prompt chunks, [T, N, V], whose latents are in their pages; `query_starts` and `num_computed` as those of
-    `attention_prefill`, the others as those of the decode."""
+def attention_latent_prefill(q_TNH: Tensor, pages: LatentPages, chunks: Chunks, heads: LatentHeads) -> Tensor:
+    """Prompt chunks, [T, N, V], whose latents are in their pages; q and heads as those of the decode."""
     keys_NPR, values_NVR, scale = heads
     (num_heads, _, rank), size = keys_NPR.shape, pages.block_size
-    starts: list[int] = query_starts_G.tolist()
+    starts: list[int] = chunks.starts_G.tolist()
     q_TNH = q_TNH * (scale * math.sqrt(q_TNH.shape[-1]))  # `attend` divides by the root
     out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], values_NVR.shape[1])
-    for row, computed in enumerate(num_computed_G.tolist()):
+    for row, computed in enumerate(chunks.computed_G.tolist()):
         begin, end = starts[row], starts[row + 1]
         total = computed + end - begin
-        latents_LW = pages.gathered(block_tables_GM[row, : -(-total // size)])[:total]
+        latents_LW = pages.gathered(chunks.tables_GM[row, : -(-total // size)])[:total]
         k_NLP = latents_LW[:, :rank] @ keys_NPR.transpose(1, 2)
         k_NLH = torch.cat((k_NLP, latents_LW[:, rank:].expand(num_heads, -1, -1)), dim=-1)
         v_NLV = latents_LW[:, :rank] @ values_NVR.transpose(1, 2)
@@ -124,7 +116,7 @@ def attention_latent_prefill(
             rows = slice(tile, min(tile + QUERY_TILE, end))
             first, last = computed + tile - begin, computed + rows.stop - begin
             queries_T, keys_L = (torch.arange(p, last, device=q_TNH.device) for p in (first, 0))
-            mask_TL = visible(queries_T, keys_L, None, None)
+            mask_TL = visible(queries_T, keys_L)
             out_TNV[rows] = attend(q_TNH[rows], k_NLH[:, :last], v_NLV[:, :last], mask_TL)
     return out_TNV
 
@@ -181,7 +173,8 @@ def _problem(
         keys = inputs.normal(num_heads, nope, rank, dtype=dtype, scale=rank**-0.5)
         values = inputs.normal(num_heads, value, rank, dtype=dtype, scale=rank**-0.5)
         heads = LatentHeads(keys, values, 1 / math.sqrt(nope + rotated))
-        return q, pages, tables, *(inputs.of(part, torch.int64) for part in lengths), heads
+        sequences = (tables, *(inputs.of(part, torch.int64) for part in lengths))
+        return q, pages, *(sequences if contexts else (Chunks(*sequences),)), heads
 
     formats = (NAMES[dtype], dtype.itemsize, dtype.itemsize)
     if contexts:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfmodel_executors.kernels.attention_decode import attend_one
-from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, attend, visible
-from perfmodel_executors.kernels.kv_pages import KVPages, dequantized, quantized
+from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, AttentionRule, attend, visible
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages, dequantized, quantized
 from perfmodel_executors.kernels.rope_kv_write import rope
 
 
@@ -67,21 +67,19 @@ def attention_sinks_prefill(
     k_TKH: Tensor,
     v_TKH: Tensor,
     pages: KVPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
+    chunks: Chunks,
     ring: Ring,
     is_rolling: bool,
 ) -> Tensor:
     """The same for each chunk of a prompt, [T, N, H_v]; its own keys are `k` and `v`, the pages hold those before it,
     which in a rolling cache a chunk longer than the window overwrites where its first queries still see them. q_sinks:
     the queries rotated by min(position, window + sinks - 1), their place in the cache."""
-    starts: list[int] = query_starts_G.tolist()
+    starts: list[int] = chunks.starts_G.tolist()
     k_TKH, v_TKH = (_as_stored(x, pages.dtype) for x in (k_TKH, v_TKH))
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], v_TKH.shape[2])
-    for row, computed in enumerate(num_computed_G.tolist()):
+    for row, computed in enumerate(chunks.computed_G.tolist()):
         rows = slice(starts[row], starts[row + 1])
-        k_old, v_old = _before(pages, block_tables_GM[row], computed, ring, is_rolling, q_TNH.dtype)
+        k_old, v_old = _before(pages, chunks.tables_GM[row], computed, ring, is_rolling, q_TNH.dtype)
         k_LKH, v_LKH = torch.cat((k_old, k_TKH[rows])), torch.cat((v_old, v_TKH[rows]))
         _attend_in_tiles(out_TNH[rows], q_TNH[rows], q_sinks_TNH[rows], k_LKH, v_LKH, computed, ring)
     return out_TNH
@@ -127,7 +125,7 @@ def _attend_in_tiles(
         high = max(low, computed + rows.stop)
         seen = slice(num_sinks + low - near, num_sinks + high - near)
         query_T = torch.arange(computed + begin, computed + rows.stop, device=device)
-        mask_TL = visible(query_T, torch.arange(low, high, device=device), ring.window, None)
+        mask_TL = visible(query_T, torch.arange(low, high, device=device), AttentionRule(ring.window))
         queries, keys, values = q_TNH[rows], k_KLH[:, seen], v_KLH[:, seen]
         if num_sinks:
             # One softmax over both as one product of heads twice as wide: (q, q_sinks) with (k, 0) for the window and

@@ -16,7 +16,7 @@ from perfmodel_executors.kernels import attention_decode as decodes
 from perfmodel_executors.kernels import attention_prefill as prompts
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import attend_masked
-from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages
 from perfmodel_executors.kernels.problem import Inputs, Problem
 
 
@@ -49,23 +49,16 @@ def attention_sparse_decode(
     return out_DNH
 
 
-def attention_sparse_prefill(
-    q_TNH: Tensor,
-    pages: KVPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    sparsity: BlockSparsity,
-) -> Tensor:
+def attention_sparse_prefill(q_TNH: Tensor, pages: KVPages, chunks: Chunks, sparsity: BlockSparsity) -> Tensor:
     """The same for the queries of prompt chunks, block by block, [T, N, H_v]; causal within a query's own block."""
-    starts: list[int] = query_starts_G.tolist()
+    starts: list[int] = chunks.starts_G.tolist()
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
-    for row, computed in enumerate(num_computed_G.tolist()):
+    for row, computed in enumerate(chunks.computed_G.tolist()):
         begin, total = starts[row], computed + starts[row + 1] - starts[row]
         position = computed
         while position < total:
             end = min((position // sparsity.block + 1) * sparsity.block, total)
-            k_LKH, v_LKH = _seen(pages, block_tables_GM[row], end, sparsity, q_TNH.dtype)
+            k_LKH, v_LKH = _seen(pages, chunks.tables_GM[row], end, sparsity, q_TNH.dtype)
             size, own = end - position, (end - 1) % sparsity.block + 1  # queries, and keys of their own block
             mask_TL = torch.ones(size, len(k_LKH), dtype=torch.bool, device=q_TNH.device)
             mask_TL[:, len(k_LKH) - own :] = mask_TL.new_ones(size, own).tril(own - size)
@@ -106,11 +99,9 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _over(problem: Problem, sparsity: BlockSparsity) -> Problem:
-    kind = problem.operator.removeprefix("attention_")
-
     def make(inputs: Inputs) -> tuple[Any, ...]:
-        return *problem.make(inputs)[: 4 if kind == "decode" else 5], sparsity  # up to the tokens of each sequence
+        return *problem.make(inputs)[:-1], sparsity  # in place of the rule
 
     pattern = {"block": sparsity.block, "blocks": sparsity.num_blocks or 0, "random": sparsity.num_random}
-    sizes, operator = {**problem.sizes, **pattern}, f"attention_sparse_{kind}"
+    sizes, operator = {**problem.sizes, **pattern}, problem.operator.replace("attention", "attention_sparse")
     return replace(problem, operator=operator, sizes=sizes, make=make, work=None, baselines={})

@@ -65,6 +65,24 @@ def unpacked(bytes_TKP: Tensor, scales_TKG2: Tensor, packing: Packing, dtype: to
     return torch.addcmul(zero[..., None], groups, step[..., None]).flatten(-2)
 
 
+class Chunks(NamedTuple):
+    """Prompts' chunks behind one another, or trees of drafted tokens, whose keys and values are in pages.
+
+    tables_GM:   block ids of each sequence, padded with anything up to the longest
+    starts_G:    [G + 1]; chunk g has the query rows starts[g] : starts[g + 1]
+    computed_G:  tokens of each sequence in the KV cache before its chunk
+    ancestors_T: int64 [T], of trees: a query sees the whole prefix, and of its chunk (at most 64 tokens) token j if bit
+                 j is set, its own included; None: a text
+    nodes_G:     nodes of each tree in the KV cache, of which its queries are the last; None where they are all
+    """
+
+    tables_GM: Tensor
+    starts_G: Tensor
+    computed_G: Tensor
+    ancestors_T: Tensor | None = None
+    nodes_G: Tensor | None = None
+
+
 class KVPages(NamedTuple):
     """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens; with `packing`, bytes of several elements.
     Scales: [B, K, S] if int8, so that what one head reads of a page is contiguous; [B, S, K, G, 2] with `packing`."""

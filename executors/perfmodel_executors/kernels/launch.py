@@ -64,7 +64,10 @@ def launch(kernel: Any, grid: Grid, *args: Any, options: Options = Options(), **
     try:
         kernel[grid](*args, **constants, num_warps=options.num_warps, num_stages=options.num_stages)
     except Exception as error:
-        if not _is_compilers(error):
+        # Triton's own errors, and its compiler passes' (plain RuntimeErrors); the interpreter's are bugs of a kernel.
+        names = {kind.__name__ for kind in type(error).__mro__}
+        is_of_a_pass = isinstance(error, RuntimeError) and "PassManager" in str(error)
+        if "InterpreterError" in names or not ("TritonError" in names or is_of_a_pass):
             raise
         where = next((str(arg.device) for arg in args if hasattr(arg, "device")), "this device")
         raise kernel_error(_name(kernel), where, constants, error) from error
@@ -78,14 +81,6 @@ def kernel_error(name: str, where: str, constants: dict[str, Any], error: Except
         f"the kernel {name} does not compile for {where} with {sizes or 'no constants'}: {lines[-1].strip()}; use the "
         f"torch kernels (--kernels torch)."
     )
-
-
-def _is_compilers(error: Exception) -> bool:
-    """Triton's own errors, and its compiler passes' (plain RuntimeErrors); the interpreter's are bugs of a kernel."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if "TritonError" in names:
-        return "InterpreterError" not in names
-    return isinstance(error, RuntimeError) and "PassManager" in str(error)
 
 
 def _name(kernel: Any) -> str:

@@ -38,13 +38,8 @@ class ScanInputs(NamedTuple):
     chunk: int
 
     def tokens(self, which: slice) -> "ScanInputs":
-        return self._replace(
-            q_TGK=self.q_TGK[which],
-            k_TGK=self.k_TGK[which],
-            v_THV=self.v_THV[which],
-            log_decay_TH=self.log_decay_TH[which],
-            beta_TH=self.beta_TH[which],
-        )
+        q_TGK, k_TGK, v_THV, log_decay_TH, beta_TH = (part[which] for part in self[:5])
+        return ScanInputs(q_TGK, k_TGK, v_THV, log_decay_TH, beta_TH, *self[5:])
 
 
 def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tensor:

@@ -9,21 +9,10 @@ import torch
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.kernels.weight_formats import (
-    FP8_BLOCK,
-    BlockFp8Weight,
-    Fp4Weight,
-    Fp8Weight,
-    GgufWeight,
-    Int4Weight,
-    Int8Weight,
-    MatrixWeight,
-    RowsWeight,
-    Weight,
-    dequantize,
-)
+from perfmodel_executors.kernels import weight_formats as formats
+from perfmodel_executors.kernels.weight_formats import FP8_BLOCK, BlockFp8Weight, GgufWeight, MatrixWeight, Weight
 
-Stacked = Int8Weight | Int4Weight | Fp8Weight | BlockFp8Weight | Fp4Weight
+Stacked = formats.Int8Weight | formats.Int4Weight | formats.Fp8Weight | BlockFp8Weight | formats.Fp4Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +32,6 @@ class ExpertWeight:
     @property
     def quantizes_input(self) -> bool:
         return self.stacked.quantizes_input
-
-    @property
-    def num_bytes(self) -> int:
-        return self.stacked.num_bytes
 
     def __getitem__(self, expert: int) -> Stacked:
         """The same object at each call: what is remembered beside a weight stays."""
@@ -100,14 +85,14 @@ def _check_blocks(rows: int) -> None:
         )
 
 
-def join_rows(parts: Sequence[MatrixWeight]) -> MatrixWeight | RowsWeight:
+def join_rows(parts: Sequence[MatrixWeight]) -> MatrixWeight | formats.RowsWeight:
     """The rows of all `parts` in turn: one matrix where their formats allow it, else several that are multiplied one
     after the other."""
     joined = [parts[0]]
     for part in parts[1:]:
         both = _joined(joined[-1], part)
         joined[-1:] = [joined[-1], part] if both is None else [both]
-    return joined[0] if len(joined) == 1 else RowsWeight(tuple(joined))
+    return joined[0] if len(joined) == 1 else formats.RowsWeight(tuple(joined))
 
 
 def _joined(above: MatrixWeight, below: MatrixWeight) -> MatrixWeight | None:
@@ -143,4 +128,4 @@ def table_rows(table: Tensor | GgufWeight, ids: Tensor, dtype: torch.dtype) -> T
     """[ids, K] in `dtype`: rows of an embedding as it is stored."""
     if isinstance(table, Tensor):
         return table[ids]
-    return dequantize(GgufWeight(table.blocks_NJ[ids], table.form)).to(dtype)
+    return formats.dequantize(GgufWeight(table.blocks_NJ[ids], table.form)).to(dtype)

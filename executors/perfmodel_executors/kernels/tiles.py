@@ -88,19 +88,18 @@ def has_copy_engine(capability: int) -> bool:
     return 90 <= capability < 120
 
 
-def fitting(
-    candidates: Sequence[TileConfig],
-    shared_bytes: Callable[[TileConfig, int], int],
-    limits: DeviceLimits | None,
-    kernel: str,
-) -> list[TileConfig]:
-    """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter).
-    shared_bytes: (candidate, compute capability) -> bytes of a thread block. Raises DoesNotFitError if none does."""
+# (candidate, compute capability) -> shared memory of a thread block, bytes
+Law = Callable[[TileConfig, int], int]
+
+
+def fitting(candidates: Sequence[TileConfig], law: Law, limits: DeviceLimits | None, kernel: str) -> list[TileConfig]:
+    """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter). Raises
+    DoesNotFitError if none does."""
     if limits is None:
         return list(candidates)
-    kept = [c for c in candidates if shared_bytes(c, limits.capability) <= limits.shared_bytes]
+    kept = [c for c in candidates if law(c, limits.capability) <= limits.shared_bytes]
     if not kept:
-        least = min(shared_bytes(c, limits.capability) for c in candidates)
+        least = min(law(c, limits.capability) for c in candidates)
         raise DoesNotFitError(
             f"{kernel}: the smallest tile needs {least} bytes of SRAM a thread block; {limits.name} has "
             f"{limits.shared_bytes}. Use the torch kernels, or a smaller head or group size."
@@ -112,7 +111,7 @@ def pick(
     kernel: str,
     problem: Hashable,
     candidates: Callable[[], Iterable[TileConfig]],
-    shared_bytes: Callable[[TileConfig, int], int],
+    law: Law,
     run: Callable[[TileConfig], None],
     device: torch.device,
 ) -> TileConfig:
@@ -123,7 +122,7 @@ def pick(
     known = _chosen.get(key)
     if known is not None:
         return known.config
-    kept = fitting(list(candidates()), shared_bytes, limits, kernel)
+    kept = fitting(list(candidates()), law, limits, kernel)
     if _is_listing.get():
         for config in kept:
             run(config)

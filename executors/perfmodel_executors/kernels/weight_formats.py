@@ -47,10 +47,6 @@ class _Stored:
         codes = next(iter(self.tensors.values()))
         return codes.shape[0], codes.shape[1] * self.per_column
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
 
 @dataclass(frozen=True, eq=False)
 class _ScaledRows(_Stored):

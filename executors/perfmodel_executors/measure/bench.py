@@ -25,12 +25,6 @@ class StepGrants:
     layers: int | None = None
 
     @property
-    def kind(self) -> str:
-        if not self.chunks:
-            return "decode"
-        return "mixed" if self.contexts else "chunk"
-
-    @property
     def num_tokens(self) -> int:
         return self.num_decode_tokens + sum(new for new, _, _ in self.chunks)
 

@@ -4,7 +4,7 @@ only as far as those models' steps differ. Half a minute a model."""
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -35,13 +35,12 @@ from perfmodel_executors.measure import cpu_steps
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.ceilings import CopyCase, copy_cases, measure_ceilings, with_measured_link
 from perfmodel_executors.measure.protocol import DriftMeter, Measured, PairedCases, measure_together
-from perfmodel_executors.models.decoder import Decoder
 from perfmodel_executors.models.random_weights import TRAINED
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.parallel.ranks import LeadingRunner, Ranks
-from perfmodel_executors.runner import RunnerSetup, StepRunner
+from perfmodel_executors.runner import RunnerSetup
 from perfmodel_executors.sampling import settings_of
-from perfmodel_executors.speculation import PipelinedSpeculator, Speculator, build_speculator
+from perfmodel_executors.speculation.build import build_speculator
 
 ENGINE = "perfmodel"  # the engine that a calibration of this executor is for
 DEFAULT_MODELS = ("tiny-llama", "tiny-moe")
@@ -81,21 +80,55 @@ class ServedModel:
         return cls(scenario.model, *where, scenario.seed, scenario.sampling, scenario.routing, load)
 
 
-@dataclass(frozen=True)
 class StepTimes:
-    """The timed steps of one model and its drafter, and the model's reference step to go on measuring with. copies: the
-    timed copies of its KV blocks to a second tier and back, where the engine has one."""
+    """The steps of one model and its drafter to time, and their times once they are `measured`. copies: of its KV
+    blocks to a second tier and back, where the engine has one."""
 
-    runner: StepRunner | LeadingRunner
-    speculator: Speculator | PipelinedSpeculator | None
     measured: Measured[StepCase]
-    rows: list[dict[tuple[str, str], float]]
-    reference: Callable[[], object] = field(repr=False)
     copies: Measured[CopyCase] | None = None
 
+    def __init__(self, served: ServedModel, ranks: Ranks) -> None:
+        self.served = served
+        model, engine, span = served.model, served.engine, served.span
+        settings = settings_of(served.sampling, model)
+        setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
+        self.runner = runner = ranks.runner(setup)
+        leads = isinstance(runner, LeadingRunner)
+        self.speculator = None if leads else build_speculator(runner, engine, seed=served.seed)
+        bench = StepBench(runner, served.seed)
+        reference = bench.step(cpu_steps.REFERENCE if runner.keeps_kv else cpu_steps.REFERENCE_WITHOUT_CACHE)
+        self._graphs = {False: self._graph()}
+        cases = {StepCase(shape): bench.step(shape) for shape in cpu_steps.calibration_grid(span)}
+        drafter = drafter_of(model, engine, "greedy")
+        passes = None if self.speculator is None else self.speculator.proposer.runner
+        if drafter is not None and passes is not None:
+            self._graphs[True] = drafter.graph
+            bench = StepBench(passes, served.seed)
+            assert engine.speculative_config is not None
+            widest = widest_pass(engine.speculative_config, drafter)
+            grid = cpu_steps.drafting_grid(span, widest, drafter.computes_prompts)
+            cases |= {StepCase(shape, True): bench.step(shape) for shape in grid}
+        self.group = PairedCases(cases, reference, runner.new_clock())
+
     @property
-    def decoder(self) -> Decoder:
-        return self.runner.decoder
+    def rows(self) -> list[dict[tuple[str, str], float]]:
+        """Features of each step, for a fit."""
+        spans, hardware = self.served.model.attention_spans, self.served.hardware
+        return [
+            features(
+                self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers),
+                *(hardware, shape.batch_shape(spans)),
+            )
+            for shape, is_draft in self.group.cases
+        ]
+
+    def _graph(self, layers: int | None = None) -> StepGraph:
+        served = self.served
+        model = on_device(served.model, served.hardware)
+        if model.exits is not None:
+            reach = tuple(float(layers is None or i < layers) for i in range(model.num_layers))
+            model = replace(model, exits=replace(model.exits, reach=reach))
+        return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
 
     def with_link(self, scenario: Scenario) -> Scenario:
         """The scenario with its second tier behind the link that was measured, where it has one."""
@@ -107,15 +140,13 @@ class StepTimes:
 
     def drift_meter(self, every: int = 1) -> DriftMeter:
         clock = self.runner.new_clock()
-        return DriftMeter(self.reference, self.measured.reference_s, every=every, clock_ns=clock)
+        return DriftMeter(self.group.reference, self.measured.reference_s, every=every, clock_ns=clock)
 
 
-@dataclass(frozen=True)
-class CalibratedMachine:
-    """A calibration for one scenario, with the model and the timings it came from."""
+class CalibratedMachine(NamedTuple):
+    """A calibration for one scenario, with the timings it came from."""
 
     calibration: Calibration
-    fit: FitResult
     times: StepTimes
 
 
@@ -154,7 +185,7 @@ def calibrate_machine(
     for the timed rounds, at least `min_rounds`; ranks: the processes that serve it."""
     times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)
     fit = fit_together(scenario.hardware, times)
-    return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), fit, times[0])
+    return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), times[0])
 
 
 def fit_together(hardware: HardwareSpec, times: Sequence[StepTimes]) -> FitResult:
@@ -181,63 +212,16 @@ def time_together(
             )
     torch.set_num_threads(1)  # barriers between threads wait for whole scheduler quanta on a shared machine
     alone = Ranks()
-    timings = [_Timing(own, alone if own.engine.num_devices == 1 else ranks or alone) for own in served]
-    copying = [timing for timing in timings if timing.copies is not None]
-    groups: list[PairedCases[Any]] = [timing.group for timing in timings]
-    groups += [timing.copies for timing in copying if timing.copies is not None]
+    times = [StepTimes(own, alone if own.engine.num_devices == 1 else ranks or alone) for own in served]
+    copying = [part for part in times if part.served.engine.kv_offload is not None]
+    groups: list[PairedCases[Any]] = [part.group for part in times]
+    groups += [PairedCases(copy_cases(part.runner), part.group.reference, part.group.clock_ns) for part in copying]
     measured = measure_together(groups, min_rounds, budget_s, served[0].seed, progress=progress)
-    copies = dict(zip(copying, measured[len(timings) :], strict=True))
-    return [timing.times(steps, copies.get(timing)) for timing, steps in zip(timings, measured, strict=False)]
-
-
-class _Timing:
-    def __init__(self, served: ServedModel, ranks: Ranks) -> None:
-        self._served = served
-        model, engine, span = served.model, served.engine, served.span
-        settings = settings_of(served.sampling, model)
-        setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
-        self._runner = runner = ranks.runner(setup)
-        clock = runner.new_clock()
-        self._speculator = None
-        if isinstance(runner, StepRunner):
-            self._speculator = build_speculator(runner, engine, seed=served.seed)
-        bench = StepBench(runner, served.seed)
-        reference = bench.step(cpu_steps.REFERENCE if runner.keeps_kv else cpu_steps.REFERENCE_WITHOUT_CACHE)
-        self._graphs = {False: self._graph()}
-        cases = {StepCase(shape): bench.step(shape) for shape in cpu_steps.calibration_grid(span)}
-        drafter = drafter_of(model, engine, "greedy")
-        passes = None if self._speculator is None else self._speculator.proposer.runner
-        if drafter is not None and passes is not None:
-            self._graphs[True] = drafter.graph
-            bench = StepBench(passes, served.seed)
-            assert engine.speculative_config is not None
-            grid = cpu_steps.drafting_grid(
-                span, widest_pass(engine.speculative_config, drafter), drafter.computes_prompts
-            )
-            cases |= {StepCase(shape, True): bench.step(shape) for shape in grid}
-        self.group = PairedCases(cases, reference, clock)
-        self.copies: PairedCases[CopyCase] | None = None
-        if engine.kv_offload is not None:
-            self.copies = PairedCases(copy_cases(runner), reference, clock)
-
-    def _graph(self, layers: int | None = None) -> StepGraph:
-        served = self._served
-        model = on_device(served.model, served.hardware)
-        if model.exits is not None:
-            reach = tuple(float(layers is None or i < layers) for i in range(model.num_layers))
-            model = replace(model, exits=replace(model.exits, reach=reach))
-        return build_graph(model, served.engine, sampling=served.sampling.method, routing=served.load)
-
-    def times(self, measured: Measured[StepCase], copies: Measured[CopyCase] | None) -> StepTimes:
-        served, spans = self._served, self._served.model.attention_spans
-        rows = [
-            features(
-                self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers),
-                *(served.hardware, shape.batch_shape(spans)),
-            )
-            for shape, is_draft in self.group.cases
-        ]
-        return StepTimes(self._runner, self._speculator, measured, rows, self.group.reference, copies)
+    for part, steps in zip(times, measured, strict=False):
+        part.measured = steps
+    for part, copies in zip(copying, measured[len(times) :], strict=True):
+        part.copies = copies
+    return times
 
 
 def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
@@ -248,7 +232,7 @@ def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
 
 def documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
     sessions = "; ".join(
-        f"{len(part.rows)} steps of {part.decoder.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
+        f"{len(part.rows)} steps of {part.served.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
         f"median of {part.measured.num_rounds} rounds, p90/p10 {part.measured.spread:.0%} apart)"
         for part in times
     )

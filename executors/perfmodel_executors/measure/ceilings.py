@@ -3,7 +3,6 @@ used by the fit (operators in a loop flatter themselves); recorded beside a cali
 machine."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -15,44 +14,30 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel_executors.measure.device_timer import time_calls
 from perfmodel_executors.measure.protocol import Measured
 from perfmodel_executors.models.support import CPU
-from perfmodel_executors.runner import Runner
+from perfmodel_executors.runner import StepRunner
 
 _COPY_MIB = (1, 8, 64)
 _GEMM_ROWS = (1, 16, 256)
 _GEMM_SIDE = 1024
 
 
-@dataclass(frozen=True)
-class CpuCeilings:
-    """copy_bytes_per_s: MiB copied -> bytes read and written per second; gemm_flops_per_s: dtype -> rows -> rate."""
-
-    copy_bytes_per_s: dict[int, float]
-    gemm_flops_per_s: dict[str, dict[int, float]]
-
-    def __str__(self) -> str:
-        copies = ", ".join(f"{rate / 1e9:.0f} GB/s at {size} MiB" for size, rate in self.copy_bytes_per_s.items())
-        gemms = "; ".join(
-            f"{dtype} " + ", ".join(f"{rate / 1e9:.0f} GFLOP/s at {rows} rows" for rows, rate in rates.items())
-            for dtype, rates in self.gemm_flops_per_s.items()
-        )
-        return f"copy (read + write) {copies}; {_GEMM_SIDE} x {_GEMM_SIDE} GEMM {gemms}"
-
-
-def measure_ceilings() -> CpuCeilings:
-    """Medians of thread CPU time; about a second in all."""
-    copies = {}
+def measure_ceilings() -> str:
+    """A sentence of medians of thread CPU time: bytes read and written per second by MiB copied, FLOPs per second by
+    dtype and rows. About a second in all."""
+    copies = []
     for size in _COPY_MIB:
         source = torch.ones(size << 20, dtype=torch.uint8)
-        target = torch.empty_like(source)
-        copies[size] = 2 * source.numel() / _seconds(partial(target.copy_, source))
-    gemms: dict[str, dict[int, float]] = {}
+        rate = 2 * source.numel() / _seconds(partial(torch.empty_like(source).copy_, source))
+        copies.append(f"{rate / 1e9:.0f} GB/s at {size} MiB")
+    gemms = []
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        weight = torch.randn(_GEMM_SIDE, _GEMM_SIDE).to(dtype)
+        weight, rates = torch.randn(_GEMM_SIDE, _GEMM_SIDE).to(dtype), []
         for rows in _GEMM_ROWS:
             x = torch.randn(rows, _GEMM_SIDE).to(dtype)
-            product_s = _seconds(partial(torch.nn.functional.linear, x, weight))
-            gemms.setdefault(name, {})[rows] = 2 * rows * _GEMM_SIDE**2 / product_s
-    return CpuCeilings(copies, gemms)
+            rate = 2 * rows * _GEMM_SIDE**2 / _seconds(partial(torch.nn.functional.linear, x, weight))
+            rates.append(f"{rate / 1e9:.0f} GFLOP/s at {rows} rows")
+        gemms.append(f"{name} {', '.join(rates)}")
+    return f"copy (read + write) {', '.join(copies)}; {_GEMM_SIDE} x {_GEMM_SIDE} GEMM {'; '.join(gemms)}"
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -71,7 +56,7 @@ class CopyCase(NamedTuple):
     is_out: bool
 
 
-def copy_cases(runner: Runner) -> dict[CopyCase, Callable[[], object]]:
+def copy_cases(runner: StepRunner) -> dict[CopyCase, Callable[[], object]]:
     """Copies of some blocks of the runner's cache, of which it must have as many."""
     runner.copy_blocks([(0, slot) for slot in range(_NUM_SLOTS)], [])
 

@@ -46,7 +46,12 @@ def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
     """`calls` do the same work on different copies of the inputs; they have run before (compiled, tuned)."""
     samples, is_eager = list[float](), False
     if device.type == "cuda":
-        samples, is_eager = _on_gpu(calls)
+        rough = _elapsed_s(lambda: _run_all(calls, len(calls))) / len(calls)
+        count = max(len(calls), min(_MAX_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
+        graph = _captured(calls, count)
+        replay, is_eager = graph or (lambda: _run_all(calls, count)), graph is None
+        replay()
+        samples = [_elapsed_s(replay) / count for _ in range(_REPLAYS)]
     else:
         with uninterrupted():
             for index in range(_CPU_SAMPLES):
@@ -54,16 +59,6 @@ def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
                 calls[index % len(calls)]()
                 samples.append(max(1, time.thread_time_ns() - start) * 1e-9)
     return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), is_eager)
-
-
-def _on_gpu(calls: Sequence[Call]) -> tuple[list[float], bool]:
-    """Samples, and whether the host launched them one by one."""
-    rough = _elapsed_s(lambda: _run_all(calls, len(calls))) / len(calls)
-    count = max(len(calls), min(_MAX_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
-    graph = _captured(calls, count)
-    replay = graph or (lambda: _run_all(calls, count))
-    replay()
-    return [_elapsed_s(replay) / count for _ in range(_REPLAYS)], graph is None
 
 
 def _run_all(calls: Sequence[Call], count: int) -> None:

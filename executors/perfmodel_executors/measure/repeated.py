@@ -2,17 +2,17 @@
 drift meter, so that their ratios are those of the work."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
 from perfmodel.sim import RunResult, simulate
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.measure.calibrate import CalibratedMachine, calibrate_machine
+from perfmodel_executors.measure.calibrate import CalibratedMachine, Progress, calibrate_machine
 from perfmodel_executors.run import execute_scenario
 
-Progress = Callable[[int, int | None], None]
 Served = tuple[ModelSpec, str, str, str, str]
 
 
@@ -56,11 +56,16 @@ def execute_repeatedly(
                     problems[index] = str(error)
             if progress is not None:
                 progress(number * len(order) + done, rounds * len(order))
-    simulated = [
-        _simulated(scenario, own, machines[_served(scenario)]) if own else None
-        for scenario, own in zip(scenarios, runs, strict=True)
-    ]
-    return [RepeatedRuns(*result) for result in zip(runs, simulated, problems, strict=True)]
+    results = []
+    for scenario, own, problem in zip(scenarios, runs, problems, strict=True):
+        simulated = None
+        if own:  # with the acceptance that its first run measured, which is the text's and no machine's
+            config = {"speculative_config": own[0].scenario.engine.speculative_config}
+            measured = scenario.model_copy(update={"engine": scenario.engine.model_copy(update=config)})
+            with suppress(PerfmodelError):
+                simulated = simulate(measured, calibration=machines[_served(scenario)].calibration)
+        results.append(RepeatedRuns(own, simulated, problem))
+    return results
 
 
 def _served(scenario: Scenario) -> Served:
@@ -69,13 +74,3 @@ def _served(scenario: Scenario) -> Served:
     config = engine.speculative_config
     drafts = "" if config is None else config.model_dump_json(exclude={"acceptance"})
     return (model, engine.kv_cache_dtype, engine.kv_cache, engine.attention, drafts)
-
-
-def _simulated(scenario: Scenario, runs: Sequence[RunResult], machine: CalibratedMachine) -> RunResult | None:
-    """The simulation with the acceptance that its first run measured, which is the text's and no machine's."""
-    measured = runs[0].scenario.engine.speculative_config
-    engine = scenario.engine.model_copy(update={"speculative_config": measured})
-    try:
-        return simulate(scenario.model_copy(update={"engine": engine}), calibration=machine.calibration)
-    except PerfmodelError:
-        return None

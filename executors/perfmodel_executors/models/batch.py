@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
 from perfmodel_executors.kernels.attention_sinks import Ring
+from perfmodel_executors.kernels.kv_pages import Chunks
 from perfmodel_executors.models.support import CPU
 
 IndexArray: TypeAlias = NDArray[np.int64]
@@ -51,32 +52,19 @@ class TokenSegment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
-    """Segments that are nodes of trees, as `attention_prefill` wants them. tables_GM, starts_G, computed_G: block
-    tables, first rows among their tokens (G + 1), tokens before each tree; nodes_G: nodes of each tree in the KV cache,
-    those of the segment last; ancestors_T: bits of what each node sees."""
-
-    tables_GM: Tensor
-    starts_G: Tensor
-    computed_G: Tensor
-    nodes_G: Tensor
-    ancestors_T: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class StepBatch:
     """T tokens: first those of D segments of one token, then those of G longer chunks, then those of trees.
 
     tokens_T, positions_T: ids and positions
     slots_T:        where each token's keys and values go, block_id * block_size + offset
     tables_DM, contexts_D: block table and context length (the new token included) of the one-token segments
-    tables_GM, starts_G, computed_G: block tables, first rows among the chunks' tokens (G + 1), tokens computed before
+    chunks:         of the longer segments; rows are those among their tokens
     sample_rows_S:  rows whose logits are wanted, in the order of the segments given to `build_batch`
     trees:          of the segments that are nodes of trees, None without
     ring:           how a rolling cache uses its blocks, where `slots` are places in it
     kept_W:         rows that are still in the ring when the step is over; None: all are written
     keeps_kv:       without, all segments are chunks that begin at the first token, nothing is written, and what
-                    `tables_GM` names are rows of the step itself
+                    the chunks' tables name are rows of the step itself
     num_layers_D:   how many layers each of the one-token segments passes; None: all pass all
     draws_S:        random numbers of the tokens after `sample_rows`; None: the likeliest ones are wanted
     state_rows_D:   rows of the one-token segments' sequences among those with states; None: to be looked up
@@ -87,11 +75,9 @@ class StepBatch:
     slots_T: Tensor
     tables_DM: Tensor
     contexts_D: Tensor
-    tables_GM: Tensor
-    starts_G: Tensor
-    computed_G: Tensor
+    chunks: Chunks
     sample_rows_S: Tensor
-    trees: Trees | None = None
+    trees: Chunks | None = None
     ring: Ring | None = None
     kept_W: Tensor | None = None
     keeps_kv: bool = True
@@ -105,7 +91,7 @@ class StepBatch:
 
     @property
     def num_chunk_tokens(self) -> int:
-        in_trees = 0 if self.trees is None else len(self.trees.ancestors_T)
+        in_trees = 0 if self.trees is None or self.trees.ancestors_T is None else len(self.trees.ancestors_T)
         return len(self.tokens_T) - self.num_decodes - in_trees
 
 
@@ -132,6 +118,7 @@ def build_batch(
         )
     decodes, chunks, trees = ([segments[i] for i in part] for part in _sorted(segments))
     flat = _flatten(decodes, [*chunks, *trees], block_size, ring)
+    ends = [first + len(segment.tokens) for first, segment in zip(first_rows(segments), segments, strict=True)]
     tensors = on_device(
         device,
         tokens_T=flat.tokens,
@@ -139,28 +126,29 @@ def build_batch(
         slots_T=flat.slots,
         tables_DM=_tables([segment.block_table for segment in decodes]),
         contexts_D=[segment.num_computed + 1 for segment in decodes],
-        tables_GM=_tables([segment.block_table for segment in chunks]),
-        starts_G=_starts(chunks),
-        computed_G=[segment.num_computed for segment in chunks],
-        sample_rows_S=_wanted_rows(segments),
+        **_arrays_of_chunks(chunks),
+        sample_rows_S=[end - n for end, s in zip(ends, segments, strict=True) for n in range(s.num_wanted, 0, -1)],
         kept_W=None if flat.is_kept.all() else flat.is_kept.nonzero()[0],
         draws_S=_draws(segments),
     )
     if trees:
         nodes = [segment.nodes or TreeNodes(0, (), ()) for segment in trees]
-        own = on_device(
-            device,
-            tables_GM=_tables([segment.block_table for segment in trees]),
-            starts_G=_starts(trees),
-            computed_G=[segment.num_computed for segment in trees],
-            nodes_G=[own.first + len(own.depths) for own in nodes],
-            ancestors_T=[bits for own in nodes for bits in own.ancestors],
-        )
-        tensors["trees"] = Trees(**own)
+        num_nodes, bits = [n.first + len(n.depths) for n in nodes], [own for n in nodes for own in n.ancestors]
+        tensors["trees"] = Chunks(**on_device(device, **_arrays_of_chunks(trees), nodes_G=num_nodes, ancestors_T=bits))
     passed = [segment.num_layers for segment in decodes]
     if any(count is not None for count in passed):
         tensors["num_layers_D"] = tuple(sys.maxsize if count is None else count for count in passed)
-    return StepBatch(**tensors, ring=ring)
+    return StepBatch(chunks=_pop_chunks(tensors), **tensors, ring=ring)
+
+
+def _arrays_of_chunks(segments: Sequence[TokenSegment]) -> dict[str, IndexArray | Sequence[int]]:
+    tables = _tables([segment.block_table for segment in segments])
+    computed = [segment.num_computed for segment in segments]
+    return {"tables_GM": tables, "starts_G": _starts(segments), "computed_G": computed}
+
+
+def _pop_chunks(tensors: dict[str, Any]) -> Chunks:
+    return Chunks(*(tensors.pop(name) for name in ("tables_GM", "starts_G", "computed_G")))
 
 
 class _Flat(NamedTuple):
@@ -192,11 +180,6 @@ def _flatten(
     return parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _wanted_rows(segments: Sequence[TokenSegment]) -> list[int]:
-    ends = [first + len(segment.tokens) for first, segment in zip(first_rows(segments), segments, strict=True)]
-    return [row for end, segment in zip(ends, segments, strict=True) for row in range(end - segment.num_wanted, end)]
-
-
 def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
     draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
     assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
@@ -220,7 +203,7 @@ def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, rin
         sample_rows_S=[end - 1 for end, segment in zip(starts[1:], segments, strict=True) if segment.is_sampled],
         draws_S=_draws(segments),
     )
-    return StepBatch(**tensors, ring=ring, keeps_kv=False)
+    return StepBatch(chunks=_pop_chunks(tensors), **tensors, ring=ring, keeps_kv=False)
 
 
 def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], list[int]]:

@@ -18,24 +18,21 @@ from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, used_in_turn
 
-_COMPONENTS = frozenset({"attention", "dense_ffn"})
 
-
-def with_matrices(
-    weights: DecoderWeights, change: Callable[[Tensor], Weight], components: frozenset[str] = _COMPONENTS
-) -> DecoderWeights:
-    """`weights` with the plain matrices of `components` as `change` makes them; those of experts stay."""
-
-    def changed(weight: Weight) -> Weight:
-        return change(weight) if isinstance(weight, Tensor) else weight
-
+def _with_matrices(weights: DecoderWeights, change: Callable[[Tensor, str, int], Weight]) -> DecoderWeights:
+    """`weights` with plain matrices of attention and dense blocks as `change` makes them, of a matrix, the name of its
+    field and its layer; those of experts stay."""
     layers = []
-    for layer in weights.layers:
+    for index, layer in enumerate(weights.layers):
+
+        def changed(weight: Weight, name: str, index: int = index) -> Weight:
+            return change(weight, name, index) if isinstance(weight, Tensor) else weight
+
         mixer, ffn = layer.mixer, layer.ffn
-        if isinstance(mixer, AttentionWeights) and "attention" in components:
-            mixer = replace(mixer, qkv=changed(mixer.qkv), out=changed(mixer.out))
-        if isinstance(ffn, FFNWeights) and "dense_ffn" in components:
-            ffn = replace(ffn, up=changed(ffn.up), down=changed(ffn.down))
+        if isinstance(mixer, AttentionWeights):
+            mixer = replace(mixer, qkv=changed(mixer.qkv, "qkv"), out=changed(mixer.out, "out"))
+        if isinstance(ffn, FFNWeights):
+            ffn = replace(ffn, up=changed(ffn.up, "up"), down=changed(ffn.down, "down"))
         layers.append(replace(layer, mixer=mixer, ffn=ffn))
     return replace(weights, layers=layers)
 
@@ -75,24 +72,18 @@ def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerW
 
 def with_low_rank(weights: DecoderWeights, _: ModelSpec, after: ModelSpec, __: ModelChanges) -> DecoderWeights:
     """Each factored matrix by its largest singular values (Eckart and Young 1936), their roots on either side."""
-    layers = []
-    for own, spec in zip(weights.layers, after.iter_layers(), strict=True):
-        mixer, ffn = own.mixer, own.ffn
-        if isinstance(mixer, AttentionWeights) and isinstance(spec.mixer, Attention):
-            mixer = replace(mixer, qkv=_thin(mixer.qkv, spec.mixer.qkv_rank), out=_thin(mixer.out, spec.mixer.out_rank))
-        if isinstance(ffn, FFNWeights) and isinstance(spec.ffn, DenseFFN):
-            ffn = replace(ffn, up=_thin(ffn.up, spec.ffn.up_rank), down=_thin(ffn.down, spec.ffn.down_rank))
-        layers.append(replace(own, mixer=mixer, ffn=ffn))
-    return replace(weights, layers=layers)
+    specs = list(after.iter_layers())
 
+    def thin(matrix: Tensor, name: str, index: int) -> Weight:
+        rank = getattr(specs[index].mixer if name in ("qkv", "out") else specs[index].ffn, f"{name}_rank")
+        if rank is None:
+            return matrix
+        left, values, right = torch.linalg.svd(matrix.float(), full_matrices=False)
+        root = values[:rank].sqrt()
+        inputs, outputs = root[:, None] * right[:rank], left[:, :rank] * root
+        return LowRankWeight(inputs.to(matrix.dtype).contiguous(), outputs.to(matrix.dtype).contiguous())
 
-def _thin(weight: Weight, rank: int | None) -> Weight:
-    if rank is None or not isinstance(weight, Tensor):
-        return weight
-    left, values, right = torch.linalg.svd(weight.float(), full_matrices=False)
-    root = values[:rank].sqrt()
-    inputs, outputs = root[:, None] * right[:rank], left[:, :rank] * root
-    return LowRankWeight(inputs.to(weight.dtype).contiguous(), outputs.to(weight.dtype).contiguous())
+    return _with_matrices(weights, thin)
 
 
 def with_tied_table(weights: DecoderWeights, _: ModelSpec, after: ModelSpec, __: ModelChanges) -> DecoderWeights:
@@ -106,12 +97,12 @@ def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes
     prune = changes.prune
     assert prune is not None
     if prune.kind == "2:4":
-        return with_matrices(weights, lambda matrix: dequantize(sparsify_24(matrix)).to(matrix.dtype))
+        return _with_matrices(weights, lambda matrix, *_: dequantize(sparsify_24(matrix)).to(matrix.dtype))
     fraction = prune.fraction
     assert fraction is not None
     if prune.kind == "unstructured":
         method: Any = L1Unstructured(fraction)
-        return with_matrices(weights, lambda matrix: matrix * method.compute_mask(matrix, torch.ones_like(matrix)))
+        return _with_matrices(weights, lambda matrix, *_: matrix * method.compute_mask(matrix, torch.ones_like(matrix)))
     if prune.kind == "layers":
         kept = kept_layers(list(before.iter_layers()), fraction)
         return replace(weights, layers=[weights.layers[i] for i in kept])

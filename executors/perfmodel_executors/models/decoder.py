@@ -72,9 +72,7 @@ class Decoder:
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
         support.check_blocks(self.model, block_size)
-        form, packing = support.kv_dtype(self.model, self.dtype), support.kv_packing(self.model)
-        tiers = support.kv_tiers(self.model, self.dtype)
-        return KVCache(self.part, block_size, form, num_blocks, self.device, packing, self.dtype, tiers)
+        return KVCache(self.part, self.dtype, block_size, num_blocks, self.device)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline

@@ -10,8 +10,6 @@ from torch import Tensor
 from perfmodel.models.architecture import Attention
 from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
 
-Tensors = tuple[Tensor, ...]
-
 
 class HeldTokens(NamedTuple):
     """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores, and positions + 1
@@ -47,17 +45,6 @@ def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> He
     return HeldTokens(k, v, torch.zeros(0, heads, room, device=device), places)
 
 
-def empty_rings(mixer: Attention, tiers: Sequence[Tier], device: torch.device) -> Tensors:
+def empty_rings(mixer: Attention, tiers: Sequence[Tier], device: torch.device) -> tuple[KVPages, ...]:
     dims = (mixer.head_dim, mixer.v_head_dim)
-    rings = (empty_pages(0, t.tokens, mixer.num_kv_heads, dims, t.dtype, device, t.packing) for t in tiers)
-    return tuple(tensor for ring in rings for tensor in ring.tensors)
-
-
-def with_rings(tensors: Tensors, tiers: Sequence[Tier], pages: KVPages) -> KVTiers:
-    rings, left = [], list(tensors)
-    for tier in tiers:
-        count = 2 if tier.packing is None and tier.dtype != torch.int8 else 4
-        own, left = left[:count], left[count:]
-        k_scale, v_scale = (own[2], own[3]) if count > 2 else (None, None)
-        rings.append(KVPages(own[0], own[1], k_scale, v_scale, tier.packing))
-    return KVTiers(rings, pages)
+    return tuple(empty_pages(0, t.tokens, mixer.num_kv_heads, dims, t.dtype, device, t.packing) for t in tiers)

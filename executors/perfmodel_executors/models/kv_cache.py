@@ -2,7 +2,7 @@
 The pool grows with the block ids that plans mention, of which a short run touches few."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,40 +10,31 @@ from torch import Tensor
 from perfmodel.models.architecture import Attention, LatentAttention
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels.attention_latent import LatentPages
-from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
-from perfmodel_executors.models.kept import KVTiers, Tier, with_rings
+from perfmodel_executors.kernels.kv_pages import KVPages, empty_pages
+from perfmodel_executors.models.kept import KVTiers
 from perfmodel_executors.models.states import RowTensors, StatePool
-from perfmodel_executors.models.support import CPU, check_memory
+from perfmodel_executors.models.support import CPU, check_memory, kv_dtype, kv_packing, kv_tiers
 
 
 class KVCache:
-    """Keys and values of all layers, in `dtype` (fp8 and int8: quantised) or packed; latents and convolutions' inputs
-    in `model_dtype`; `tiers`: of the newest tokens, in other formats than the others."""
+    """Keys and values of all layers of a rank's part of `model`, in its formats; latents and convolutions' inputs in
+    `dtype`, that of activations."""
 
     def __init__(
-        self,
-        model: ModelSpec,
-        block_size: int,
-        dtype: torch.dtype,
-        num_blocks: int = 0,
-        device: torch.device = CPU,
-        packing: Packing | None = None,
-        model_dtype: torch.dtype | None = None,
-        tiers: Sequence[Tier] = (),
+        self, model: ModelSpec, dtype: torch.dtype, block_size: int, num_blocks: int = 0, device: torch.device = CPU
     ) -> None:
-        self.block_size, self.device = block_size, device
-        self.num_blocks = 0
-        self._tiers = tuple(tiers)
-        self.states = StatePool(model, model_dtype or dtype, device, self._tiers)
+        self.block_size, self.device, self.num_blocks = block_size, device, 0
+        form, packing = kv_dtype(model, dtype), kv_packing(model)
+        self.states = StatePool(model, dtype, device, kv_tiers(model, dtype))
         self._paged: dict[int, KVPages | LatentPages] = {}
         for index, layer in enumerate(model.iter_layers()):
             mixer = layer.mixer
             if isinstance(mixer, Attention) and mixer.evicts_to is None:
                 dims = (mixer.head_dim, mixer.v_head_dim)
-                self._paged[index] = empty_pages(0, block_size, mixer.num_kv_heads, dims, dtype, device, packing)
+                self._paged[index] = empty_pages(0, block_size, mixer.num_kv_heads, dims, form, device, packing)
             elif isinstance(mixer, LatentAttention):
                 width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
-                latents = torch.zeros(0, block_size, width, dtype=model_dtype or dtype, device=device)
+                latents = torch.zeros(0, block_size, width, dtype=dtype, device=device)
                 self._paged[index] = LatentPages(latents)
         self._allocate(num_blocks)
 
@@ -54,7 +45,7 @@ class KVCache:
     def of_layer(self, index: int) -> KVPages | LatentPages | KVTiers | RowTensors | None:
         pages, own = self._paged.get(index), self.states.layers.get(index)
         if isinstance(pages, KVPages) and own is not None:
-            return with_rings(own, self._tiers, pages)
+            return KVTiers([ring for ring in own if isinstance(ring, KVPages)], pages)
         return own if pages is None else pages
 
     def reserve(self, num_blocks: int) -> None:
@@ -89,8 +80,7 @@ class KVCache:
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         tensors = [tensor for pages in self.pages for tensor in pages.tensors]
         kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
-        with ExitStack() as stack:
-            stack.enter_context(self.states.restored([table[0] for table in block_tables if table]))
+        with self.states.restored([table[0] for table in block_tables if table]):
             yield
         for tensor, values in zip(tensors, kept, strict=True):
             tensor.view(torch.uint8)[index] = values

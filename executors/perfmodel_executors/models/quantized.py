@@ -16,27 +16,10 @@ from perfmodel.models.architecture import Attention, LatentAttention, Layer, MoE
 from perfmodel.models.number_formats import METHODS
 from perfmodel.models.spec import ModelSpec
 from perfmodel.models.weights.gguf import GGUF_MIXES, table_formats, tensor_formats
+from perfmodel_executors.kernels import weight_formats as formats
 from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
 from perfmodel_executors.kernels.stored_rows import join_rows, quantize_experts
-from perfmodel_executors.kernels.weight_formats import (
-    FP8_BLOCK,
-    OUTLIER_THRESHOLD,
-    GgufWeight,
-    LowRankWeight,
-    MatrixWeight,
-    RowsWeight,
-    Weight,
-    quantize_fp8,
-    quantize_fp8_block,
-    quantize_gguf,
-    quantize_int4,
-    quantize_int4_int8,
-    quantize_int8,
-    quantize_mxfp4,
-    quantize_nvfp4,
-    quantize_signs,
-    sparsify_24,
-)
+from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, MatrixWeight, RowsWeight, Weight
 from perfmodel_executors.models.weights import AttentionWeights, FFNWeights, LatentWeights, LayerWeights, MoEWeights
 
 Quantize = Callable[[Tensor], MatrixWeight]
@@ -53,35 +36,29 @@ class _Format(NamedTuple):
 
 
 def _int8(quantization: QuantizationSpec) -> Quantize:
-    threshold = OUTLIER_THRESHOLD if quantization.outlier_share else None
-    return partial(quantize_int8, quantizes_input=quantization.activations == "int8", outlier_threshold=threshold)
-
-
-def _fp8(quantization: QuantizationSpec) -> Quantize:
-    return partial(quantize_fp8, quantizes_input=quantization.activations == "fp8")
+    quantize = partial(formats.quantize_int8, quantizes_input=quantization.activations == "int8")
+    return partial(quantize, outlier_threshold=formats.OUTLIER_THRESHOLD) if quantization.outlier_share else quantize
 
 
 def _int4(quantization: QuantizationSpec) -> Quantize:
-    return partial(quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
+    return partial(formats.quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
 _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
     {
-        _Format("int8", None, False): _int8,
-        _Format("int8", "int8", False): _int8,
-        _Format("fp8", None, False): _fp8,
-        _Format("fp8", "fp8", False): _fp8,
-        _Format("int4", None, True): _int4,
-        _Format("int4", None, False): _int4,
-        _Format("int4", "int8", True): lambda own: partial(quantize_int4_int8, group_size=own.group_size),
-        _Format("ternary", "int8", False): lambda own: partial(quantize_signs, bits=2),
-        _Format("binary", "int8", False): lambda own: partial(quantize_signs, bits=1),
-        _Format("fp8", "fp8", True, is_blocked=True): lambda own: quantize_fp8_block,
-        _Format("mxfp4", None, True): lambda own: quantize_mxfp4,
+        **{_Format("int8", activations, False): _int8 for activations in (None, "int8")},
+        _Format("fp8", None, False): lambda own: partial(formats.quantize_fp8, quantizes_input=False),
+        _Format("fp8", "fp8", False): lambda own: formats.quantize_fp8,
+        **{_Format("int4", None, is_grouped): _int4 for is_grouped in (True, False)},
+        _Format("int4", "int8", True): lambda own: partial(formats.quantize_int4_int8, group_size=own.group_size),
+        _Format("ternary", "int8", False): lambda own: partial(formats.quantize_signs, bits=2),
+        _Format("binary", "int8", False): lambda own: partial(formats.quantize_signs, bits=1),
+        _Format("fp8", "fp8", True, is_blocked=True): lambda own: formats.quantize_fp8_block,
+        _Format("mxfp4", None, True): lambda own: formats.quantize_mxfp4,
         # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
-        _Format("nvfp4", None, True): lambda own: quantize_nvfp4,
+        _Format("nvfp4", None, True): lambda own: formats.quantize_nvfp4,
         **{
-            _Format(name, None, False): lambda own: partial(quantize_gguf, form=own.weights or "")
+            _Format(name, None, False): lambda own: partial(formats.quantize_gguf, form=own.weights or "")
             for name in BLOCK_SIZES
         },
     }
@@ -142,15 +119,15 @@ def keeps_format(model: ModelSpec) -> bool:
 
 def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights, Layer, int], LayerWeights]:
     """What turns the weights of a layer, with its number, into the model's format or its own (2:4 sparse ones, too)."""
-    formats = (model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats))
-    by_mix = {own.mix: tensor_formats(model, own.mix) for own in formats if own.mix}
+    specs = (model.quantization, *(form for layer, _ in model.layers for _, form in layer.formats))
+    by_mix = {own.mix: tensor_formats(model, own.mix) for own in specs if own.mix}
 
     def quantizer(component: str, tensor: str, own: Mapping[str, QuantizationSpec], index: int) -> Quantize | None:
         quantization = own.get(component, model.quantization)
         if component in quantization.kept:
             return None
         if model.weight_sparsity is not None:
-            return sparsify_24
+            return formats.sparsify_24
         if quantization.weights is None:
             return None
         if quantization.mix:
@@ -171,14 +148,14 @@ def table_quantizer(model: ModelSpec) -> Callable[[Tensor | GgufWeight, str], Te
         is_kept = quantization.weights is None or component in quantization.kept
         if is_kept or not isinstance(table, Tensor) or quantization.method != "gguf":
             return table
-        return quantize_gguf(table, forms.get(component, quantization.weights or ""))
+        return formats.quantize_gguf(table, forms.get(component, quantization.weights or ""))
 
     return quantize
 
 
 def _format(quantization: QuantizationSpec, dtype: str) -> _Format | None:
     size, rows = quantization.group_size, quantization.group_rows
-    if quantization.weights is None or (rows > 1 and (rows, size) != (FP8_BLOCK, FP8_BLOCK)):
+    if quantization.weights is None or (rows > 1 and (rows, size) != (formats.FP8_BLOCK, formats.FP8_BLOCK)):
         return None
     kept = (dtype, "nvfp4") if quantization.weights == "nvfp4" else (dtype,)
     activations = None if quantization.activations in kept else quantization.activations

@@ -17,12 +17,11 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight
 from perfmodel_executors.models.parts import MIXER_PARTS, Parts, WeightPart, dense_parts, expert_parts, shared_parts
-from perfmodel_executors.models.quantized import layer_quantizer, table_quantizer
 from perfmodel_executors.models.support import CPU
-from perfmodel_executors.models.weights import DecoderWeights, FFNWeights, LayerWeights, MoEWeights, used_in_turn
+from perfmodel_executors.models.weights import DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import layer_chances
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
-from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
+from perfmodel_executors.parallel.sharding import held_weights
 
 # Of the norms of a few columns, in all layers the same ones, where outliers are multiplied apart: activations of 20
 # beside others of 1, as trained models of some billion parameters have them (Dettmers et al. 2022, section 4).
@@ -88,19 +87,14 @@ def random_weights(
     """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
     routing: which experts the routers prefer."""
     draw = _Draw(dtype, seed, device)
-    table = table_quantizer(model)
-    embedding = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "embedding")
-    head = embedding
+    embedding = head = draw.matrix(model.vocab_size, model.hidden_size)
     if not model.tie_word_embeddings:
-        head = table(shard_rows(draw.matrix(model.vocab_size, model.hidden_size), group), "lm_head")
-    quantize = layer_quantizer(model)  # layer by layer, so that only one is held in full
-    layers = [
-        quantize(shard_layer_weights(_layer(draw, model, layer), layer, group, index), layer, index)
-        for index, layer in enumerate(list(model.iter_layers())[: model.num_distinct_layers])
-    ]
-    layers = with_popularity(layers, list(model.iter_layers())[: model.num_distinct_layers], routing)
-    used = used_in_turn(layers, model.num_layers)
-    return stage_weights(DecoderWeights(embedding, head, draw.ones(model.hidden_size), used), group.stage)
+        head = draw.matrix(model.vocab_size, model.hidden_size)
+    layers = (
+        _with_popularity(_layer(draw, model, layer), layer, index, routing)
+        for index, layer in enumerate(model.iter_layers())
+    )
+    return held_weights(DecoderWeights(embedding, head, draw.ones(model.hidden_size)), layers, model, group)
 
 
 def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> list[LayerWeights]:
@@ -138,25 +132,20 @@ def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
     return weights
 
 
-def with_popularity(
-    weights: Sequence[LayerWeights], layers: Sequence[Layer], routing: ExpertRouting
-) -> list[LayerWeights]:
-    """The layers' weights with routers that choose as `routing` says; where it names no popularity, as they are. Raises
-    PerfmodelError for experts that are chosen group by group."""
-    if routing.alpha is None and routing.popularity is None:
-        return list(weights)
-    popularity = []
-    for index, (own, layer) in enumerate(zip(weights, layers, strict=True)):
-        if isinstance(own.ffn, MoEWeights) and isinstance(layer.ffn, MoEFFN):
-            if layer.ffn.num_groups > 1:
-                raise PerfmodelError(
-                    "experts that are chosen group by group are not executed with a popularity; leave out "
-                    "routing.alpha or routing.popularity."
-                )
-            bias = popular_biases(layer_chances(routing, layer.ffn, index), layer.ffn, index)
-            own = replace(own, ffn=replace(own.ffn, router_bias=bias.to(own.ffn.router)))
-        popularity.append(own)
-    return popularity
+def _with_popularity(weights: LayerWeights, layer: Layer, index: int, routing: ExpertRouting) -> LayerWeights:
+    """The layer's weights with a router that chooses as `routing` says; where it names no popularity, as they are.
+    Raises PerfmodelError for experts that are chosen group by group."""
+    ffn, own = layer.ffn, weights.ffn
+    is_named = routing.alpha is not None or routing.popularity is not None
+    if not (is_named and isinstance(own, MoEWeights) and isinstance(ffn, MoEFFN)):
+        return weights
+    if ffn.num_groups > 1:
+        raise PerfmodelError(
+            "experts that are chosen group by group are not executed with a popularity; leave out routing.alpha or "
+            "routing.popularity."
+        )
+    bias = popular_biases(layer_chances(routing, ffn, index), ffn, index)
+    return replace(weights, ffn=replace(own, router_bias=bias.to(own.router)))
 
 
 def popular_biases(chances_E: Sequence[float] | np.ndarray, ffn: MoEFFN, seed: int = 0) -> Tensor:

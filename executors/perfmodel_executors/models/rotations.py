@@ -15,23 +15,8 @@ from perfmodel.models.architecture import Rope, RopeScaling
 Tables = Mapping[tuple[Rope, int], Tensor]
 
 
-def _factor(scaling: RopeScaling) -> float:
-    assert scaling.factor is not None  # refused before
-    return scaling.factor
-
-
-def _original(scaling: RopeScaling) -> int:
-    assert scaling.original_positions is not None  # refused before
-    return scaling.original_positions
-
-
-def _linear(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
-    return inverse / _factor(scaling)
-
-
-def _dynamic(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
+def _dynamic(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num_positions: int) -> Tensor:
     """As trained within the trained context; beyond it the base would depend on each sequence's length."""
-    trained = scaling.original_positions or num_positions
     if num_positions > trained:
         raise PerfmodelError(
             f"dynamic scaling of rotary frequencies is executed within the trained context of {trained} tokens, and "
@@ -40,33 +25,33 @@ def _dynamic(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: i
     return inverse
 
 
-def _llama3(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
+def _llama3(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num_positions: int) -> Tensor:
     """Long wavelengths divided by the factor, short ones as they are, those in between blended (Llama 3.1)."""
-    rotations = inverse * (_original(scaling) / (2 * math.pi))  # within the trained context
+    rotations = inverse * (trained / (2 * math.pi))  # within the trained context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     share = ((rotations - low) / (high - low)).clamp(0, 1)
-    return (1 - share) * inverse / _factor(scaling) + share * inverse
+    return (1 - share) * inverse / (scaling.factor or 1) + share * inverse
 
 
-def _yarn(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
+def _yarn(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num_positions: int) -> Tensor:
     """As trained above `beta_fast` rotations within the trained context, divided by the factor below `beta_slow`
     (Peng et al. 2023, section 3.2)."""
     dim = 2 * len(inverse)
 
     def element(rotations: float) -> float:
-        return dim * math.log(_original(scaling) / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = element(scaling.beta_fast), element(scaling.beta_slow)
     if scaling.truncates:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(len(inverse)) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return inverse / _factor(scaling) * ramp + inverse * (1 - ramp)
+    return inverse / (scaling.factor or 1) * ramp + inverse * (1 - ramp)
 
 
-def _longrope(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: int) -> Tensor:
+def _longrope(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num_positions: int) -> Tensor:
     """The long divisors where the engine serves more than the trained context, as vLLM decides it."""
-    divisors = scaling.long_factors if num_positions > _original(scaling) else scaling.short_factors
+    divisors = scaling.long_factors if num_positions > trained else scaling.short_factors
     if len(divisors) != len(inverse):
         raise PerfmodelError(
             f"longrope has {len(divisors)} divisors for {len(inverse)} rotary frequencies; mend rope_scaling in the "
@@ -75,9 +60,13 @@ def _longrope(inverse: Tensor, rope: Rope, scaling: RopeScaling, num_positions: 
     return inverse / torch.tensor(divisors)
 
 
-# (trained frequencies, layer's rope, its scaling, tokens of the longest sequence) -> frequencies
-SCALINGS: MappingProxyType[str, Callable[[Tensor, Rope, RopeScaling, int], Tensor]] = MappingProxyType(
-    {"linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+# (trained frequencies, layer's rope, its scaling, tokens of the trained context and of the longest sequence) ->
+# frequencies. A factor or a context that a kind needs and a file lacks has been refused before.
+SCALINGS: MappingProxyType[str, Callable[[Tensor, Rope, RopeScaling, int, int], Tensor]] = MappingProxyType(
+    {
+        "linear": lambda inverse, rope, scaling, *_: inverse / (scaling.factor or 1),
+        **{"dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope},
+    }
 )
 
 SCALED_BY_LENGTH = ("dynamic", "longrope")  # by the longest sequence that is served
@@ -89,7 +78,8 @@ def inverse_frequencies(rope: Rope, head_dim: int, num_positions: int) -> Tensor
     dim = head_dim if rope.dim is None else rope.dim
     inverse = rope.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.scaling is not None:
-        inverse = SCALINGS[rope.scaling.kind](inverse, rope, rope.scaling, num_positions)
+        trained = rope.scaling.original_positions or num_positions
+        inverse = SCALINGS[rope.scaling.kind](inverse, rope, rope.scaling, trained, num_positions)
     return torch.cat((inverse, torch.zeros(head_dim // 2 - len(inverse))))
 
 

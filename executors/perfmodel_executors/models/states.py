@@ -3,6 +3,7 @@ first of its KV blocks. A sequence that begins, or that no step has seen, finds 
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
+from perfmodel_executors.kernels.kv_pages import KVPages, grown
 from perfmodel_executors.models.batch import StepBatch, on_device
 from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
 from perfmodel_executors.models.rotations import Rotations
@@ -28,7 +30,12 @@ class LayerState(NamedTuple):
     state: Tensor
 
 
-RowTensors = LayerState | HeldTokens | tuple[Tensor, ...]
+RowTensors = LayerState | HeldTokens | tuple[KVPages, ...]
+
+
+def _tensors(layer: RowTensors) -> list[Tensor]:
+    """All have a row for each sequence."""
+    return [tensor for part in layer for tensor in (part.tensors if isinstance(part, KVPages) else (part,))]
 
 
 class StateRows(NamedTuple):
@@ -46,6 +53,12 @@ class MixerStep(NamedTuple):
     state_rows: StateRows
     norm_eps: float
     is_standard: bool = False
+
+    @property
+    def chunk_rows(self) -> list[slice]:
+        """Rows of each chunk's tokens in the batch."""
+        starts = (self.batch.chunks.starts_G + self.batch.num_decodes).tolist()
+        return [slice(begin, end) for begin, end in pairwise(starts)]
 
 
 class StatePool:
@@ -73,12 +86,11 @@ class StatePool:
             return StateRows(batch.state_rows_D, batch.tokens_T[:0])
         if not self.layers:
             return StateRows(batch.tokens_T[:0], batch.tokens_T[:0])
-        computed, new = (batch.contexts_D - 1).tolist(), batch.starts_G.diff().tolist()
+        computed = (batch.contexts_D - 1).tolist()
         decodes = self.rows_of_decodes(zip(batch.tables_DM.tolist(), computed, strict=True), block_size)
-        chunks = [
-            self._row(table, before, count, block_size)
-            for table, before, count in zip(batch.tables_GM.tolist(), batch.computed_G.tolist(), new, strict=True)
-        ]
+        tables_GM, starts_G, computed_G, *_ = batch.chunks
+        prompts = zip(tables_GM.tolist(), computed_G.tolist(), starts_G.diff().tolist(), strict=True)
+        chunks = [self._row(table, before, count, block_size) for table, before, count in prompts]
         return StateRows(**on_device(batch.tokens_T.device, decodes=decodes, chunks=chunks))
 
     def rows_of_decodes(self, sequences: Iterable[tuple[Sequence[int], int]], block_size: int) -> list[int]:
@@ -101,17 +113,17 @@ class StatePool:
 
     @property
     def row_bytes(self) -> int:
-        tensors = (tensor for layer in self.layers.values() for tensor in layer)
+        tensors = (tensor for layer in self.layers.values() for tensor in _tensors(layer))
         return sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:
         """Afterwards the sequences that begin with these blocks have the states again that they have now."""
         rows = [self._rows[block] for block in first_blocks if block in self._rows]
-        held = {i: [tensor[rows].clone() for tensor in layer] for i, layer in self.layers.items()}
+        held = {i: [tensor[rows].clone() for tensor in _tensors(layer)] for i, layer in self.layers.items()}
         yield
         for index, tensors in held.items():
-            for tensor, values in zip(self.layers[index], tensors, strict=True):
+            for tensor, values in zip(_tensors(self.layers[index]), tensors, strict=True):
                 tensor[rows] = values
 
     def _row(self, table: Sequence[int], num_computed: int, num_new: int, block_size: int) -> int:
@@ -128,7 +140,7 @@ class StatePool:
             self._rows[first] = self._free.pop()
         row = self._rows[first]
         for layer in self.layers.values():
-            for tensor in layer:
+            for tensor in _tensors(layer):
                 tensor[row] = 0
         return row
 
@@ -136,8 +148,10 @@ class StatePool:
         self._free += range(self.num_rows, self.num_rows + more)
         self.num_rows += more
         for index, layer in self.layers.items():
-            grown = (torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:]))) for tensor in layer)
-            self.layers[index] = type(layer)(*grown) if isinstance(layer, LayerState | HeldTokens) else tuple(grown)
+            if isinstance(layer, LayerState | HeldTokens):
+                self.layers[index] = type(layer)(*(grown(tensor, self.num_rows) for tensor in layer))
+            else:
+                self.layers[index] = tuple(ring.grown(self.num_rows) for ring in layer)
 
 
 def _empty(mixer: Mamba | GatedDeltaNet | LinearAttention, dtype: torch.dtype, device: torch.device) -> LayerState:

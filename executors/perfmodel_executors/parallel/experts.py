@@ -27,11 +27,6 @@ class ExpertSharing(NamedTuple):
     routing: ExpertRouting
     num_redundant: int | None = None
 
-    @property
-    def num_copies(self) -> int:
-        """Experts held by all ranks together, beyond one of each."""
-        return self.num_redundant or 0
-
     def placement(self, ffn: MoEFFN, index: int, num_ranks: int) -> Placement:
         if self.num_redundant is None:
             return consecutive_experts(ffn.num_experts, num_ranks)

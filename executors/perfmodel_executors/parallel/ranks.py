@@ -19,8 +19,7 @@ import torch.distributed as dist
 from perfmodel.errors import PerfmodelError
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
-from perfmodel_executors.device import DeviceClock, StepClock
-from perfmodel_executors.graphs import DecodeGraphs
+from perfmodel_executors.device import StepClock, device_clock
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.parallel.experts import ExpertSharing
 from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
@@ -37,36 +36,21 @@ def sharing_of(engine: EngineSpec, routing: ExpertRouting) -> ExpertSharing | No
     return ExpertSharing(routing, engine.eplb_config.num_redundant_experts if engine.enable_eplb else None)
 
 
-class PathClock:
-    """Nanoseconds of the steps of a group of ranks, as differences between two calls: their critical paths, summed."""
-
-    meaning = "CPU time of the ranks' threads along the critical path"
-
-    def __init__(self, runner: "LeadingRunner") -> None:
-        self._runner = runner
-
-    def __call__(self) -> int:
-        return self._runner.path_ns
-
-
-class LeadingRunner:
+class LeadingRunner(StepRunner):
     """Rank 0's runner: broadcasts each call to the other ranks, and runs it. path_ns: critical path of all calls so
     far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
     messages of the last step."""
 
-    graphs: DecodeGraphs | None = None
-
     def __init__(self, number: int, local: StepRunner, others: Sequence[Connection], log: MessageLog) -> None:
-        self.path_ns = 0
-        self.stage_ns: Sequence[int] = ()
-        self.log = log
+        super().__init__(local.decoder, local.cache, keeps_kv=local.keeps_kv)
+        self.path_ns, self.log = 0, log
         self._number, self._local, self._others = number, local, others
-        self.decoder, self.cache, self.keeps_kv = local.decoder, local.cache, local.keeps_kv
         self._is_timed = local.decoder.device.type == "cpu"
         self._has_stages = local.decoder.group.stage.num_stages > 1
 
     def new_clock(self) -> StepClock:
-        return PathClock(self) if self._is_timed else DeviceClock(self.decoder.device)
+        path = StepClock(lambda: self.path_ns, "CPU time of the ranks' threads along the critical path")
+        return path if self._is_timed else device_clock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
         before = self._local.cache.num_blocks
@@ -120,7 +104,7 @@ class Ranks:
         self._others = others
         self._num_runners = 0
 
-    def runner(self, setup: RunnerSetup) -> StepRunner | LeadingRunner:
+    def runner(self, setup: RunnerSetup) -> StepRunner:
         """A runner for `setup` on all ranks. Raises PerfmodelError as `build_runner` does, on whichever rank."""
         if self.num_ranks == 1:
             return build_runner(setup)
@@ -173,7 +157,7 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
 
 
 @contextmanager
-def open_runner(setup: RunnerSetup) -> Iterator[StepRunner | LeadingRunner]:
+def open_runner(setup: RunnerSetup) -> Iterator[StepRunner]:
     """The runner of the engine's one rank, or of the first of several, which follow it until the end of the block."""
     num_ranks = setup.engine.num_devices
     if num_ranks > 1:  # before processes are started that would say it too

@@ -2,8 +2,9 @@
 product's output are shared out where the next product sums over them; that gives partial sums, which the ranks add up,
 and its bias stays with the first rank. Experts are cut so, too, or shared out whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -12,11 +13,11 @@ from perfmodel.cost.memory.footprint import shard_layer
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.routing import Placement
 from perfmodel.ops.sharding import Sharding
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, Weight
-from perfmodel_executors.models.quantized import refuse
+from perfmodel_executors.models import weights as blocks
+from perfmodel_executors.models.quantized import layer_quantizer, refuse, table_quantizer
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
@@ -28,7 +29,7 @@ def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None 
     if num_ranks == 1:
         return model
     check_divisible(model, num_ranks, experts)
-    copies = 0 if experts is None else experts.num_copies
+    copies = 0 if experts is None else experts.num_redundant or 0
     shard = Sharding(tp=num_ranks, is_expert_parallel=experts is not None, num_redundant_experts=copies)
     return replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
 
@@ -117,85 +118,87 @@ def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeigh
     )
 
 
+def held_weights(
+    weights: DecoderWeights, layers: Iterable[LayerWeights], model: ModelSpec, group: TensorGroup
+) -> DecoderWeights:
+    """This rank's part, quantised layer by layer, so that only one is held in full unless all are already."""
+    table = table_quantizer(model)
+    embedding = table(shard_rows(weights.embedding, group), "embedding")
+    head = embedding if model.tie_word_embeddings else table(shard_rows(weights.lm_head, group), "lm_head")
+    quantize = layer_quantizer(model)
+    pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
+    held = [quantize(shard_layer_weights(layer, spec, group, i), spec, i) for i, (layer, spec) in pairs]
+    used = blocks.used_in_turn(held, model.num_layers)
+    return stage_weights(DecoderWeights(embedding, head, weights.final_norm, used), group.stage)
+
+
 def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:
     if group.size == 1:
         return weights
-    mixer, ffn, experts = weights.mixer, weights.ffn, group.experts
+    mixer, ffn = weights.mixer, weights.ffn
     if mixer is not None:
         assert isinstance(layer.mixer, Attention)
         assert isinstance(mixer, AttentionWeights)
         mixer = _attention(mixer, layer.mixer, group)
-    if ffn is not None:
-        assert layer.ffn is not None
-        gated = layer.ffn.gated
-        if isinstance(ffn, FFNWeights):
-            ffn = _dense(ffn, gated, group)
-        else:
-            assert isinstance(layer.ffn, MoEFFN)
-            shared = None if ffn.shared is None else _dense(ffn.shared, gated, group)
-            if experts is None:
-                up, down = _halves(_plain(ffn.up), 1, gated, group), _cut(_plain(ffn.down), 2, group)
-                ffn = replace(ffn, up=up, down=down, shared=shared)
-            else:
-                placement = experts.placement(layer.ffn, index, group.size)
-                ffn = replace(_whole_experts(ffn, group, placement), shared=shared)
+    if isinstance(ffn, FFNWeights):
+        assert isinstance(layer.ffn, DenseFFN)
+        ffn = _dense(ffn, layer.ffn.intermediate_size, layer.ffn.gated, group)
+    elif ffn is not None:
+        assert isinstance(layer.ffn, MoEFFN)
+        ffn = _experts(ffn, layer.ffn, index, group)
     return replace(weights, mixer=mixer, ffn=ffn)
 
 
 def _attention(weights: AttentionWeights, mixer: Attention, group: TensorGroup) -> AttentionWeights:
-    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+    heads, kv_heads, values = mixer.num_heads, mixer.num_kv_heads, (mixer.num_heads, mixer.v_head_dim)
     sections = [(heads, mixer.head_dim), (kv_heads, mixer.head_dim), (kv_heads, mixer.v_head_dim)]
     if mixer.output_gate:
-        sections.append((heads, mixer.v_head_dim))
+        sections.append(values)
     return replace(
         weights,
-        qkv=_heads(_plain(weights.qkv), sections, group),
-        out=_cut(_plain(weights.out), 1, group),
-        qkv_bias=None if weights.qkv_bias is None else _heads(weights.qkv_bias, sections, group),
+        qkv=_share(weights.qkv, sections, group),
+        out=_share(weights.out, [values], group, dim=1),
+        qkv_bias=None if weights.qkv_bias is None else _share(weights.qkv_bias, sections, group),
         out_bias=weights.out_bias if group.rank == 0 else None,
     )
 
 
-def _heads(rows: Tensor, sections: Sequence[tuple[int, int]], group: TensorGroup) -> Tensor:
-    parts, begin = [], 0
-    for count, dim in sections:
-        held = max(1, count // group.size)
-        first = group.rank * count // group.size  # fewer heads than ranks: neighbours start at the same one
-        parts.append(rows[begin + first * dim : begin + (first + held) * dim])
-        begin += count * dim
-    return torch.cat(parts)
-
-
-def _dense(weights: FFNWeights, gated: bool, group: TensorGroup) -> FFNWeights:
+def _dense(weights: FFNWeights, width: int, gated: bool, group: TensorGroup) -> FFNWeights:
+    halves = [(width, 1)] * (1 + gated)
     return FFNWeights(
-        up=_halves(_plain(weights.up), 0, gated, group),
-        down=_cut(_plain(weights.down), 1, group),
-        up_bias=None if weights.up_bias is None else _halves(weights.up_bias, 0, gated, group),
+        up=_share(weights.up, halves, group),
+        down=_share(weights.down, halves[:1], group, dim=1),
+        up_bias=None if weights.up_bias is None else _share(weights.up_bias, halves, group),
         down_bias=weights.down_bias if group.rank == 0 else None,
     )
 
 
-def _whole_experts(weights: MoEWeights, group: TensorGroup, placement: Placement) -> MoEWeights:
+def _experts(weights: MoEWeights, ffn: MoEFFN, index: int, group: TensorGroup) -> MoEWeights:
+    up, down, shared = _plain(weights.up), _plain(weights.down), weights.shared
+    if shared is not None:
+        weights = replace(weights, shared=_dense(shared, ffn.shared_intermediate_size, ffn.gated, group))
+    if group.experts is None:
+        halves = [(ffn.intermediate_size, 1)] * (1 + ffn.gated)
+        return replace(weights, up=_share(up, halves, group, dim=1), down=_share(down, halves[:1], group, dim=2))
+    placement = group.experts.placement(ffn, index, group.size)
     local = LocalExperts.of(placement, group.rank, weights.router.device)
     held = list(local.held)
-    return replace(
-        weights,
-        up=_plain(weights.up)[held],
-        down=_plain(weights.down)[held],
-        up_bias=None if weights.up_bias is None else weights.up_bias[held],
-        down_bias=None if weights.down_bias is None else weights.down_bias[held],
-        local=local,
-    )
+    up_bias, down_bias = (bias if bias is None else bias[held] for bias in (weights.up_bias, weights.down_bias))
+    return replace(weights, up=up[held], down=down[held], up_bias=up_bias, down_bias=down_bias, local=local)
 
 
-def _halves(up: Tensor, dim: int, gated: bool, group: TensorGroup) -> Tensor:
-    """This rank's share of gate and up each, side by side again."""
-    return torch.cat([_cut(half, dim, group) for half in (up.chunk(2, dim) if gated else (up,))], dim)
-
-
-def _cut(matrix: Tensor, dim: int, group: TensorGroup) -> Tensor:
-    size = matrix.shape[dim] // group.size
-    return matrix.narrow(dim, group.rank * size, size).clone(memory_format=torch.contiguous_format)
+def _share(
+    weight: Weight | ExpertWeight, sections: Sequence[tuple[int, int]], group: TensorGroup, dim: int = 0
+) -> Tensor:
+    """This rank's part of each of `sections` along `dim`, side by side again. sections: how many heads (or single rows)
+    are shared out, and the rows of each."""
+    matrix, parts, begin = _plain(weight), [], 0
+    for count, size in sections:
+        held = max(1, count // group.size)
+        first = group.rank * count // group.size  # fewer heads than ranks: neighbours start at the same one
+        parts.append(matrix.narrow(dim, begin + first * size, held * size))
+        begin += count * size
+    return torch.cat(parts, dim)
 
 
 def _plain(weight: Weight | ExpertWeight) -> Tensor:

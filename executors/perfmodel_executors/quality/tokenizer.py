@@ -1,6 +1,7 @@
 """Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it. The
 tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,32 +32,9 @@ def read_text(source: str = PYDOC) -> str:
 _DIGITS_APART = ("smollm",)  # `tokenizer.ggml.pre` of vocabularies that split numbers into digits
 
 
-class Tokenizer:
-    """Byte-level BPE as GPT-2 has it: text to token ids and back."""
-
-    def __init__(self, tokens: list[str], merges: list[str], splits_digits: bool) -> None:
-        from tokenizers import Tokenizer as Library
-        from tokenizers import decoders, models, pre_tokenizers
-
-        vocabulary = {token: index for index, token in enumerate(tokens)}
-        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
-        self._library = Library(models.BPE(vocab=vocabulary, merges=pairs))
-        digits = [pre_tokenizers.Digits(individual_digits=True)] if splits_digits else []
-        steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        self._library.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        self._library.decoder = decoders.ByteLevel()
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text).ids
-        return ids
-
-    def decode(self, ids: list[int]) -> str:
-        text: str = self._library.decode(ids)
-        return text
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF file. Raises MissingExtraError, or PerfmodelError for other kinds than byte-level BPE."""
+def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
+    """From text to token ids, as byte-level BPE of GPT-2's kind, by the vocabulary of a GGUF file. Raises
+    MissingExtraError, or PerfmodelError for other kinds of vocabularies."""
     for package in ("gguf", "tokenizers"):
         if find_spec(package) is None:
             raise MissingExtraError(
@@ -64,6 +42,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
                 f"install '.[weights]' in the checkout."
             )
     from gguf import GGUFReader
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
     fields = GGUFReader(path).fields
     facts = {
@@ -76,7 +55,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{Path(path).name}: its vocabulary is {facts.get('model', 'missing')}; tokenizers are made of byte-level "
             f"BPE (gpt2) vocabularies only."
         )
-    return Tokenizer(facts["tokens"], facts["merges"], facts.get("pre") in _DIGITS_APART)
+    vocabulary = {token: index for index, token in enumerate(facts["tokens"])}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in facts["merges"])]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if facts.get("pre") in _DIGITS_APART else []
+    steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text).ids
+        return ids
+
+    return encode
 
 
 def text_of(scenario: Scenario) -> list[int]:
@@ -91,4 +81,4 @@ def text_of(scenario: Scenario) -> list[int]:
             f"traffic.prompts: got {source!r}, but {model.name} is read from no .gguf file, so there is no tokenizer "
             f"to cut it into tokens; leave it out, or name a .gguf file as the model."
         )
-    return load_tokenizer(path).encode(read_text(source))
+    return load_tokenizer(path)(read_text(source))

@@ -117,7 +117,7 @@ def check_speculation(model: ModelSpec, engine: EngineSpec) -> None:
 
 def build_speculator(
     runner: StepRunner, engine: EngineSpec, draft: Decoder | None = None, seed: int = 0
-) -> Speculator | PipelinedSpeculator | None:
+) -> Speculator | None:
     """What drafts for `runner`; None without `engine.speculative_config`. draft: the decoder of the draft model, where
     it is there already; else it is loaded as the engine says."""
     config, target, block_size = engine.speculative_config, runner.decoder, runner.cache.block_size
@@ -136,7 +136,7 @@ def build_speculator(
             )
         drafter = draft or _load(target, engine, config, seed)
         ahead = PipelinedProposer(StepRunner(drafter, drafter.new_cache(block_size)), tree.depth, engine.max_num_seqs)
-        return PipelinedSpeculator(Speculator(runner, ahead, tree, config.method), ahead)
+        return PipelinedSpeculator(runner, ahead, tree, config.method)
 
     def runner_of(drafter: Decoder, cache: KVCache) -> StepRunner:
         return StepRunner(drafter, cache, None if runner.graphs is None else runner.graphs.of(drafter, cache))

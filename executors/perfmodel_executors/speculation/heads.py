@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from perfmodel_executors.graphs import DecodeGraphs
 from perfmodel_executors.kernels.apply_linear import apply_linear
+from perfmodel_executors.kernels.kv_pages import grown
 from perfmodel_executors.kernels.tiles import tuning
 from perfmodel_executors.models.batch import StepBatch, TokenSegment, build_batch, first_rows
 from perfmodel_executors.models.decoder import Decoder
@@ -31,60 +32,27 @@ from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.proposer import Drafting, DraftTree, Proposer, Round, by_row, draft_by_level
 
 
-class NewestStates:
-    """States [C] of the newest token of each KV block. A shared block is full, so what lies behind its end holds there,
-    too."""
-
-    def __init__(self, decoder: Decoder, block_size: int) -> None:
-        self._block_size = block_size
-        hidden = decoder.model.hidden_size
-        self._states_BC = torch.zeros(0, hidden, dtype=decoder.dtype, device=decoder.device)
-
-    def reserve(self, num_blocks: int) -> None:
-        states_BC, more = self._states_BC, num_blocks - len(self._states_BC)
-        if more > 0:
-            num_bytes = num_blocks * states_BC.shape[1] * states_BC.element_size()
-            check_memory(f"states of {num_blocks} KV blocks", num_bytes, states_BC.device)
-            self._states_BC = torch.cat((states_BC, states_BC.new_zeros(more, states_BC.shape[1])))
-
-    def keep(self, segments: Sequence[TokenSegment], states: Sequence[Tensor]) -> None:
-        """The tokens of each segment from its first on have the states [T, C]."""
-        size, blocks, rows = self._block_size, list[int](), list[Tensor]()
-        for segment, x_TC in zip(segments, states, strict=True):
-            start, end = segment.num_computed, segment.num_computed + len(x_TC)
-            for block in range(start // size, -(-end // size)):
-                blocks.append(segment.block_table[block])
-                rows.append(x_TC[min((block + 1) * size, end) - 1 - start])
-        if blocks:
-            index = torch.tensor(blocks, device=self._states_BC.device)
-            self._states_BC.index_copy_(0, index, torch.stack(rows))
-
-    def before(self, sequences: Sequence[Drafting | TokenSegment]) -> Tensor:
-        """[R, C]: of the token before the first new one of each, the newest of its block; zeros without one."""
-        positions = [sequence.num_computed for sequence in sequences]
-        last = [s.block_table[(place - 1) // self._block_size] for s, place in zip(sequences, positions, strict=True)]
-        x_RC = self._states_BC[torch.tensor(last, device=self._states_BC.device)]
-        if 0 in positions:
-            x_RC[[row for row, position in enumerate(positions) if not position]] = 0
-        return x_RC
-
-
 def _states_of(segments: Sequence[TokenSegment], x_TC: Tensor) -> list[Tensor]:
     return [x_TC[row : row + len(s.tokens)] for row, s in zip(first_rows(segments), segments, strict=True)]
 
 
 class _StateProposer(Proposer):
-    """Keeps the model's newest states, which come with a pass that verifies."""
+    """Keeps the states that come with a pass that verifies: [C] of the newest token of each KV block. A shared block is
+    full, so what lies behind its end holds there, too."""
 
     def __init__(self, decoder: Decoder, cache: KVCache, tree: DraftTree) -> None:
         self._cache, self._tree = cache, tree
-        self._newest = NewestStates(decoder, cache.block_size)
+        self._newest_BC = torch.zeros(0, decoder.model.hidden_size, dtype=decoder.dtype, device=decoder.device)
         self._segments: Sequence[TokenSegment] = ()
         self._states: list[Tensor] = []
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         self._cache.reserve_for(block_tables)
-        self._newest.reserve(self._cache.num_blocks)
+        newest_BC, num_blocks = self._newest_BC, self._cache.num_blocks
+        if num_blocks > len(newest_BC):
+            num_bytes = num_blocks * newest_BC.shape[1] * newest_BC.element_size()
+            check_memory(f"states of {num_blocks} KV blocks", num_bytes, newest_BC.device)
+            self._newest_BC = grown(newest_BC, num_blocks)
 
     def verify(self, runner: StepRunner, round_: Round, is_warm_up: bool = False) -> list[int]:
         tokens, x_TC = runner.run_with_states(round_.segments, is_warm_up)
@@ -93,7 +61,24 @@ class _StateProposer(Proposer):
 
     def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:
         right = [x_TC[[0, *path]] for x_TC, path in zip(self._states, paths, strict=False)]
-        self._newest.keep(self._segments, [*right, *self._states[len(paths) :]])
+        size, blocks, rows = self._cache.block_size, list[int](), list[Tensor]()
+        for segment, x_TC in zip(self._segments, [*right, *self._states[len(paths) :]], strict=True):
+            start, end = segment.num_computed, segment.num_computed + len(x_TC)
+            for block in range(start // size, -(-end // size)):
+                blocks.append(segment.block_table[block])
+                rows.append(x_TC[min((block + 1) * size, end) - 1 - start])
+        if blocks:
+            index = torch.tensor(blocks, device=self._newest_BC.device)
+            self._newest_BC.index_copy_(0, index, torch.stack(rows))
+
+    def _newest_before(self, sequences: Sequence[Drafting | TokenSegment]) -> Tensor:
+        """[R, C]: of the token before the first new one of each, the newest of its block; zeros without one."""
+        size, positions = self._cache.block_size, [sequence.num_computed for sequence in sequences]
+        last = [s.block_table[(place - 1) // size] for s, place in zip(sequences, positions, strict=True)]
+        x_RC = self._newest_BC[torch.tensor(last, device=self._newest_BC.device)]
+        if 0 in positions:
+            x_RC[[row for row, position in enumerate(positions) if not position]] = 0
+        return x_RC
 
 
 class MedusaHeads:
@@ -143,7 +128,7 @@ class MedusaProposer(_StateProposer):
         drafts: list[list[int]] = [[] for _ in drafting]
         active = [i for i, sequence in enumerate(drafting) if sequence.depth]
         if active:
-            h_RC = self._newest.before([drafting[i] for i in active])
+            h_RC = self._newest_before([drafting[i] for i in active])
             for i, by_head in zip(active, self._heads.candidates(h_RC), strict=True):
                 for depth in range(drafting[i].depth):
                     drafts[i] += by_head[depth] * len(self._tree.levels[depth])
@@ -219,7 +204,7 @@ class EagleProposer(_StateProposer):
         prompts += range(len(drafting), len(segments))
         if prompts:
             asked = [segments[i]._replace(is_sampled=False, draws=()) for i in prompts]
-            first = self._newest.before(asked)
+            first = self._newest_before(asked)
             before = [torch.cat((first[row : row + 1], self._states[i][:-1])) for row, i in enumerate(prompts)]
             self._passes.states(asked, before)
         return tokens
@@ -237,7 +222,7 @@ class EagleProposer(_StateProposer):
     def _before(self, drafting: Drafting) -> Tensor:
         """The states before the tokens that no pass has read, up to the newest; behind a prompt, before that alone."""
         unread = self._unread.get(drafting.key)
-        return self._newest.before([drafting]) if unread is None else unread
+        return self._newest_before([drafting]) if unread is None else unread
 
     def _first(self, drafting: Sequence[Drafting]) -> list[Tensor]:
         segments, before, ends = list[TokenSegment](), list[Tensor](), list[int]()

@@ -13,7 +13,7 @@ import torch
 
 from perfmodel_executors.models.batch import TokenSegment, slot
 from perfmodel_executors.runner import StepRunner
-from perfmodel_executors.speculation.proposer import Drafting, Proposer
+from perfmodel_executors.speculation.proposer import Drafting, DraftShape, Proposer
 from perfmodel_executors.speculation.speculator import Speculator, Verified
 
 
@@ -143,27 +143,25 @@ class PipelinedProposer(Proposer):
         return [self._own_blocks + block for block in block_table]
 
 
-class PipelinedSpeculator:
-    """As `Speculator`, with a drafter beside it. A step takes as long as the longer of both threads, by their CPU
+class PipelinedSpeculator(Speculator):
+    """With a drafter beside the model. A step takes as long as the longer of both threads, by their CPU
     times: on a shared machine the wall's time is that of the neighbours."""
 
-    def __init__(self, verifying: Speculator, proposer: PipelinedProposer) -> None:
-        self.proposer = proposer
+    proposer: PipelinedProposer
+
+    def __init__(self, runner: StepRunner, proposer: PipelinedProposer, tree: DraftShape, method: str = "") -> None:
+        super().__init__(runner, proposer, tree, method)
         self.ahead = proposer.depth + 1  # a guess of the model's own token, and the next draft
-        self.tree, self.new_counts = verifying.tree, verifying.new_counts
-        self._verifying = verifying
         self._ahead: list[list[int]] = []
 
     def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
-        """What a step's matrix shapes depend on beside its plan."""
-        return (*self._verifying.shape(drafting, chunks), -1, *sorted(self.proposer.first_lengths(drafting)))
+        return (*super().shape(drafting, chunks), -1, *sorted(self.proposer.first_lengths(drafting)))
 
     def run(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment], is_warm_up: bool = False) -> Verified:
-        """Take the step. Nothing is remembered of it until `finalize`, so it may be taken twice."""
         drafts = self.proposer.propose(drafting, chunks)
         going_on = self.proposer.go_on(drafting, drafts, chunks)
         begin = time.thread_time_ns()
-        verified = self._verifying.run(drafting, chunks, is_warm_up)
+        verified = super().run(drafting, chunks, is_warm_up)
         verifying_ns = time.thread_time_ns() - begin
         self._ahead, drafting_ns = going_on.result()
         guessed = [
@@ -173,7 +171,7 @@ class PipelinedSpeculator:
         return verified._replace(guessed=guessed, waited_ns=max(0, drafting_ns - verifying_ns))
 
     def finalize(self, drafting: Sequence[Drafting], verified: Verified) -> None:
-        self._verifying.finalize(drafting, verified)
+        super().finalize(drafting, verified)
         outcomes = zip(drafting, verified.paths, verified.guessed, self._ahead, strict=True)
         for index, (sequence, path, guess, ahead) in enumerate(outcomes):
             self.proposer.keep(index, sequence, len(path), ahead[1:] if guess else None)

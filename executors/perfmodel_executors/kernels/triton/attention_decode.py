@@ -16,18 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels.attention_prefill import PLAIN, AttentionRule
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, compute_units, padded, pick
-from perfmodel_executors.kernels.triton.kv_pages import (
-    format_of,
-    load_pages,
-    load_pairs,
-    page_buffers,
-    product_dtype,
-    raw,
-    token_rows,
-)
+from perfmodel_executors.kernels.triton import kv_pages
+from perfmodel_executors.kernels.triton.kv_pages import load_pages, load_pairs, token_rows
 
 _MAX_ROWS = 64  # query heads of one program
 _MAX_SPLITS = 64
@@ -178,10 +172,7 @@ def attention_decode(
     pages: KVPages,
     block_tables_DM: Tensor,
     context_lens_D: Tensor,
-    window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
-    sinks_N: Tensor | None = None,
+    rule: AttentionRule = PLAIN,
     *,
     num_splits: int | None = None,
     config: TileConfig | None = None,
@@ -197,21 +188,21 @@ def attention_decode(
     splits = num_splits or num_splits_for(
         num_seqs * programs, block_tables_DM.shape[1] * pages.block_size, compute_units(q_DNH.device)
     )
-    form = format_of(pages.dtype, q_DNH.device)
+    form = kv_pages.format_of(pages.dtype, q_DNH.device)
     is_paired = form != "plain" and v_dim % 2 == 0
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, v_dim)
     part, lse = split_buffers(out_DNH, splits)
     widths = (padded(head_dim), padded(v_dim))
-    values = pages.v_BSKH.view(torch.int16) if is_paired else raw(pages.v_BSKH, form)
+    values = pages.v_BSKH.view(torch.int16) if is_paired else kv_pages.raw(pages.v_BSKH, form)
     args = (
-        q_DNH, raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_DM, context_lens_D, sinks_N, part, lse,
+        q_DNH, kv_pages.raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
+        block_tables_DM, context_lens_D, rule.sinks_N, part, lse,
         q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
-        "WINDOW": window or 0, "CHUNK": chunk or 0, "CAP": cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1,
-        "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
+        "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0, "CAP": rule.cap or 0.0, "ROWS": rows,
+        "IS_SPLIT": splits > 1, "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
         "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
     }  # fmt: skip
 
@@ -219,18 +210,14 @@ def attention_decode(
         grid = (programs, splits, num_seqs)
         launch(_attention_decode_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
-    if config is None:
-        length = block_tables_DM.shape[1] * pages.block_size
-        problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
-        key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
-        product = product_dtype(q_DNH, pages).itemsize
-        law = partial(shared_bytes, widths=widths, rows=rows, product=product, stored=pages.dtype.itemsize)
-        # Half the bytes a token: twice the tokens a tile.
-        listed = (
-            sorted(_CANDIDATES, key=lambda candidate: candidate != _QUANTIZED) if pages.is_quantized else _CANDIDATES
-        )
-        config = pick("attention_decode", key, lambda: listed, law, run, q_DNH.device)
-    run(config)
+    length = block_tables_DM.shape[1] * pages.block_size
+    problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
+    key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
+    product = kv_pages.product_dtype(q_DNH, pages).itemsize
+    law = partial(shared_bytes, widths=widths, rows=rows, product=product, stored=pages.dtype.itemsize)
+    # Half the bytes a token: twice the tokens a tile.
+    listed = sorted(_CANDIDATES, key=lambda candidate: candidate != _QUANTIZED) if pages.is_quantized else _CANDIDATES
+    run(config or pick("attention_decode", key, lambda: listed, law, run, q_DNH.device))
     if lse is not None:
         combine_splits(part, lse, out_DNH)
     return out_DNH
@@ -274,6 +261,6 @@ def shared_bytes(
     config: TileConfig, capability: int, widths: tuple[int, int], rows: int, product: int, stored: int
 ) -> int:
     """An upper bound: queries, buffers of keys, values, their block ids and scales, and what reductions exchange."""
-    tile, buffers = config.sizes["TILE"], page_buffers(config.options.num_stages)
+    tile, buffers = config.sizes["TILE"], kv_pages.page_buffers(config.options.num_stages)
     per_token = sum(widths) * stored + 8 + (16 if stored == 1 else 0)
     return rows * max(widths) * product + buffers * tile * per_token + 4096

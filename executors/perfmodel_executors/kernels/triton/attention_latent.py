@@ -10,24 +10,18 @@ for DeepSeek-V3; only few new tokens behind a long prefix are less work absorbed
 
 import math
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels import tiles
 from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPages
+from perfmodel_executors.kernels.kv_pages import Chunks
 from perfmodel_executors.kernels.launch import Options, launch
-from perfmodel_executors.kernels.tiles import (
-    TileConfig,
-    capability_of,
-    compute_units,
-    has_copy_engine,
-    padded,
-    pick,
-    pipelined_bytes,
-)
+from perfmodel_executors.kernels.tiles import TileConfig, padded, pick
 from perfmodel_executors.kernels.triton.attention_decode import combine_splits, num_splits_for, split_buffers
 from perfmodel_executors.kernels.triton.hopper_latent import HEADS, hopper_latent_kernel, is_for_hopper
 from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
@@ -119,8 +113,8 @@ def attention_latent_decode(
     q_DNH, (num_heads, nope, rank), num_seqs = q_DNH.contiguous(), keys_NPR.shape, len(q_DNH)
     absorbed_NDR, q_rotated_DNr = torch.bmm(q_DNH[..., :nope].transpose(0, 1), keys_NPR), q_DNH[..., nope:]
     rotated, most_tokens = q_rotated_DNr.shape[2], block_tables_DM.shape[1] * pages.block_size
-    tiles = triton.cdiv(num_heads, HEADS)
-    splits = num_splits or num_splits_for(num_seqs * tiles, most_tokens, compute_units(q_DNH.device))
+    programs = num_seqs * triton.cdiv(num_heads, HEADS)
+    splits = num_splits or num_splits_for(programs, most_tokens, tiles.compute_units(q_DNH.device))
     sums_DNR = q_DNH.new_empty(num_seqs, num_heads, rank)
     part, lse = split_buffers(sums_DNR, splits)
     args = (
@@ -139,15 +133,13 @@ def attention_latent_decode(
         else:
             launch(_attention_latent_kernel, grid, *args, options=config.options, **sizes, **paddings, **config.sizes)
 
-    if config is None:
-        problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), most_tokens.bit_length())
-        law = partial(latent_shared_bytes, widths=widths, element_bytes=q_DNH.element_size())
-        listed = list(_CANDIDATES)
-        if is_for_hopper(absorbed_NDR, rotated):
-            listed.insert(0 if num_heads > HEADS // 2 else len(listed), _HOPPER_TILE)
-        key = (*problem, *sizes.values(), splits > 1, q_DNH.dtype)
-        config = pick("attention_latent_decode", key, lambda: listed, law, run, q_DNH.device)
-    run(config)
+    problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), most_tokens.bit_length())
+    law = partial(latent_shared_bytes, widths=widths, element_bytes=q_DNH.element_size())
+    listed = list(_CANDIDATES)
+    if is_for_hopper(absorbed_NDR, rotated):
+        listed.insert(0 if num_heads > HEADS // 2 else len(listed), _HOPPER_TILE)
+    key = (*problem, *sizes.values(), splits > 1, q_DNH.dtype)
+    run(config or pick("attention_latent_decode", key, lambda: listed, law, run, q_DNH.device))
     if lse is not None:
         combine_splits(part, lse, sums_DNR)
     return torch.bmm(sums_DNR.transpose(0, 1), values_NVR.transpose(1, 2)).transpose(0, 1)
@@ -162,8 +154,6 @@ def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, 
     latents = tile * sum(widths) * page_buffers(stages)
     return (rows * sum(widths) + latents + rows * tile) * element_bytes + (16 * tile if stages > 2 else 0)
 
-
-Chunks: TypeAlias = tuple[Tensor, Tensor, Tensor]  # block tables, first query rows, tokens computed before
 
 TOKENS = 128  # of a tile, and what contexts are rounded up to
 # Sums take 128 registers of each thread. With slices of 32 of the rank and more, fragments spill on Ampere.
@@ -231,7 +221,7 @@ def _expand_latents_kernel(
 
 def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which: slice) -> ExpandedKV:
     """Keys and values of the heads `which` for all tokens of all chunks; behind a chunk's context, anything."""
-    tables_GM, (num_chunks, width), latents = chunks[0], chunks[0].shape, pages.latents_BSW
+    tables_GM, (num_chunks, width), latents = chunks.tables_GM, chunks.tables_GM.shape, pages.latents_BSW
     num_heads, nope, rank = heads.keys_NPR[which].shape
     value, rotated = heads.values_NVR.shape[1], latents.shape[2] - rank
     length = triton.cdiv(width * pages.block_size, TOKENS) * TOKENS
@@ -241,7 +231,7 @@ def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which
         latents.new_empty(num_chunks, length, wide["ROTATED_PAD"]),
         latents.new_empty(num_chunks, num_heads, length, wide["VALUE_PAD"]),
     )
-    args = (latents, *chunks, heads.keys_NPR, heads.values_NVR, *expanded, tables_GM.stride(0), length, which.start)
+    args = (latents, *chunks[:3], heads.keys_NPR, heads.values_NVR, *expanded, tables_GM.stride(0), length, which.start)
     sizes = {"RANK": rank, "NOPE": nope, "ROTATED": rotated, "VALUE": value, **wide, "PAGE": pages.block_size}
     row_bytes = (TOKENS + wide["NOPE_PAD"] + wide["VALUE_PAD"]) * latents.element_size()
 
@@ -250,10 +240,10 @@ def expand_latents(pages: LatentPages, chunks: Chunks, heads: LatentHeads, which
         launch(_expand_latents_kernel, grid, *args, options=config.options, TOKENS=TOKENS, **sizes, **config.sizes)
 
     def needed(config: TileConfig, capability: int) -> int:
-        return pipelined_bytes(row_bytes * config.sizes["BLOCK_K"], config, capability)
+        return tiles.pipelined_bytes(row_bytes * config.sizes["BLOCK_K"], config, capability)
 
     problem = (num_heads, num_chunks.bit_length(), length.bit_length(), *sizes.values(), latents.dtype)
-    listed = _EXPANDING if has_copy_engine(capability_of(latents.device) or 0) else _EXPANDING[-1:]
+    listed = _EXPANDING if tiles.has_copy_engine(tiles.capability_of(latents.device) or 0) else _EXPANDING[-1:]
     run(pick("expand_latents", problem, lambda: listed, needed, run, latents.device))
     return expanded
 
@@ -370,17 +360,10 @@ def _attention_expanded_kernel(
 
 
 def attention_latent_prefill(
-    q_TNH: Tensor,
-    pages: LatentPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    heads: LatentHeads,
-    *,
-    config: TileConfig | None = None,
+    q_TNH: Tensor, pages: LatentPages, chunks: Chunks, heads: LatentHeads, *, config: TileConfig | None = None
 ) -> Tensor:
-    num_tokens, num_heads, _ = q_TNH.shape
-    num_chunks, width = block_tables_GM.shape
+    block_tables_GM, query_starts_G, num_computed_G, *_ = chunks
+    (num_tokens, num_heads, _), (num_chunks, width) = q_TNH.shape, block_tables_GM.shape
     nope, value = heads.keys_NPR.shape[1], heads.values_NVR.shape[1]
     if heads.absorbs(-(-num_tokens // num_chunks), width * pages.block_size):
         # Each token as a sequence of its own, that ends with it.
@@ -392,54 +375,40 @@ def attention_latent_prefill(
     out_TNV = q_TNH.new_empty(num_tokens, num_heads, value)
     head_bytes = num_chunks * width * pages.block_size * (padded(nope) + padded(value)) * q_TNH.element_size()
     at_once = max(1, min(num_heads, _WORKSPACE_BYTES // max(1, head_bytes)))
-    for first in range(0, num_heads, at_once):
-        which = slice(first, min(first + at_once, num_heads))
-        expanded = expand_latents(pages, (block_tables_GM, query_starts_G, num_computed_G), heads, which)
-        _attend(q_TNH, expanded, query_starts_G, num_computed_G, heads, which, out_TNV, config)
-    return out_TNV
+    listed = [*_COPIED, *_LOADED] if tiles.has_copy_engine(tiles.capability_of(q_TNH.device) or 0) else _LOADED
 
+    def attend(expanded: ExpandedKV, first: int) -> None:
+        (_, held, length, _), width = expanded.keys.shape, q_TNH.shape[2]
+        args = (
+            q_TNH, *expanded, query_starts_G, num_computed_G, out_TNV, num_chunks, length, first,
+            heads.scale * math.log2(math.e),
+        )  # fmt: skip
+        widths = expanded.keys.shape[3], expanded.rotated.shape[2], expanded.values.shape[3]
+        constants = {
+            "N": num_heads, "NOPE": nope, "ROTATED": width - nope, "VALUE": value,
+            "NOPE_PAD": widths[0], "ROTATED_PAD": widths[1], "VALUE_PAD": widths[2],
+        }  # fmt: skip
 
-def _attend(
-    q_TNH: Tensor,
-    expanded: ExpandedKV,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    heads: LatentHeads,
-    which: slice,
-    out_TNV: Tensor,
-    config: TileConfig | None,
-) -> None:
-    (num_tokens, num_heads, width), (num_chunks, at_once, length, _) = q_TNH.shape, expanded.keys.shape
-    nope, value = heads.keys_NPR.shape[1], out_TNV.shape[2]
-    args = (
-        q_TNH, *expanded, query_starts_G, num_computed_G, out_TNV, num_chunks, length, which.start,
-        heads.scale * math.log2(math.e),
-    )  # fmt: skip
-    widths = expanded.keys.shape[3], expanded.rotated.shape[2], expanded.values.shape[3]
-    constants = {
-        "N": num_heads, "NOPE": nope, "ROTATED": width - nope, "VALUE": value,
-        "NOPE_PAD": widths[0], "ROTATED_PAD": widths[1], "VALUE_PAD": widths[2],
-    }  # fmt: skip
+        def run(config: TileConfig) -> None:
+            if config.sizes["DESCRIPTORS"]:
+                provide_scratch(q_TNH.device)
+            grid = (held, num_tiles(num_tokens, num_chunks, config.sizes["ROWS"]))
+            launch(_attention_expanded_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
-    def run(config: TileConfig) -> None:
-        if config.sizes["DESCRIPTORS"]:
-            provide_scratch(q_TNH.device)
-        grid = (at_once, num_tiles(num_tokens, num_chunks, config.sizes["ROWS"]))
-        launch(_attention_expanded_kernel, grid, *args, options=config.options, **constants, **config.sizes)
-
-    if config is None:
-        problem = (num_tokens.bit_length(), num_chunks.bit_length(), length.bit_length(), at_once)
+        problem = (num_tokens.bit_length(), num_chunks.bit_length(), length.bit_length(), held)
         law = partial(expanded_shared_bytes, widths=widths, element_bytes=q_TNH.element_size())
-        listed = [*_COPIED, *_LOADED] if has_copy_engine(capability_of(q_TNH.device) or 0) else _LOADED
         key = (*problem, *constants.values(), q_TNH.dtype)
-        config = pick("attention_latent_prefill", key, lambda: listed, law, run, q_TNH.device)
-    run(config)
+        run(config or pick("attention_latent_prefill", key, lambda: listed, law, run, q_TNH.device))
+
+    for first in range(0, num_heads, at_once):
+        attend(expand_latents(pages, chunks, heads, slice(first, min(first + at_once, num_heads))), first)
+    return out_TNV
 
 
 def expanded_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int, int], element_bytes: int) -> int:
     """An upper bound: queries, the stages' keys and values, and weights on their way to the second product."""
     rows, keys, stages = config.sizes["ROWS"], config.sizes["KEYS"], config.options.num_stages
-    reads_sram = rows >= 64 and has_copy_engine(capability)
+    reads_sram = rows >= 64 and tiles.has_copy_engine(capability)
     buffers = stages if reads_sram else stages - 1
     elements = rows * sum(widths[:2]) + buffers * keys * sum(widths) + (0 if reads_sram else rows * keys)
     return elements * element_bytes + 1024 * config.sizes["DESCRIPTORS"]  # barriers

@@ -13,19 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perfmodel_executors.kernels.attention_prefill import check_tree
-from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.attention_prefill import PLAIN, AttentionRule, check_tree
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, padded, pick
+from perfmodel_executors.kernels.triton import kv_pages
 from perfmodel_executors.kernels.triton.attention_decode import begin_softmax, soft_capped
-from perfmodel_executors.kernels.triton.kv_pages import (
-    format_of,
-    load_pages,
-    page_buffers,
-    product_dtype,
-    raw,
-    token_rows,
-)
+from perfmodel_executors.kernels.triton.kv_pages import load_pages, token_rows
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
 
 _ROWS = (16, 32, 64, 128)
@@ -58,7 +52,7 @@ def shared_bytes(config: TileConfig, capability: int, widths: tuple[int, int], p
     """An upper bound: queries, and the pipeline's buffers of keys, values, block ids and scales. Where the tensor cores
     read SRAM, one more buffer is filled meanwhile; what they read of quantised pages is a widened copy."""
     rows, keys = config.sizes["ROWS"], config.sizes["KEYS"]
-    buffers = page_buffers(config.options.num_stages)
+    buffers = kv_pages.page_buffers(config.options.num_stages)
     widened = exchanged = 0
     if rows >= 64 and _reads_from_sram(capability):
         buffers += 1 if stored == product else 0
@@ -206,53 +200,39 @@ def _attention_prefill_kernel(
 
 
 def attention_prefill(
-    q_TNH: Tensor,
-    pages: KVPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
-    sinks_N: Tensor | None = None,
-    ancestors_T: Tensor | None = None,
-    num_nodes_G: Tensor | None = None,
-    *,
-    config: TileConfig | None = None,
+    q_TNH: Tensor, pages: KVPages, chunks: Chunks, rule: AttentionRule = PLAIN, *, config: TileConfig | None = None
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each chunk, [T, N, H_v]: the reference says what the arguments are."""
-    check_tree(ancestors_T, window, chunk)
+    check_tree(chunks, rule)
     num_tokens, num_heads, head_dim = q_TNH.shape
-    kv_heads, v_dim, num_chunks = pages.num_kv_heads, pages.v_BSKH.shape[3], block_tables_GM.shape[0]
+    kv_heads, v_dim, num_chunks = pages.num_kv_heads, pages.v_BSKH.shape[3], len(chunks.tables_GM)
     group = num_heads // kv_heads
     q_TNH = q_TNH if q_TNH.stride()[1:] == (head_dim, 1) else q_TNH.contiguous()
     out_TNH = q_TNH.new_empty(num_tokens, num_heads, v_dim)
-    form = format_of(pages.dtype, q_TNH.device)
+    form = kv_pages.format_of(pages.dtype, q_TNH.device)
     args = (
-        q_TNH, raw(pages.k_BSKH, form), raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_GM, query_starts_G, num_computed_G, ancestors_T, num_nodes_G, sinks_N, out_TNH,
-        q_TNH.stride(0), block_tables_GM.stride(0), num_chunks, math.log2(math.e) / math.sqrt(head_dim),
+        q_TNH, kv_pages.raw(pages.k_BSKH, form), kv_pages.raw(pages.v_BSKH, form), pages.k_scale_BKS, pages.v_scale_BKS,
+        *chunks, rule.sinks_N, out_TNH,
+        q_TNH.stride(0), chunks.tables_GM.stride(0), num_chunks, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     widths = (padded(head_dim), padded(v_dim))
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
-        "WINDOW": window or 0, "CHUNK": chunk or 0, "IS_TREE": ancestors_T is not None,
-        "HAS_NODES": num_nodes_G is not None, "CAP": cap or 0.0, "H_PAD": widths[0], "V_PAD": widths[1],
+        "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0, "IS_TREE": chunks.ancestors_T is not None,
+        "HAS_NODES": chunks.nodes_G is not None, "CAP": rule.cap or 0.0, "H_PAD": widths[0], "V_PAD": widths[1],
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:
         tiles = num_tiles(num_tokens, num_chunks, config.sizes["ROWS"] // group)
         launch(_attention_prefill_kernel, (tiles, kv_heads), *args, options=config.options, **constants, **config.sizes)
 
-    if config is None:
-        rows, capability = -(-num_tokens // num_chunks) * group, capability_of(q_TNH.device)
-        listing = partial(candidates_for, rows, group, max(widths), capability, pages.is_quantized)
-        problem = (num_tokens.bit_length(), num_chunks.bit_length(), tuple(constants.values()))
-        product = product_dtype(q_TNH, pages).itemsize
-        law = partial(shared_bytes, widths=widths, product=product, stored=pages.dtype.itemsize)
-        key = (*problem, q_TNH.dtype, pages.dtype)
-        config = pick("attention_prefill", key, listing, law, run, q_TNH.device)
-    run(config)
+    rows, capability = -(-num_tokens // num_chunks) * group, capability_of(q_TNH.device)
+    listing = partial(candidates_for, rows, group, max(widths), capability, pages.is_quantized)
+    problem = (num_tokens.bit_length(), num_chunks.bit_length(), tuple(constants.values()))
+    product = kv_pages.product_dtype(q_TNH, pages).itemsize
+    law = partial(shared_bytes, widths=widths, product=product, stored=pages.dtype.itemsize)
+    key = (*problem, q_TNH.dtype, pages.dtype)
+    run(config or pick("attention_prefill", key, listing, law, run, q_TNH.device))
     return out_TNH
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perfmodel.models.architecture import BlockSparsity
 from perfmodel_executors.kernels.attention_sparse import seen_blocks
-from perfmodel_executors.kernels.kv_pages import KVPages
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages
 from perfmodel_executors.kernels.triton.attention_decode import attention_decode
 from perfmodel_executors.kernels.triton.attention_prefill import attention_prefill
 
@@ -23,16 +23,9 @@ def attention_sparse_decode(
     return attention_decode(q_DNH, pages, tables_DM, torch.where(context_lens_D > 0, seen_D, 0))
 
 
-def attention_sparse_prefill(
-    q_TNH: Tensor,
-    pages: KVPages,
-    block_tables_GM: Tensor,
-    query_starts_G: Tensor,
-    num_computed_G: Tensor,
-    sparsity: BlockSparsity,
-) -> Tensor:
-    size, num_tokens, num_chunks = sparsity.block, len(q_TNH), len(num_computed_G)
-    device = q_TNH.device
+def attention_sparse_prefill(q_TNH: Tensor, pages: KVPages, chunks: Chunks, sparsity: BlockSparsity) -> Tensor:
+    tables_GM, query_starts_G, num_computed_G, *_ = chunks
+    size, num_tokens, num_chunks, device = sparsity.block, len(q_TNH), len(num_computed_G), q_TNH.device
     begins_G = query_starts_G[:-1]
     first_G = begins_G // size + 2 * torch.arange(num_chunks, device=device)  # of each chunk's parts
     part_P = torch.arange(num_tokens // size + 2 * num_chunks, device=device)
@@ -41,9 +34,10 @@ def attention_sparse_prefill(
     block_P = computed_P // size + part_P - first_G[chunk_P]
     position_P = torch.minimum(torch.maximum(block_P * size, computed_P), ends_P)  # at the end: nothing is left
     block_P = torch.minimum(block_P, (ends_P - 1).clamp(min=0) // size)
-    tables_PM, before_P = _seen_pages(pages, block_tables_GM[chunk_P], block_P, sparsity)
+    tables_PM, before_P = _seen_pages(pages, tables_GM[chunk_P], block_P, sparsity)
     starts_P = torch.cat((begins_G[chunk_P] + position_P - computed_P, query_starts_G[-1:]))
-    return attention_prefill(q_TNH, pages, tables_PM, starts_P, before_P + position_P - block_P * size)
+    parts = Chunks(tables_PM, starts_P, before_P + position_P - block_P * size)
+    return attention_prefill(q_TNH, pages, parts)
 
 
 def _seen_pages(pages: KVPages, tables_PM: Tensor, block_P: Tensor, sparsity: BlockSparsity) -> tuple[Tensor, Tensor]:

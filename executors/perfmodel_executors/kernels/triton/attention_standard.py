@@ -97,15 +97,13 @@ def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, *, config: T
             options=config.options, **heads, HV=v_dim, V_PAD=padded(v_dim), **config.sizes,
         )  # fmt: skip
 
-    if config is None:
-        widths = (padded(head_dim), padded(v_dim))
+    widths = (padded(head_dim), padded(v_dim))
 
-        def needed(config: TileConfig, capability: int) -> int:
-            rows, keys = config.sizes["ROWS"], config.sizes["KEYS"]
-            pipeline = pipelined_bytes(keys * (rows + widths[1]) * q_TNH.dtype.itemsize, config, capability)
-            return max((rows + keys) * widths[0] * q_TNH.dtype.itemsize, pipeline) + 4096
+    def needed(config: TileConfig, capability: int) -> int:
+        rows, keys = config.sizes["ROWS"], config.sizes["KEYS"]
+        pipeline = pipelined_bytes(keys * (rows + widths[1]) * q_TNH.dtype.itemsize, config, capability)
+        return max((rows + keys) * widths[0] * q_TNH.dtype.itemsize, pipeline) + 4096
 
-        problem = (*(n.bit_length() for n in (num_queries, num_keys)), *heads.values(), *widths, q_TNH.dtype)
-        config = pick("attention_standard", problem, lambda: _CANDIDATES, needed, run, q_TNH.device)
-    run(config)
+    problem = (*(n.bit_length() for n in (num_queries, num_keys)), *heads.values(), *widths, q_TNH.dtype)
+    run(config or pick("attention_standard", problem, lambda: _CANDIDATES, needed, run, q_TNH.device))
     return out_TNH

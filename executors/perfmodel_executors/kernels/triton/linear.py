@@ -80,7 +80,7 @@ def _product(
     parts = []
     for first, plain in expand_weight(operand, x_MK.dtype):
         bias = None if bias_N is None else bias_N[first : first + plain.shape[0]]
-        parts.append(many_tokens_product("linear", x_MK, plain, bias, config))
+        parts.append(many_tokens_product("linear", x_MK, plain, bias, config, None))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 

@@ -14,15 +14,10 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, capability_of, compute_units, has_copy_engine, pick
+from perfmodel_executors.kernels.triton import swapped_product
 from perfmodel_executors.kernels.triton.hopper_product import HOPPER, hopper_product, hopper_shared_bytes
 from perfmodel_executors.kernels.triton.operand import Operand
-from perfmodel_executors.kernels.triton.swapped_product import (
-    add_slices,
-    grouped_tile,
-    num_slices,
-    own_blocks,
-    slice_buffer,
-)
+from perfmodel_executors.kernels.triton.swapped_product import Codes, grouped_tile, own_blocks
 
 _NOWHERE = 1 << 30  # bytes that no device has
 _MIN_SUMS = 64 * 128  # of a unit, for warps with roles: with fewer, slices of K fill the device better
@@ -127,12 +122,7 @@ def _many_tokens_kernel(
 
 
 def many_tokens_product(
-    kernel: str,
-    x_MK: Tensor,
-    operand: Operand,
-    bias_N: Tensor | None = None,
-    config: TileConfig | None = None,
-    codes: tuple[Tensor, Tensor] | None = None,
+    kernel: str, x_MK: Tensor, operand: Operand, bias_N: Tensor | None, config: TileConfig | None, codes: Codes | None
 ) -> Tensor:
     """The product [M, N] in x's dtype, of a weight that is plain, or whose codes meet codes; as `swapped_product`."""
     (m, k), n = x_MK.shape, operand.shape[0]
@@ -144,7 +134,7 @@ def many_tokens_product(
         sizes = config.sizes
         if sizes["DESCRIPTORS"]:
             provide_scratch(x_MK.device)
-        out = slice_buffer(y_MN, sizes["SPLIT_K"])
+        out = swapped_product.slice_buffer(y_MN, sizes["SPLIT_K"])
         tensors = (values_MK, scales, operand.values, operand.row_scales, operand.group_scales, bias_N, out)
         tiles = triton.cdiv(m, sizes["BLOCK_M"]) * triton.cdiv(n, sizes["BLOCK_N"])
         if "STAGES" in sizes:
@@ -154,13 +144,11 @@ def many_tokens_product(
         grid = (tiles, sizes["SPLIT_K"])
         launch(_many_tokens_kernel, grid, *tensors, *shape, m * n, options=config.options, **constants)
         if sizes["SPLIT_K"] > 1:
-            add_slices(out, bias_N, y_MN)
+            swapped_product.add_slices(out, bias_N, y_MN)
 
-    if config is None:
-        problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
-        law = partial(many_tokens_shared_bytes, operand)
-        config = pick(kernel, problem, partial(_candidates, values_MK, operand), law, run, x_MK.device)
-    run(config)
+    problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
+    law = partial(many_tokens_shared_bytes, operand)
+    run(config or pick(kernel, problem, partial(_candidates, values_MK, operand), law, run, x_MK.device))
     return y_MN
 
 
@@ -206,7 +194,7 @@ def _candidates(values_MK: Tensor, operand: Operand) -> Iterator[TileConfig]:
         if is_hopper and tile.warps > 4:
             continue  # the assembler of Triton 3.6 makes such products wait for each other
         tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
-        slices = num_slices(tiles, triton.cdiv(k, tile.block_k), values_MK.device, blocks_per_unit=1)
+        slices = swapped_product.num_slices(tiles, triton.cdiv(k, tile.block_k), values_MK.device, blocks_per_unit=1)
         sizes = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLIT_K": slices}
         for descriptors in (0, 1) if is_aligned and not is_hopper else (0,):
             yield TileConfig({**sizes, "DESCRIPTORS": descriptors}, Options(tile.warps, tile.stages))

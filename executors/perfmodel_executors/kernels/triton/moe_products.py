@@ -19,19 +19,13 @@ from torch import Tensor
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import ExpertLayer
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
+from perfmodel_executors.kernels.tiles import Law, TileConfig, capability_of, pick
+from perfmodel_executors.kernels.triton import moe_tiles
 from perfmodel_executors.kernels.triton.linear import quantize_tokens
-from perfmodel_executors.kernels.triton.moe_tiles import (
-    ExpertRows,
-    candidates,
-    num_splits,
-    own_tile,
-    shared_bytes,
-    stored_candidates,
-)
+from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, own_tile
 from perfmodel_executors.kernels.triton.operand import Operand, operand_of
 from perfmodel_executors.kernels.triton.stored_weights import check_format, scaled, tile_sums
-from perfmodel_executors.kernels.triton.swapped_product import shared_bytes as stored_shared_bytes
+from perfmodel_executors.kernels.triton.swapped_product import shared_bytes as stored_bytes
 from perfmodel_executors.kernels.triton.swiglu import act, act_gated
 
 _ONE_COLUMNS = 8  # that a program of the kernel for one token sums
@@ -284,7 +278,7 @@ def grouped_down(
         return out_TC
 
     def run(config: TileConfig) -> None:
-        splits = num_splits(num_tokens, placement.num_experts, top_k, width, inner, config)
+        splits = moe_tiles.num_splits(num_tokens, placement.num_experts, top_k, width, inner, config)
         dtype, parts = torch.float32 if splits > 1 else out_TC.dtype, top_k * splits
         y = torch.empty(num_tokens * parts, width, dtype=dtype, device=out_TC.device)
         constants = _constants(placement, operand, hidden_AI, config) | {"SPLITS": splits}
@@ -333,12 +327,12 @@ def _run_in_tiles(
     """Runs `up` or `down` with the tile that is forced, or the one that fits the problem."""
     few = len(placement.experts_TX) if placement.pairs is None and product == "down" else 0
     problem: tuple[object, ...] = (placement.rows, placement.form, few, weight.shape, x_AK.dtype, str(forced or ""))
-    law: Callable[[TileConfig, int], int]
+    law: Law
     if operand is None:
-        kernel, law = f"moe_{product}", shared_bytes(gates, x_AK.element_size())
-        listing = partial(candidates, product, placement.rows, capability_of(x_AK.device))
+        kernel, law = f"moe_{product}", moe_tiles.shared_bytes(gates, x_AK.element_size())
+        listing = partial(moe_tiles.candidates, product, placement.rows, capability_of(x_AK.device))
     else:
-        kernel, law = f"moe_{product}_stored", partial(stored_shared_bytes, operand, x_AK.element_size())
-        listing = partial(stored_candidates, placement.rows, operand, capability_of(x_AK.device))
+        kernel, law = f"moe_{product}_stored", partial(stored_bytes, operand, x_AK.element_size())
+        listing = partial(moe_tiles.stored_candidates, placement.rows, operand, capability_of(x_AK.device))
         problem = (*problem, *operand.problem)
     run(pick(kernel, problem, (lambda: [forced]) if forced else listing, law, run, x_AK.device))

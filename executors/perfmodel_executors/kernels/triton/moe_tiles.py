@@ -14,7 +14,6 @@ few     An expert's rows are one tile, and the program finds them in the routing
 one     One token: each of its pairs is a tile.
 """
 
-from collections.abc import Callable
 from math import sqrt
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from torch import Tensor
 from perfmodel.ops.routing import distinct_experts
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.tiles import TileConfig, pipelined_bytes
+from perfmodel_executors.kernels.tiles import Law, TileConfig, pipelined_bytes
 from perfmodel_executors.kernels.triton.operand import Operand
 
 GROUP = 8
@@ -115,7 +114,7 @@ def stored_candidates(rows: int, operand: Operand, capability: int | None) -> li
     ]
 
 
-def shared_bytes(gates: int, element_bytes: int) -> Callable[[TileConfig, int], int]:
+def shared_bytes(gates: int, element_bytes: int) -> Law:
     """The law for `tiles.pick`: a stage holds rows of the input and of each of the `gates` matrices. Tiles multiplied
     by warps are pipelined as on Ampere, on any device. Blackwell has a barrier beside each sum."""
 

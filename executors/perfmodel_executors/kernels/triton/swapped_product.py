@@ -170,17 +170,14 @@ def _swapped_product_kernel(
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
 
 
+Codes = tuple[Tensor, Tensor]  # activations in a weight's format, and their scales
+
+
 def swapped_product(
-    kernel: str,
-    x_MK: Tensor,
-    operand: Operand,
-    bias_N: Tensor | None = None,
-    config: TileConfig | None = None,
-    codes: tuple[Tensor, Tensor] | None = None,
+    kernel: str, x_MK: Tensor, operand: Operand, bias_N: Tensor | None, config: TileConfig | None, codes: Codes | None
 ) -> Tensor:
     """The product [M, N] in x's dtype. kernel: the operator, under whose name tiles are tuned; x_MK: rows may lie
-    apart, elements not; config: the tile, instead of the one that fits; codes: x in the weight's format, and its
-    scales."""
+    apart, elements not; config: the tile, instead of the one that fits; codes: x in the weight's format."""
     m, (n, k) = len(x_MK), operand.shape
     y_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
     values_MK, scales_M = codes or (x_MK, None)
@@ -195,9 +192,7 @@ def swapped_product(
         if sizes["SPLIT_K"] > 1:
             add_slices(out, bias_N, y_MN)
 
-    if config is None:
-        problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
-        law = partial(shared_bytes, operand, x_MK.element_size())
-        config = pick(kernel, problem, partial(candidates, operand, m, x_MK.device), law, run, x_MK.device)
-    run(config)
+    problem = (triton.next_power_of_2(m), n, k, x_MK.dtype, *operand.problem)
+    law = partial(shared_bytes, operand, x_MK.element_size())
+    run(config or pick(kernel, problem, partial(candidates, operand, m, x_MK.device), law, run, x_MK.device))
     return y_MN

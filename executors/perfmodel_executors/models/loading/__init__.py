@@ -3,9 +3,8 @@
 __all__ = ["load_weights"]
 
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,10 +17,10 @@ from perfmodel_executors.kernels.weight_formats import GgufWeight
 from perfmodel_executors.models.changed import changed_weights
 from perfmodel_executors.models.loading.blocks import feed_forward_weights, mixer_weights
 from perfmodel_executors.models.loading.files import Reader
-from perfmodel_executors.models.quantized import keeps_format, layer_quantizer, table_quantizer
-from perfmodel_executors.models.weights import DecoderWeights, LayerWeights, used_in_turn
+from perfmodel_executors.models.quantized import keeps_format
+from perfmodel_executors.models.weights import DecoderWeights, LayerWeights
 from perfmodel_executors.parallel.group import TensorGroup
-from perfmodel_executors.parallel.sharding import shard_layer_weights, shard_rows, stage_weights
+from perfmodel_executors.parallel.sharding import held_weights
 
 # Whose GGUF files are read: their norms are stored as multiplied by, and their experts have no names of their own.
 _FROM_GGUF = ("llama", "mistral", "qwen2", "qwen3")
@@ -33,24 +32,10 @@ def load_weights(model: ModelSpec, dtype: torch.dtype, device: torch.device, gro
     SpecError for a file that lacks a tensor or has one of another shape; MissingExtraError."""
     if model.changed_from is None:
         keeps = group.size == 1 and keeps_format(model)
-        return _served(*_weights_of(model, dtype, device, keeps), model, group)
+        return held_weights(*_weights_of(model, dtype, device, keeps), model, group)
     around, layers = _weights_of(model.changed_from.original, dtype, device, keeps_format=False)
     changed = changed_weights(replace(around, layers=list(layers)), model.changed_from)
-    return _served(changed, changed.layers, model, group)
-
-
-def _served(
-    weights: DecoderWeights, layers: Iterable[LayerWeights], model: ModelSpec, group: TensorGroup
-) -> DecoderWeights:
-    """This rank's part, quantised layer by layer, so that only one is held in full unless all are already."""
-    table = table_quantizer(model)
-    embedding = table(shard_rows(weights.embedding, group), "embedding")
-    head = embedding if model.tie_word_embeddings else table(shard_rows(weights.lm_head, group), "lm_head")
-    quantize = layer_quantizer(model)
-    pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
-    held = [quantize(shard_layer_weights(layer, spec, group, i), spec, i) for i, (layer, spec) in pairs]
-    used = used_in_turn(held, model.num_layers)
-    return stage_weights(DecoderWeights(embedding, head, weights.final_norm, used), group.stage)
+    return held_weights(changed, changed.layers, model, group)
 
 
 def _weights_of(

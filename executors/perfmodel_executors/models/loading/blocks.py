@@ -9,16 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    FeedForward,
-    GatedDeltaNet,
-    LatentAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
+from perfmodel.models import architecture
+from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Mamba, Mixer, MoEFFN
 from perfmodel_executors.kernels.stored_rows import ExpertWeight, join_rows, reordered, stack_experts
 from perfmodel_executors.kernels.weight_formats import MatrixWeight, Weight, dequantize, fp4_from_pairs
 from perfmodel_executors.models.loading.files import Reader
@@ -107,7 +99,7 @@ def _mamba(reader: Reader, mixer: Mamba, index: int) -> dict[str, Any]:
     return {"conv": reader.tensor("scan_conv", channels, 1, mixer.conv_kernel, layer=index)[:, 0]}
 
 
-def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> dict[str, Any]:
+def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> dict[str, Any]:
     tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
     channels = 2 * keys + values
@@ -120,7 +112,7 @@ def _delta_net(reader: Reader, mixer: GatedDeltaNet, index: int) -> dict[str, An
     return {"input": torch.cat(parts), "conv": conv}
 
 
-def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tensor]:
+def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> list[Tensor]:
     """Qwen3-Next: for each key head its query, key, and the values and gates that share it; then betas, decays."""
     hidden, heads = reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
@@ -134,13 +126,13 @@ def _by_key_head(reader: Reader, mixer: GatedDeltaNet, index: int) -> list[Tenso
 
 
 _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = MappingProxyType(
-    {Attention: _attention, GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: _mamba}
+    {Attention: _attention, architecture.GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: _mamba}
 )
 
 
 def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWeights | MoEWeights:
     hidden = reader.model.hidden_size
-    if isinstance(ffn, DenseFFN):
+    if isinstance(ffn, architecture.DenseFFN):
         parts, names = dense_parts(ffn, hidden), ("gate", "up") if ffn.gated else ("up",)
         width, matrix, own = ffn.intermediate_size, partial(reader.matrix, layer=index), dict[str, Any]()
         if not reader.has("gate_up", index):

@@ -21,59 +21,43 @@ from perfmodel_executors.models.loading.names import NAMES
 _PLAIN = ("f32", "f16", "bf16")
 
 
-class GgufFile:
-    """`is_paired`: rows of q and k lie in pairs. Both kinds of files have `has` (whether the tensor `name`, a key of
-    NAMES, of a layer is there), `get`, and `matrix`, as it is stored where we multiply by that format; they raise
-    SpecError for a tensor that is not there, or cannot be read."""
+class _GgufFile:
+    """Both kinds of files have `names`: what the tensor `name`, a key of NAMES, may be called, its commonest name last;
+    and `load`: the tensor of a full name, as it is stored where we multiply by that format. They raise SpecError for
+    what cannot be read."""
 
-    def __init__(self, path: Path, is_paired: bool) -> None:
+    def __init__(self, path: Path) -> None:
         _need("gguf", path)
         from gguf import GGUFReader
 
-        self._path, self._is_paired = path, is_paired
+        self._path = path
         try:
-            self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+            self.tensors: dict[str, Any] = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
         except (ValueError, IndexError, KeyError, OSError) as error:
             raise SpecError(f"{path}: the weights cannot be read ({error}); is the file whole?") from None
 
-    def has(self, name: str, layer: int = 0, kind: str = "weight") -> bool:
-        return f"{NAMES[name].gguf.format(layer)}.{kind}" in self._tensors
+    def names(self, name: str, layer: int, kind: str, expert: int) -> list[str]:
+        return [f"{NAMES[name].gguf.format(layer)}.{kind}"]
 
-    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
-        from gguf import dequantize
+    def load(self, full: str, keeps_format: bool) -> MatrixWeight:
+        from gguf import dequantize as unpacked
 
-        full, entry = self._entry(name, layer, kind)
-        try:
-            values = np.array(dequantize(entry.data, entry.tensor_type), dtype=np.float32)
-        except NotImplementedError:
-            raise SpecError(f"{self._path}: {full} is in {entry.tensor_type.name}, which gguf cannot read.") from None
-        tensor = torch.from_numpy(values)
-        return _halves(tensor, num_heads) if self._is_paired and name in ("q", "k") else tensor
-
-    def matrix(self, name: str, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        full, entry = self._entry(name, layer, "weight")
+        entry = self.tensors[full]
         form = entry.tensor_type.name.lower()
-        if form in _PLAIN:
-            return self.get(name, layer, num_heads=num_heads)
-        if form not in BLOCK_SIZES:
+        if keeps_format and form not in (*_PLAIN, *BLOCK_SIZES):
             raise SpecError(
                 f"{self._path}: {full} is in {form}, and products are executed in {', '.join(BLOCK_SIZES)}; set "
                 f"engine.quantization to none, which dequantises the weights when they are loaded."
             )
-        blocks = GgufWeight(torch.from_numpy(np.array(entry.data, dtype=np.uint8)), form)
-        if self._is_paired and name in ("q", "k"):
-            return reordered(blocks, lambda rows: _halves(rows, num_heads))
-        return blocks
-
-    def _entry(self, name: str, layer: int, kind: str) -> tuple[str, Any]:
-        full = f"{NAMES[name].gguf.format(layer)}.{kind}"
-        entry = self._tensors.get(full)
-        if entry is None:
-            raise SpecError(f"{self._path}: no tensor {full}.")
-        return full, entry
+        if keeps_format and form not in _PLAIN:
+            return GgufWeight(torch.from_numpy(np.array(entry.data, dtype=np.uint8)), form)
+        try:
+            return torch.from_numpy(np.array(unpacked(entry.data, entry.tensor_type), dtype=np.float32))
+        except NotImplementedError:
+            raise SpecError(f"{self._path}: {full} is in {entry.tensor_type.name}, which gguf cannot read.") from None
 
 
-class SafetensorsFiles:
+class _SafetensorsFiles:
     """One file, or all that an index or a numbered file belongs to."""
 
     def __init__(self, path: Path) -> None:
@@ -81,52 +65,37 @@ class SafetensorsFiles:
         from safetensors import SafetensorError, safe_open
 
         self._path = path
-        self._files: dict[str, Any] = {}
+        self.tensors: dict[str, Any] = {}  # the files that they are in
         for file in weight_files(path):
             try:
                 opened: Any = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise SpecError(f"{file}: the weights cannot be read ({error}); is the file whole?") from None
-            self._files |= dict.fromkeys(opened.keys(), opened)
+            self.tensors |= dict.fromkeys(opened.keys(), opened)
         # Multimodal files and bare decoders put other words before a decoder's own names.
         words = (NAMES["embedding"].hugging_face, *NAMES["embedding"].also)
         endings = tuple(f"{word}.weight" for word in words)
-        table = next((full for full in self._files if full.endswith(endings)), None)
+        table = next((full for full in self.tensors if full.endswith(endings)), None)
         self._prefix = "model." if table is None else table[: table.rindex("embed")]
 
-    def has(self, name: str, layer: int = 0, kind: str = "weight") -> bool:
-        return any(full in self._files for full in self._names(name, layer, kind, 0))
+    def names(self, name: str, layer: int, kind: str, expert: int) -> list[str]:
+        prefix = "" if name == "lm_head" else self._prefix
+        known = (*NAMES[name].also, NAMES[name].hugging_face)
+        return [f"{prefix}{pattern.format(layer, expert=expert)}.{kind}" for pattern in known]
 
-    def get(self, name: str, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0) -> Tensor:
-        stored = self._stored(name, layer, kind, expert)
-        return stored if isinstance(stored, Tensor) else dequantize(stored)
-
-    def matrix(self, name: str, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        return self._stored(name, layer, "weight", expert)
-
-    def _stored(self, name: str, layer: int, kind: str, expert: int) -> Tensor | BlockFp8Weight:
-        names = self._names(name, layer, kind, expert)
-        full = next((name for name in names if name in self._files), None)
-        if full is None:
-            raise SpecError(f"{self._path}: no tensor {names[-1]}.")
-        tensor: Tensor = self._files[full].get_tensor(full)
+    def load(self, full: str, keeps_format: bool) -> MatrixWeight:
+        tensor: Tensor = self.tensors[full].get_tensor(full)
         scales = f"{full}_scale_inv"
-        if tensor.dtype != torch.float8_e4m3fn or scales not in self._files:
+        if tensor.dtype != torch.float8_e4m3fn or scales not in self.tensors:
             return tensor
-        blocks = BlockFp8Weight(tensor, self._files[scales].get_tensor(scales).float())
+        blocks = BlockFp8Weight(tensor, self.tensors[scales].get_tensor(scales).float())
         wanted = tuple(-(-size // FP8_BLOCK) for size in tensor.shape)
         if blocks.scales_RG.shape != wanted:
             raise SpecError(
                 f"{self._path}: {scales} has the shape {tuple(blocks.scales_RG.shape)}, but a weight of "
                 f"{tuple(tensor.shape)} in blocks of {FP8_BLOCK} x {FP8_BLOCK} has {wanted}."
             )
-        return blocks
-
-    def _names(self, name: str, layer: int, kind: str, expert: int) -> list[str]:
-        """What it may be called, its commonest name last."""
-        prefix = "" if name == "lm_head" else self._prefix
-        known = (*NAMES[name].also, NAMES[name].hugging_face)
-        return [f"{prefix}{pattern.format(layer, expert=expert)}.{kind}" for pattern in known]
+        return blocks if keeps_format else dequantize(blocks)
 
 
 def _need(package: str, path: Path) -> None:
@@ -152,30 +121,23 @@ class Reader:
         self, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec, keeps_format: bool = False
     ) -> None:
         self.model, self._keeps_format = model, keeps_format
-        self._file: GgufFile | SafetensorsFiles
-        if path.suffix == ".gguf":
-            self._file = GgufFile(path, is_paired=model.model_type == "llama")
-        else:
-            self._file = SafetensorsFiles(path)
+        is_gguf = path.suffix == ".gguf"
+        self._file = _GgufFile(path) if is_gguf else _SafetensorsFiles(path)
+        self._is_paired = is_gguf and model.model_type == "llama"  # rows of q and k
         self._path, self._dtype, self._device = path, dtype, device
 
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
-        return self._file.has(name, layer, kind)
+        return any(full in self._file.tensors for full in self._file.names(name, layer, kind, 0))
 
-    def tensor(
-        self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
-    ) -> Tensor:
+    def tensor(self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
         """The tensor `name`, a key of NAMES, of this shape, in the dtype of the decoder. kind: what follows the name in
-        the file; num_heads: that share rows of q and k; expert: where experts have tensors of their own. Raises
-        SpecError for a missing one, or another shape."""
-        return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads, expert=expert))
+        the file; num_heads: that share rows of q and k. Raises SpecError for a missing one, or another shape."""
+        return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`."""
-        if not self._keeps_format:
-            return self.tensor(name, *shape, layer=layer, num_heads=num_heads, expert=expert)
-        stored = self._file.matrix(name, layer, num_heads, expert)
-        self._check_shape(stored.shape, shape, name, "weight", layer)
+        """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`, and
+        expert: where experts have tensors of their own."""
+        stored = self._stored(name, shape, layer, "weight", num_heads, expert, self._keeps_format)
         if isinstance(stored, GgufWeight):
             return GgufWeight(self.moved(stored.blocks_NJ), stored.form)
         if isinstance(stored, BlockFp8Weight):
@@ -183,19 +145,27 @@ class Reader:
         assert isinstance(stored, Tensor)
         return self.placed(stored)
 
-    def raw(
-        self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1, expert: int = 0
-    ) -> Tensor:
-        stored = self._file.get(name, layer, kind, num_heads, expert)
-        self._check_shape(stored.shape, shape, name, kind, layer)
+    def raw(self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
+        stored = self._stored(name, shape, layer, kind, num_heads, expert=0, keeps_format=False)
+        assert isinstance(stored, Tensor)
         return stored
 
-    def _check_shape(self, shape: tuple[int, ...], wanted: tuple[int, ...], name: str, kind: str, layer: int) -> None:
-        if shape != wanted:
+    def _stored(
+        self, name: str, shape: tuple[int, ...], layer: int, kind: str, num_heads: int, expert: int, keeps_format: bool
+    ) -> MatrixWeight:
+        names = self._file.names(name, layer, kind, expert)
+        full = next((full for full in names if full in self._file.tensors), None)
+        if full is None:
+            raise SpecError(f"{self._path}: no tensor {names[-1]}.")
+        stored = self._file.load(full, keeps_format)
+        if self._is_paired and name in ("q", "k"):
+            stored = reordered(stored, lambda rows: _halves(rows, num_heads))
+        if stored.shape != shape:
             raise SpecError(
-                f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(shape)}, but the model's is "
-                f"{wanted}."
+                f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(stored.shape)}, but the model's is "
+                f"{shape}."
             )
+        return stored
 
     def norm(self, name: str, layer: int, *shape: int) -> Tensor:
         """The weights of a norm, with what the model adds to those in its file."""

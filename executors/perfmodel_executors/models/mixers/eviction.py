@@ -30,10 +30,8 @@ def attend_evicting(
     if split:
         own, rows = slice(0, split), step.state_rows.decodes
         result.append(_decodes(q_TKGH[own], k_TKH[own], v_TKV[own], batch.contexts_D - 1, rows, layer, mixer))
-    starts: list[int] = (batch.starts_G + split).tolist()
-    before: list[int] = batch.computed_G.tolist()
-    for row, computed, begin, end in zip(step.state_rows.chunks.tolist(), before, starts, starts[1:], strict=False):
-        own = slice(begin, end)
+    before: list[int] = batch.chunks.computed_G.tolist()
+    for own, computed, row in zip(step.chunk_rows, before, step.state_rows.chunks.tolist(), strict=True):
         result.append(_chunk(q_TKGH[own], k_TKH[own], v_TKV[own], computed, row, layer, mixer))
     return torch.cat(result).flatten(1, 2)
 

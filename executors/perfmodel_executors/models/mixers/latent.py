@@ -37,7 +37,6 @@ def latent_attention(
     split, parts = batch.num_decodes, []
     if split:
         parts.append(kernels.attention_latent_decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, heads))
-    if len(batch.computed_G):
-        chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
-        parts.append(kernels.attention_latent_prefill(q_TNH[split:], pages, *chunks, heads))
+    if len(batch.chunks.computed_G):
+        parts.append(kernels.attention_latent_prefill(q_TNH[split:], pages, batch.chunks, heads))
     return apply_linear(kernels, torch.cat(parts).flatten(1), weights.out)

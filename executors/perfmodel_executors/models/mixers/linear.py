@@ -12,8 +12,6 @@ Katharopoulos et al. 2020, eq. 18 to 20.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,19 +24,11 @@ from perfmodel_executors.models.weights import LinearAttentionWeights
 _CHUNK = 128
 
 
-class _Kind(NamedTuple):
-    """What one token of each sequence does, and what some of one sequence do: (queries [..., K, G, H] or [K, G, T, H],
-    keys, values, projection, columns of it, states) -> (outputs like the queries, states)."""
-
-    decodes: Callable[..., tuple[Tensor, Tensor]]
-    chunk: Callable[..., tuple[Tensor, Tensor]]
-
-
 def linear_attention(
     step: MixerStep, x_TC: Tensor, mixer: LinearAttention, weights: LinearAttentionWeights, layer: LayerState
 ) -> Tensor:
     """What the block adds, [T, C]; the sequences' states take all T tokens in."""
-    batch, kv_heads, kind = step.batch, mixer.num_kv_heads, _KINDS[mixer.kind]
+    batch, kv_heads, (decodes, of_chunk) = step.batch, mixer.num_kv_heads, _KINDS[mixer.kind]
     sizes = [mixer.num_heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
     parts = torch.split(apply_linear(step.kernels, x_TC, weights.qkv, weights.qkv_bias), sizes, dim=-1)
     q_TNH, k_TKH = (part.view(len(x_TC), -1, mixer.head_dim) for part in parts[:2])
@@ -52,15 +42,15 @@ def linear_attention(
     if split:
         rows, own = step.state_rows.decodes, slice(0, split)
         tokens = (q_TKGH[own], k_TKH[own], v_TKV[own], projection, columns_T[own])
-        out_DKGV, layer.state[rows] = kind.decodes(*tokens, layer.state[rows])
+        out_DKGV, layer.state[rows] = decodes(*tokens, layer.state[rows])
         result.append(out_DKGV)
     rows_G = step.state_rows.chunks
-    starts: list[int] = (batch.starts_G + split).tolist() if len(rows_G) else []  # decodes do not ask the host
-    for row, begin, end in zip(rows_G.tolist() if len(rows_G) else [], starts, starts[1:], strict=False):
-        for first in range(begin, end, _CHUNK):
-            own = slice(first, min(first + _CHUNK, end))
+    # Decodes alone do not ask the host.
+    for row, chunk in zip(rows_G.tolist(), step.chunk_rows, strict=True) if len(rows_G) else ():
+        for first in range(chunk.start, chunk.stop, _CHUNK):
+            own = slice(first, min(first + _CHUNK, chunk.stop))
             inputs = (q_TKGH[own].permute(1, 2, 0, 3), k_TKH[own].transpose(0, 1), v_TKV[own].transpose(0, 1))
-            out_KGTV, layer.state[row] = kind.chunk(*inputs, projection, columns_T[own], layer.state[row])
+            out_KGTV, layer.state[row] = of_chunk(*inputs, projection, columns_T[own], layer.state[row])
             result.append(out_KGTV.permute(2, 0, 1, 3))
     out_TD = torch.cat(result).flatten(1).to(x_TC.dtype)
     return apply_linear(step.kernels, out_TD, weights.out, weights.out_bias)
@@ -116,7 +106,9 @@ def _linformer_chunk(
     return out_KGTV, state_KRC + own_KTR.mT @ torch.cat((k_KTH, v_KTV), dim=-1)
 
 
+# What one token of each sequence does, and what some of one sequence do: (queries [..., K, G, H] or [K, G, T, H], keys,
+# values, projection, columns of it, states) -> (outputs like the queries, states).
 _KINDS = {
-    "performer": _Kind(_performer_decodes, _performer_chunk),
-    "linformer": _Kind(_linformer_decodes, _linformer_chunk),
+    "performer": (_performer_decodes, _performer_chunk),
+    "linformer": (_linformer_decodes, _linformer_chunk),
 }

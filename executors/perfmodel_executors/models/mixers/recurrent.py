@@ -23,7 +23,7 @@ def convolved(step: MixerStep, x_TK: Tensor, layer: LayerState, weight_KW: Tenso
     if split:
         parts.append(step.kernels.causal_conv_decode(x_TK[:split], rows.decodes, *how))
     if len(rows.chunks):
-        parts.append(step.kernels.causal_conv_prefill(x_TK[split:], rows.chunks, step.batch.starts_G, *how))
+        parts.append(step.kernels.causal_conv_prefill(x_TK[split:], rows.chunks, step.batch.chunks.starts_G, *how))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -34,7 +34,7 @@ def scanned(step: MixerStep, inputs: ScanInputs, layer: LayerState) -> Tensor:
         parts.append(step.kernels.scan_decode(inputs.tokens(slice(split)), rows.decodes, layer.state))
     if len(rows.chunks):
         chunks = inputs.tokens(slice(split, None))
-        parts.append(step.kernels.scan_prefill(chunks, rows.chunks, step.batch.starts_G, layer.state))
+        parts.append(step.kernels.scan_prefill(chunks, rows.chunks, step.batch.chunks.starts_G, layer.state))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -3,8 +3,6 @@ to the pages before they are attended to, but in a rolling cache, where a chunk 
 see. A step that keeps none attends to its own tokens where they are."""
 
 import math
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +12,9 @@ from perfmodel.models.architecture import Attention
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
 from perfmodel_executors.kernels.apply_linear import apply_linear, rows_of
+from perfmodel_executors.kernels.attention_prefill import AttentionRule
 from perfmodel_executors.kernels.attention_sinks import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages
-from perfmodel_executors.models.batch import StepBatch
 from perfmodel_executors.models.kept import HeldTokens, KVTiers
 from perfmodel_executors.models.mixers.eviction import attend_evicting
 from perfmodel_executors.models.mixers.tiers import attend_in_tiers
@@ -43,7 +41,8 @@ def softmax_attention(
     elif isinstance(pages, KVTiers):
         out_TNH = attend_in_tiers(step, mixer, q_TNH, k_TKH, v_TKH, pages)
     else:
-        out_TNH = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, weights.sinks)
+        rule = AttentionRule(mixer.window, mixer.chunk, mixer.logit_cap, weights.sinks)
+        out_TNH = attend(step, mixer, q_TNH, k_TKH, v_TKH, pages, rule)
     out_TD = out_TNH.flatten(1)
     if gate:
         out_TD = out_TD * torch.sigmoid(gate_TD)
@@ -62,23 +61,16 @@ def ring_of(model: ModelSpec) -> Ring | None:
 
 
 def attend(
-    step: MixerStep,
-    mixer: Attention,
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    pages: KVPages,
-    sinks_N: Tensor | None,
+    step: MixerStep, mixer: Attention, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, pages: KVPages, rule: AttentionRule
 ) -> Tensor:
     """[T, N, H_v]: the one-token rows first, then the chunks', then the trees'; queries and keys come unrotated. Raises
     PerfmodelError for a tree where a layer does not see all keys."""
     kernels, batch = step.kernels, step.batch
-    has_own_softmax = mixer.logit_cap is not None or sinks_N is not None
     limits = {
         "a window": mixer.is_rolling,
         "blocks": mixer.sparsity is not None,
         "standard attention": step.is_standard,
-        "capped scores or sinks": has_own_softmax,
+        "capped scores or sinks": rule.has_terms,
     }
     if batch.trees is not None and any(limits.values()):
         names = " and ".join(name for name, is_used in limits.items() if is_used)
@@ -93,21 +85,18 @@ def attend(
             q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
         pages = KVPages(k_TKH.contiguous()[:, None], v_TKH.contiguous()[:, None])  # a block for each token
     if step.is_standard:
-        return _standard(kernels, q_TNH, pages, batch)
-    how: tuple[Any, ...] = (mixer.window, mixer.chunk, mixer.logit_cap, sinks_N)
-    decode, prefill = kernels.attention_decode, kernels.attention_prefill
+        return _standard(step, q_TNH, pages)
+    decode, prefill, how = kernels.attention_decode, kernels.attention_prefill, mixer.sparsity or rule
     if mixer.sparsity is not None:
-        decode, prefill, how = kernels.attention_sparse_decode, kernels.attention_sparse_prefill, (mixer.sparsity,)
+        decode, prefill = kernels.attention_sparse_decode, kernels.attention_sparse_prefill
     split, end = batch.num_decodes, batch.num_decodes + batch.num_chunk_tokens
     parts: list[Tensor] = []
     if split:
-        parts.append(decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, *how))
-    if len(batch.computed_G):
-        parts.append(prefill(q_TNH[split:end], pages, batch.tables_GM, batch.starts_G, batch.computed_G, *how))
+        parts.append(decode(q_TNH[:split], pages, batch.tables_DM, batch.contexts_D, how))
+    if len(batch.chunks.computed_G):
+        parts.append(prefill(q_TNH[split:end], pages, batch.chunks, how))
     if batch.trees is not None:
-        trees = batch.trees
-        nodes = (trees.tables_GM, trees.starts_G, trees.computed_G, *how, trees.ancestors_T, trees.nodes_G)
-        parts.append(prefill(q_TNH[end:], pages, *nodes))
+        parts.append(prefill(q_TNH[end:], pages, batch.trees, how))
     return _joined(parts)
 
 
@@ -134,17 +123,15 @@ def keys_and_values(
     return k_RKH, kv_RD[:, width:].view(len(x_RC), heads, mixer.v_head_dim)
 
 
-def _standard(kernels: Kernels, q_TNH: Tensor, pages: KVPages, batch: StepBatch) -> Tensor:
-    split = batch.num_decodes
-    queries = [slice(row, row + 1) for row in range(split)]
-    starts: list[int] = (batch.starts_G + split).tolist()
-    queries += [slice(begin, end) for begin, end in pairwise(starts)]
+def _standard(step: MixerStep, q_TNH: Tensor, pages: KVPages) -> Tensor:
+    batch = step.batch
+    queries = [*(slice(row, row + 1) for row in range(batch.num_decodes)), *step.chunk_rows]
     totals: list[int] = batch.contexts_D.tolist()
-    totals += (batch.computed_G + batch.starts_G.diff()).tolist()
+    totals += (batch.chunks.computed_G + batch.chunks.starts_G.diff()).tolist()
     parts = []
-    for rows, total, table in zip(queries, totals, (*batch.tables_DM, *batch.tables_GM), strict=True):
+    for rows, total, table in zip(queries, totals, (*batch.tables_DM, *batch.chunks.tables_GM), strict=True):
         k_LKH, v_LKH = pages.gathered(table[: -(-total // pages.block_size)], q_TNH.dtype)
-        parts.append(kernels.attention_standard(q_TNH[rows], k_LKH[:total], v_LKH[:total]))
+        parts.append(step.kernels.attention_standard(q_TNH[rows], k_LKH[:total], v_LKH[:total]))
     return _joined(parts)
 
 
@@ -160,14 +147,13 @@ def _in_window(
     if mixer.rope is not None:
         how = (mixer.rope, mixer.head_dim)
         table = rotations.tables[how]
-        if ring.sinks and len(batch.computed_G):
+        if ring.sinks and len(batch.chunks.computed_G):
             q_sinks_TNH = kernels.rope(q_TNH, rotations.rows(*how, ring.size - 1))
         q_TNH, k_TKH = (kernels.rope(x, rotations.rows(*how)) for x in (q_TNH, k_TKH))
     parts: list[Tensor] = []
-    if len(batch.computed_G):
+    if len(batch.chunks.computed_G):
         own = (q_TNH[split:], q_sinks_TNH[split:], k_TKH[split:], v_TKH[split:])
-        chunks = (batch.tables_GM, batch.starts_G, batch.computed_G)
-        parts.append(kernels.attention_sinks_prefill(*own, pages, *chunks, ring, is_rolling))
+        parts.append(kernels.attention_sinks_prefill(*own, pages, batch.chunks, ring, is_rolling))
     if not batch.keeps_kv:
         return _joined(parts)
     kept = slice(None) if batch.kept_W is None else batch.kept_W

@@ -53,18 +53,15 @@ def attend_in_tiers(
 
 
 def _sequences(step: MixerStep) -> list[_Sequence]:
-    batch, split = step.batch, step.batch.num_decodes
+    batch = step.batch
     rows: list[int] = step.state_rows.decodes.tolist()
     contexts: list[int] = batch.contexts_D.tolist()
     sequences = [
         _Sequence(slice(i, i + 1), batch.tables_DM[i], context - 1, row)
         for i, (context, row) in enumerate(zip(contexts, rows, strict=True))
     ]
-    starts: list[int] = (batch.starts_G + split).tolist()
-    before: list[int] = batch.computed_G.tolist()
-    for i, (row, computed) in enumerate(zip(step.state_rows.chunks.tolist(), before, strict=True)):
-        sequences.append(_Sequence(slice(starts[i], starts[i + 1]), batch.tables_GM[i], computed, row))
-    return sequences
+    before, chunks = batch.chunks.computed_G.tolist(), step.state_rows.chunks.tolist()
+    return sequences + list(map(_Sequence, step.chunk_rows, batch.chunks.tables_GM, before, chunks))
 
 
 def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
