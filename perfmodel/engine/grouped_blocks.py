@@ -253,15 +253,6 @@ class GroupedKVBlocks(KVBlockManager):
         request.block_ids, request.tables = [], None
         request.num_hashed_blocks = 0
 
-    def blocks_of(self, request: Request) -> list[int]:
-        blocks = [block for block in request.block_ids if block != NO_BLOCK]
-        if request.tables is not None:
-            for number, others in enumerate(request.tables.others, start=1):
-                first, rows = request.tables.firsts[number], len(request.block_ids)
-                assert len(others) == rows - first, f"{request}: a group has {len(others)} blocks for {rows - first}"
-                blocks += others
-        return blocks
-
 
 def _num_there(request: Request) -> int:
     """Tokens of `request` whose KV is computed, here or elsewhere."""

@@ -103,10 +103,6 @@ class KVBlockManager:
             return self.num_free
         return max(self._num_fresh - self._num_to_pop, 0)
 
-    @property
-    def num_aside(self) -> int:
-        return len(self._aside) + self._num_to_pop
-
     def num_needed(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` lacks for `num_tokens` tokens."""
         missing = self.num_filled(num_tokens) - len(request.block_ids)
@@ -380,34 +376,3 @@ class KVBlockManager:
                 lot.blocks = [block for block in lot.blocks if self._is_waiting_in(block, lot)]
         self._queue = deque(lot for lot in self._queue if lot.blocks)
         self._num_entries = sum(len(lot.blocks) for lot in self._queue)
-
-    def blocks_of(self, request: Request) -> list[int]:
-        """All block ids of `request`."""
-        return [*request.block_ids, *request.buffer_ids]
-
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless `requests` (all holders) and the queue account for every block."""
-        self._pop_set_aside()
-        owners: dict[int, int] = {}
-        for request in requests:
-            blocks = self.blocks_of(request)
-            assert len(set(blocks)) == len(blocks), f"{request} holds a block twice"
-            for block in blocks:
-                owners[block] = owners.get(block, 0) + 1
-        waiting = [*self._partial, *range(self.num_blocks - self._num_fresh, self.num_blocks)]
-        waiting += [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]
-        assert len(waiting) == self.num_free, f"{len(waiting)} blocks wait but num_free is {self.num_free}"
-        assert len(set(waiting)) == len(waiting), "a block waits twice"
-        assert set(waiting).isdisjoint(owners), "a block is free and owned"
-        assert len(set(self._aside)) == len(self._aside), "a block is set aside twice"
-        known = owners.keys() | self._hash_of.keys() | set(waiting)
-        assert known.isdisjoint(self._aside), "a block set aside is owned, cached or free"
-        assert len(waiting) + len(owners) + len(self._aside) == self.num_blocks, "a block is lost"
-        for block, count in owners.items():
-            known_count = self._owners.get(block, 1)
-            assert count == known_count, f"block {block} has {count} owners, not {known_count}"
-        copies = [(content, block) for content, blocks in self._copies.items() for block in blocks]
-        for content, block in [*self._block_of.items(), *copies]:
-            assert self._hash_of[block] == content
-            assert self._owners[block] == owners.get(block, 0)
-        assert len(self._hash_of) == len(self._block_of) + len(copies), "a block with content cannot be found"

@@ -8,7 +8,7 @@ it already has the contents, the request goes on with the tree's blocks and its 
 """
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.engine.kv_blocks import KVBlockManager
@@ -253,28 +253,6 @@ class RadixKVBlocks(KVBlockManager):
         self.evict(self.num_blocks)
         super().forget_all()
         self._begin()
-
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless `requests` (all holders), tree and queue account for every block."""
-        self._pop_set_aside()
-        requests = list(requests)
-        in_tree: set[int] = set()
-        nodes = [self.root]
-        for node in nodes:
-            nodes += node.children.values()
-            assert in_tree.isdisjoint(node.blocks), "a block is in the tree twice"
-            in_tree.update(node.blocks)
-            assert node is self.root or len(node.contents) == len(node.blocks)
-        unheld = sum(len(node.blocks) for node in nodes if not node.num_locks)
-        assert unheld == self.num_evictable, f"{unheld} blocks can be evicted, not {self.num_evictable}"
-        private = [block for request in requests for block in request.block_ids[request.num_hashed_blocks :]]
-        for request in requests:
-            assert set(request.block_ids[: request.num_hashed_blocks]) <= in_tree, f"{request} lost blocks of the tree"
-        fresh = range(self.num_blocks - self._num_fresh, self.num_blocks)
-        waiting = [*fresh, *(block for lot in self._queue for block in lot.blocks)]
-        assert len(waiting) + self.num_evictable == self.num_free, "free blocks are not those that can be had"
-        everything = [*waiting, *private, *self._aside, *in_tree]
-        assert len(everything) == len(set(everything)) == self.num_blocks, "a block is lost, or there twice"
 
 
 def _common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int) -> int:

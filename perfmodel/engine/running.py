@@ -373,24 +373,6 @@ class RunningRequests:
         plan.preempted.append(victim)
         self._on_preempted(victim)
 
-    # ---------------------------------------------------------------- invariants
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, counts and blocks agree."""
-        cohort = self.cohort
-        cohort.check_integrity()
-        members = set(cohort.members)
-        assert members <= self.requests.keys()
-        assert members.isdisjoint(self._prompts)
-        assert members.isdisjoint(self._joining)
-        for request in self.requests:
-            assert 0 <= request.num_output_tokens <= request.num_promised_tokens <= request.max_output_tokens, request
-            in_flight = request.num_promised_tokens - request.num_output_tokens
-            assert request in members or in_flight <= 2, f"{request} has too much in flight"
-            assert request.num_computed_tokens <= request.num_tokens, request
-            num_needed = self._blocks.num_needed(request, request.num_computed_tokens)
-            assert request in members or num_needed <= 0, request
-
 
 def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
     """Take back the grant of `plan` to `victim`, whose drafts have `nodes`; return its tokens."""
@@ -486,13 +468,3 @@ class PipelinedRequests(RunningRequests):
         """Empty both lists: without a cohort, `_ready` alone says who gets grants."""
         self._prompts.clear()
         self._joining.clear()
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        assert self._ready.keys() <= self.requests.keys()
-        for request in self.requests:
-            if request.status is not RequestStatus.RUNNING or not request.num_remaining_tokens:
-                assert request not in self._ready, f"{request} has nothing left to be granted"
-            else:
-                is_under_way = request.num_promised_tokens > request.num_output_tokens
-                assert is_under_way != (request in self._ready), f"{request} is lost, or granted twice"

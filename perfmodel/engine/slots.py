@@ -125,10 +125,3 @@ class SlottedRequests(RunningRequests):
             left -= num_tokens
             chunks.append((request, num_tokens))
         return chunks
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        taken = [request.admission for request in self.requests]
-        assert len(set(taken)) == len(taken), "two requests have one slot"
-        assert self._free.isdisjoint(taken), "a request has a free slot"
-        assert len(self._free) + len(taken) == len(self._held), "a slot is lost"

@@ -235,17 +235,6 @@ class DisaggregatedServer:
         elif stage is _Stage.DECODE:
             passage.target.abort(request)
 
-    def check_idle(self, engines: Sequence[EngineRank]) -> None:
-        """Raise AssertionError unless no request, KV block or transfer is left."""
-        assert not self._passages
-        assert not self._moving
-        for engine in engines:
-            scheduler = engine.loop.scheduler
-            scheduler.check_integrity()
-            assert not scheduler.has_requests
-            assert not scheduler.detached
-            assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
-
 
 def disaggregated_server(
     env: TickEnvironment,
