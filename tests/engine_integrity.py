@@ -118,12 +118,16 @@ def blocks_of(blocks: KVBlockManager, request: Request) -> list[int]:
     """All block ids of `request`."""
     if not isinstance(blocks, GroupedKVBlocks):
         return [*request.block_ids, *request.buffer_ids]
-    block_ids = [block for block in request.block_ids if block != NO_BLOCK]
-    if request.tables is not None:
-        for number, others in enumerate(request.tables.others, start=1):
-            first, rows = request.tables.firsts[number], len(request.block_ids)
-            assert len(others) == rows - first, f"{request}: a group has {len(others)} blocks for {rows - first}"
-            block_ids += others
+    if request.tables is None:
+        assert not request.block_ids
+        return []
+    block_ids: list[int] = []
+    assert request.tables.blocks[0] is request.block_ids
+    for first, rows in zip(request.tables.firsts, request.tables.blocks, strict=True):
+        assert len(rows) == len(request.block_ids), f"{request}: a group has {len(rows)} rows"
+        assert set(rows[:first]) <= {NO_BLOCK}
+        assert NO_BLOCK not in rows[first:]
+        block_ids += rows[first:]
     return block_ids
 
 

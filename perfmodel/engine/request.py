@@ -30,11 +30,11 @@ class TokenTimes:
 class GroupTables:
     """Block tables by layer group (`GroupedKVBlocks`).
 
-    firsts: each group's first kept row; others: blocks from there on of every group but the first
+    firsts: each group's first kept row; blocks: each group's by row, the first's being `Request.block_ids`
     """
 
     firsts: list[int]
-    others: list[list[int]]
+    blocks: list[list[int]]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -71,7 +71,7 @@ class Request:
     keeps_blocks: bool = False  # once done, until `Scheduler.release`: another engine fetches them
     block_ids: list[int] = field(default_factory=list)
     buffer_ids: list[int] = field(default_factory=list)  # beside those that its tokens fill (see `KVBlockManager`)
-    tables: GroupTables | None = None  # blocks of further groups of layers, where there are any
+    tables: GroupTables | None = None  # blocks by group of layers, where there are several
     admission: int = -1  # its place in the order of admissions
     last_step: int = -1  # index of the last plan that granted it an output token, -1 since it was preempted
     first_scheduled_at: int | None = None
