@@ -129,7 +129,7 @@ class KVBlockManager:
         """Cached blocks of the prompt's prefix, short of its last token."""
         if not self.enable_prefix_caching or not request.contents:
             return []
-        self._pop_set_aside()
+        self.catch_up()
         blocks: list[int] = []
         limit = (request.num_tokens - 1) // self.block_size
         for content in request.contents[:limit]:
@@ -181,7 +181,7 @@ class KVBlockManager:
     def hand_out(self, request: Request, count: int) -> None:
         """Give `request` `count` of the blocks set aside."""
         if len(self._aside) < count:
-            self._pop_set_aside()
+            self.catch_up()
         request.block_ids += self._aside[-count:]
         del self._aside[-count:]
 
@@ -193,7 +193,7 @@ class KVBlockManager:
         last = min(num_computed // self.block_size, len(request.contents))
         if last <= request.num_hashed_blocks:
             return
-        self._pop_set_aside()
+        self.catch_up()
         first = request.num_hashed_blocks
         for i in range(first, last):
             self._enter(request.contents[i], request.block_ids[i])
@@ -245,7 +245,7 @@ class KVBlockManager:
         if self._reuses_partial_first:
             partial = blocks[num_full:]
             if partial:
-                self._pop_set_aside()  # of what was free before these
+                self.catch_up()  # of what was free before these
             self._partial += partial
             self.num_free += len(partial)
             del blocks[num_full:]
@@ -277,17 +277,18 @@ class KVBlockManager:
             self._compact()
 
     def _take(self, count: int, into: list[int]) -> None:
-        self._pop_set_aside()
+        self.catch_up()
         self.num_free -= count
         self._pop(count, into)
 
     def finalize(self, plan: StepPlan) -> None:
         """Tell the finished `plan` its copies to and from a second tier."""
         if self.host is not None:
-            self._pop_set_aside()
+            self.catch_up()
             self.host.finalize(plan)
 
-    def _pop_set_aside(self) -> None:
+    def catch_up(self) -> None:
+        """Take the blocks set aside off the queue, before anyone looks at it, at the cache or at its events."""
         if self._num_to_pop:
             self._pop(self._num_to_pop, self._aside)
             self._num_to_pop = 0
@@ -353,14 +354,10 @@ class KVBlockManager:
         assert self.listener is not None
         self.listener.on_removed(content, 0)
 
-    def catch_up(self) -> None:
-        """Take blocks set aside off the queue, for a listener to see."""
-        self._pop_set_aside()
-
     def forget_all(self) -> None:
         """Clear all content; no request may hold a block."""
         assert self.num_free == self.num_blocks, "a request still holds blocks"
-        self._pop_set_aside()
+        self.catch_up()
         self._compact()
         for known in (self._block_of, self._copies, self._hash_of, self._owners, self._lot_of):
             known.clear()

@@ -8,7 +8,7 @@ it already has the contents, the request goes on with the tree's blocks and its 
 """
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.engine.kv_blocks import KVBlockManager
@@ -50,7 +50,7 @@ class RadixKVBlocks(KVBlockManager):
 
     def match(self, request: Request, num_tokens: int) -> RadixNode:
         """End of the longest cached prefix of the first `num_tokens` of `request`; marks its path as accessed."""
-        self._pop_set_aside()
+        self.catch_up()
         if not self.enable_prefix_caching or num_tokens < self.block_size:
             return self.root
         contents = request.contents[: num_tokens // self.block_size]
@@ -74,17 +74,11 @@ class RadixKVBlocks(KVBlockManager):
 
     def depth(self, node: RadixNode) -> int:
         """Blocks from the root to `node`."""
-        depth, at = 0, node
-        while at.parent is not None:
-            depth, at = depth + len(at.blocks), at.parent
-        return depth
+        return sum([len(at.blocks) for at in _upwards(node)])
 
     def num_unheld(self, node: RadixNode) -> int:
         """Unheld blocks up to `node`: no longer free once a request takes it."""
-        count, at = 0, node
-        while at.parent is not None and not at.num_locks:
-            count, at = count + len(at.blocks), at.parent
-        return count
+        return sum([len(at.blocks) for at in _upwards(node) if not at.num_locks])  # who holds a node holds its parents
 
     def adopt(self, request: Request, node: RadixNode) -> None:
         """Start `request` with the blocks up to `node`."""
@@ -94,16 +88,11 @@ class RadixKVBlocks(KVBlockManager):
         request.num_hashed_blocks = len(request.block_ids)
 
     def _path(self, node: RadixNode) -> list[int]:
-        runs = []
-        at = node
-        while at.parent is not None:
-            runs.append(at.blocks)
-            at = at.parent
-        return [block for run in reversed(runs) for block in run]
+        return [block for at in reversed(list(_upwards(node))) for block in at.blocks]
 
     def checkpoint(self, request: Request, num_tokens: int) -> None:
         """Give the full blocks of the first `num_tokens` of `request`, computed, to the tree."""
-        self._pop_set_aside()
+        self.catch_up()
         if not self.enable_prefix_caching:
             return
         num_full = num_tokens // self.block_size
@@ -163,25 +152,21 @@ class RadixKVBlocks(KVBlockManager):
         return parent
 
     def _lock(self, node: RadixNode) -> None:
-        at = node
-        while at.parent is not None:
+        for at in _upwards(node):
             if not at.num_locks:
                 self.num_evictable -= len(at.blocks)
                 self.num_free -= len(at.blocks)
                 self._leaves.discard(at)
             at.num_locks += 1
-            at = at.parent
 
     def _unlock(self, node: RadixNode | None) -> None:
-        at = node
-        while at is not None and at.parent is not None:
+        for at in _upwards(node or self.root):
             at.num_locks -= 1
             if not at.num_locks:
                 self.num_evictable += len(at.blocks)
                 self.num_free += len(at.blocks)
                 if not at.children:
                     self._offer(at)
-            at = at.parent
 
     def _offer(self, node: RadixNode) -> None:
         self._leaves.add(node)
@@ -190,7 +175,7 @@ class RadixKVBlocks(KVBlockManager):
 
     def free(self, request: Request, num_tokens: int | None = None) -> None:
         """Free all blocks of `request`; tree blocks stay until evicted."""
-        self._pop_set_aside()
+        self.catch_up()
         self._give_back(request.block_ids[request.num_hashed_blocks :], False)
         self._unlock(self._node_of.pop(request, None))
         request.block_ids = []
@@ -212,7 +197,7 @@ class RadixKVBlocks(KVBlockManager):
 
     def evict(self, num_blocks: int) -> bool:
         """Evict until `num_blocks` are free, if possible; return whether they are."""
-        self._pop_set_aside()
+        self.catch_up()
         self._evict(num_blocks)
         return self.num_free - self.num_evictable >= num_blocks
 
@@ -238,21 +223,28 @@ class RadixKVBlocks(KVBlockManager):
                 self._tell_removed(content)
 
     def _take(self, count: int, into: list[int]) -> None:
-        self._pop_set_aside()
+        self.catch_up()
         self._evict(count)
         super()._take(count, into)
 
-    def _pop_set_aside(self) -> None:
+    def catch_up(self) -> None:
         if self._wanted or self._num_to_pop:
             self._evict(max(self._wanted, self._num_to_pop))
             self._wanted = 0
-        super()._pop_set_aside()
+        super().catch_up()
 
     def forget_all(self) -> None:
         """Clear all content; no request may hold a block."""
         self.evict(self.num_blocks)
         super().forget_all()
         self._begin()
+
+
+def _upwards(node: RadixNode) -> Iterator[RadixNode]:
+    """`node` and its parents, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent
 
 
 def _common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int) -> int:
