@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.engine.kv_blocks import KVBlockManager
-from perfmodel.engine.request import Request
+from perfmodel.engine.request import Request, num_common
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -59,7 +59,7 @@ class RadixKVBlocks(KVBlockManager):
             child = node.children.get(contents[depth])
             if child is None:
                 break
-            length = _common(child.contents, contents, depth)
+            length = num_common(child.contents, contents, depth)
             node, depth = child, depth + length
             if length < len(child.contents):
                 node = self._split(child, length)
@@ -120,7 +120,7 @@ class RadixKVBlocks(KVBlockManager):
             if child is None:
                 break
             self._touch(child)
-            length = _common(child.contents, contents, depth)
+            length = num_common(child.contents, contents, depth)
             node = self._split(child, length) if length < len(child.contents) else child
             depth += length
         if depth == num_blocks:
@@ -245,11 +245,3 @@ def _upwards(node: RadixNode) -> Iterator[RadixNode]:
     while node.parent is not None:
         yield node
         node = node.parent
-
-
-def _common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int) -> int:
-    """Length of the common prefix of `known` and `contents[first:]`."""
-    length = min(len(known), len(contents) - first)
-    if known[:length] == contents[first : first + length]:
-        return length
-    return next(i for i in range(length) if known[i] != contents[first + i])

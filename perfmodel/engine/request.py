@@ -1,6 +1,6 @@
 """`Request`: counters of one request. Times are in ticks of the driving clock."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -112,3 +112,11 @@ class Request:
             f"Request({self.request_id}, {self.status.value}, prompt={self.num_prompt_tokens}, "
             f"output={self.num_output_tokens}/{self.max_output_tokens}, computed={self.num_computed_tokens})"
         )
+
+
+def num_common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int = 0) -> int:
+    """Length of the common prefix of `known` and `contents[first:]`."""
+    length = min(len(known), len(contents) - first)
+    if known[:length] == contents[first : first + length]:
+        return length
+    return next(i for i in range(length) if known[i] != contents[first + i])

@@ -72,7 +72,7 @@ class RunningRequests:
             self._prompts.append(request)
 
     def leave(self, request: Request) -> None:
-        """Remove a finished request."""
+        """Remove a request that has no slot any more: finished, dropped or preempted."""
         del self.requests[request]
 
     def drop(self, request: Request) -> None:
@@ -82,7 +82,7 @@ class RunningRequests:
         for others in (self._prompts, self._joining):
             if request in others:
                 others.remove(request)
-        del self.requests[request]
+        self.leave(request)
 
     def padding(self, plan: StepPlan, num_computed: int) -> int:
         """Padding tokens for a request admitted to `plan` with one token, after `num_computed`."""
@@ -365,7 +365,7 @@ class RunningRequests:
 
     def _lose_slot(self, victim: Request, plan: StepPlan) -> None:
         """Requeue `victim`, whose blocks are free, with nothing computed."""
-        del self.requests[victim]
+        self.leave(victim)
         victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1
         victim.num_preemptions += 1
@@ -425,8 +425,8 @@ class PipelinedRequests(RunningRequests):
         if request.num_promised_tokens == request.num_output_tokens:
             self._ready[request] = None
 
-    def drop(self, request: Request) -> None:
-        super().drop(request)
+    def leave(self, request: Request) -> None:
+        super().leave(request)
         self._ready.pop(request, None)
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
@@ -459,10 +459,6 @@ class PipelinedRequests(RunningRequests):
 
     def _index_before(self, plan: StepPlan) -> int:
         return self._last_back
-
-    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
-        super()._preempt(victim, plan, num_computed, num_known)
-        self._ready.pop(victim, None)
 
     def _sort_out(self) -> None:
         """Empty both lists: without a cohort, `_ready` alone says who gets grants."""
