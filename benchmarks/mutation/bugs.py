@@ -87,12 +87,12 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutable(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and what is in it, but for annotations, texts and checks of invariants."""
+    """The node and what is in it, but for annotations and texts."""
     if isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
         return
-    if isinstance(node, FUNCTIONS) and node.name in ("__repr__", "__str__", "check_integrity"):
+    if isinstance(node, FUNCTIONS) and node.name in ("__repr__", "__str__"):
         return
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
         return

@@ -337,28 +337,6 @@ class DecodeCohort:
         self._applied += times
         self.last_token_at = now
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless sums and calendars match the members."""
-        computed = {request: self.num_computed(request) for request in self.joined}
-        assert self.context == sum(computed.values())
-        for i, span in enumerate(self._spans):
-            assert self.windowed[i] == sum(min(tokens, span) for tokens in computed.values())
-            assert self.growing[i] == sum(tokens < span for tokens in computed.values())
-        num_needed = {r: self._blocks.num_due(r, tokens) for r, tokens in computed.items()}
-        assert sum(max(count, 0) for count in num_needed.values()) == self._blocks.num_aside
-        assert self._phase.keys() <= computed.keys(), "a block is due to someone who left"
-        due = [0] * self._blocks.block_size
-        for request, phase in self._phase.items():
-            due[phase] += self._blocks.weight(len(request.block_ids))
-        assert self._due == due
-        ending = {request for requests in self._ending.values() for request in requests}
-        assert computed.keys() <= ending, "a member has no end"
-        for request in computed:
-            joined = self.joined[request]
-            assert self._dissolved <= joined <= self.age
-            assert self.age - joined <= request.num_remaining_tokens
-            assert num_needed[request] <= 0 or request in self._phase, f"{request} has too few blocks"
-
 
 def _in_turn(requests: Collection[Request]) -> Iterable[Request]:
     return sorted(requests, key=_ADMISSION) if len(requests) > 1 else requests

@@ -92,11 +92,6 @@ class DraftingRequests(RunningRequests):
     def drop(self, request: Request) -> None:
         super().drop(request)
         self._has_draft.discard(request)
-        self._unverified.pop(request, None)
-
-    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
-        super()._preempt(victim, plan, num_computed, num_known)
-        self._unverified.pop(victim, None)
 
     def num_known_tokens(self, request: Request) -> int:
         if self._speculation.is_ahead:

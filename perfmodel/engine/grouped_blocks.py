@@ -1,9 +1,9 @@
 """`GroupedKVBlocks`: KV blocks where layer groups keep different parts of a sequence (`perfmodel.kv_groups`).
 
-vLLM's hybrid KV cache manager: a block table per group and request over one pool. The first group's table is
-`Request.block_ids`, with `NO_BLOCK` for released rows; `Request.tables` has the others. Before a grant a request
-releases rows that are no longer visible, then takes a block per new row and group. A prefix is cached as far as every
-group has what the next query sees: all rows, the window before it, or its chunk so far.
+vLLM's hybrid KV cache manager: a block table per group and request over one pool, with `NO_BLOCK` for released rows
+(`Request.tables`). Before a grant a request releases rows that are no longer visible, then takes a block per new row
+and group. A prefix is cached as far as every group has what the next query sees: all rows, the window before it, or its
+chunk so far.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -151,18 +151,17 @@ class GroupedKVBlocks(KVBlockManager):
     def allocate(self, request: Request, num_tokens: int, cached: Iterable[int] = ()) -> None:
         """Give `request` the cached rows and the blocks for `num_tokens` tokens (`can_allocate` first)."""
         if request.tables is None:
-            request.tables = GroupTables([0] * len(self.groups), [[] for _ in self.groups[1:]])
+            blocks_by_group = [request.block_ids, *([] for _ in self.groups[1:])]
+            request.tables = GroupTables([0] * len(self.groups), blocks_by_group)
             self._claim(request, len(list(cached)))
         missing = -(-num_tokens // self.block_size) - len(request.block_ids)
         if missing == 1:  # nearly always: a decode
             taken: list[int] = []
             self._take(len(self.groups), taken)
-            request.block_ids.append(taken[0])
-            for number, blocks in enumerate(request.tables.others, start=1):
-                blocks.append(taken[number])
+            for blocks, block in zip(request.tables.blocks, taken, strict=True):
+                blocks.append(block)
         elif missing > 0:
-            self._take(missing, request.block_ids)
-            for blocks in request.tables.others:
+            for blocks in request.tables.blocks:
                 self._take(missing, blocks)
 
     def _claim(self, request: Request, num_cached: int) -> None:
@@ -173,20 +172,17 @@ class GroupedKVBlocks(KVBlockManager):
         num_rows = max(-(-num_there // self.block_size), num_cached)  # KV computed elsewhere needs blocks, too
         tables.firsts = self._firsts(num_there)
         for number, first in enumerate(tables.firsts):
-            blocks = [self._block_of[number, request.contents[row]] for row in range(first, num_cached)]
-            for block in blocks:
+            shared = [self._block_of[number, request.contents[row]] for row in range(first, num_cached)]
+            for block in shared:
                 if self._owners[block] == 0:
                     self.num_free -= 1
                     del self._lot_of[block]
                 self._owners[block] += 1
-            if number:
-                tables.others[number - 1] += blocks
-            else:
-                request.block_ids += [NO_BLOCK] * first + blocks
+            tables.blocks[number] += [NO_BLOCK] * first + shared
         request.num_hashed_blocks = num_cached
-        for number, first in enumerate(tables.firsts if num_rows > num_cached else ()):
-            into = tables.others[number - 1] if number else request.block_ids
-            self._take(num_rows - max(first, num_cached), into)
+        if num_rows > num_cached:
+            for first, blocks in zip(tables.firsts, tables.blocks, strict=True):
+                self._take(num_rows - max(first, num_cached), blocks)
 
     def release(self, request: Request, num_done: int) -> int | None:
         """As the base: rows that no query behind `num_done` tokens sees; a group's last row is reused first."""
@@ -194,17 +190,11 @@ class GroupedKVBlocks(KVBlockManager):
         if tables is None:
             return None
         for number, group in self._windowed:
-            old = tables.firsts[number]
+            old, blocks = tables.firsts[number], tables.blocks[number]
             new = min(group.first_row(num_done, size), len(request.block_ids))
             if new > old:
                 tables.firsts[number] = new
-                if number:
-                    blocks = tables.others[number - 1]
-                    gone = blocks[: new - old]
-                    del blocks[: new - old]
-                else:
-                    gone = request.block_ids[old:new]
-                    request.block_ids[old:new] = [NO_BLOCK] * (new - old)
+                gone, blocks[old:new] = blocks[old:new], [NO_BLOCK] * (new - old)
                 self._give_up(request, old, gone)
                 old = new
             done = group.given_up_at(old, size)
@@ -231,10 +221,9 @@ class GroupedKVBlocks(KVBlockManager):
         if not self.enable_prefix_caching or tables is None or last <= request.num_hashed_blocks:
             return
         for number, first in enumerate(tables.firsts):
-            blocks, offset = (tables.others[number - 1], first) if number else (request.block_ids, 0)
             since = max(request.num_hashed_blocks, first)
             for row in range(since, last):
-                self._enter((number, request.contents[row]), blocks[row - offset])
+                self._enter((number, request.contents[row]), tables.blocks[number][row])
             self._tell_stored(request.contents, since, last, number)
         request.num_hashed_blocks = last
 
@@ -248,19 +237,10 @@ class GroupedKVBlocks(KVBlockManager):
         if tables is None:
             return
         has_hashed, num_full = request.num_hashed_blocks > 0, self._num_full(request, num_tokens)
-        for first, blocks in zip(tables.firsts, [request.block_ids[tables.firsts[0] :], *tables.others], strict=True):
-            self._give_back_rows(blocks, max(num_full - first, 0), has_hashed)
+        for first, blocks in zip(tables.firsts, tables.blocks, strict=True):
+            self._give_back_rows(blocks[first:], max(num_full - first, 0), has_hashed)
         request.block_ids, request.tables = [], None
         request.num_hashed_blocks = 0
-
-    def blocks_of(self, request: Request) -> list[int]:
-        blocks = [block for block in request.block_ids if block != NO_BLOCK]
-        if request.tables is not None:
-            for number, others in enumerate(request.tables.others, start=1):
-                first, rows = request.tables.firsts[number], len(request.block_ids)
-                assert len(others) == rows - first, f"{request}: a group has {len(others)} blocks for {rows - first}"
-                blocks += others
-        return blocks
 
 
 def _num_there(request: Request) -> int:

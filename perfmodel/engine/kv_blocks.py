@@ -103,10 +103,6 @@ class KVBlockManager:
             return self.num_free
         return max(self._num_fresh - self._num_to_pop, 0)
 
-    @property
-    def num_aside(self) -> int:
-        return len(self._aside) + self._num_to_pop
-
     def num_needed(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` lacks for `num_tokens` tokens."""
         missing = self.num_filled(num_tokens) - len(request.block_ids)
@@ -133,7 +129,7 @@ class KVBlockManager:
         """Cached blocks of the prompt's prefix, short of its last token."""
         if not self.enable_prefix_caching or not request.contents:
             return []
-        self._pop_set_aside()
+        self.catch_up()
         blocks: list[int] = []
         limit = (request.num_tokens - 1) // self.block_size
         for content in request.contents[:limit]:
@@ -185,7 +181,7 @@ class KVBlockManager:
     def hand_out(self, request: Request, count: int) -> None:
         """Give `request` `count` of the blocks set aside."""
         if len(self._aside) < count:
-            self._pop_set_aside()
+            self.catch_up()
         request.block_ids += self._aside[-count:]
         del self._aside[-count:]
 
@@ -197,7 +193,7 @@ class KVBlockManager:
         last = min(num_computed // self.block_size, len(request.contents))
         if last <= request.num_hashed_blocks:
             return
-        self._pop_set_aside()
+        self.catch_up()
         first = request.num_hashed_blocks
         for i in range(first, last):
             self._enter(request.contents[i], request.block_ids[i])
@@ -249,7 +245,7 @@ class KVBlockManager:
         if self._reuses_partial_first:
             partial = blocks[num_full:]
             if partial:
-                self._pop_set_aside()  # of what was free before these
+                self.catch_up()  # of what was free before these
             self._partial += partial
             self.num_free += len(partial)
             del blocks[num_full:]
@@ -281,17 +277,18 @@ class KVBlockManager:
             self._compact()
 
     def _take(self, count: int, into: list[int]) -> None:
-        self._pop_set_aside()
+        self.catch_up()
         self.num_free -= count
         self._pop(count, into)
 
     def finalize(self, plan: StepPlan) -> None:
         """Tell the finished `plan` its copies to and from a second tier."""
         if self.host is not None:
-            self._pop_set_aside()
+            self.catch_up()
             self.host.finalize(plan)
 
-    def _pop_set_aside(self) -> None:
+    def catch_up(self) -> None:
+        """Take the blocks set aside off the queue, before anyone looks at it, at the cache or at its events."""
         if self._num_to_pop:
             self._pop(self._num_to_pop, self._aside)
             self._num_to_pop = 0
@@ -357,14 +354,10 @@ class KVBlockManager:
         assert self.listener is not None
         self.listener.on_removed(content, 0)
 
-    def catch_up(self) -> None:
-        """Take blocks set aside off the queue, for a listener to see."""
-        self._pop_set_aside()
-
     def forget_all(self) -> None:
         """Clear all content; no request may hold a block."""
         assert self.num_free == self.num_blocks, "a request still holds blocks"
-        self._pop_set_aside()
+        self.catch_up()
         self._compact()
         for known in (self._block_of, self._copies, self._hash_of, self._owners, self._lot_of):
             known.clear()
@@ -380,34 +373,3 @@ class KVBlockManager:
                 lot.blocks = [block for block in lot.blocks if self._is_waiting_in(block, lot)]
         self._queue = deque(lot for lot in self._queue if lot.blocks)
         self._num_entries = sum(len(lot.blocks) for lot in self._queue)
-
-    def blocks_of(self, request: Request) -> list[int]:
-        """All block ids of `request`."""
-        return [*request.block_ids, *request.buffer_ids]
-
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless `requests` (all holders) and the queue account for every block."""
-        self._pop_set_aside()
-        owners: dict[int, int] = {}
-        for request in requests:
-            blocks = self.blocks_of(request)
-            assert len(set(blocks)) == len(blocks), f"{request} holds a block twice"
-            for block in blocks:
-                owners[block] = owners.get(block, 0) + 1
-        waiting = [*self._partial, *range(self.num_blocks - self._num_fresh, self.num_blocks)]
-        waiting += [b for lot in self._queue for b in lot.blocks if not lot.has_hashed or self._is_waiting_in(b, lot)]
-        assert len(waiting) == self.num_free, f"{len(waiting)} blocks wait but num_free is {self.num_free}"
-        assert len(set(waiting)) == len(waiting), "a block waits twice"
-        assert set(waiting).isdisjoint(owners), "a block is free and owned"
-        assert len(set(self._aside)) == len(self._aside), "a block is set aside twice"
-        known = owners.keys() | self._hash_of.keys() | set(waiting)
-        assert known.isdisjoint(self._aside), "a block set aside is owned, cached or free"
-        assert len(waiting) + len(owners) + len(self._aside) == self.num_blocks, "a block is lost"
-        for block, count in owners.items():
-            known_count = self._owners.get(block, 1)
-            assert count == known_count, f"block {block} has {count} owners, not {known_count}"
-        copies = [(content, block) for content, blocks in self._copies.items() for block in blocks]
-        for content, block in [*self._block_of.items(), *copies]:
-            assert self._hash_of[block] == content
-            assert self._owners[block] == owners.get(block, 0)
-        assert len(self._hash_of) == len(self._block_of) + len(copies), "a block with content cannot be found"

@@ -8,11 +8,11 @@ it already has the contents, the request goes on with the tree's blocks and its 
 """
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.engine.kv_blocks import KVBlockManager
-from perfmodel.engine.request import Request
+from perfmodel.engine.request import Request, num_common
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -50,7 +50,7 @@ class RadixKVBlocks(KVBlockManager):
 
     def match(self, request: Request, num_tokens: int) -> RadixNode:
         """End of the longest cached prefix of the first `num_tokens` of `request`; marks its path as accessed."""
-        self._pop_set_aside()
+        self.catch_up()
         if not self.enable_prefix_caching or num_tokens < self.block_size:
             return self.root
         contents = request.contents[: num_tokens // self.block_size]
@@ -59,7 +59,7 @@ class RadixKVBlocks(KVBlockManager):
             child = node.children.get(contents[depth])
             if child is None:
                 break
-            length = _common(child.contents, contents, depth)
+            length = num_common(child.contents, contents, depth)
             node, depth = child, depth + length
             if length < len(child.contents):
                 node = self._split(child, length)
@@ -74,17 +74,11 @@ class RadixKVBlocks(KVBlockManager):
 
     def depth(self, node: RadixNode) -> int:
         """Blocks from the root to `node`."""
-        depth, at = 0, node
-        while at.parent is not None:
-            depth, at = depth + len(at.blocks), at.parent
-        return depth
+        return sum([len(at.blocks) for at in _upwards(node)])
 
     def num_unheld(self, node: RadixNode) -> int:
         """Unheld blocks up to `node`: no longer free once a request takes it."""
-        count, at = 0, node
-        while at.parent is not None and not at.num_locks:
-            count, at = count + len(at.blocks), at.parent
-        return count
+        return sum([len(at.blocks) for at in _upwards(node) if not at.num_locks])  # who holds a node holds its parents
 
     def adopt(self, request: Request, node: RadixNode) -> None:
         """Start `request` with the blocks up to `node`."""
@@ -94,16 +88,11 @@ class RadixKVBlocks(KVBlockManager):
         request.num_hashed_blocks = len(request.block_ids)
 
     def _path(self, node: RadixNode) -> list[int]:
-        runs = []
-        at = node
-        while at.parent is not None:
-            runs.append(at.blocks)
-            at = at.parent
-        return [block for run in reversed(runs) for block in run]
+        return [block for at in reversed(list(_upwards(node))) for block in at.blocks]
 
     def checkpoint(self, request: Request, num_tokens: int) -> None:
         """Give the full blocks of the first `num_tokens` of `request`, computed, to the tree."""
-        self._pop_set_aside()
+        self.catch_up()
         if not self.enable_prefix_caching:
             return
         num_full = num_tokens // self.block_size
@@ -131,7 +120,7 @@ class RadixKVBlocks(KVBlockManager):
             if child is None:
                 break
             self._touch(child)
-            length = _common(child.contents, contents, depth)
+            length = num_common(child.contents, contents, depth)
             node = self._split(child, length) if length < len(child.contents) else child
             depth += length
         if depth == num_blocks:
@@ -163,25 +152,21 @@ class RadixKVBlocks(KVBlockManager):
         return parent
 
     def _lock(self, node: RadixNode) -> None:
-        at = node
-        while at.parent is not None:
+        for at in _upwards(node):
             if not at.num_locks:
                 self.num_evictable -= len(at.blocks)
                 self.num_free -= len(at.blocks)
                 self._leaves.discard(at)
             at.num_locks += 1
-            at = at.parent
 
     def _unlock(self, node: RadixNode | None) -> None:
-        at = node
-        while at is not None and at.parent is not None:
+        for at in _upwards(node or self.root):
             at.num_locks -= 1
             if not at.num_locks:
                 self.num_evictable += len(at.blocks)
                 self.num_free += len(at.blocks)
                 if not at.children:
                     self._offer(at)
-            at = at.parent
 
     def _offer(self, node: RadixNode) -> None:
         self._leaves.add(node)
@@ -190,7 +175,7 @@ class RadixKVBlocks(KVBlockManager):
 
     def free(self, request: Request, num_tokens: int | None = None) -> None:
         """Free all blocks of `request`; tree blocks stay until evicted."""
-        self._pop_set_aside()
+        self.catch_up()
         self._give_back(request.block_ids[request.num_hashed_blocks :], False)
         self._unlock(self._node_of.pop(request, None))
         request.block_ids = []
@@ -212,7 +197,7 @@ class RadixKVBlocks(KVBlockManager):
 
     def evict(self, num_blocks: int) -> bool:
         """Evict until `num_blocks` are free, if possible; return whether they are."""
-        self._pop_set_aside()
+        self.catch_up()
         self._evict(num_blocks)
         return self.num_free - self.num_evictable >= num_blocks
 
@@ -238,15 +223,15 @@ class RadixKVBlocks(KVBlockManager):
                 self._tell_removed(content)
 
     def _take(self, count: int, into: list[int]) -> None:
-        self._pop_set_aside()
+        self.catch_up()
         self._evict(count)
         super()._take(count, into)
 
-    def _pop_set_aside(self) -> None:
+    def catch_up(self) -> None:
         if self._wanted or self._num_to_pop:
             self._evict(max(self._wanted, self._num_to_pop))
             self._wanted = 0
-        super()._pop_set_aside()
+        super().catch_up()
 
     def forget_all(self) -> None:
         """Clear all content; no request may hold a block."""
@@ -254,32 +239,9 @@ class RadixKVBlocks(KVBlockManager):
         super().forget_all()
         self._begin()
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless `requests` (all holders), tree and queue account for every block."""
-        self._pop_set_aside()
-        requests = list(requests)
-        in_tree: set[int] = set()
-        nodes = [self.root]
-        for node in nodes:
-            nodes += node.children.values()
-            assert in_tree.isdisjoint(node.blocks), "a block is in the tree twice"
-            in_tree.update(node.blocks)
-            assert node is self.root or len(node.contents) == len(node.blocks)
-        unheld = sum(len(node.blocks) for node in nodes if not node.num_locks)
-        assert unheld == self.num_evictable, f"{unheld} blocks can be evicted, not {self.num_evictable}"
-        private = [block for request in requests for block in request.block_ids[request.num_hashed_blocks :]]
-        for request in requests:
-            assert set(request.block_ids[: request.num_hashed_blocks]) <= in_tree, f"{request} lost blocks of the tree"
-        fresh = range(self.num_blocks - self._num_fresh, self.num_blocks)
-        waiting = [*fresh, *(block for lot in self._queue for block in lot.blocks)]
-        assert len(waiting) + self.num_evictable == self.num_free, "free blocks are not those that can be had"
-        everything = [*waiting, *private, *self._aside, *in_tree]
-        assert len(everything) == len(set(everything)) == self.num_blocks, "a block is lost, or there twice"
 
-
-def _common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int) -> int:
-    """Length of the common prefix of `known` and `contents[first:]`."""
-    length = min(len(known), len(contents) - first)
-    if known[:length] == contents[first : first + length]:
-        return length
-    return next(i for i in range(length) if known[i] != contents[first + i])
+def _upwards(node: RadixNode) -> Iterator[RadixNode]:
+    """`node` and its parents, without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent

@@ -1,6 +1,6 @@
 """`Request`: counters of one request. Times are in ticks of the driving clock."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -30,11 +30,11 @@ class TokenTimes:
 class GroupTables:
     """Block tables by layer group (`GroupedKVBlocks`).
 
-    firsts: each group's first kept row; others: blocks from there on of every group but the first
+    firsts: each group's first kept row; blocks: each group's by row, the first's being `Request.block_ids`
     """
 
     firsts: list[int]
-    others: list[list[int]]
+    blocks: list[list[int]]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -71,7 +71,7 @@ class Request:
     keeps_blocks: bool = False  # once done, until `Scheduler.release`: another engine fetches them
     block_ids: list[int] = field(default_factory=list)
     buffer_ids: list[int] = field(default_factory=list)  # beside those that its tokens fill (see `KVBlockManager`)
-    tables: GroupTables | None = None  # blocks of further groups of layers, where there are any
+    tables: GroupTables | None = None  # blocks by group of layers, where there are several
     admission: int = -1  # its place in the order of admissions
     last_step: int = -1  # index of the last plan that granted it an output token, -1 since it was preempted
     first_scheduled_at: int | None = None
@@ -112,3 +112,11 @@ class Request:
             f"Request({self.request_id}, {self.status.value}, prompt={self.num_prompt_tokens}, "
             f"output={self.num_output_tokens}/{self.max_output_tokens}, computed={self.num_computed_tokens})"
         )
+
+
+def num_common(known: Sequence[Hashable], contents: Sequence[Hashable], first: int = 0) -> int:
+    """Length of the common prefix of `known` and `contents[first:]`."""
+    length = min(len(known), len(contents) - first)
+    if known[:length] == contents[first : first + length]:
+        return length
+    return next(i for i in range(length) if known[i] != contents[first + i])

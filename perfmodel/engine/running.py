@@ -72,7 +72,7 @@ class RunningRequests:
             self._prompts.append(request)
 
     def leave(self, request: Request) -> None:
-        """Remove a finished request."""
+        """Remove a request that has no slot any more: finished, dropped or preempted."""
         del self.requests[request]
 
     def drop(self, request: Request) -> None:
@@ -82,7 +82,7 @@ class RunningRequests:
         for others in (self._prompts, self._joining):
             if request in others:
                 others.remove(request)
-        del self.requests[request]
+        self.leave(request)
 
     def padding(self, plan: StepPlan, num_computed: int) -> int:
         """Padding tokens for a request admitted to `plan` with one token, after `num_computed`."""
@@ -365,31 +365,13 @@ class RunningRequests:
 
     def _lose_slot(self, victim: Request, plan: StepPlan) -> None:
         """Requeue `victim`, whose blocks are free, with nothing computed."""
-        del self.requests[victim]
+        self.leave(victim)
         victim.num_computed_tokens = victim.num_transferred_tokens = 0
         victim.last_step = -1
         victim.num_preemptions += 1
         victim.status = RequestStatus.PREEMPTED
         plan.preempted.append(victim)
         self._on_preempted(victim)
-
-    # ---------------------------------------------------------------- invariants
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, counts and blocks agree."""
-        cohort = self.cohort
-        cohort.check_integrity()
-        members = set(cohort.members)
-        assert members <= self.requests.keys()
-        assert members.isdisjoint(self._prompts)
-        assert members.isdisjoint(self._joining)
-        for request in self.requests:
-            assert 0 <= request.num_output_tokens <= request.num_promised_tokens <= request.max_output_tokens, request
-            in_flight = request.num_promised_tokens - request.num_output_tokens
-            assert request in members or in_flight <= 2, f"{request} has too much in flight"
-            assert request.num_computed_tokens <= request.num_tokens, request
-            num_needed = self._blocks.num_needed(request, request.num_computed_tokens)
-            assert request in members or num_needed <= 0, request
 
 
 def _take_back(victim: Request, plan: StepPlan, nodes: tuple[int, ...]) -> int:
@@ -443,8 +425,8 @@ class PipelinedRequests(RunningRequests):
         if request.num_promised_tokens == request.num_output_tokens:
             self._ready[request] = None
 
-    def drop(self, request: Request) -> None:
-        super().drop(request)
+    def leave(self, request: Request) -> None:
+        super().leave(request)
         self._ready.pop(request, None)
 
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
@@ -478,21 +460,7 @@ class PipelinedRequests(RunningRequests):
     def _index_before(self, plan: StepPlan) -> int:
         return self._last_back
 
-    def _preempt(self, victim: Request, plan: StepPlan, num_computed: int, num_known: int) -> None:
-        super()._preempt(victim, plan, num_computed, num_known)
-        self._ready.pop(victim, None)
-
     def _sort_out(self) -> None:
         """Empty both lists: without a cohort, `_ready` alone says who gets grants."""
         self._prompts.clear()
         self._joining.clear()
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        assert self._ready.keys() <= self.requests.keys()
-        for request in self.requests:
-            if request.status is not RequestStatus.RUNNING or not request.num_remaining_tokens:
-                assert request not in self._ready, f"{request} has nothing left to be granted"
-            else:
-                is_under_way = request.num_promised_tokens > request.num_output_tokens
-                assert is_under_way != (request in self._ready), f"{request} is lost, or granted twice"

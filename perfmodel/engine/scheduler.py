@@ -529,17 +529,3 @@ class Scheduler:
         plan.num_gaps = len(plan.decodes)
         self._running.come_back(plan)
         self._running.cohort.apply_repeated(times, now)
-
-    # ---------------------------------------------------------------- invariants
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, counts and blocks agree."""
-        assert len(self._running) <= self._max_batch
-        running = self._running.requests
-        for request in self.waiting:
-            assert request not in running, f"{request} waits and runs"
-        waiting = [request for _, request in self._waiting]
-        for request in waiting:
-            assert request.num_transferred_tokens or not request.block_ids, f"{request} waits with blocks"
-        self._running.check_integrity()
-        self.blocks.check_integrity([*running, *waiting, *self.detached.values()])

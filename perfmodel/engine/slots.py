@@ -11,13 +11,13 @@ unlimited here.
 """
 
 from bisect import insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from operator import attrgetter
 
 from perfmodel.engine.config import SchedulerConfig, Slots
 from perfmodel.engine.kv_blocks import KVBlockManager
 from perfmodel.engine.plan import StepPlan
-from perfmodel.engine.request import Request
+from perfmodel.engine.request import Request, num_common
 from perfmodel.engine.running import OnPreempted, RunningRequests
 
 _SLOT = attrgetter("admission")
@@ -25,11 +25,6 @@ _MIN_KEPT = 0.25  # least share of a request that a restored prompt must cover
 _MAX_LOST = 0.5  # a slot's prompt is saved before a request that keeps less of it
 
 Contents = tuple[Hashable, ...]  # identity of full KV blocks from the first on
-
-
-def _num_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 class SlottedRequests(RunningRequests):
@@ -48,7 +43,7 @@ class SlottedRequests(RunningRequests):
     def take_slot(self, request: Request) -> int:
         """Give `request`, whose blocks it has, a free slot; return its cached prompt tokens."""
         number = self._choose(request.contents, request.num_prompt_tokens)
-        num_common = _num_common(self._held[number], request.contents) if self._slots.reuses else 0
+        num_blocks = num_common(self._held[number], request.contents) if self._slots.reuses else 0
         self._free.remove(number)
         if self._slots.saves_prompts:
             for free in sorted(self._free):
@@ -56,7 +51,7 @@ class SlottedRequests(RunningRequests):
                 if self._slots.is_unified:
                     self._held[free] = ()
         request.admission = number
-        request.num_computed_tokens = min(num_common * self._blocks.block_size, request.num_prompt_tokens - 1)
+        request.num_computed_tokens = min(num_blocks * self._blocks.block_size, request.num_prompt_tokens - 1)
         self.requests[request] = None
         insort(self._prompts, request, key=_SLOT)
         return request.num_computed_tokens
@@ -65,9 +60,9 @@ class SlottedRequests(RunningRequests):
         """Free slot for a prompt of `num_tokens` with `contents`, and the contents to keep."""
         best, most, size = -1, self._slots.least_similarity * num_tokens, self._blocks.block_size
         for number in sorted(self._free):
-            num_common = _num_common(self._held[number], contents) * size
-            if num_common > most:
-                best, most = number, num_common
+            num_shared = num_common(self._held[number], contents) * size
+            if num_shared > most:
+                best, most = number, num_shared
         is_similar = best >= 0
         if not is_similar:  # the last never used one
             best = min(self._free, key=lambda number: (self._freed_at[number], -number))
@@ -82,15 +77,8 @@ class SlottedRequests(RunningRequests):
         request.num_computed_tokens = num_computed  # of KV from elsewhere
 
     def leave(self, request: Request) -> None:
-        super().leave(request)
-        self._give_back(request)
-
-    def drop(self, request: Request) -> None:
-        super().drop(request)
-        self._give_back(request)
-
-    def _give_back(self, request: Request) -> None:
         """Free the slot of `request`, keeping its computed KV."""
+        super().leave(request)
         number = request.admission
         self._held[number] = request.name_blocks(request.num_computed_tokens // self._blocks.block_size)
         self._free.add(number)
@@ -99,21 +87,21 @@ class SlottedRequests(RunningRequests):
 
     def _save(self, held: Contents) -> None:
         """Save a slot's prompt, replacing saved prefixes of it; not if it is a prefix of one."""
-        if not held or any(_num_common(saved, held) == len(held) for saved in self._saved):
+        if not held or any(num_common(saved, held) == len(held) for saved in self._saved):
             return
-        self._saved = [saved for saved in self._saved if _num_common(saved, held) < len(saved)]
+        self._saved = [saved for saved in self._saved if num_common(saved, held) < len(saved)]
         self._saved.append(held)
 
     def _load(self, number: int, contents: Contents) -> None:
         """Restore the saved prompt that shares more with `contents` than the slot does, if any."""
         held, best = self._held[number], -1
-        most = _num_common(held, contents)
+        most = num_common(held, contents)
         most_kept = most / len(held) if held else -1.0
         for place, saved in enumerate(self._saved):
-            num_common = _num_common(saved, contents)
-            kept = num_common / len(saved)
-            if kept >= _MIN_KEPT and kept > most_kept and num_common > most:
-                best, most, most_kept = place, num_common, kept
+            num_shared = num_common(saved, contents)
+            kept = num_shared / len(saved)
+            if kept >= _MIN_KEPT and kept > most_kept and num_shared > most:
+                best, most, most_kept = place, num_shared, kept
         if best >= 0:
             self._held[number] = self._saved.pop(best)
 
@@ -125,10 +113,3 @@ class SlottedRequests(RunningRequests):
             left -= num_tokens
             chunks.append((request, num_tokens))
         return chunks
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        taken = [request.admission for request in self.requests]
-        assert len(set(taken)) == len(taken), "two requests have one slot"
-        assert self._free.isdisjoint(taken), "a request has a free slot"
-        assert len(self._free) + len(taken) == len(self._held), "a slot is lost"

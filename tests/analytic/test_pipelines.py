@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,9 +114,7 @@ def on_the_clock(case: Case, is_pipeline: bool) -> list[tuple[int, ...]]:
     def on_finished(_: EngineRank, request: Request) -> None:
         rows.append((request.request_id, request.first_token_at or 0, request.finished_at or 0))
 
-    replica = EngineRank(
-        clock, 0, case.loop(), on_finished, lambda replica, _: replica.loop.scheduler.check_integrity()
-    )
+    replica = EngineRank(clock, 0, case.loop(), on_finished, lambda replica, _: check_integrity(replica.loop.scheduler))
     OpenLoopClient(env, iter(case.requests()), lambda request: replica)
     env.run()
     return sorted(rows)

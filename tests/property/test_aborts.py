@@ -2,6 +2,7 @@
 
 from random import Random
 
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
@@ -40,7 +41,7 @@ def serve_with_aborts(
             assert loop.abort(request)
             assert not loop.abort(request)
             gone.append(request)
-            loop.scheduler.check_integrity()
+            check_integrity(loop.scheduler)
 
     while coming or here:
         while coming and (coming[0].arrival <= now or not here):
@@ -55,7 +56,7 @@ def serve_with_aborts(
         some_give_up()
         now += duration_of(plan)
         finished, _ = loop.finish_step(plan, now - 1, now, judged(case, plan))
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         done += finished
         here = [request for request in here if request not in finished]
     while loop.start_step(now) is not None:  # what was planned for someone who has gone
@@ -93,7 +94,7 @@ def run(
         rows.append((r.request_id, r.first_scheduled_at, r.first_token_at, r.finished_at, r.num_preemptions))
 
     def on_step(replica: EngineRank, _: StepRecord) -> None:
-        replica.loop.scheduler.check_integrity()
+        check_integrity(replica.loop.scheduler)
 
     def give_up(request: Request) -> None:
         if request.status is not RequestStatus.ABORTED and replica.abort(request):

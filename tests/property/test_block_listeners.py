@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def followed(case: Case, has_answers: bool = False) -> set[object]:
             mirrors.append(Mirror(loop.scheduler.blocks, bool(case.groups)))
         if has_answers:
             loop.scheduler.publish_answers()
-            loop.scheduler.check_integrity()
+            check_integrity(loop.scheduler)
         loop.scheduler.blocks.catch_up()
         assert mirrors[0].held == cached_in(loop.scheduler.blocks)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from engine_integrity import check_idle, check_integrity
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
@@ -48,7 +49,7 @@ def serve(
         client.on_finished(request)
 
     def checked(replica: EngineRank, _: StepRecord) -> None:
-        replica.loop.scheduler.check_integrity()
+        check_integrity(replica.loop.scheduler)
 
     def on_prefilled(replica: EngineRank, request: Request) -> None:
         server.on_prefilled(replica, request)
@@ -75,7 +76,7 @@ def serve(
     else:
         client = ClosedLoopClient(env, iter(requests), lambda _: server, concurrency)
     env.run()
-    server.check_idle([*sources, *targets])
+    check_idle(server, [*sources, *targets])
     assert sorted(r.request_id for r in done) == [r.request_id for r in requests]
     for request in done:
         assert request.num_output_tokens == request.max_output_tokens

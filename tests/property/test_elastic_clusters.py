@@ -4,6 +4,7 @@ transfers and clients, each request that is sent ends once, no KV block stays be
 from functools import cache
 from typing import Any
 
+from engine_integrity import check_idle, check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,9 +113,9 @@ def serve(scenario: Scenario, can_leap: bool) -> list[tuple[Any, ...]]:
     env.run()
     assert not cluster.dynamic.gateway.has_requests
     for server in cluster.servers:
-        server.check_idle(())
+        check_idle(server, ())
     for engine in cluster.engines:
-        engine.loop.scheduler.check_integrity()
+        check_integrity(engine.loop.scheduler)
         assert engine.is_idle
         assert engine.num_outstanding == engine.num_prompt_blocks == 0
         assert engine.loop.scheduler.blocks.num_used == 0

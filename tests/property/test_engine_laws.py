@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 
 from perfmodel.engine import DISCIPLINES, Request, ServeLoop, StepPlan
@@ -16,7 +17,7 @@ def test_every_step_conserves_tokens_and_blocks_and_every_request_ends(case: Cas
     granted: dict[int, int] = {}
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         for request in plan.decodes:
             granted[request.request_id] = granted.get(request.request_id, 0) + 1
         for grant in plan.chunks:

@@ -1,5 +1,6 @@
 """Laws of an engine that admits by estimates over a radix tree: all end, blocks are conserved, leaps change nothing."""
 
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_aborts import serve_with_aborts
@@ -16,7 +17,7 @@ def test_every_request_ends_and_blocks_are_conserved(case: Case) -> None:
     granted: dict[int, int] = {}
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         for request in plan.decodes:
             granted[request.request_id] = granted.get(request.request_id, 0) + 1
         for grant in plan.chunks:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine_integrity import check_idle, check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_leaps import ScriptedBackend
@@ -77,7 +78,7 @@ def serve(
         client.on_finished(lost.request)
 
     def on_step(replica: EngineRank, _: StepRecord) -> None:
-        replica.loop.scheduler.check_integrity()
+        check_integrity(replica.loop.scheduler)
 
     def on_prefilled(replica: EngineRank, request: Request) -> None:
         assert server is not None
@@ -127,7 +128,7 @@ def serve(
         assert not engine.loop.has_requests
         assert engine.loop.scheduler.blocks.num_free == case.num_blocks
     if server is not None:
-        server.check_idle([*first, *second])
+        check_idle(server, [*first, *second])
     return ended
 
 

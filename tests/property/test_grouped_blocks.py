@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from engine_integrity import blocks_of, check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_leaps import run
@@ -27,7 +28,7 @@ def test_blocks_of_all_groups_are_conserved_and_every_request_ends(case: Case) -
     most = {g: _most_of(g, case.max_in_flight_tokens) for g in case.groups}
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         for request in loop.scheduler.running:
             if request.tables is not None:
                 rows = len(request.block_ids)
@@ -81,9 +82,9 @@ def test_groups_under_speculation_and_pipelines_keep_their_books(case: Case, spa
     groups = (KVGroup(1), KVGroup(1, span), KVGroup(1, 16, is_chunk=True))
     config = replace(case.config, batching="continuous", reserves_output=False)
     case = replace(case, rolling_span=None, groups=groups, config=config, num_blocks=(case.num_blocks + 40) * 3)
-    serve_stepwise(case, lambda loop, plan: loop.scheduler.check_integrity())
+    serve_stepwise(case, lambda loop, plan: check_integrity(loop.scheduler))
     staged = replace(case, config=replace(config, speculation=None, pipeline_parallel_size=3))
-    serve_in_stages(staged, lambda loop, plan: loop.scheduler.check_integrity())
+    serve_in_stages(staged, lambda loop, plan: check_integrity(loop.scheduler))
 
 
 @given(st.sampled_from([1, 4, 16]), st.integers(1, 140), st.integers(0, 400), st.integers(1, 64))
@@ -118,7 +119,7 @@ def test_reservations_of_other_disciplines_are_kept_too(name: str) -> None:
     groups = (KVGroup(1), KVGroup(1, 8))
     rows = tuple((0, 20, 60, (), 0) for _ in range(6))
     case = Case(replace(SMALL.config, batching=name), 200, False, True, rows, groups=groups)
-    serve_stepwise(case, lambda loop, plan: loop.scheduler.check_integrity())
+    serve_stepwise(case, lambda loop, plan: check_integrity(loop.scheduler))
 
 
 def test_a_hit_needs_the_window_before_it() -> None:
@@ -142,7 +143,7 @@ def test_a_hit_needs_the_window_before_it() -> None:
     again = _prompt(2, 41, hashes)
     assert blocks.can_allocate(again, 41, blocks.cached_prefix(again))
     blocks.allocate(again, 41, blocks.cached_prefix(again))
-    assert (len(blocks.blocks_of(again)), blocks.num_used) == (11 + 3, 11 + 3)
+    assert (len(blocks_of(blocks, again)), blocks.num_used) == (11 + 3, 11 + 3)
     blocks.free(again)
     blocks._forget(blocks._block_of[1, hashes[8]])
     assert blocks.cached_prefix(_prompt(3, 41, hashes)) == []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +93,7 @@ def run(
 
     def on_step(replica: EngineRank, record: StepRecord) -> None:
         records.append(record)
-        replica.loop.scheduler.check_integrity()
+        check_integrity(replica.loop.scheduler)
 
     backend = ScriptedBackend()
     leaper = backend if can_leap else None

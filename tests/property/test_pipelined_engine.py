@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from engine_integrity import check_integrity
 from hypothesis import example, given, settings
 
 from perfmodel.engine import DISCIPLINES, SchedulerConfig, ServeLoop, Speculation, StepPlan
@@ -23,7 +24,7 @@ def test_every_request_ends_with_its_tokens_and_blocks_go_free(case: Case) -> No
     granted: dict[int, int] = {}
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         for request in plan.decodes:
             granted[request.request_id] = granted.get(request.request_id, 0) + 1
         for grant in plan.chunks:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ def test_every_step_conserves_tokens_and_blocks_and_every_request_ends(case: Cas
     outputs: dict[int, int] = {}
 
     def after_step(loop: ServeLoop, plan: Plan) -> None:
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         assert len(plan.draft_depths) in (0, len(plan.decodes))
         for request in plan.decodes:
             gained = request.num_output_tokens - outputs.get(request.request_id, 0)

@@ -10,8 +10,7 @@ from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.deployed import Deployed
-from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import BasisOf, Deployed, FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep
@@ -117,8 +116,7 @@ class Cluster:
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
             host = tier.blocks() if tier is not None else None
             loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config)
-            front = None if server == ServerFit() else FrontEnd(server)
-            return EngineRank(lockstep, index, loop, on_finished, on_step, front)
+            return EngineRank(lockstep, index, loop, on_finished, on_step, FrontEnd(server))
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, len(self.engines))]
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
@@ -148,8 +146,7 @@ class Cluster:
         own = list(pools.values())
         calibration, profile, _ = self._basis_of(own[0].scenario)
         server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
-        front_end = FrontEnd(server) if server != ServerFit() else None
-        joined = disaggregated_server(self._env, self.scenario, own, on_finished, front_end, self.transfers)
+        joined = disaggregated_server(self._env, self.scenario, own, on_finished, FrontEnd(server), self.transfers)
         self._server_of.update((engine.index, joined) for pool in own for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)
 

@@ -20,8 +20,9 @@ from functools import cache
 
 from simpy.events import Process
 
+from perfmodel.cost import ServerFit
 from perfmodel.engine import Request, RequestStatus
-from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment
+from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.gateway import Entrance
 from perfmodel.sim.fleet.kv_transfer import Fabric, KvTransfers, TransferCost, transfer_cost
 from perfmodel.sim.fleet.pool import FleetRouter, OnFinished, Pool
@@ -83,26 +84,21 @@ class DisaggregatedServer:
         self.transfers = transfers or KvTransfers(env)
         self.prefill_entrance = Entrance(to_prefill, self._prefill_at)
         self.decode_entrance = Entrance(to_decode, self._expect_at)
-        self._cost_of, self._on_finished, self._front_end = cost_of, on_finished, front_end
+        self._cost_of, self._on_finished = cost_of, on_finished
+        self._front_end = front_end or FrontEnd(ServerFit())
         self._passages: dict[int, _Passage] = {}  # of requests that a client waits for, by their numbers
         self._num_sampled = 0 if resamples_first else 1  # tokens with which requests come to decode replicas
         self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
 
     def add(self, request: Request) -> None:
         """`request` arrives now, at the front end if there is one."""
-        delay = self._front_end.delay(request, self.env.ticks) if self._front_end is not None else 0
-        if delay:
-            Alarm(self.env, delay, lambda _: self._enter(request), ARRIVAL_PRIORITY)
-        else:
-            self._enter(request)
+        self._front_end.pass_in(self.env, request, self._enter)
 
     def _enter(self, request: Request) -> None:
         if request.status is RequestStatus.ABORTED:
             return
-        prefill = Request(
-            request.request_id, request.arrival, request.num_prompt_tokens, 1, request.block_hashes, request.priority
-        )
-        prefill.session, prefill.turn = request.session, request.turn
+        prefill = request.afresh()
+        prefill.max_output_tokens = 1
         prefill.keeps_blocks = request.max_output_tokens > 1
         self._passages[request.request_id] = _Passage(request, prefill)
         self.prefill_entrance.send(prefill)
@@ -175,13 +171,12 @@ class DisaggregatedServer:
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled tokens for `batch` sequences until clients have them."""
-        return 0 if self._front_end is None else self._front_end.delay_out(batch)
+        return self._front_end.delay_out(batch)
 
     def on_decoded(self, replica: EngineRank, request: Request) -> None:
         """`replica` has sampled the last token of `request`."""
         del self._passages[request.request_id]
-        if self._front_end is not None:
-            self._front_end.deliver(request)
+        self._front_end.deliver(request)
         self._on_finished(replica, request)
 
     def abort(self, request: Request) -> bool:
@@ -235,29 +230,18 @@ class DisaggregatedServer:
         elif stage is _Stage.DECODE:
             passage.target.abort(request)
 
-    def check_idle(self, engines: Sequence[EngineRank]) -> None:
-        """Raise AssertionError unless no request, KV block or transfer is left."""
-        assert not self._passages
-        assert not self._moving
-        for engine in engines:
-            scheduler = engine.loop.scheduler
-            scheduler.check_integrity()
-            assert not scheduler.has_requests
-            assert not scheduler.detached
-            assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
-
 
 def disaggregated_server(
     env: TickEnvironment,
     scenario: Scenario,
     pools: Sequence[Pool],
     on_finished: OnFinished,
-    front_end: FrontEnd | None,
+    front_end: FrontEnd,
     transfers: KvTransfers,
 ) -> DisaggregatedServer:
     """Server between the prefill and decode `pools` of `scenario`, on the clock `env`.
 
-    on_finished: callback (last replica, request); front_end: HTTP server, if any; transfers: link scheduler
+    on_finished: callback (last replica, request); front_end: HTTP server; transfers: link scheduler
     """
     prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
     routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)

@@ -13,10 +13,9 @@ from simpy.events import Event
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
-from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, LostRequest, RequestServer
-from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import Deployed, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.distributions import Shares, hashed
 from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, GatewaySpec, Slowdown
@@ -84,12 +83,9 @@ def add_failures(
     """Inject failures per `spec` into `fleets` (by pool number) until `is_over`. seed: of times between failures."""
     num_draws = 0
 
-    def fail_after(delay: int, fleet: Fleet, number: int, down_s: float, turn: int | None = None) -> None:
-        def fail(_: Event) -> None:
-            if (turn is None or fleet.is_current(number, turn)) and not is_over():
-                fleet.fail(number, to_ticks(down_s))
-
-        Alarm(env, delay, fail, ARRIVAL_PRIORITY)
+    def fail(fleet: Fleet, number: int, down_s: float, _: Event | None = None) -> None:
+        if not is_over():
+            fleet.fail(number, to_ticks(down_s))
 
     def draw_failure(fleet: Fleet, number: int) -> None:
         """Times to failure are memoryless, so a draining replica may draw a new one."""
@@ -102,11 +98,12 @@ def add_failures(
                 f"raise mtbf_s ({spec.mtbf_s:g}), or give traffic that ends sooner"
             )
         u = (hashed(seed, num_draws) + 1) / 2**64
-        fail_after(to_ticks(-log(u) * spec.mtbf_s), fleet, number, spec.repair_s, fleet.turn(number))
+        fleet.later(number, to_ticks(-log(u) * spec.mtbf_s), partial(fail, fleet, number, spec.repair_s))
 
     for event in spec.events:
         down_s = spec.repair_s if event.down_s is None else event.down_s
-        fail_after(to_ticks(event.at_s), fleets[event.pool], event.replica, down_s)
+        failing = partial(fail, fleets[event.pool], event.replica, down_s)
+        Alarm(env, to_ticks(event.at_s), failing, ARRIVAL_PRIORITY)
     for fleet in fleets.values() if spec.mtbf_s is not None else ():
         fleet.on_up.append(partial(draw_failure, fleet))
         for number in range(len(fleet.pool.replicas)):

@@ -81,14 +81,6 @@ class Fleet:
                 ticks += max(end - since, 0)
         return ticks / TICKS_PER_S
 
-    def is_current(self, number: int, turn: int) -> bool:
-        """Whether the replica is still in the state it had at `turn`."""
-        return self._turns[number] == turn
-
-    def turn(self, number: int) -> int:
-        """Counter of the replica's state changes."""
-        return self._turns[number]
-
     def is_up(self, number: int) -> bool:
         return self._states[number] in ("up", "draining")
 
@@ -124,7 +116,7 @@ class Fleet:
         for rank in replica.ranks:
             rank.die()
         self._on_dead(replica)
-        self._later(number, unknown, lambda: self._notice(number, state == "up", down_ticks - unknown))
+        self.later(number, unknown, lambda: self._notice(number, state == "up", down_ticks - unknown))
 
     def _notice(self, number: int, was_up: bool, down_ticks: int) -> None:
         replica = self.pool.replicas[number]
@@ -135,12 +127,12 @@ class Fleet:
         for rank in replica.ranks:
             rank.is_dead = False
         _forget_kv(replica)
-        self._later(number, down_ticks, lambda: self._begin(number))
+        self.later(number, down_ticks, lambda: self._begin(number))
 
     def _begin(self, number: int) -> None:
         self._enter(number, "starting")
         self.num_started += 1
-        self._later(number, self._start_ticks, lambda: self._serve(number))
+        self.later(number, self._start_ticks, lambda: self._serve(number))
 
     def _serve(self, number: int) -> None:
         self._enter(number, "up")
@@ -155,7 +147,8 @@ class Fleet:
             self._enter(number, "off")
             _forget_kv(replica)
 
-    def _later(self, number: int, delay: int, then: Callable[[], None]) -> None:
+    def later(self, number: int, delay: int, then: Callable[[], None]) -> None:
+        """Call `then` after `delay` ticks if the replica is still in its present state."""
         turn = self._turns[number]
         Alarm(self._env, delay, lambda _: then() if self._turns[number] == turn else None, ARRIVAL_PRIORITY)
 

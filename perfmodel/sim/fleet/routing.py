@@ -12,9 +12,10 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from perfmodel.engine import Request
+from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.distributions import hashed
 
 _POINTS = 128  # on a hash ring, per target: shares of the keys then differ by 1 / sqrt(128), 9 %
@@ -23,25 +24,7 @@ _POINTS = 128  # on a hash ring, per target: shares of the keys then differ by 1
 _MAX_HOMES = 31_250
 
 
-class Target(Protocol):
-    """What a router can see of a replica or rank."""
-
-    index: int
-    block_size: int  # tokens of a KV block
-
-    @property
-    def num_outstanding(self) -> int:
-        """Requests waiting, running or on their way there."""
-
-    @property
-    def num_prompt_blocks(self) -> int:
-        """KV blocks of those requests' prompts."""
-
-    def watch(self, on_less: Callable[[int], None]) -> None:
-        """Call `on_less(index)` whenever the number of requests falls."""
-
-
-T = TypeVar("T", bound=Target)
+T = TypeVar("T", bound=EngineRank | Replica)
 
 
 class Router(ABC, Generic[T]):

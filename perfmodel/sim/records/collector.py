@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from math import exp, floor, log, nan, sqrt
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ _BIN_WIDTH = log(1.002)  # of gap histograms, logarithmic
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
 _TOKEN_COLUMNS = ("reader_wait_s", "max_itl_s")
 _TURN_COLUMNS = ("session", "turn")
+# A request's row, in the order of `REQUEST_COLUMNS`: these and its replica.
+_TIMES = attrgetter("request_id", "arrival", "first_scheduled_at", "first_token_at", "finished_at")
+_COUNTS = attrgetter("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions")
 STEP_COLUMNS = tuple(f.name for f in fields(StepColumns))
 _DTYPES = {"d": np.float64, "q": np.int64}
 # A step's row is its replica and its record: all of it but the gaps, which go into a histogram.
@@ -77,12 +81,12 @@ class GapHistogram:
         """The q-quantile of gaps in seconds."""
         if not self.count:
             return nan
-        wanted, seen, bins = q * self.count, 0, sorted(self._bins)
-        for index in bins:
+        wanted, seen, index = q * self.count, 0, 0
+        for index in sorted(self._bins):
             seen += self._bins[index]
             if seen >= wanted:
-                return exp((index + 0.5) * _BIN_WIDTH)
-        return exp((bins[-1] + 0.5) * _BIN_WIDTH)
+                break
+        return exp((index + 0.5) * _BIN_WIDTH)
 
 
 class _Table:
@@ -175,25 +179,13 @@ class Collector:
         assert request.first_token_at is not None
         assert request.finished_at is not None
         self.num_finished += 1
-        # One-token answers given by the prefill engine are not watched.
-        times = request.token_times
-        watched = (0, 0) if times is None else (times.reader_wait, times.longest_gap)
-        self._requests.add(
-            (
-                request.request_id,
-                request.arrival,
-                request.first_scheduled_at,
-                request.first_token_at,
-                request.finished_at,
-                request.num_prompt_tokens,
-                request.num_output_tokens,
-                request.num_cached_tokens,
-                request.num_preemptions,
-                replica,
-                *(watched if self._has_token_times else ()),
-                *((cast("int", request.session), request.turn) if self._has_turns else ()),
-            )
-        )
+        row = [*_TIMES(request), *_COUNTS(request), replica]
+        if self._has_token_times:  # one-token answers given by the prefill engine are not watched
+            times = request.token_times
+            row += (0, 0) if times is None else (times.reader_wait, times.longest_gap)
+        if self._has_turns:
+            row += (request.session, request.turn)
+        self._requests.add(tuple(row))
 
     def add_lost(self, lost: "LostRequest") -> None:
         """Record an unanswered request."""

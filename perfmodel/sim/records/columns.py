@@ -13,6 +13,8 @@ from perfmodel.specs.slo import SLO
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,6 @@ class StepColumns:
         return len(self.index)
 
 
-Bools = NDArray[np.bool_]
-QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-
-
 def ratio(amount: float, base: float) -> float | None:
     """`amount` / `base`; None if `base` is 0."""
     return amount / base if base else None
@@ -102,7 +100,7 @@ def finite(value: float) -> float | None:
     return float(value) if isfinite(value) else None
 
 
-def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None]:
+def latencies(name: str, seconds: Floats) -> dict[str, float | None]:
     """Statistics of `seconds`, which is overwritten: with a million requests every copy shows in peak memory."""
     is_finite = np.isfinite(seconds)
     seconds = seconds if is_finite.all() else seconds[is_finite]
@@ -113,7 +111,13 @@ def latencies(name: str, seconds: NDArray[np.float64]) -> dict[str, float | None
     return {f"{statistic}_{name}_ms": finite(value * 1e3) for statistic, value in values.items()}
 
 
-def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[float]:
+def request_latencies(requests: RequestColumns) -> dict[str, float | None]:
+    """Statistics of TTFT, TPOT and E2E latency."""
+    ttft, tpot = latencies("ttft", requests.ttft_s), latencies("tpot", requests.tpot_s)
+    return ttft | tpot | latencies("e2el", requests.e2el_s)
+
+
+def quantiles(values: Floats, shares: Sequence[float]) -> list[float]:
     """Bit-identical to `np.quantile(values, shares, overwrite_input=True)`, without its import of `numpy.ma`.
 
     values: finite, not empty; reordered in place. shares: in [0, 1]

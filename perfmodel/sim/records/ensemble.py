@@ -15,14 +15,11 @@ from math import ceil, exp, isfinite
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
-from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.columns import Bools, Floats, Ints, RequestColumns
 from perfmodel.specs.scenario import Scenario
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Interval = tuple[float, float]
 Serve = Callable[[Scenario, Scores | None], RequestColumns]
 
@@ -189,7 +186,7 @@ def span_s(requests: RequestColumns) -> float:
     return float(requests.finished_s.max() - requests.arrival_s.min())
 
 
-def _mean(values: Floats, weights: Floats, amounts: NDArray[np.int64] | int = 1) -> float:
+def _mean(values: Floats, weights: Floats, amounts: Ints | int = 1) -> float:
     total = float(np.sum(weights * amounts))
     return float(np.sum(weights * values)) / total if total > 0 else float("nan")
 

@@ -25,7 +25,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.memory.groups import kv_groups
@@ -35,6 +34,8 @@ from perfmodel.ops.formats import served_model
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import (
     QUANTILES,
+    Bools,
+    Floats,
     RequestColumns,
     attained,
     finite,
@@ -43,14 +44,13 @@ from perfmodel.sim.records.columns import (
     num_good,
     percentiles_met,
     ratio,
+    request_latencies,
     tail,
     token_latencies,
 )
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import Scenario
-
-Floats = NDArray[np.float64]
 
 
 def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None:
@@ -185,7 +185,7 @@ def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
     }
 
 
-def _turn(name: str, requests: RequestColumns, mask: NDArray[np.bool_]) -> dict[str, Any]:
+def _turn(name: str, requests: RequestColumns, mask: Bools) -> dict[str, Any]:
     of_turn = requests.some(np.flatnonzero(mask))
     ttft, tpot = latencies("ttft", of_turn.ttft_s), latencies("tpot", of_turn.tpot_s)
     prompts = int(of_turn.num_prompt_tokens.sum())
@@ -372,9 +372,7 @@ def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str,
             "request_throughput": ratio(len(of_class), duration),
             "request_goodput": None if good is None else ratio(good, duration),
             **attained(misses, len(fates)),
-            **latencies("ttft", of_class.ttft_s),
-            **latencies("tpot", of_class.tpot_s),
-            **latencies("e2el", of_class.e2el_s),
+            **request_latencies(of_class),
             **token_latencies(of_class),
         }
         rows.append(row | percentiles_met(kind.slo or scenario.slo, row, len(fates)))

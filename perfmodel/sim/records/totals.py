@@ -10,7 +10,7 @@ from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
-from perfmodel.sim.records.columns import latencies, ratio
+from perfmodel.sim.records.columns import ratio, request_latencies
 from perfmodel.sim.records.summary import DeviceTotals
 from perfmodel.sim.replica.serving import copied
 
@@ -142,12 +142,7 @@ def _dynamics(cluster: Cluster, pool: Pool, engine_s: float, collector: Collecto
     requests = collector.requests()
     is_here = (requests.replica >= engines.start) & (requests.replica < engines.stop)
     answered = requests.some(np.flatnonzero(is_here))
-    return row | {
-        "completed": len(answered),
-        **latencies("ttft", answered.ttft_s),
-        **latencies("tpot", answered.tpot_s),
-        **latencies("e2el", answered.e2el_s),
-    }
+    return row | {"completed": len(answered), **request_latencies(answered)}
 
 
 def _transfers(cluster: Cluster, transfers: "KvTransfers", duration: float) -> dict[str, float]:

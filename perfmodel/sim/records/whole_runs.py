@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
-from perfmodel.sim.records.columns import RequestColumns
+from perfmodel.sim.records.columns import Floats, RequestColumns
 from perfmodel.sim.records.ensemble import (
     MOST,
     Ensemble,
@@ -28,8 +27,6 @@ from perfmodel.sim.records.ensemble import (
     span_s,
 )
 from perfmodel.specs.scenario import Scenario
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

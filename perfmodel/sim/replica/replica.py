@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from perfmodel.cost.calibrations.engine_profile import ServerFit
 from perfmodel.engine import Request, RequestStatus, ServeLoop, StepPlan, StepRecord
-from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, to_ticks
+from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.replica.lockstep import Lockstep
 
 
@@ -25,6 +25,14 @@ class FrontEnd:
         """Ticks until the engine has a request that arrives `now`; requests are tokenised one at a time."""
         self._tokenizer_free_at = max(self._tokenizer_free_at, now) + self._in_per_token * request.num_prompt_tokens
         return self._tokenizer_free_at - now + self._in
+
+    def pass_in(self, env: TickEnvironment, request: Request, enter: Callable[[Request], None]) -> None:
+        """Call `enter` once the engine has a `request` that arrives now."""
+        delay = self.delay(request, env.ticks)
+        if delay:
+            Alarm(env, delay, lambda _: enter(request), ARRIVAL_PRIORITY)
+        else:
+            enter(request)
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
@@ -61,25 +69,19 @@ class EngineRank:
         self.is_dead = False  # failed, not yet detected
         self._watchers: list[Callable[[int], None]] = []
         self.block_size = loop.scheduler.config.block_size
-        self._lockstep, self._front_end, self._on_finished, self._on_step = lockstep, front_end, on_finished, on_step
+        self._lockstep, self._on_finished, self._on_step = lockstep, on_finished, on_step
+        self._front_end = front_end or FrontEnd(ServerFit())
         lockstep.join(self)
 
     def add(self, request: Request) -> None:
         """Accept `request` now, through the front end if any."""
         self.expect(request)
-        if self.is_dead:
-            return
-        env = self._lockstep.env
-        delay = self._front_end.delay(request, env.ticks) if self._front_end is not None else 0
+        if not self.is_dead:
+            self._front_end.pass_in(self._lockstep.env, request, self._enter)
 
-        def enter(_: object) -> None:
-            if request.status is not RequestStatus.ABORTED and not self.is_dead:
-                self._lockstep.enter(self, request)
-
-        if delay:
-            Alarm(env, delay, enter, ARRIVAL_PRIORITY)
-        else:
-            enter(None)
+    def _enter(self, request: Request) -> None:
+        if request.status is not RequestStatus.ABORTED and not self.is_dead:
+            self._lockstep.enter(self, request)
 
     def abort(self, request: Request) -> bool:
         """Abort `request`; False if it is finished and on its way to the client."""
@@ -128,7 +130,7 @@ class EngineRank:
 
     def delay_out(self, batch: int) -> int:
         """Ticks from the end of a step that sampled for `batch` sequences until clients have the tokens."""
-        return 0 if self._front_end is None else self._front_end.delay_out(batch)
+        return self._front_end.delay_out(batch)
 
     @property
     def plan(self) -> StepPlan:
@@ -175,8 +177,7 @@ class EngineRank:
             return
         self.forget(finished)
         for request in finished:
-            if self._front_end is not None:
-                self._front_end.deliver(request)
+            self._front_end.deliver(request)
             self._on_finished(self, request)
 
 

@@ -6,7 +6,7 @@ The compressor has its own device, like one of the scenario's, and runs prompts 
 shared. Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder).
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Protocol
 
@@ -58,48 +58,6 @@ class OpenLoopClient:
         """No-op: arrivals do not wait for answers."""
 
 
-class ClosedLoopClient:
-    """`concurrency` users; each sends the next of `requests` to `route`, a think time after its last answer.
-
-    think_time: ticks that a user pauses after the answer to a request
-    """
-
-    def __init__(
-        self,
-        env: TickEnvironment,
-        requests: Iterator[Request],
-        route: Route,
-        concurrency: int,
-        think_time: ThinkTime = no_think_time,
-    ) -> None:
-        self._env, self._requests, self._route, self._think_time = env, requests, route, think_time
-        self.is_done = False  # whether the last request is sent
-        Alarm(env, 0, lambda _: self._begin(concurrency), URGENT)
-
-    def _begin(self, concurrency: int) -> None:
-        for _ in range(concurrency):
-            if self.is_done:
-                break
-            self._send()
-
-    def _send(self) -> None:
-        request = next(self._requests, None)
-        if request is None:
-            self.is_done = True
-        else:
-            request.arrival = self._env.ticks
-            self._route(request).add(request)
-
-    def on_finished(self, request: Request) -> None:
-        """Schedule the user's next request."""
-        delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
-        delay += self._think_time(request.request_id)
-        if delay:
-            Alarm(self._env, delay, lambda _: self._send(), ARRIVAL_PRIORITY)
-        else:
-            self._send()
-
-
 class ConversationClient:
     """Sends the first turn of a conversation at its arrival, later turns a pause after the previous answer; a lost turn
     ends its conversation.
@@ -139,11 +97,14 @@ class ConversationClient:
         delay = max((request.finished_at or 0) - self._env.ticks, 0)  # the answer may be on its way
         if later and request.finished_at is not None:
             pause, turn = later.pop()
-            self._env.process(self._send_after(delay + pause, turn, later))
+            self._after(delay + pause, lambda: self._send_later(turn, later))
             return
         self._num_later -= len(later)
         if self._is_closed:
-            self._env.process(self._begin_after(delay + self._think_time(request.request_id)))
+            self._after(delay + self._think_time(request.request_id), self._begin_now)
+
+    def _after(self, delay: int, send: Callable[[], None]) -> None:
+        Alarm(self._env, delay, lambda _: send(), ARRIVAL_PRIORITY)
 
     def _begin_due(self, _: Event) -> None:
         now = self._env.ticks
@@ -154,10 +115,6 @@ class ConversationClient:
         self._next, self._has_more = turns, turns is not None
         if turns is not None:
             Alarm(self._env, turns[0][1].arrival - now, self._begin_due, ARRIVAL_PRIORITY)
-
-    def _begin_after(self, delay: int) -> Generator[Event, None, None]:
-        yield self._env.timeout(delay)
-        self._begin_now()
 
     def _begin_now(self) -> None:
         turns = next(self._conversations, None)
@@ -172,10 +129,7 @@ class ConversationClient:
         self._num_later += len(others)
         self._send(first, others[::-1])
 
-    def _send_after(
-        self, delay: int, request: Request, later: list[tuple[int, Request]]
-    ) -> Generator[Event, None, None]:
-        yield self._env.timeout(delay)
+    def _send_later(self, request: Request, later: list[tuple[int, Request]]) -> None:
         self._num_later -= 1
         request.arrival = self._env.ticks
         self._send(request, later)
@@ -183,6 +137,30 @@ class ConversationClient:
     def _send(self, request: Request, later: list[tuple[int, Request]]) -> None:
         self._later[request.request_id] = later
         self._route(request).add(request)
+
+
+class ClosedLoopClient(ConversationClient):
+    """`concurrency` users; each sends the next of `requests` to `route`, a think time after its last answer.
+
+    think_time: ticks that a user pauses after the answer to a request
+    """
+
+    def __init__(
+        self,
+        env: TickEnvironment,
+        requests: Iterator[Request],
+        route: Route,
+        concurrency: int,
+        think_time: ThinkTime = no_think_time,
+    ) -> None:
+        super().__init__(env, ([(0, request)] for request in requests), route, concurrency, think_time)
+
+    def _after(self, delay: int, send: Callable[[], None]) -> None:
+        """Without a delay the request is there before the next step is planned."""
+        if delay:
+            super()._after(delay, send)
+        else:
+            send()
 
 
 class Compressor:

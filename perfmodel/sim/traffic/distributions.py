@@ -9,7 +9,7 @@ no state, and independent of batch mates and event order.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, repeat, takewhile
+from itertools import accumulate, repeat
 from math import erfc, exp, inf, log, sqrt
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,11 @@ def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.G
         return repeat(None)
     if arrivals.process in ("burst", "trace"):
         return repeat(0.0)
-    if arrivals.stages:
-        return _staged(arrivals, rng)
-    assert arrivals.rate is not None  # its validator saw to that
-    if arrivals.process == "poisson_fixed_count" and duration_s is not None:
-        return iter(_fixed_count(arrivals.rate, duration_s, rng).tolist())
-    times = _endless(arrivals, arrivals.rate, rng)
-    end = inf if duration_s is None else duration_s
-    return takewhile(lambda t: t <= end, times)
+    stages = [(stage.rate, stage.duration_s) for stage in arrivals.stages]
+    if not stages:
+        assert arrivals.rate is not None  # its validator saw to that
+        stages = [(arrivals.rate, inf if duration_s is None else duration_s)]
+    return _staged(arrivals, stages, rng)
 
 
 def _endless(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> Iterator[float]:
@@ -60,29 +57,25 @@ def _endless(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> Itera
         start = float(times[-1])
 
 
-def _fixed_count(rate: float, duration_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    count = round(rate * duration_s)
-    if count == 0:
-        return np.empty(0)
-    gaps = rng.exponential(1.0, count)
-    times: NDArray[np.float64] = np.cumsum(gaps) * (duration_s / gaps.sum())
+def _fixed_count(rate: float, duration_s: float, rng: np.random.Generator) -> list[float]:
+    """Times of exactly `rate` times `duration_s` arrivals; the last one falls on the end, up to rounding."""
+    gaps = rng.exponential(1.0, round(rate * duration_s))
+    times: list[float] = (np.cumsum(gaps) * (duration_s / gaps.sum())).tolist() if len(gaps) else []
     return times
 
 
-def _staged(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
+def _staged(arrivals: Arrivals, stages: list[tuple[float, float]], rng: np.random.Generator) -> Iterator[float]:
+    """Times of consecutive `stages` (rate, seconds)."""
     start = 0.0
-    for stage in arrivals.stages:
-        end = stage.duration_s
-        if arrivals.process == "poisson_fixed_count":
-            times: Iterator[float] = iter(_fixed_count(stage.rate, end, rng).tolist())
-            end = inf  # the last one falls on the end, up to rounding
+    for rate, duration_s in stages:
+        if arrivals.process == "poisson_fixed_count" and duration_s < inf:
+            yield from (start + time for time in _fixed_count(rate, duration_s, rng))
         else:
-            times = _endless(arrivals, stage.rate, rng)
-        for time in times:
-            if time > end:
-                break
-            yield start + time
-        start += stage.duration_s
+            for time in _endless(arrivals, rate, rng):
+                if time > duration_s:
+                    break
+                yield start + time
+        start += duration_s
 
 
 def lognormal_parameters(mean: float, p99: float | None, std: float | None) -> tuple[float, float]:

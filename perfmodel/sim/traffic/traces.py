@@ -99,7 +99,7 @@ def read_trace(path: str | Path, format_: str) -> Iterator[TraceRow]:
     columns, parse = _TRACES[format_]
     refuse_path(path)
     with _explaining(path, "line") as place, path.open(encoding="utf-8", newline="") as file:
-        for place.number, record in _csv_rows(file, columns) if columns else _json_objects(file):
+        for record in _csv_rows(file, columns, place) if columns else _json_objects(file, place):
             row = parse(record)
             if row is None:
                 continue
@@ -131,9 +131,8 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
     with _explaining(path, "conversation") as place, path.open(encoding="utf-8") as file:
         is_array = format_ == "sharegpt" and file.readline(2).strip().startswith("[")
         file.seek(0)
-        records = enumerate(parse_json(read_limited_text(path, LARGEST_TABLE_BYTES)), 1) if is_array else None
-        for place.number, record in records or _json_objects(file):
-            conversation = _CONVERSATIONS[format_](_checked_object(record))
+        for record in _array_objects(path, place) if is_array else _json_objects(file, place):
+            conversation = _CONVERSATIONS[format_](record)
             if conversation.arrival_s is not None and conversation.arrival_s < last:
                 raise _BadRecordError("its arrival is before the previous one's; sort the file by time")
             last = last if conversation.arrival_s is None else conversation.arrival_s
@@ -144,25 +143,26 @@ def read_conversations(path: str | Path, format_: str) -> Iterator[RecordedConve
         raise WorkloadError(f"{path}: has no conversation with a turn and its answer; it needs at least one")
 
 
-class _Line(NamedTuple):
-    """A line of JSON, parsed once its number is known."""
-
-    text: str
-
-
-def _json_objects(file: TextIO) -> Iterator[tuple[int, Any]]:
-    return ((number, _Line(line)) for number, line in enumerate(bounded_lines(file), 1) if line.strip())
+def _json_objects(file: TextIO, place: _Place) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(bounded_lines(file), 1):
+        if line.strip():
+            place.number = number
+            yield _checked_object(parse_json(line))
 
 
-def _checked_object(record: Any) -> dict[str, Any]:
-    value = parse_json(record.text) if isinstance(record, _Line) else record
+def _array_objects(path: Path, place: _Place) -> Iterator[dict[str, Any]]:
+    for place.number, value in enumerate(parse_json(read_limited_text(path, LARGEST_TABLE_BYTES)), 1):
+        yield _checked_object(value)
+
+
+def _checked_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _BadRecordError(f"got {str(value)[:40]!r}; expected a JSON object")
     return value
 
 
-def _csv_rows(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(number, row) per line; `arrival_s|arrival` allows a second column name and yields the first."""
+def _csv_rows(file: TextIO, columns: tuple[str, ...], place: _Place) -> Iterator[dict[str, str]]:
+    """Rows; `arrival_s|arrival` allows a second column name and yields the first."""
     reader = csv.DictReader(bounded_lines(file))
     header = reader.fieldnames or ()
     choices = [column.split("|") for column in columns]
@@ -171,7 +171,8 @@ def _csv_rows(file: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
     if header and missing:
         raise WorkloadError(f"{file.name}:1: got columns {', '.join(header)}; {missing[0]!r} is missing")
     for row in reader:
-        yield reader.line_num, row | {first: row[name] for first, name in names.items()}
+        place.number = reader.line_num
+        yield row | {first: row[name] for first, name in names.items()}
 
 
 # ---------------------------------------------------------------- requests
@@ -193,14 +194,12 @@ def _burstgpt(row: dict[str, str]) -> TraceRow | None:
     return TraceRow(float(row["Timestamp"]), int(row["Request tokens"]), outputs) if outputs else None
 
 
-def _mooncake(record: Any) -> TraceRow:
-    row = _checked_object(record)
+def _mooncake(row: dict[str, Any]) -> TraceRow:
     hashes = tuple(int(h) for h in row.get("hash_ids", ()))
     return TraceRow(row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]), hashes, 512)
 
 
-def _jsonl(record: Any) -> TraceRow:
-    row = _checked_object(record)
+def _jsonl(row: dict[str, Any]) -> TraceRow:
     hashes = tuple(int(h) for h in row.get("block_hashes", ()))
     size, session = int(row.get("hash_block_size", 16)), row.get("session_id")
     lengths = int(row["input_tokens"]), int(row["output_tokens"])

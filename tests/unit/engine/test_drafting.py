@@ -1,6 +1,7 @@
 """Drafting requests by hand: depths, judged and accepted tokens, and plans that are made before drafts are judged."""
 
 import pytest
+from engine_integrity import check_integrity
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Speculation, StepPlan
 
@@ -55,7 +56,7 @@ def test_a_plan_made_ahead_computes_behind_the_drafts_that_were_right() -> None:
         known = [request.num_prompt_tokens + request.num_output_tokens for request in plan.decodes]
         assert plan.decode_context == sum(known)
         loop.finish_step(plan, now, now + 1, [num_right[request.request_id] for request in plan.decodes] or None)
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
 
 
 def test_all_that_was_computed_for_a_request_that_had_ended_is_wasted() -> None:

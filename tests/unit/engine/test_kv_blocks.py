@@ -1,6 +1,7 @@
 """Blocks: reuse in the order of vLLM's free queue, sharing by reference count, eviction."""
 
 import pytest
+from engine_integrity import check_blocks, num_aside
 
 from perfmodel.engine import KVBlockManager, Request
 
@@ -27,7 +28,7 @@ def test_blocks_round_up_and_come_back() -> None:
     assert blocks.can_allocate(r, 40)
     blocks.free(r)
     assert blocks.num_free == 10
-    blocks.check_integrity([])
+    check_blocks(blocks, [])
 
 
 def test_a_cached_block_is_shared_while_owned_and_revived_after() -> None:
@@ -38,14 +39,14 @@ def test_a_cached_block_is_shared_while_owned_and_revived_after() -> None:
     assert second.block_ids[:2] == first.block_ids[:2]
     assert second.block_ids[2] != first.block_ids[2]
     assert blocks.num_used == 4
-    blocks.check_integrity([first, second])
+    check_blocks(blocks, [first, second])
     blocks.free(first)
-    blocks.check_integrity([second])
+    check_blocks(blocks, [second])
     blocks.free(second)
     assert blocks.num_used == 0
     compute(blocks, third, 9)
     assert third.num_hashed_blocks == 2
-    blocks.check_integrity([third])
+    check_blocks(blocks, [third])
 
 
 def test_the_least_recently_freed_is_evicted_first_and_a_prefix_outlives_its_tail() -> None:
@@ -60,7 +61,7 @@ def test_the_least_recently_freed_is_evicted_first_and_a_prefix_outlives_its_tai
     compute(blocks, taker, 4)
     assert len(blocks.cached_prefix(request(3, 12, ("a", "b")))) == 1
     assert len(blocks.cached_prefix(request(4, 12, ("c",)))) == 1
-    blocks.check_integrity([taker])
+    check_blocks(blocks, [taker])
 
 
 def test_blocks_of_a_request_are_reused_from_its_last_one_on() -> None:
@@ -124,7 +125,7 @@ def test_the_free_queue_stays_bounded_when_the_same_prefix_comes_back_forever() 
         r = request(number, 41, tuple(f"p{k}" for k in range(10)))
         compute(blocks, r, 41)
         blocks.free(r)
-    blocks.check_integrity([])
+    check_blocks(blocks, [])
     assert sum(len(lot.blocks) for lot in blocks._queue) <= 4 * 100 + 1024 + 11
 
 
@@ -149,11 +150,11 @@ def test_blocks_set_aside_leave_the_queue_as_if_taken_one_by_one(num_looks: int)
         assert one_by_one.num_free == aside.num_free
     left = [[len(b.cached_prefix(request(3, 9, tuple(n)))) for n in ("ab", "cd", "ef")] for b in (one_by_one, aside)]
     assert left[0] == left[1] == [0, 1, 2]  # 2 never used, then b, a and d
-    assert aside.num_aside == 5
+    assert num_aside(aside) == 5
     aside.hand_out(receiver, 5)
     assert sorted(receiver.block_ids) == sorted(holder.block_ids)
-    one_by_one.check_integrity([holder])
-    aside.check_integrity([receiver])
+    check_blocks(one_by_one, [holder])
+    check_blocks(aside, [receiver])
 
 
 def test_a_prefix_is_cached_until_its_last_copy_is_reused() -> None:
@@ -166,21 +167,21 @@ def test_a_prefix_is_cached_until_its_last_copy_is_reused() -> None:
         owner.num_computed_tokens = 4
     for owner in owners:
         blocks.publish(owner)
-    blocks.check_integrity(owners)
+    check_blocks(blocks, owners)
     for owner in owners:
         blocks.free(owner)
     probe, taker = request(9, 8, ("a",)), request(8, 12)
     num_hits = [len(blocks.cached_prefix(probe))]
     for num_tokens in (4, 8, 12):
         blocks.allocate(taker, num_tokens)
-        blocks.check_integrity([taker])
+        check_blocks(blocks, [taker])
         num_hits.append(len(blocks.cached_prefix(probe)))
     assert num_hits == [1, 1, 1, 0]
     blocks.free(taker)
     again = request(7, 4, ("a",))
     compute(blocks, again, 4)
     assert len(blocks.cached_prefix(probe)) == 1
-    blocks.check_integrity([again])
+    check_blocks(blocks, [again])
 
 
 @pytest.mark.parametrize("span", [None, 0, 6, 20])
@@ -194,6 +195,6 @@ def test_a_request_holds_whole_blocks_up_to_its_window_and_its_buffers_once(span
         assert blocks.num_needed(holder, num_tokens) == rows - len(holder.block_ids) + 3 * (num_tokens == 1)
         blocks.allocate(holder, num_tokens)
         assert blocks.num_used == rows + 3
-    blocks.check_integrity([holder])
+    check_blocks(blocks, [holder])
     blocks.free(holder)
     assert blocks.num_used == 0

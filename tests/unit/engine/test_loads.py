@@ -1,5 +1,7 @@
 """KV from elsewhere: when it begins to come, what is given for it, and what is left when it does not."""
 
+from engine_integrity import check_integrity
+
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig
 
 SIZE = 4
@@ -23,11 +25,11 @@ def test_a_load_takes_blocks_and_neither_slot_nor_budget():
     plan = engine.plan(0)
     assert (plan.loads, bool(plan)) == ((request,), False)
     assert (engine.blocks.num_used, engine.num_running, engine.num_waiting) == (3, 0, 0)
-    engine.check_integrity()
+    check_integrity(engine)
     engine.finish_load(request)
     plan = engine.plan(1)
     assert [(r.request_id, r.num_computed_tokens) for r in plan.singles] == [(0, 10)]  # the last token again
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_what_does_not_come_is_computed():
@@ -39,7 +41,7 @@ def test_what_does_not_come_is_computed():
         engine.plan(0)
         engine.finish_load(request, num_come)
         assert [(g.request.request_id, *g[1:]) for g in engine.plan(1).chunks] == [chunk]
-        engine.check_integrity()
+        check_integrity(engine)
 
 
 def test_a_load_leaves_blocks_for_prompts_that_have_begun():
@@ -63,7 +65,7 @@ def test_blocks_of_whoever_has_come_are_not_waited_for_by_someone_more_urgent():
     engine.add(Request(1, 1, 12, 2, priority=0))
     engine.finish_load(first)
     assert [grant.request.request_id for grant in engine.plan(1).chunks] == [0]
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_whoever_is_in_a_plan_under_way_is_not_preempted_while_kv_may_come():

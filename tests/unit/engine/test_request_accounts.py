@@ -1,6 +1,7 @@
 """The scheduler's counters by hand: waiting, blocks, prefix hits, and the times of preempted requests."""
 
 import pytest
+from engine_integrity import check_integrity
 
 from perfmodel.engine import (
     Estimates,
@@ -27,7 +28,7 @@ def turn(engine: Scheduler, now: int) -> dict[int, int]:
     """Computed tokens per request in one step, from `now` to `now + 1`."""
     plan = engine.plan(now)
     engine.apply(plan, now + 1)
-    engine.check_integrity()
+    check_integrity(engine)
     return {r.request_id: 1 for r in plan.decodes} | {g.request.request_id: g.num_new_tokens for g in plan.chunks}
 
 
@@ -94,7 +95,7 @@ def test_received_kv_is_capped_at_the_expected_tokens(num_received: int | None, 
     assert request.num_computed_tokens == num_computed
     assert turn(engine, 1) == {0: 1}
     assert engine.num_computed(request) == 10
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_first_and_last_token_batches_are_the_sizes_of_their_steps() -> None:
@@ -122,7 +123,7 @@ def test_aborting_during_a_kv_transfer_frees_the_blocks() -> None:
     assert engine.counts() == (0, 0, 0)
     assert not engine.detached
     assert not engine.abort(Request(1, 0, 10, 3))
-    engine.check_integrity()
+    check_integrity(engine)
 
 
 def test_admission_by_estimates_queries_whole_prompts() -> None:
@@ -135,7 +136,7 @@ def test_admission_by_estimates_queries_whole_prompts() -> None:
         engine.add(Request(number, number, 9 + 4 * number, 1, contents))
         plan = engine.plan(number)
         engine.apply(plan, number + 1)
-        engine.check_integrity()
+        check_integrity(engine)
     assert (engine.num_prefix_tokens_asked, engine.num_prefix_tokens_hit) == (9 + 13, 8)
 
 

@@ -1,6 +1,7 @@
 """SGLang's retraction by hand: who is sent back, and how much running requests are expected to need."""
 
 import pytest
+from engine_integrity import check_integrity
 
 from perfmodel.engine import Estimates, RadixKVBlocks, Request, SchedulerConfig, scheduler_for
 from perfmodel.engine.estimating import EstimatingScheduler
@@ -32,7 +33,7 @@ def run_until_retraction(engine: EstimatingScheduler, now: int = 0) -> list[int]
         if plan.preempted:
             return [request.request_id for request in plan.preempted]
         engine.apply(plan, now := now + 1)
-        engine.check_integrity()
+        check_integrity(engine)
     return []
 
 

@@ -1,6 +1,7 @@
 """The scheduler's rules, by hand: vLLM v1's order of granting, admission, chunking, preemption."""
 
 import pytest
+from engine_integrity import check_integrity
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
 from perfmodel.errors import WorkloadError
@@ -19,7 +20,7 @@ def turn(engine: Scheduler, now: int) -> dict[int, int]:
     """Plan and apply one step."""
     plan = engine.plan(now)
     engine.apply(plan, now + 1)
-    engine.check_integrity()
+    check_integrity(engine)
     return grants(plan)
 
 

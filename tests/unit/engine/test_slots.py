@@ -1,6 +1,7 @@
 """llama-server's slots, by hand: which slot a request gets, what it computes there, and in which order."""
 
 import pytest
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop, Slots, StepPlan
@@ -29,7 +30,7 @@ def turn(engine: Scheduler, now: int = 0) -> dict[int, tuple[int, int]]:
     granted = {r.request_id: (engine.num_computed(r) - 1, 1) for r in plan.decodes}
     granted |= {g.request.request_id: (g.num_computed_tokens, g.num_new_tokens) for g in plan.chunks}
     engine.apply(plan, now + 1)
-    engine.check_integrity()
+    check_integrity(engine)
     return granted
 
 
@@ -134,7 +135,7 @@ def test_every_token_is_computed_once_or_was_in_the_slot_and_nobody_is_preempted
     granted: dict[int, int] = {}
 
     def after_step(loop: ServeLoop, plan: StepPlan) -> None:
-        loop.scheduler.check_integrity()
+        check_integrity(loop.scheduler)
         assert plan.num_tokens <= case.config.max_num_batched_tokens
         for each in plan.decodes:
             granted[each.request_id] = granted.get(each.request_id, 0) + 1

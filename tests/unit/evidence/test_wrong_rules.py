@@ -23,7 +23,7 @@ MEASURED = Path(__file__).parents[3] / "measurements" / "plans"
 def finds_the_last_token(patch: pytest.MonkeyPatch) -> None:
     def cached_prefix(self, request):
         blocks = []
-        self._pop_set_aside()
+        self.catch_up()
         for content in request.contents[: request.num_tokens // self.block_size]:
             if content not in self._block_of:
                 break

@@ -4,6 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from engine_integrity import check_integrity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import run
@@ -92,7 +93,7 @@ def test_nothing_is_lost_when_clients_go_away(gone, after_s):
     assert sum(client.fate == "finished" for _, client in clients) == emulator.num_finished
     for engine in emulator.cluster.engines:
         scheduler = engine.loop.scheduler
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         assert not scheduler.has_requests
         assert scheduler.blocks.num_used == 0
         assert engine.is_idle

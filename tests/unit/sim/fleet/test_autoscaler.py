@@ -124,11 +124,9 @@ class FailingFleet:
     def is_up(self, number: int) -> bool:
         return True
 
-    def turn(self, number: int) -> int:
-        return len(self.failed_at)
-
-    def is_current(self, number: int, turn: int) -> bool:
-        return turn == len(self.failed_at)
+    def later(self, number: int, delay: int, then: Callable[[], None]) -> None:
+        count = len(self.failed_at)
+        Alarm(self.env, delay, lambda _: then() if count == len(self.failed_at) else None)
 
     def fail(self, number: int, down_ticks: int) -> None:
         self.failed_at.append(self.env.ticks / TICKS_PER_S)

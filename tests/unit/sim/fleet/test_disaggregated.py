@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from engine_integrity import check_idle
 
 from perfmodel.cost import ServerFit
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop, StepPlan
@@ -94,7 +95,7 @@ class System:
 
     def run(self) -> list[Request]:
         self.env.run()
-        self.server.check_idle([*self.prefills, self.decode])
+        check_idle(self.server, [*self.prefills, self.decode])
         return self.done
 
 
