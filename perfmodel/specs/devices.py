@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Spec
+from perfmodel.files.base import CheckedSpec
 from perfmodel.files.catalog import looked_up, unknown_name
 from perfmodel.files.device_tables import TableRow, lines_of, named, plain_name, split_size, table_rows
 from perfmodel.files.units import PositiveFloat
@@ -49,7 +49,7 @@ _LISTS = {"memory": "level", "links": "name"}  # of named items
 _BLOCKS = ("columns", "operations_per_clock", "e_operations_per_clock", "shared")
 
 
-class DeviceFamily(Spec):
+class DeviceFamily(CheckedSpec):
     """A table of devices that differ in figures only.
 
     operations_per_clock:   of one unit (a CPU's large core) in one clock, dense, by format; `vector`: fp32 without
@@ -74,12 +74,10 @@ class DeviceFamily(Spec):
     unconfirmed: tuple[str, ...] = ()
     unconfirmed_devices: tuple[str, ...] = ()  # rows none of whose figures a document confirms
 
-    @model_validator(mode="after")
-    def _is_a_table(self) -> "DeviceFamily":
+    def _conflicts(self) -> Iterator[str]:
         for name, cells in self.devices.items():
             if len(cells) != len(self.columns):
-                raise ValueError(f"devices.{name} has {len(cells)} figures; expected {len(self.columns)}: one a column")
-        return self
+                yield f"devices.{name} has {len(cells)} figures; expected {len(self.columns)}: one a column"
 
     def cells(self, row: str) -> dict[str, Any]:
         """Cells of a row by column."""

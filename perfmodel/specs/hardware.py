@@ -4,11 +4,12 @@ No fitted factors. Prices are from hardware_specs/prices, or the scenario's own.
 """
 
 import datetime
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from perfmodel.files.base import FileName, Spec
+from perfmodel.files.base import CheckedSpec, FileName, Spec
 from perfmodel.files.catalog import find_file, normal_name
 from perfmodel.files.device_tables import named
 from perfmodel.files.units import (
@@ -121,7 +122,7 @@ class MemoryLevel(Spec):
     device_share: PositiveFloat = Field(default=1.0, le=1)
 
 
-class Declared(Spec):
+class Declared(CheckedSpec):
     """The vendor's dense peak figures."""
 
     source: str
@@ -145,14 +146,12 @@ class Declared(Spec):
     # recalled, derived or taken as a default, not read in a vendor's document.
     unconfirmed: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _idles_below_its_tdp(self) -> "Declared":
+    def _conflicts(self) -> Iterator[str]:
         if self.idle_w is not None and self.tdp_w is not None and self.idle_w > self.tdp_w:
-            raise ValueError(f"got idle_w {self.idle_w:g} above tdp_w {self.tdp_w:g}; lower the first")
-        return self
+            yield f"got idle_w {self.idle_w:g} above tdp_w {self.tdp_w:g}; lower the first"
 
 
-class HardwareSpec(Spec):
+class HardwareSpec(CheckedSpec):
     """One device type, as its file in `hardware_specs/` declares it.
 
     power_cap_w: what the device is allowed to draw (`nvidia-smi -pl`); its TDP unless given, which no file does
@@ -168,11 +167,9 @@ class HardwareSpec(Spec):
     power_cap_w: PositiveFloat | None = None
     network: NetworkSpec | None = None
 
-    @model_validator(mode="after")
-    def _has_main_memory(self) -> "HardwareSpec":
+    def _conflicts(self) -> Iterator[str]:
         if self.declared.memory[0].bandwidth_bytes_per_s is None:
-            raise ValueError("declared.memory.0 (the outermost level) needs bandwidth_bytes_per_s")
-        return self
+            yield "declared.memory.0 (the outermost level) needs bandwidth_bytes_per_s"
 
     def is_called(self, name: str) -> bool:
         """Whether `name` is the file's name or an alias."""

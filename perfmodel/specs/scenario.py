@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from perfmodel.dates import today
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.base import CheckedSpec, Resolved, Spec
 from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat
 from perfmodel.files.yaml_loader import Positions
@@ -50,7 +50,7 @@ _SHARED = (
 )
 
 
-class Scenario(Spec):
+class Scenario(CheckedSpec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
     However it is made, `model_changes` and the engine's formats are applied to `model`, arguments that were not given
@@ -98,38 +98,36 @@ class Scenario(Spec):
         copied._source = ScenarioSource()
         return copied
 
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> "Scenario":
+    def _conflicts(self) -> Iterator[str]:
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
-                self._check_kv_formats(deployment)
+                yield from self._differing_kv_formats(deployment)
         for pool in self.pools:
             engine, hardware, model = pool.engine, pool.hardware or self.hardware, pool.model or self.model
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             if pool.role != "unified":
-                self._check_exchange(engine)
+                yield from _unusable_with_exchange(engine)
                 self.cluster.kv_transfer.link_of(hardware)
             (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
             refuse_missing_units(engine, hardware)
             # As vLLM asks of draft models: their tokens are compared with the model's own.
             drafter = engine.speculative_config.model if engine.speculative_config is not None else None
             if drafter is not None and drafter.vocab_size != model.vocab_size:
-                raise ValueError(
+                yield (
                     f"got the draft model {drafter.name} with a vocabulary of {drafter.vocab_size:,} for {model.name} "
                     f"with {model.vocab_size:,}: drafts are its tokens; choose a smaller model of the same family"
                 )
         num_engines = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
         if num_engines > _MAX_ENGINES:
-            raise ValueError(
+            yield (
                 f"got {num_engines:,} engines (replicas x data_parallel_size); expected at most {_MAX_ENGINES:,}, as "
                 f"each has its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the "
                 f"traffic"
             )
-        return self
 
-    def _check_kv_formats(self, deployment: PoolGroup) -> None:
-        """Require one model and KV format in all pools of a deployment; traffic splits may differ."""
+    def _differing_kv_formats(self, deployment: PoolGroup) -> Iterator[str]:
+        """All pools of a deployment have one model and KV format; traffic splits may differ."""
         pools = [self.cluster.pools[number] for number in deployment.pools]
         common, place, advice = self.engine, "the scenario's engine", "once, under `engine`"
         if deployment.share is not None:
@@ -137,22 +135,10 @@ class Scenario(Spec):
         for pool, name in product(pools, _SHARED):
             value, shared = getattr(pool.engine, name), getattr(common, name)
             if value != shared:
-                raise ValueError(
+                yield (
                     f"got {name}={value} in a {pool.role} pool and {shared} in {place}; pools serve the same model "
                     f"and exchange its KV cache, set {name} {advice}"
                 )
-
-    def _check_exchange(self, engine: EngineSpec) -> None:
-        """Refuse engine features that do not work with KV from another engine."""
-        if engine.speculative_config is not None:
-            raise ValueError(
-                "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
-                "leave one of the two out"
-            )
-        if engine.kv_cache == "off":
-            raise ValueError("got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
-        if engine.kv_offload:
-            raise ValueError("got kv_offload in prefill and decode pools; only unified engines have it")
 
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":
@@ -199,6 +185,19 @@ class Scenario(Spec):
     def num_devices(self) -> int:
         """Maximum devices of all replicas."""
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
+
+
+def _unusable_with_exchange(engine: EngineSpec) -> Iterator[str]:
+    """Engine features that do not work with KV from another engine."""
+    if engine.speculative_config is not None:
+        yield (
+            "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, leave one "
+            "of the two out"
+        )
+    if engine.kv_cache == "off":
+        yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
+    if engine.kv_offload:
+        yield "got kv_offload in prefill and decode pools; only unified engines have it"
 
 
 def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) -> Price | None:
