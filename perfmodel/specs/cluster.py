@@ -10,8 +10,7 @@ from perfmodel.files.base import CheckedSpec, Resolved, Spec
 from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.networks import GivenLink, NetworkSpec
+from perfmodel.specs.hardware import GivenLink, HardwareSpec, NetworkSpec
 
 RouterName = Literal[
     "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "prefix_affinity", "session_affinity"

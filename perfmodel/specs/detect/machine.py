@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,32 +24,28 @@ from perfmodel.cores import num_cores
 _BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
 
 
-def copy_bandwidth(seconds: float = 2.0, num_threads: int | None = None) -> float:
-    """Bytes per second read and written by large array copies over `seconds`.
+def copy_bandwidth(seconds: float = 2.0) -> float:
+    """Bytes per second that all cores read and write in copies of large arrays over `seconds`; numpy copies without the
+    GIL."""
+    count = num_cores()
+    started = threading.Barrier(count + 1)
 
-    num_threads: default: available cores; numpy copies without the GIL
-    """
-    count = num_threads or num_cores()
-    moved, started = [0] * count, threading.Barrier(count + 1)
-
-    def copies(index: int) -> None:
+    def moved_bytes() -> int:
         source = np.ones(_BYTES // 2 // count // 8)
         target = np.empty_like(source)
         np.copyto(target, source)  # pages are there from now on
         started.wait()
-        until = time.perf_counter() + seconds
+        until, num_copies = time.perf_counter() + seconds, 0
         while time.perf_counter() < until:
             np.copyto(target, source)
-            moved[index] += 2 * source.nbytes
+            num_copies += 1
+        return 2 * source.nbytes * num_copies
 
-    threads = [threading.Thread(target=copies, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    started.wait()
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return sum(moved) / (time.perf_counter() - begun)
+    with ThreadPoolExecutor(count) as pool:
+        copies = [pool.submit(moved_bytes) for _ in range(count)]
+        started.wait()
+        begun = time.perf_counter()
+        return sum(copy.result() for copy in copies) / (time.perf_counter() - begun)
 
 
 _NVIDIA = "name,memory.total,clocks.max.sm,power.limit,pcie.link.gen.max,pcie.link.width.max"

@@ -1,6 +1,8 @@
 """Draft hardware files from detection and the known device of the same name."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.files.device_tables import plain_name
@@ -29,36 +31,33 @@ def summary(machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def graphics_file(graphics: Graphics, name: str | None = None) -> str:
+def graphics_file(graphics: Graphics) -> str:
     """File of a GPU: the known device with the tool's figures. Raises SpecError for an unknown GPU."""
-    known = _known(graphics.name)
+    known, name = _known(graphics.name), _file_name(graphics.name)
     if known is None:
         raise SpecError(
             f"hardware detect: no device is known as {graphics.name!r}; start from one like it: perfmodel hardware new "
-            f"{name or _file_name(graphics.name)} --like rtx-4090."
+            f"{name} --like rtx-4090."
         )
-    main, *others = known.declared.memory
+    main = known.declared.memory[0]
     visible = graphics.memory_bytes if graphics.memory_bytes and not main.unified else main.visible_bytes
-    declared = known.declared.model_copy(
-        update={
-            "memory": (main.model_copy(update={"visible_bytes": visible}), *others),
-            "tdp_w": graphics.power_w or known.declared.tdp_w,
-        }
-    )
-    return hardware_template(
-        name or _file_name(graphics.name), known.model_copy(update={"declared": declared}), is_here=True
-    )
+    return _file(name, known, {"visible_bytes": visible}, {"tdp_w": graphics.power_w or known.declared.tdp_w})
 
 
-def processor_file(machine: Machine, name: str | None = None) -> str:
+def processor_file(machine: Machine) -> str:
     """File of the processor: the known one, or derived from cores, flags and the copy test."""
     processor = machine.processor
     known = _known(processor.name) or _unknown_processor(machine)
+    capacity = round(processor.memory_bytes or known.memory_bytes, -8)
+    return _file(_file_name(processor.name), known, {"capacity_bytes": capacity}, {})
+
+
+def _file(name: str, known: HardwareSpec, of_memory: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
+    """File `name` of the device `known` with other figures of its outermost memory, and others that it declares."""
     main, *others = known.declared.memory
-    main = main.model_copy(update={"capacity_bytes": round(processor.memory_bytes or main.capacity_bytes, -8)})
-    declared = known.declared.model_copy(update={"memory": (main, *others)})
-    here = known.model_copy(update={"declared": declared})
-    return hardware_template(name or _file_name(processor.name), here, is_here=True)
+    memory = (main.model_copy(update=of_memory), *others)
+    update = {"declared": known.declared.model_copy(update={**declared, "memory": memory})}
+    return hardware_template(name, known.model_copy(update=update), is_here=True)
 
 
 def _unknown_processor(machine: Machine) -> HardwareSpec:

@@ -12,7 +12,7 @@ from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.description import Backend, BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.speculation import SpeculativeConfig
-from perfmodel.specs.networks import GivenLink
+from perfmodel.specs.hardware import GivenLink
 
 
 class KvEviction(Spec):

@@ -185,7 +185,7 @@ def test_the_file_of_a_known_processor_has_the_memory_that_is_there(tmp_path):
 
 def test_copies_are_counted_both_ways():
     """At least what a memory of the slowest single board does, at most a few caches' worth."""
-    assert 1e8 < copy_bandwidth(0.05, num_threads=1) < 1e13
+    assert 1e8 < copy_bandwidth(0.05) < 1e13
 
 
 def test_only_tools_that_are_there_are_run(monkeypatch):
