@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
+from perfmodel.specs import detect as machines
 from perfmodel.specs import load_hardware
-from perfmodel.specs.detect import machine as machines
-from perfmodel.specs.detect.machine import (
+from perfmodel.specs.detect import (
     COMMANDS,
     Graphics,
     Machine,
@@ -17,10 +17,12 @@ from perfmodel.specs.detect.machine import (
     copy_bandwidth,
     from_cpuinfo,
     from_system_profiler,
+    graphics_file,
+    processor_file,
     read_graphics,
+    summary,
     this_machine,
 )
-from perfmodel.specs.detect.starting_file import graphics_file, processor_file, summary
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
