@@ -264,8 +264,7 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
         try:
             model = change(model, changes)
         except SpecError as error:
-            place = ("model_changes", field)
-            raise SpecError(f"{positions.where(place)}: {'.'.join(place)}: {error}") from None
+            raise positions.error(("model_changes", field), error) from None
     has_weights = original.weights_path is not None
     return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes)) if has_weights else model
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.errors import SpecError
 from perfmodel.models.architecture import (
     Attention,
     DenseFFN,
@@ -45,16 +44,14 @@ def attention(
     if head_dim is None:
         head_dim, rest = divmod(d := fields.integer("hidden_size"), num_heads)
         if rest:
-            raise SpecError(
-                f"{fields.source}: head_dim is missing and hidden_size {d} "
-                f"is not a multiple of num_attention_heads {num_heads}."
+            raise fields.error(
+                f"head_dim is missing and hidden_size {d} is not a multiple of num_attention_heads {num_heads}."
             )
     if num_kv_heads is None:
         num_kv_heads = _num_kv_heads(fields, num_heads, prefix)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise SpecError(
-            f"{fields.source}: num_key_value_heads: got {num_kv_heads}, which does not divide "
-            f"num_attention_heads {num_heads}."
+        raise fields.error(
+            f"num_key_value_heads: got {num_kv_heads}, which does not divide num_attention_heads {num_heads}."
         )
     bias = fields.flag("attention_bias", fields.flag("bias"))
     has_qk_norm = fields.flag("use_qk_norm", fields.flag("qk_layernorm", family.qk_norm))
@@ -207,7 +204,7 @@ def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
     experts, nested = num_experts(fields), _nested(fields, "ffn_config")
     top_k = fields.integer("num_experts_per_tok", nested.get("moe_top_k"))
     if top_k > experts:
-        raise SpecError(f"{fields.source}: num_experts_per_tok: got {top_k}, but there are {experts} experts.")
+        raise fields.error(f"num_experts_per_tok: got {top_k}, but there are {experts} experts.")
     width = fields.optional("moe_intermediate_size") or fields.integer(
         "intermediate_size", nested.get("ffn_hidden_size")
     )

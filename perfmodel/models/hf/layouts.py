@@ -7,7 +7,6 @@ offsets, then the rule of the family.
 from collections.abc import Callable
 from typing import Any
 
-from perfmodel.errors import SpecError
 from perfmodel.models.architecture import FeedForward, Layer, Mixer
 from perfmodel.models.hf.blocks import (
     attention,
@@ -47,7 +46,7 @@ def decoder_layers(fields: Fields, family: Family) -> list[Layer]:
     """All decoder layers in order; multi-token-prediction layers are not among them."""
     for name, what in _NOT_MODELLED.items():
         if fields.get(name):
-            raise SpecError(f"{fields.source}: {name}: {what} is not modelled.")
+            raise fields.error(f"{name}: {what} is not modelled.")
     if fields.has("block_configs"):
         return [_searched_block(fields, family, block) for block in fields.items("block_configs")]
     pattern = fields.get("hybrid_override_pattern")
@@ -84,16 +83,14 @@ def _kind(fields: Fields, family: Family, index: int, num_layers: int) -> str:
     if words is not None:
         word = str(words[index])
         if word not in _KINDS:
-            raise SpecError(
-                f"{fields.source}: layer_types: got {word!r}, which is not modelled; known: {', '.join(_KINDS)}."
-            )
+            raise fields.error(f"layer_types: got {word!r}, which is not modelled; known: {', '.join(_KINDS)}.")
         return _KINDS[word]
     hybrid = fields.per_layer("hybrid_layer_pattern", num_layers)  # MiMo-V2: 1 = sliding
     if hybrid is not None:
         return "sliding" if hybrid[index] else "full"
     listed = fields.per_layer("attn_type_list", num_layers)  # MiniMax: 0 = lightning attention
     if listed is not None and not all(listed):
-        raise SpecError(f"{fields.source}: attn_type_list: lightning attention (0) is not modelled.")
+        raise fields.error("attn_type_list: lightning attention (0) is not modelled.")
     if fields.has("full_attention_interval") and fields.has("linear_num_value_heads"):
         return "full" if (index + 1) % fields.integer("full_attention_interval") == 0 else "linear"
     if not fields.has("num_attention_heads"):
@@ -149,14 +146,11 @@ def _span(fields: Fields, name: str) -> int | None:
 def _lettered_layers(fields: Fields, family: Family, pattern: Any) -> list[Layer]:
     """Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them."""
     if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
-        raise SpecError(
-            f"{fields.source}: hybrid_override_pattern: got {pattern!r}; expected the letters M, *, - and E."
-        )
+        raise fields.error(f"hybrid_override_pattern: got {pattern!r}; expected the letters M, *, - and E.")
     num_layers = fields.integer("num_hidden_layers", len(pattern))
     if len(pattern) != num_layers:
-        raise SpecError(
-            f"{fields.source}: hybrid_override_pattern has {len(pattern)} letters, "
-            f"but num_hidden_layers is {num_layers}."
+        raise fields.error(
+            f"hybrid_override_pattern has {len(pattern)} letters, but num_hidden_layers is {num_layers}."
         )
     builders = {
         "M": lambda: Layer(mamba(fields), None),
@@ -176,16 +170,15 @@ def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:
     try:
         mixer_part, ffn_part = block["attention"], block["ffn"]
         if mixer_part.get("replace_with_linear") or ffn_part.get("replace_with_linear"):
-            raise SpecError(f"{fields.source}: block_configs: replace_with_linear is not modelled.")
+            raise fields.error("block_configs: replace_with_linear is not modelled.")
         heads = width = None
         if not mixer_part.get("no_op"):
             heads = fields.integer("num_attention_heads") // int(mixer_part["n_heads_in_group"])
         if not ffn_part.get("no_op"):
             width = int(2 * float(ffn_part["ffn_mult"]) * fields.integer("hidden_size") / 3)
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise SpecError(
-            f"{fields.source}: block_configs: got {block!r}; "
-            f"expected attention.n_heads_in_group and ffn.ffn_mult, or no_op."
+        raise fields.error(
+            f"block_configs: got {block!r}; expected attention.n_heads_in_group and ffn.ffn_mult, or no_op."
         ) from None
     if heads is not None:
         mixer = attention(fields, family, window=mixer_part.get("window_length"), num_kv_heads=heads)

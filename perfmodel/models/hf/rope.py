@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.errors import SpecError
 from perfmodel.models.architecture import Rope, RopeScaling
 from perfmodel.models.hf.fields import Fields
 
@@ -108,11 +107,11 @@ def _yarn_factor(stretch: float, weight: float = 1.0) -> float:
 def _factors(fields: Fields, block: Mapping[str, Any], name: str) -> tuple[float, ...]:
     values = block.get(name) or ()
     if not isinstance(values, list | tuple):
-        raise SpecError(f"{fields.source}: rope_scaling.{name}: got {values!r}; expected a list of numbers.")
+        raise fields.error(f"rope_scaling.{name}: got {values!r}; expected a list of numbers.")
     return tuple(_number(fields, name, value) for value in values)
 
 
 def _number(fields: Fields, name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise SpecError(f"{fields.source}: rope_scaling.{name}: got {value!r}; expected a positive number.")
+        raise fields.error(f"rope_scaling.{name}: got {value!r}; expected a positive number.")
     return float(value)
