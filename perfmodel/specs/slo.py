@@ -196,14 +196,13 @@ class SLO(CheckedSpec):
             if self.ttft_ms_per_input_token is not None:
                 parts.append(f"{self.ttft_ms_per_input_token:g} ms per input token")
             limits.append(f"TTFT <= {' + '.join(parts)}")
-        if self.tpot_ms is not None:
-            limits.append(f"TPOT <= {self.tpot_ms:g} ms")
-        if self.min_tokens_per_s is not None:
-            limits.append(f"at least {self.min_tokens_per_s:g} tokens/s")
-        if self.max_itl_ms is not None:
-            limits.append(f"longest gap <= {self.max_itl_ms:g} ms")
-        if self.e2el_ms is not None:
-            limits.append(f"E2E latency <= {self.e2el_ms:g} ms")
+        others = {
+            "TPOT <= {:g} ms": self.tpot_ms,
+            "at least {:g} tokens/s": self.min_tokens_per_s,
+            "longest gap <= {:g} ms": self.max_itl_ms,
+            "E2E latency <= {:g} ms": self.e2el_ms,
+        }
+        limits += [words.format(limit) for words, limit in others.items() if limit is not None]
         if self.reading_speed is not None:
             wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
             limits.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")
