@@ -7,7 +7,6 @@ bus width x transfer rate; a peak is units x clock x operations per unit and clo
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from pydantic import Field
 from perfmodel.errors import SpecError
 from perfmodel.files.base import CheckedSpec
 from perfmodel.files.catalog import looked_up, unknown_name
-from perfmodel.files.device_tables import TableRow, lines_of, named, plain_name, split_size, table_rows
+from perfmodel.files.device_tables import DeviceSource, lines_of, named, plain_name, split_size, table_rows
 from perfmodel.files.units import PositiveFloat
 from perfmodel.files.validation import load_spec, parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
@@ -198,16 +197,6 @@ _SLICE = re.compile(r"(?:^|[\W_])mig(?:[\W_]|$)|(?:^|[\W_])\d+g\.\d+gb(?:[\W_]|$
 _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSource:
-    """Where a device is described."""
-
-    file: Path
-    name: str  # what a file of its own is called, or would be
-    row: str | None = None  # its row, where `file` is a table; None for a file of its own
-    size: int | None = None  # of its memory, GB, where the name asks for another than the usual one
-
-
 def find_device(name_or_path: str | Path) -> DeviceSource:
     """Source of a device by name, alias or path. Raises SpecError with the nearest names.
 
@@ -217,8 +206,7 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
     if own is not None:
         return DeviceSource(own, own.stem)
     text = str(name_or_path)
-    device = named(text)
-    source = _of_size(plain_name(text)) if device is None else _source(device)
+    source = named(text) or _of_size(plain_name(text))
     if source is None:
         if _SLICE.search(text):
             raise SpecError(
@@ -254,17 +242,13 @@ def load_tables() -> dict[str, DeviceFamily]:
     return {row.file.stem: load_spec(DeviceFamily, row.file) for row in table_rows()}
 
 
-def _source(device: TableRow) -> DeviceSource:
-    return DeviceSource(device.file, device.name, device.name if device.is_row else None)
-
-
 def _of_size(plain: str) -> DeviceSource | None:
     """Device whose name precedes one of its memory sizes."""
     split = split_size(plain)
-    device = None if split is None else named(split[0])
-    if split is None or device is None:
+    source = None if split is None else named(split[0])
+    if split is None or source is None:
         return None
-    size, source = split[1], _source(device)
+    size = split[1]
     if source.row is None:
         memory: Any = load_yaml(source.file).data["declared"]["memory"][0]["capacity_bytes"]
         return source if round(memory / 1e9) == size else None

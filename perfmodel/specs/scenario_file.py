@@ -15,13 +15,13 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec, as_file_name, default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import expanded, find_file
-from perfmodel.files.device_tables import device_names
+from perfmodel.files.device_tables import DeviceSource, device_names
 from perfmodel.files.sandbox import is_allowed, is_only_names, refused
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.devices import DeviceSource, find_device, read_device
+from perfmodel.specs.devices import find_device, read_device
 from perfmodel.specs.engine.devices import default_of
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.hardware import OWN, HardwareSpec, listed_price
