@@ -20,8 +20,8 @@ from perfmodel.models.hf.layouts import decoder_layers
 from perfmodel.models.hf.quantization import quantization_from_config
 from perfmodel.models.number_formats import format_of_dtype, with_quantization
 from perfmodel.models.spec import ModelSpec, layer_runs
-from perfmodel.models.weights.stored import HF_QUANT_CONFIG
 
+HF_QUANT_CONFIG = "hf_quant_config.json"  # ModelOpt's, beside a config.json
 _FORMATS = {"quantization_config", "compression_config", "quantization"}
 _ENCODERS = {"images": "vision_config", "audio": "audio_config"}
 _UNLIMITED_POSITIONS = 1 << 20  # scans without positions have no limit of their own
