@@ -214,7 +214,7 @@ class ScenariosListRequest(CommandRequest):
     every: bool = flag("--all", "Also those of studies, techniques and publications.", False)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel.specs.examples import scenario_files, traffic_files
+        from perfmodel.specs.scenario_source import scenario_files, traffic_files
 
         scenarios, traffic = scenario_files(self.every), traffic_files()
         data = {"scenarios": scenarios, "traffic": traffic}
