@@ -292,7 +292,9 @@ def processor_file(machine: Machine) -> str:
     return _file(_file_name(processor.name), known, {"capacity_bytes": capacity}, {})
 
 
-def _file(name: str, known: HardwareSpec, of_memory: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
+def _file(
+    name: str, known: HardwareSpec, of_memory: Mapping[str, float | None], declared: Mapping[str, float | None]
+) -> str:
     """File `name` of the device `known` with other figures of its outermost memory, and others that it declares."""
     main, *others = known.declared.memory
     memory = (main.model_copy(update=of_memory), *others)
