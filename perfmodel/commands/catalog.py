@@ -144,8 +144,7 @@ class HardwareDetectRequest(CommandRequest):
     )
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel.specs.detect.machine import this_machine
-        from perfmodel.specs.detect.starting_file import graphics_file, processor_file, summary
+        from perfmodel.specs.detect import graphics_file, processor_file, summary, this_machine
 
         machine = this_machine(self.seconds)
         is_processor = self.cpu or not machine.graphics
@@ -215,7 +214,7 @@ class ScenariosListRequest(CommandRequest):
     every: bool = flag("--all", "Also those of studies, techniques and publications.", False)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel.specs.examples import scenario_files, traffic_files
+        from perfmodel.specs.scenario_source import scenario_files, traffic_files
 
         scenarios, traffic = scenario_files(self.every), traffic_files()
         data = {"scenarios": scenarios, "traffic": traffic}

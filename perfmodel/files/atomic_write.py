@@ -21,7 +21,8 @@ def atomic_write_all(texts: Mapping[Path, str]) -> list[Path]:
             partial.replace(file)
     except OSError as error:
         for partial in partials.values():
-            _remove(partial)
+            with suppress(OSError):  # its folder is none, or not ours: then it was not written either
+                partial.unlink(missing_ok=True)
         raise SpecError(f"{file}: cannot be written: {error.strerror or error}.") from None
     return list(texts)
 
@@ -29,8 +30,3 @@ def atomic_write_all(texts: Mapping[Path, str]) -> list[Path]:
 def atomic_write(path: Path, text: str) -> Path:
     """`atomic_write_all` of one file."""
     return atomic_write_all({path: text})[0]
-
-
-def _remove(partial: Path) -> None:
-    with suppress(OSError):  # its folder is none, or not ours: then it was not written either
-        partial.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """Base classes of specs read from files, specs with variants, references to other files, and field defaults."""
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -37,7 +37,21 @@ class Spec(BaseModel):
 UsedBy = Mapping[str, tuple[str, ...]]  # field -> the variants that use it
 
 
-class VariantSpec(Spec):
+class CheckedSpec(Spec):
+    """Rejects fields that do not go together."""
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> Self:
+        for sentence in self._conflicts():
+            raise ValueError(sentence)
+        return self
+
+    def _conflicts(self) -> Iterator[str]:
+        """A sentence for each reason why the fields do not go together; the first one is reported."""
+        return iter(())
+
+
+class VariantSpec(CheckedSpec):
     """Rejects a field that the variant does not use, and names the fields that it uses."""
 
     discriminator: ClassVar[str] = ""  # the field that selects the variant; "" if all fields are always used
@@ -49,22 +63,18 @@ class VariantSpec(Spec):
         """Fields that `variant` does not use."""
         return [name for name, variants in cls.used_by.items() if variant not in variants]
 
-    @model_validator(mode="after")
-    def _reject_unused_fields(self) -> "VariantSpec":
+    def _conflicts(self) -> Iterator[str]:
         variant = getattr(self, self.discriminator) if self.discriminator else None
         for name in self.unused_fields(variant):
             if self._is_given(name):
                 own = [field for field, variants in self.used_by.items() if variant in variants]
                 fields = f"uses {', '.join(own)}" if own else "has no fields of its own"
                 others = " or ".join(self.used_by[name])
-                raise ValueError(
-                    f"got {name} with {self.discriminator}={variant}, which {fields}; remove it, or use {others}"
-                )
+                yield f"got {name} with {self.discriminator}={variant}, which {fields}; remove it, or use {others}"
         for group in self.alternatives:
             given = [name for name in group if self._is_given(name)]
             if len(given) > 1:
-                raise ValueError(f"got {' and '.join(given)}; expected only one of them")
-        return self
+                yield f"got {' and '.join(given)}; expected only one of them"
 
     def _is_given(self, name: str) -> bool:
         field = type(self).model_fields[name]

@@ -63,12 +63,13 @@ _ARCHITECTURE_COLUMN = re.compile(r"^columns: *\[ *architecture,", re.MULTILINE)
 _BY_DEVICE = ("devices", "aliases")  # blocks of a table with one line for a device
 
 
-class TableRow(NamedTuple):
-    """A device: its file or table, and name; `is_row`: a table's."""
+class DeviceSource(NamedTuple):
+    """Where a device is described."""
 
     file: Path
-    name: str
-    is_row: bool
+    name: str  # what a file of its own is called, or would be
+    row: str | None = None  # its row, where `file` is a table; None for a file of its own
+    size: int | None = None  # of its memory, GB, where the name asks for another than the usual one
 
 
 def device_names() -> list[str]:
@@ -76,18 +77,18 @@ def device_names() -> list[str]:
     return sorted([*list_names("hardware"), *(row.name for row in table_rows())])
 
 
-def named(name: str) -> TableRow | None:
+def named(name: str) -> DeviceSource | None:
     """Device by normalised name or alias, or None."""
     known = _known()
     return known.get(normal_name(name)) or known.get(plain_name(name))
 
 
 @cache
-def table_rows() -> tuple[TableRow, ...]:
+def table_rows() -> tuple[DeviceSource, ...]:
     """Every row of every table."""
     files = sorted(data_dir("families").glob("*.yaml"))
     return tuple(
-        TableRow(file, name, True) for file in files for block, name, _ in _entries(file) if block == "devices"
+        DeviceSource(file, name, name) for file in files for block, name, _ in _entries(file) if block == "devices"
     )
 
 
@@ -123,24 +124,24 @@ def _matched_lines(file: Path) -> Iterator[tuple[str, str, re.Match[str] | None]
 
 
 @cache
-def _known() -> dict[str, TableRow]:
+def _known() -> dict[str, DeviceSource]:
     """Names and aliases, raw and normalised; files take precedence over rows."""
-    known: dict[str, TableRow] = {}
+    known: dict[str, DeviceSource] = {}
     for device, spelling in _spellings():
         known.setdefault(normal_name(spelling), device)
         known.setdefault(plain_name(spelling), device)
     return known
 
 
-def _spellings() -> Iterator[tuple[TableRow, str]]:
+def _spellings() -> Iterator[tuple[DeviceSource, str]]:
     for name in list_names("hardware"):
         file = looked_up("hardware", name)
         assert file is not None  # it was listed
-        yield TableRow(file, name, False), name
+        yield DeviceSource(file, name), name
     for alias, file in aliases_of("hardware").items():
-        yield TableRow(file, file.stem, False), alias
+        yield DeviceSource(file, file.stem), alias
     yield from ((row, row.name) for row in table_rows())
     for file in sorted({row.file for row in table_rows()}):
         for block, name, cells in _entries(file):
             if block == "aliases":
-                yield from ((TableRow(file, name, True), alias.strip(" \"'")) for alias in cells.split(","))
+                yield from ((DeviceSource(file, name, name), alias.strip(" \"'")) for alias in cells.split(","))

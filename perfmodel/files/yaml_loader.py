@@ -79,6 +79,10 @@ class Positions:
         line = self.line(path)
         return self.file if line is None else f"{self.file}:{line}"
 
+    def error(self, path: Path, sentence: object) -> SpecError:
+        """An error about the field at `path`: `file:line: field: sentence`."""
+        return SpecError(f"{self.where(path)}: {'.'.join(map(str, path))}: {sentence}")
+
     def written(self, path: Path) -> str | None:
         """Scalar at `path` as written (`0.10`), or None."""
         if path in self.overridden:

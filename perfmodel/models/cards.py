@@ -19,7 +19,6 @@ from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf.config import load_config, model_from_config
 from perfmodel.models.hf.families import refuse_unless_generative
-from perfmodel.models.hub import is_hub_name, load_from_hub
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec, SamplingMethod
 
@@ -85,8 +84,11 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     if related is not None:
         return related
     refuse_unless_generative(name)
-    if ask_hub and is_hub_name(name):
-        return load_from_hub(name)
+    if ask_hub:
+        from perfmodel.models.hub import is_hub_name, load_from_hub
+
+        if is_hub_name(name):
+            return load_from_hub(name)
     raise unknown_name("models", name)
 
 

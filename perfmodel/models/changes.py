@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 from types import MappingProxyType
+from typing import TypeVar
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import (
@@ -28,6 +29,8 @@ from perfmodel.models.model_changes import LowRank, ModelChanges
 from perfmodel.models.spec import ExitSpec, ModelSpec, WeightSparsity, layer_runs
 
 Change = Callable[[ModelSpec, ModelChanges], ModelSpec]
+_T = TypeVar("_T")
+_F = TypeVar("_F", DenseFFN, MoEFFN)
 
 # Blocks at the beginning that all see, and blocks drawn at random, where only the windows are given: those of BigBird's
 # base models (Zaheer et al. 2020, table 8), and Longformer's without random ones.
@@ -61,6 +64,12 @@ def _with_attention(model: ModelSpec, change: Callable[[Attention, int], Mixer])
     return _with_layers(model, layers)
 
 
+def _with_ffns(model: ModelSpec, kind: type[_F], change: Callable[[_F], FeedForward]) -> ModelSpec:
+    """`model` with feed-forward blocks of `kind` as `change` makes them."""
+    layers = (replace(x, ffn=change(x.ffn)) if isinstance(x.ffn, kind) else x for x in model.iter_layers())
+    return _with_layers(model, layers)
+
+
 def _plain_attention(model: ModelSpec, field: str) -> list[Attention]:
     """The model's softmax attention. Raises SpecError, with the `field` that needs it, where there is none."""
     mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
@@ -73,6 +82,12 @@ def _plain_attention(model: ModelSpec, field: str) -> list[Attention]:
     return mixers
 
 
+def _given(setting: _T | None) -> _T:
+    """The setting of a change, which is applied only where it is given."""
+    assert setting is not None
+    return setting
+
+
 def _refuse_beside(what: str, names: tuple[str, ...], changes: ModelChanges) -> None:
     given = [name for name in names if getattr(changes, name) is not None]
     if given:
@@ -81,8 +96,7 @@ def _refuse_beside(what: str, names: tuple[str, ...], changes: ModelChanges) -> 
 
 def _with_kv_heads(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Query heads that share `num_kv_heads` key/value heads: MQA with 1 (Shazeer 2019), GQA (Ainslie et al. 2023)."""
-    wanted = changes.num_kv_heads
-    assert wanted is not None
+    wanted = _given(changes.num_kv_heads)
     for mixer in _plain_attention(model, "num_kv_heads"):
         if mixer.num_heads % wanted:
             raise SpecError(
@@ -94,8 +108,7 @@ def _with_kv_heads(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 def _with_latent(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Multi-head latent attention with the model's number of heads (DeepSeek-V2, 2024)."""
-    latent = changes.latent
-    assert latent is not None
+    latent = _given(changes.latent)
     _plain_attention(model, "latent")
     if changes.num_kv_heads is not None:
         raise SpecError("is set beside num_kv_heads; a latent has no KV heads to share, leave one of them out.")
@@ -132,8 +145,7 @@ def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
     All keys are kept: another query may see those that this one does not.
     """
-    sparse = changes.sparse
-    assert sparse is not None
+    sparse = _given(changes.sparse)
     limited = [mixer for mixer in _plain_attention(model, "sparse") if mixer.span is not None]
     if limited:
         raise SpecError(
@@ -151,8 +163,7 @@ def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 def _with_linear_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Performer (Choromanski et al. 2020) or Linformer (Wang et al. 2020) in the place of softmax attention."""
-    linear = changes.linear
-    assert linear is not None
+    linear = _given(changes.linear)
     _plain_attention(model, "linear")
     _refuse_beside("linear attention", _CACHING[:-1], changes)
     return _with_attention(
@@ -173,8 +184,7 @@ def _with_linear_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec
 
 def _with_ssm_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Mamba-2 (Dao and Gu 2024) for attention, all of it or all but every n-th layer (Jamba, 2024)."""
-    ssm = changes.ssm_layers
-    assert ssm is not None
+    ssm = _given(changes.ssm_layers)
     if not any(isinstance(layer.mixer, Attention | LatentAttention) for layer, _ in model.layers):
         raise SpecError(f"got {model.name}, which has no attention to replace; take another model or leave it out.")
     inner = ssm.expand * model.hidden_size
@@ -204,8 +214,7 @@ def _with_ssm_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 def _pruned(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Single weights, two of every four, heads and columns, or whole layers are left out."""
-    prune = changes.prune
-    assert prune is not None
+    prune = _given(changes.prune)
     if prune.kind == "2:4":
         return replace(model, weight_sparsity=WeightSparsity(0.5, _INDEX_2_4_BITS, is_2_4=True))
     fraction = prune.fraction
@@ -267,8 +276,7 @@ def _fewer_columns(ffn: FeedForward | None, share: float) -> FeedForward | None:
 
 def _with_low_rank(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Each linear layer as two thin ones. Projections that run as one (q, k, v; gate, up) are factored as one."""
-    low_rank, d = changes.low_rank, model.hidden_size
-    assert low_rank is not None
+    low_rank, d = _given(changes.low_rank), model.hidden_size
     layers = []
     for layer in model.iter_layers():
         mixer, ffn = layer.mixer, layer.ffn
@@ -307,28 +315,22 @@ def _moefied(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
     Source: MoEfication, Zhang et al. 2022.
     """
-    moefy = changes.moefy
-    assert moefy is not None
+    moefy = _given(changes.moefy)
     if not any(isinstance(layer.ffn, DenseFFN) for layer, _ in model.layers):
         raise SpecError(f"got {model.name}, which has no dense feed-forward block to split; leave it out.")
-    layers = []
-    for layer in model.iter_layers():
-        ffn = layer.ffn
-        if isinstance(ffn, DenseFFN):
-            if ffn.intermediate_size % moefy.num_experts:
-                raise SpecError(
-                    f"got num_experts={moefy.num_experts} for blocks of {ffn.intermediate_size} columns; take a "
-                    f"divisor of {ffn.intermediate_size}."
-                )
-            if ffn.up_rank is not None:
-                raise SpecError("is set beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
-            width = ffn.intermediate_size // moefy.num_experts
-            experts = MoEFFN(
-                moefy.num_experts, moefy.top_k, width, gated=ffn.gated, activation=ffn.activation, bias=ffn.bias
+
+    def split(ffn: DenseFFN) -> MoEFFN:
+        num_experts, columns = moefy.num_experts, ffn.intermediate_size
+        if columns % num_experts:
+            raise SpecError(
+                f"got num_experts={num_experts} for blocks of {columns} columns; take a divisor of {columns}."
             )
-            layer = replace(layer, ffn=experts)
-        layers.append(layer)
-    return _with_layers(model, layers)
+        if ffn.up_rank is not None:
+            raise SpecError("is set beside low_rank of dense_ffn; experts are not factored, leave one of them out.")
+        width = columns // num_experts
+        return MoEFFN(num_experts, moefy.top_k, width, gated=ffn.gated, activation=ffn.activation, bias=ffn.bias)
+
+    return _with_ffns(model, DenseFFN, split)
 
 
 def _with_experts(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
@@ -336,8 +338,7 @@ def _with_experts(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
     Source: Dai et al. 2024 (DeepSeekMoE), section 3.1, for experts that are split.
     """
-    experts = changes.experts
-    assert experts is not None
+    experts = _given(changes.experts)
     split, shared = experts.split or 1, experts.shared_intermediate_size
 
     def reshaped(ffn: MoEFFN) -> MoEFFN:
@@ -363,17 +364,12 @@ def _with_experts(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
             f"got {model.name}, which has no mixture of experts; take another model, or split its dense blocks with "
             f"model_changes.moefy."
         )
-    layers = (
-        replace(layer, ffn=reshaped(layer.ffn)) if isinstance(layer.ffn, MoEFFN) else layer
-        for layer in model.iter_layers()
-    )
-    return _with_layers(model, layers)
+    return _with_ffns(model, MoEFFN, reshaped)
 
 
 def _with_shared_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """`share_layers` distinct layers, used in turn (ALBERT, Lan et al. 2019): layer i has the weights of i mod n."""
-    wanted = changes.share_layers
-    assert wanted is not None
+    wanted = _given(changes.share_layers)
     layers = list(model.iter_layers())
     if wanted > len(layers):
         raise SpecError(f"got {wanted} distinct layers of {len(layers)}; take at most {len(layers)}.")
@@ -390,8 +386,7 @@ def _with_shared_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 def _with_tied_embeddings(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """One table for words in and out (Press and Wolf 2017), or two."""
-    is_tied = changes.tie_embeddings
-    assert is_tied is not None
+    is_tied = _given(changes.tie_embeddings)
     if is_tied == model.tie_word_embeddings:
         return model
     return replace(model, tie_word_embeddings=is_tied, published_params=None, weights_path=None)
@@ -399,8 +394,7 @@ def _with_tied_embeddings(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 
 def _with_early_exit(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """The share of decoded tokens that reaches each layer (CALM, Schuster et al. 2022)."""
-    early, num_layers = changes.early_exit, model.num_layers
-    assert early is not None
+    early, num_layers = _given(changes.early_exit), model.num_layers
     for layer, _ in model.layers:
         for block, known in ((layer.mixer, Attention | LatentAttention), (layer.ffn, DenseFFN)):
             if block is not None and not isinstance(block, known):

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.files.sandbox import allow_path, is_only_names, read_json
-from perfmodel.models.hf.config import load_config
+from perfmodel.models.hf.config import HF_QUANT_CONFIG, load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
-from perfmodel.models.weights.stored import HF_QUANT_CONFIG, is_format_said, said_fields
+from perfmodel.models.weights.headers import is_format_said, said_fields, stored_beside, stored_settings
 
 _CONNECT_S = 3.0
 _ANSWER_S = 10.0  # for one small file, retries included: the client itself would try for minutes
@@ -68,8 +68,6 @@ def load_from_hub(name: str) -> ModelSpec:
 def _stored(name: str, config: Path) -> dict[str, Any]:
     """What the weights are stored as, where the configuration leaves it open: by the header of a file in the cache, or
     of the Hub's first."""
-    from perfmodel.models.weights.headers import stored_beside
-
     fields, stored = said_fields(config), stored_beside(config)
     if stored or not fields or is_format_said(config) or fields & {"dtype", "torch_dtype"}:
         return stored
@@ -91,8 +89,6 @@ def _stored_on_hub(name: str) -> dict[str, Any] | None:
     if _is_offline():
         return None
     from huggingface_hub import HfApi, errors, hf_hub_download
-
-    from perfmodel.models.weights.stored import stored_settings
 
     def header(file: str) -> dict[str, Any]:
         api = HfApi(endpoint=_endpoint())

@@ -4,11 +4,12 @@ Each field is one technique of the literature (docs/techniques has a page for ea
 The changes themselves are functions in `perfmodel.models.changes`.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from perfmodel.files.base import Spec
+from perfmodel.files.base import CheckedSpec, Spec
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -24,7 +25,7 @@ class LatentChange(Spec):
     q_lora_rank: PositiveInt | None = None
 
 
-class SparseAttention(Spec):
+class SparseAttention(CheckedSpec):
     """Block-sparse attention: a query's block sees some blocks of `block` tokens before it.
 
     windows, globals, random: blocks next to it, at the beginning, anywhere; BigBird's and Longformer's patterns
@@ -38,16 +39,14 @@ class SparseAttention(Spec):
     random: NonNegativeInt | None = None
     fraction: Share | None = None
 
-    @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> "SparseAttention":
+    def _conflicts(self) -> Iterator[str]:
         counts = [name for name in ("windows", "globals", "random") if getattr(self, name) is not None]
         if self.fraction is not None and counts:
-            raise ValueError(f"got fraction beside {', '.join(counts)}; give a share of the blocks or their counts")
+            yield f"got fraction beside {', '.join(counts)}; give a share of the blocks or their counts"
         if self.fraction is None and self.windows is None:
-            raise ValueError("got neither fraction nor windows; give a share of the blocks or their counts")
+            yield "got neither fraction nor windows; give a share of the blocks or their counts"
         if self.pattern == "longformer" and self.random:
-            raise ValueError(f"got random={self.random} with longformer, which has none; use bigbird or leave it out")
-        return self
+            yield f"got random={self.random} with longformer, which has none; use bigbird or leave it out"
 
 
 class LinearChange(Spec):
@@ -72,7 +71,7 @@ class SsmLayers(Spec):
     chunk_size: PositiveInt = 256
 
 
-class Prune(Spec):
+class Prune(CheckedSpec):
     """Weights that are left out.
 
     unstructured: single weights; `storage: sparse` stores the others with an index each, else the zeros stay
@@ -84,33 +83,29 @@ class Prune(Spec):
     fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     storage: Literal["dense", "sparse"] = "dense"
 
-    @model_validator(mode="after")
-    def _kind_and_fraction_fit(self) -> "Prune":
+    def _conflicts(self) -> Iterator[str]:
         if self.kind == "2:4" and self.fraction not in (None, 0.5):
-            raise ValueError(f"got fraction={self.fraction:g} with 2:4, which is 0.5; leave it out")
+            yield f"got fraction={self.fraction:g} with 2:4, which is 0.5; leave it out"
         if self.kind != "2:4" and self.fraction is None:
-            raise ValueError(f"kind: {self.kind} needs fraction; give the share that is left out, as in 0.25")
+            yield f"kind: {self.kind} needs fraction; give the share that is left out, as in 0.25"
         if self.kind != "unstructured" and self.storage == "sparse":
-            raise ValueError(f"got storage=sparse with {self.kind}; only unstructured pruning has a choice")
-        return self
+            yield f"got storage=sparse with {self.kind}; only unstructured pruning has a choice"
 
 
-class LowRank(Spec):
+class LowRank(CheckedSpec):
     """Two thin matrices for each: inputs to `rank`, `rank` to outputs; or that keep `fraction` of the weights."""
 
     rank: PositiveInt | None = None
     fraction: Share | None = None
     components: tuple[Literal["attention", "dense_ffn"], ...] = ("attention", "dense_ffn")
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "LowRank":
+    def _conflicts(self) -> Iterator[str]:
         if (self.rank is None) == (self.fraction is None):
             given = "both rank and fraction" if self.rank is not None else "neither rank nor fraction"
-            raise ValueError(f"got {given}; give one of them")
-        return self
+            yield f"got {given}; give one of them"
 
 
-class EarlyExit(Spec):
+class EarlyExit(CheckedSpec):
     """A token leaves the model once it is sure enough of what comes next (decodes only; prompts pass all layers).
 
     expected_share:     layers that a token passes on average, as a share; it leaves each with equal probability
@@ -122,31 +117,27 @@ class EarlyExit(Spec):
     exit_probabilities: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
     confidence: Literal["classifier", "softmax"] = "classifier"
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "EarlyExit":
+    def _conflicts(self) -> Iterator[str]:
         if (self.expected_share is None) == (self.exit_probabilities is None):
             given = "both" if self.expected_share is not None else "neither"
-            raise ValueError(f"got {given} of expected_share and exit_probabilities; give one of them")
+            yield f"got {given} of expected_share and exit_probabilities; give one of them"
         total = sum(self.exit_probabilities or ())
         if total > 1 + 1e-9:
-            raise ValueError(f"got exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1")
-        return self
+            yield f"got exit_probabilities that sum to {total:g}; shares of all tokens sum to at most 1"
 
 
-class Moefy(Spec):
+class Moefy(CheckedSpec):
     """Dense feed-forward blocks split into experts of equal width."""
 
     num_experts: Annotated[int, Field(ge=2)]
     top_k: PositiveInt
 
-    @model_validator(mode="after")
-    def _chooses_among_experts(self) -> "Moefy":
+    def _conflicts(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
-            raise ValueError(f"got top_k={self.top_k} above num_experts={self.num_experts}; lower it")
-        return self
+            yield f"got top_k={self.top_k} above num_experts={self.num_experts}; lower it"
 
 
-class Experts(Spec):
+class Experts(CheckedSpec):
     """Mixtures of experts of another shape; what is left out stays.
 
     top_k: experts per token; num_experts: of each block; split: each expert as so many of a part of its width, as many
@@ -158,14 +149,12 @@ class Experts(Spec):
     split: Annotated[int, Field(ge=2)] | None = None
     shared_intermediate_size: NonNegativeInt | None = None
 
-    @model_validator(mode="after")
-    def _changes_something(self) -> "Experts":
+    def _conflicts(self) -> Iterator[str]:
         if not self.model_dump(exclude_none=True):
-            raise ValueError("is empty; give top_k, num_experts, split or shared_intermediate_size")
-        return self
+            yield "is empty; give top_k, num_experts, split or shared_intermediate_size"
 
 
-class ModelChanges(Spec):
+class ModelChanges(CheckedSpec):
     """Applied from the first to the last field, whatever their order in the file.
 
     num_kv_heads: key/value heads that the query heads share
@@ -197,9 +186,7 @@ class ModelChanges(Spec):
     tie_embeddings: bool | None = None
     early_exit: EarlyExit | None = None
 
-    @model_validator(mode="after")
-    def _window_has_a_size(self) -> "ModelChanges":
+    def _conflicts(self) -> Iterator[str]:
         for name in ("sinks", "window_every"):
             if name in self.model_fields_set and self.window is None:
-                raise ValueError(f"got {name}={getattr(self, name)} without window; give the window, too")
-        return self
+                yield f"got {name}={getattr(self, name)} without window; give the window, too"

@@ -4,21 +4,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.files.base import CheckedSpec, Resolved, Spec
 from perfmodel.files.units import BytesPerSecond, NonNegativeInt, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
-from perfmodel.specs.networks import GivenLink, NetworkSpec
+from perfmodel.specs.hardware import GivenLink, HardwareSpec, NetworkSpec
 
 RouterName = Literal[
     "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "prefix_affinity", "session_affinity"
 ]
 
 
-class AutoscalingSpec(Spec):
+class AutoscalingSpec(CheckedSpec):
     """As many replicas as the load asks for: ceil(load / target), the load being counted each `interval_s`.
 
     metric:             concurrency: requests that wait or run; queue: requests that wait, and then replicas go one at a
@@ -42,13 +41,11 @@ class AutoscalingSpec(Spec):
     load_bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)] = 3e9
     engine_start_s: Annotated[Seconds, Field(ge=0)] = 30.0
 
-    @model_validator(mode="after")
-    def _is_a_range(self) -> "AutoscalingSpec":
+    def _conflicts(self) -> Iterator[str]:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"got min_replicas {self.min_replicas}; expected at most max_replicas")
+            yield f"got min_replicas {self.min_replicas}; expected at most max_replicas"
         if self.metric == "kv_cache_usage" and self.target > 1:
-            raise ValueError(f"got target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1")
-        return self
+            yield f"got target {self.target:g} of kv_cache_usage, a share of a replica's blocks; at most 1"
 
     def start_s(self, weight_bytes: float) -> float:
         """Cold-start seconds of a replica with `weight_bytes`."""
@@ -76,7 +73,7 @@ class Slowdown(Spec):
     for_s: Annotated[Seconds, Field(gt=0)] | None = None
 
 
-class FailuresSpec(Spec):
+class FailuresSpec(CheckedSpec):
     """Replicas die, and what they had in hand and in their KV caches with them; `slowdowns` of some make stragglers.
 
     mtbf_s:      mean time between failures of one replica, exponentially distributed
@@ -91,14 +88,12 @@ class FailuresSpec(Spec):
     events: tuple[FailureEvent, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
 
-    @model_validator(mode="after")
-    def _says_when(self) -> "FailuresSpec":
+    def _conflicts(self) -> Iterator[str]:
         if self.mtbf_s is None and not (self.events or self.slowdowns):
-            raise ValueError("needs `mtbf_s`, or `events` with the times, or `slowdowns`")
-        return self
+            yield "needs `mtbf_s`, or `events` with the times, or `slowdowns`"
 
 
-class PoolSpec(Spec):
+class PoolSpec(CheckedSpec):
     """Equal replicas with one role.
 
     deployment: pools of one name serve the same requests together: behind one router, or as prefill and decode;
@@ -132,11 +127,9 @@ class PoolSpec(Spec):
         """Maximum number of replicas."""
         return max(self.replicas, self.autoscaling.max_replicas if self.autoscaling is not None else 0)
 
-    @model_validator(mode="after")
-    def _has_replicas(self) -> "PoolSpec":
+    def _conflicts(self) -> Iterator[str]:
         if not self.most_replicas:
-            raise ValueError("got 0 replicas, and no autoscaling that would start any; give at least 1")
-        return self
+            yield "got 0 replicas, and no autoscaling that would start any; give at least 1"
 
 
 class PoolGroup(NamedTuple):
@@ -237,7 +230,7 @@ class GatewaySpec(Spec):
     retries: Retries | None = None
 
 
-class KvTransferSpec(GivenLink):
+class KvTransferSpec(GivenLink, CheckedSpec):
     """How KV blocks get from a prefill to a decode replica: every device over its own link, in and out.
 
     latency_s: handshake and descriptors included
@@ -248,14 +241,12 @@ class KvTransferSpec(GivenLink):
     shared: bool = False
     fabric_bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
 
-    @model_validator(mode="after")
-    def _has_a_fabric_for_its_bandwidth(self) -> "KvTransferSpec":
+    def _conflicts(self) -> Iterator[str]:
         if self.fabric_bandwidth_bytes_per_s is not None and not self.shared:
-            raise ValueError("got fabric_bandwidth_bytes_per_s without shared: true; only a shared fabric has one")
-        return self
+            yield "got fabric_bandwidth_bytes_per_s without shared: true; only a shared fabric has one"
 
 
-class ClusterSpec(Spec):
+class ClusterSpec(CheckedSpec):
     """Equal replicas of the scenario's engine behind a router, or `pools` of engines that differ."""
 
     replicas: NonNegativeInt = 1
@@ -278,12 +269,6 @@ class ClusterSpec(Spec):
     @classmethod
     def _say_what_their_deployments_do(cls, pools: tuple[PoolSpec, ...]) -> tuple[PoolSpec, ...]:
         return completed(pools)
-
-    @model_validator(mode="after")
-    def _pools_make_a_cluster(self) -> "ClusterSpec":
-        for sentence in self._conflicts():
-            raise ValueError(sentence)
-        return self
 
     def _conflicts(self) -> Iterator[str]:
         if self.pools and "replicas" in self.model_fields_set:

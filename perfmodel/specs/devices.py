@@ -7,16 +7,15 @@ bus width x transfer rate; a peak is units x clock x operations per unit and clo
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Spec
+from perfmodel.files.base import CheckedSpec
 from perfmodel.files.catalog import looked_up, unknown_name
-from perfmodel.files.device_tables import TableRow, lines_of, named, plain_name, split_size, table_rows
+from perfmodel.files.device_tables import DeviceSource, lines_of, named, plain_name, split_size, table_rows
 from perfmodel.files.units import PositiveFloat
 from perfmodel.files.validation import load_spec, parse
 from perfmodel.files.yaml_loader import LoadedYaml, Positions, load_yaml, load_yaml_text
@@ -49,7 +48,7 @@ _LISTS = {"memory": "level", "links": "name"}  # of named items
 _BLOCKS = ("columns", "operations_per_clock", "e_operations_per_clock", "shared")
 
 
-class DeviceFamily(Spec):
+class DeviceFamily(CheckedSpec):
     """A table of devices that differ in figures only.
 
     operations_per_clock:   of one unit (a CPU's large core) in one clock, dense, by format; `vector`: fp32 without
@@ -74,12 +73,10 @@ class DeviceFamily(Spec):
     unconfirmed: tuple[str, ...] = ()
     unconfirmed_devices: tuple[str, ...] = ()  # rows none of whose figures a document confirms
 
-    @model_validator(mode="after")
-    def _is_a_table(self) -> "DeviceFamily":
+    def _conflicts(self) -> Iterator[str]:
         for name, cells in self.devices.items():
             if len(cells) != len(self.columns):
-                raise ValueError(f"devices.{name} has {len(cells)} figures; expected {len(self.columns)}: one a column")
-        return self
+                yield f"devices.{name} has {len(cells)} figures; expected {len(self.columns)}: one a column"
 
     def cells(self, row: str) -> dict[str, Any]:
         """Cells of a row by column."""
@@ -200,16 +197,6 @@ _SLICE = re.compile(r"(?:^|[\W_])mig(?:[\W_]|$)|(?:^|[\W_])\d+g\.\d+gb(?:[\W_]|$
 _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSource:
-    """Where a device is described."""
-
-    file: Path
-    name: str  # what a file of its own is called, or would be
-    row: str | None = None  # its row, where `file` is a table; None for a file of its own
-    size: int | None = None  # of its memory, GB, where the name asks for another than the usual one
-
-
 def find_device(name_or_path: str | Path) -> DeviceSource:
     """Source of a device by name, alias or path. Raises SpecError with the nearest names.
 
@@ -219,8 +206,7 @@ def find_device(name_or_path: str | Path) -> DeviceSource:
     if own is not None:
         return DeviceSource(own, own.stem)
     text = str(name_or_path)
-    device = named(text)
-    source = _of_size(plain_name(text)) if device is None else _source(device)
+    source = named(text) or _of_size(plain_name(text))
     if source is None:
         if _SLICE.search(text):
             raise SpecError(
@@ -256,17 +242,13 @@ def load_tables() -> dict[str, DeviceFamily]:
     return {row.file.stem: load_spec(DeviceFamily, row.file) for row in table_rows()}
 
 
-def _source(device: TableRow) -> DeviceSource:
-    return DeviceSource(device.file, device.name, device.name if device.is_row else None)
-
-
 def _of_size(plain: str) -> DeviceSource | None:
     """Device whose name precedes one of its memory sizes."""
     split = split_size(plain)
-    device = None if split is None else named(split[0])
-    if split is None or device is None:
+    source = None if split is None else named(split[0])
+    if split is None or source is None:
         return None
-    size, source = split[1], _source(device)
+    size = split[1]
     if source.row is None:
         memory: Any = load_yaml(source.file).data["declared"]["memory"][0]["capacity_bytes"]
         return source if round(memory / 1e9) == size else None

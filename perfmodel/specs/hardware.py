@@ -1,14 +1,15 @@
-"""`HardwareSpec`: declared facts of a device or system with sources, and its hourly price.
+"""`HardwareSpec`: declared facts of a device or system with sources, its network, and its hourly price.
 
 No fitted factors. Prices are from hardware_specs/prices, or the scenario's own.
 """
 
 import datetime
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from perfmodel.files.base import FileName, Spec
+from perfmodel.files.base import CheckedSpec, FileName, Spec
 from perfmodel.files.catalog import find_file, normal_name
 from perfmodel.files.device_tables import named
 from perfmodel.files.units import (
@@ -19,9 +20,10 @@ from perfmodel.files.units import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    Seconds,
 )
 from perfmodel.files.validation import load_spec
-from perfmodel.specs.networks import Link, NetworkSpec
+from perfmodel.specs.networks import DEFAULT_NETWORK, Link, find_network, list_networks
 
 OWN = "given in the scenario"  # the source of prices that are the user's
 PriceKind = Literal["on_demand", "reserved", "spot", "owned"]
@@ -91,6 +93,8 @@ def listed_price(device: str) -> dict[str, Any]:
 
 
 _ANY_NUMBER = 1 << 20
+_SCALE_OUT = "scale_out"  # the name of a link between nodes in a hardware file
+_LATENCY_S = 5e-6  # of a network given without one: that of the files with RDMA
 
 # What code can rely on, beyond plain fp32. CPUs: as the compiler calls it; `amx` and `sme` are matrix units, as is
 # Apple's own `apple_amx`. GPUs: `dp4a` sums four products of int8 in one instruction, `matrix` stands for tensor cores
@@ -121,7 +125,7 @@ class MemoryLevel(Spec):
     device_share: PositiveFloat = Field(default=1.0, le=1)
 
 
-class Declared(Spec):
+class Declared(CheckedSpec):
     """The vendor's dense peak figures."""
 
     source: str
@@ -145,14 +149,77 @@ class Declared(Spec):
     # recalled, derived or taken as a default, not read in a vendor's document.
     unconfirmed: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _idles_below_its_tdp(self) -> "Declared":
+    def _conflicts(self) -> Iterator[str]:
         if self.idle_w is not None and self.tdp_w is not None and self.idle_w > self.tdp_w:
-            raise ValueError(f"got idle_w {self.idle_w:g} above tdp_w {self.tdp_w:g}; lower the first")
-        return self
+            yield f"got idle_w {self.idle_w:g} above tdp_w {self.tdp_w:g}; lower the first"
 
 
-class HardwareSpec(Spec):
+class GivenLink(Spec):
+    """A link of the hardware file, the scale-up link unless given, or a network of hardware_specs/networks; another
+    name needs a bandwidth.
+
+    bandwidth_bytes_per_s: one way, per device; the hardware file's unless given
+    """
+
+    link: str | None = None
+    bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
+    latency_s: Seconds | None = Field(default=None, ge=0)  # from request to first byte; the link's own unless given
+
+    def link_of(self, hardware: "HardwareSpec") -> Link:
+        """The link on `hardware`. Raises ValueError for an unknown one."""
+        declared = hardware.scale_up_link if self.link is None else hardware.link(self.link) or find_network(self.link)
+        if declared is None and self.bandwidth_bytes_per_s is None:
+            known = ", ".join(link.name for link in hardware.declared.links) or "none"
+            raise ValueError(
+                f"{hardware.name} has no link {self.link or 'at all'} (its links: {known}), and no network is "
+                f"called so ({', '.join(list_networks())}); name one of them, or give bandwidth_bytes_per_s"
+            )
+        given = {"bandwidth_bytes_per_s": self.bandwidth_bytes_per_s, "latency_s": self.latency_s}
+        update = {name: value for name, value in given.items() if value is not None}
+        if declared is not None:
+            return declared.model_copy(update=update)
+        return Link.model_validate({"name": self.link or "link", **update})
+
+
+class NetworkSpec(GivenLink):
+    """The network between nodes, and the nodes.
+
+    link:                  of hardware_specs/networks, or a name of one's own with a bandwidth; unless given the
+                           hardware file's `scale_out` link, or DEFAULT_NETWORK
+    latency_s:             of one hop of a collective, 5 us where neither a file nor a scenario says
+    bandwidth_bytes_per_s: one way, of one network card (port)
+    nics_per_node:         network cards of a node, which its devices share evenly; one for each device unless given
+    """
+
+    devices_per_node: PositiveInt | None = None  # of those that the scale-up link can join, which is all unless given
+    nics_per_node: PositiveInt | None = None
+
+    def is_assumed(self, hardware: "HardwareSpec") -> bool:
+        is_given = self.link is not None or self.bandwidth_bytes_per_s is not None
+        return not is_given and hardware.link(_SCALE_OUT) is None
+
+    def share_of(self, hardware: "HardwareSpec") -> Link:
+        """One device's share of the network when its whole node communicates. Raises ValueError for an unknown link."""
+        most = hardware.declared.max_devices
+        if self.devices_per_node is not None and self.devices_per_node > most:
+            raise ValueError(
+                f"got devices_per_node={self.devices_per_node}; the scale-up link of {hardware.name} joins {most} at "
+                f"most (max_devices in its file), give that or fewer"
+            )
+        name = self.link or ("network" if self.bandwidth_bytes_per_s is not None else _SCALE_OUT)
+        port = self.model_copy(update={"link": DEFAULT_NETWORK if self.is_assumed(hardware) else name}).link_of(
+            hardware
+        )
+        update: dict[str, float] = {}
+        if self.latency_s is None and not port.latency_s:
+            update["latency_s"] = _LATENCY_S
+        if self.nics_per_node is not None:
+            share = self.nics_per_node / hardware.devices_per_node
+            update["bandwidth_bytes_per_s"] = share * port.bandwidth_bytes_per_s
+        return port.model_copy(update=update) if update else port
+
+
+class HardwareSpec(CheckedSpec):
     """One device type, as its file in `hardware_specs/` declares it.
 
     power_cap_w: what the device is allowed to draw (`nvidia-smi -pl`); its TDP unless given, which no file does
@@ -168,11 +235,9 @@ class HardwareSpec(Spec):
     power_cap_w: PositiveFloat | None = None
     network: NetworkSpec | None = None
 
-    @model_validator(mode="after")
-    def _has_main_memory(self) -> "HardwareSpec":
+    def _conflicts(self) -> Iterator[str]:
         if self.declared.memory[0].bandwidth_bytes_per_s is None:
-            raise ValueError("declared.memory.0 (the outermost level) needs bandwidth_bytes_per_s")
-        return self
+            yield "declared.memory.0 (the outermost level) needs bandwidth_bytes_per_s"
 
     def is_called(self, name: str) -> bool:
         """Whether `name` is the file's name or an alias."""
@@ -208,15 +273,6 @@ class HardwareSpec(Spec):
     def level(self, name: str) -> MemoryLevel | None:
         """Memory level by name, or None."""
         return next((m for m in self.declared.memory if m.level == name), None)
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        return self.declared.links
-
-    @property
-    def max_devices(self) -> int:
-        """Devices that the scale-up link can join."""
-        return self.declared.max_devices
 
     def link(self, name: str) -> Link | None:
         """Link by name, or None."""

@@ -126,12 +126,7 @@ _ENTRY = re.compile(r"^(?P<names>\w+(?:, \w+)*): +(?P<text>.*)$")
 
 def summary_of(cls: type[Any]) -> str:
     """Prose paragraphs of the class docstring, without its field list."""
-    lines, is_entry = [], False
-    for line in _docstring(cls).splitlines():
-        is_entry = bool(_entry_of(line, cls)) or (is_entry and line.startswith(" "))
-        if not is_entry:
-            lines.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(_docstring(cls)[0])).strip()
 
 
 @cache
@@ -141,7 +136,7 @@ def meanings_of(cls: type[Any]) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if getattr(base, "model_fields", None):
             notes |= _of_comments(base)
-            notes |= _of_docstring(base)
+            notes |= _docstring(base)[1]
     notes |= _listed().get(cls.__name__, {})
     return {name: notes[name] for name in cls.model_fields if notes.get(name)}
 
@@ -162,29 +157,20 @@ def _listed() -> dict[str, dict[str, str]]:
     return data
 
 
-def _docstring(cls: type[Any]) -> str:
-    return inspect.cleandoc(cls.__doc__ or "")
-
-
-def _entry_of(line: str, cls: type[Any]) -> re.Match[str] | None:
-    match = _ENTRY.match(line)
-    if match is None or not any(name in cls.model_fields for name in match["names"].split(", ")):
-        return None
-    return match
-
-
-def _of_docstring(cls: type[Any]) -> dict[str, str]:
-    notes, names = dict[str, str](), list[str]()
-    for line in _docstring(cls).splitlines():
-        match = _entry_of(line, cls)
-        if match is not None:
+def _docstring(cls: type[Any]) -> tuple[list[str], dict[str, str]]:
+    """(lines of prose, fields and their meaning) of a class docstring."""
+    prose, notes, names = list[str](), dict[str, str](), list[str]()
+    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+        match = _ENTRY.match(line)
+        if match is not None and not cls.model_fields.keys().isdisjoint(match["names"].split(", ")):
             names = match["names"].split(", ")
             notes |= dict.fromkeys(names, match["text"])
         elif names and line.startswith(" "):
             notes |= {name: f"{notes[name]} {line.strip()}" for name in names}
         else:
             names = []
-    return notes
+            prose.append(line)
+    return prose, notes
 
 
 def _of_comments(cls: type[Any]) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; and its prices."""
+"""`Scenario`: model + hardware + engine + traffic + SLO, the file that users copy; as it is served; and its prices."""
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import Annotated, Any, ClassVar
@@ -9,19 +10,22 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from perfmodel.dates import today
-from perfmodel.files.base import Resolved, Spec
+from perfmodel.errors import SpecError, UnsupportedError
+from perfmodel.files.base import CheckedSpec, Resolved, Spec
 from perfmodel.files.blocks import Block
 from perfmodel.files.units import NonNegativeFloat
-from perfmodel.files.yaml_loader import Positions
+from perfmodel.files.yaml_loader import Path, Positions
+from perfmodel.models.layer_formats import with_layer_formats
 from perfmodel.models.model_changes import ModelChanges
-from perfmodel.models.spec import ModelSpec
+from perfmodel.models.number_formats import with_dtype, with_eviction, with_quantization
+from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel.specs.cluster import ClusterSpec, PoolGroup, PoolSpec
-from perfmodel.specs.engine.devices import refuse_missing_units
+from perfmodel.specs.engine.description import Use
+from perfmodel.specs.engine.devices import refuse_missing_units, refuse_to_start, with_defaults
+from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
-from perfmodel.specs.hardware import OWN, HardwareSpec, Price, PriceOverride
-from perfmodel.specs.networks import NetworkSpec
+from perfmodel.specs.hardware import OWN, HardwareSpec, NetworkSpec, Price, PriceOverride
 from perfmodel.specs.scenario_source import ScenarioSource
-from perfmodel.specs.served import served_fields
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
 
@@ -50,7 +54,7 @@ _SHARED = (
 )
 
 
-class Scenario(Spec):
+class Scenario(CheckedSpec):
     """A scenario with its names resolved: `model` and `hardware` are the specs themselves.
 
     However it is made, `model_changes` and the engine's formats are applied to `model`, arguments that were not given
@@ -98,38 +102,36 @@ class Scenario(Spec):
         copied._source = ScenarioSource()
         return copied
 
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> "Scenario":
+    def _conflicts(self) -> Iterator[str]:
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
-                self._check_kv_formats(deployment)
+                yield from self._differing_kv_formats(deployment)
         for pool in self.pools:
             engine, hardware, model = pool.engine, pool.hardware or self.hardware, pool.model or self.model
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             if pool.role != "unified":
-                self._check_exchange(engine)
+                yield from _unusable_with_exchange(engine)
                 self.cluster.kv_transfer.link_of(hardware)
             (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
             refuse_missing_units(engine, hardware)
             # As vLLM asks of draft models: their tokens are compared with the model's own.
             drafter = engine.speculative_config.model if engine.speculative_config is not None else None
             if drafter is not None and drafter.vocab_size != model.vocab_size:
-                raise ValueError(
+                yield (
                     f"got the draft model {drafter.name} with a vocabulary of {drafter.vocab_size:,} for {model.name} "
                     f"with {model.vocab_size:,}: drafts are its tokens; choose a smaller model of the same family"
                 )
         num_engines = sum(pool.most_replicas * pool.engine.data_parallel_size for pool in self.pools)
         if num_engines > _MAX_ENGINES:
-            raise ValueError(
+            yield (
                 f"got {num_engines:,} engines (replicas x data_parallel_size); expected at most {_MAX_ENGINES:,}, as "
                 f"each has its own queue and KV blocks: simulate a slice, a tenth of the replicas under a tenth of the "
                 f"traffic"
             )
-        return self
 
-    def _check_kv_formats(self, deployment: PoolGroup) -> None:
-        """Require one model and KV format in all pools of a deployment; traffic splits may differ."""
+    def _differing_kv_formats(self, deployment: PoolGroup) -> Iterator[str]:
+        """All pools of a deployment have one model and KV format; traffic splits may differ."""
         pools = [self.cluster.pools[number] for number in deployment.pools]
         common, place, advice = self.engine, "the scenario's engine", "once, under `engine`"
         if deployment.share is not None:
@@ -137,27 +139,15 @@ class Scenario(Spec):
         for pool, name in product(pools, _SHARED):
             value, shared = getattr(pool.engine, name), getattr(common, name)
             if value != shared:
-                raise ValueError(
+                yield (
                     f"got {name}={value} in a {pool.role} pool and {shared} in {place}; pools serve the same model "
                     f"and exchange its KV cache, set {name} {advice}"
                 )
 
-    def _check_exchange(self, engine: EngineSpec) -> None:
-        """Refuse engine features that do not work with KV from another engine."""
-        if engine.speculative_config is not None:
-            raise ValueError(
-                "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
-                "leave one of the two out"
-            )
-        if engine.kv_cache == "off":
-            raise ValueError("got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on")
-        if engine.kv_offload:
-            raise ValueError("got kv_offload in prefill and decode pools; only unified engines have it")
-
     @model_validator(mode="after")
     def _is_served(self, info: ValidationInfo) -> "Scenario":
         """Apply engine defaults and model formats, however the scenario was made."""
-        fields = served_fields(self, info.context or Positions(self.name))
+        fields = _served_fields(self, info.context or Positions(self.name))
         self.__dict__.update(fields)
         self.model_fields_set.update(fields)
         return self
@@ -199,6 +189,106 @@ class Scenario(Spec):
     def num_devices(self) -> int:
         """Maximum devices of all replicas."""
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
+
+
+def _unusable_with_exchange(engine: EngineSpec) -> Iterator[str]:
+    """Engine features that do not work with KV from another engine."""
+    if engine.speculative_config is not None:
+        yield (
+            "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, leave one "
+            "of the two out"
+        )
+    if engine.kv_cache == "off":
+        yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
+    if engine.kv_offload:
+        yield "got kv_offload in prefill and decode pools; only unified engines have it"
+
+
+def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
+    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all
+    hardware.
+
+    Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`.
+    """
+    hardware, cluster = scenario.hardware, scenario.cluster
+    use: Use = "offline" if scenario.traffic.arrivals.process == "burst" else "server"
+    changed = _changed(scenario.model, scenario.model_changes, positions)
+    model = _as_served(changed, scenario.engine, hardware, positions)
+    network = {} if cluster.network is None else {"network": cluster.network}
+    pools = []
+    for number, pool in enumerate(cluster.pools):
+        place, device, served = ("cluster", "pools", number), pool.hardware or hardware, model
+        if pool.share is not None:  # a model, or a version, of its own
+            served = _as_served(pool.model or changed, pool.engine, device, positions, place)
+        engine = _with_defaults(pool.engine, served, device, use, positions)
+        _check_start(served, engine, device, positions, place)
+        update: dict[str, Any] = {"engine": engine, "model": None if served is model else served}
+        if pool.hardware is not None and network:
+            update["hardware"] = pool.hardware.model_copy(update=network)
+        pools.append(pool.model_copy(update=update))
+    engine = _with_defaults(scenario.engine, model, hardware, use, positions)
+    if pools:
+        cluster = cluster.model_copy(update={"pools": tuple(pools)})
+    else:
+        _check_start(model, engine, hardware, positions, ())
+    fields = {"model": model, "engine": engine, "cluster": cluster}
+    return fields | ({"hardware": hardware.model_copy(update=network)} if network else {})
+
+
+def _as_served(
+    model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path = ()
+) -> ModelSpec:
+    place: Path = (*prefix, "engine", "quantization")
+    try:
+        dtype = auto_dtype(engine.dtype, model, engine, hardware)
+        model = with_quantization(with_dtype(model, dtype), engine.quantization, engine.quantization_group_size)
+        place = ("engine", "quantization_by_layer")
+        with_layer_formats(model, engine.quantization_by_layer)
+        place = (*prefix, "engine", "kv_eviction")
+        if engine.kv_eviction is not None:
+            model = with_eviction(model, engine.kv_eviction.num_tokens, engine.kv_eviction.recent_tokens)
+    except SpecError as error:
+        raise SpecError(f"{positions.where(place)}: {error}") from None
+    return model
+
+
+def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> ModelSpec:
+    if changes == ModelChanges():
+        return model
+    from perfmodel.models.changes import CHANGES
+
+    original = model
+    for field, change in CHANGES.items():
+        if getattr(changes, field) is None:
+            continue
+        try:
+            model = change(model, changes)
+        except SpecError as error:
+            raise positions.error(("model_changes", field), error) from None
+    has_weights = original.weights_path is not None
+    return replace(model, weights_path=None, changed_from=ChangedFrom(original, changes)) if has_weights else model
+
+
+def _with_defaults(
+    engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, use: Use, positions: Positions
+) -> EngineSpec:
+    """`engine` with the model's context length and version defaults."""
+    try:
+        return with_defaults(engine, hardware, use, model.max_position_embeddings)
+    except ValueError as error:
+        raise SpecError(f"{positions.where(('engine', 'max_num_seqs'))}: engine: {error}.") from None
+
+
+def _check_start(
+    model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec, positions: Positions, prefix: Path
+) -> None:
+    """Raise UnsupportedError, with its place, for what the engine does not start with."""
+    try:
+        refuse_to_start(model, engine, hardware)
+    except UnsupportedError as error:
+        place = (*prefix, *error.field.split("."))
+        shown = f"{positions.where(place)}: {'.'.join(map(str, place))}: "
+        raise UnsupportedError(str(error), error.reason, error.field, shown) from None
 
 
 def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) -> Price | None:

@@ -15,13 +15,13 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.base import Spec, as_file_name, default_at
 from perfmodel.files.blocks import complete_blocks
 from perfmodel.files.catalog import expanded, find_file
-from perfmodel.files.device_tables import device_names
+from perfmodel.files.device_tables import DeviceSource, device_names
 from perfmodel.files.sandbox import is_allowed, is_only_names, refused
 from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
 from perfmodel.models.spec import ModelSpec
-from perfmodel.specs.devices import DeviceSource, find_device, read_device
+from perfmodel.specs.devices import find_device, read_device
 from perfmodel.specs.engine.devices import default_of
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.hardware import OWN, HardwareSpec, listed_price
@@ -78,7 +78,7 @@ def load_scenario(
     try:
         as_file_name(data["name"] if isinstance(data["name"], str) else "-")  # what is no text, validation will report
     except ValueError as error:
-        raise names.error(("name",), f"{error}.") from None
+        raise positions.error(("name",), f"{error}.") from None
     complete_blocks(data)
     names.resolve_hardware((), inner["hardware"])
     names.resolve_engine(())
@@ -176,9 +176,6 @@ class _Names:
     positions: Positions
     folder: pathlib.Path
 
-    def error(self, place: Path, sentence: object) -> SpecError:
-        return SpecError(f"{self.positions.where(place)}: {'.'.join(map(str, place))}: {sentence}")
-
     def sibling(self, name: str) -> str:
         return _beside(name, self.folder)
 
@@ -200,13 +197,13 @@ class _Names:
         if key not in block or (is_optional and block[key] is None):
             return
         if not isinstance(block[key], str) or not block[key].strip():
-            raise self.error(place, f"got {show_value(block[key])}; expected a name or a path.")
+            raise self.positions.error(place, f"got {show_value(block[key])}; expected a name or a path.")
         try:
             block[key] = read(block[key])
         except SpecError as error:
             if _HAS_PLACE.match(str(error)):
                 raise
-            raise self.error(place, error) from None
+            raise self.positions.error(place, error) from None
 
     def resolve_file(self, place: Path) -> None:
         """Make the path of an existing file absolute, relative to the naming file or the working directory."""
@@ -218,7 +215,7 @@ class _Names:
         file = next((p for p in (self.folder / path, path) if is_allowed(p) and p.is_file()), None)
         if file is None:
             missing = f"no such file: {written!r} (from {self.folder})."
-            raise self.error(place, refused(written) if is_only_names() else missing)
+            raise self.positions.error(place, refused(written) if is_only_names() else missing)
         block[key] = str(file.resolve())
 
     def resolve_hardware(self, prefix: Path, changes: Sequence[Override]) -> None:

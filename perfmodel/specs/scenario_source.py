@@ -1,4 +1,4 @@
-"""Source of a scenario: a name, a path, its own text, or `-` for stdin.
+"""Source of a scenario: a name, a path, its own text, or `-` for stdin; and the shipped ones, with their purpose.
 
 Text travels to workers, other machines and exported plans: a scenario without a file is one line of JSON wherever a
 name could stand.
@@ -6,19 +6,23 @@ name could stand.
 
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import SpecError
-from perfmodel.files.catalog import find_file
+from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.sandbox import is_only_names, refused
 from perfmodel.files.yaml_loader import LoadedYaml, Path, Positions, load_yaml, load_yaml_text
 
 _TEXT = "the scenario"  # how errors name one without a file
 _PLACES = "said by"  # no field of a scenario
 _STDIN, _LONGEST = "-", 2_000_000  # characters, as of a file
+_FOLDERS = ("", "planning")  # the others have scenarios of studies, techniques and publications
+_COMMENT = re.compile(r"\A(?:#[^\n]*\n)+")
+_SENTENCE = re.compile(r".+?[.?](?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,3 +103,35 @@ def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tup
         loaded, name, folder = load_yaml(path).block(inside), path.stem, path.parent
     loaded.data.setdefault("name", name)
     return loaded, folder
+
+
+def scenario_files(every: bool = False) -> list[dict[str, Any]]:
+    """Name, model, hardware and purpose of each scenario, by name; with `every`, of all folders."""
+    root, result = data_dir("scenarios"), []
+    for path in sorted(root.rglob("*.yaml")):
+        name = path.relative_to(root).with_suffix("").as_posix()
+        if not every and name.rpartition("/")[0] not in _FOLDERS:
+            continue
+        data = load_yaml(path).data
+        if "model" in data and "hardware" in data:
+            result.append(
+                {"name": name, "model": data["model"], "hardware": data["hardware"], "purpose": _purpose(path)}
+            )
+    return result
+
+
+def traffic_files() -> list[dict[str, Any]]:
+    """Name, aliases and purpose of each traffic file, by name."""
+    files = sorted(data_dir("traffic").glob("*.yaml"))
+    return [
+        {"name": path.stem, "aliases": load_yaml(path).data.get("aliases", []), "purpose": _purpose(path)}
+        for path in files
+    ]
+
+
+def _purpose(path: pathlib.Path) -> str:
+    """First sentence of a file's leading comment."""
+    comment = _COMMENT.match(path.read_text(encoding="utf-8"))
+    text = " ".join(line.lstrip("# ").strip() for line in comment[0].splitlines()) if comment else ""
+    sentence = _SENTENCE.match(text)
+    return sentence[0] if sentence else text

@@ -1,12 +1,13 @@
 """`SLO`: limits on requests and on whole runs."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from perfmodel.files.base import Spec
+from perfmodel.files.base import CheckedSpec
 from perfmodel.files.units import Milliseconds, PositiveFloat
 
 DEFAULT_ATTAINMENT = 0.9  # share of requests that must meet the limits, unless a plan says otherwise
@@ -49,7 +50,7 @@ class StatisticLimit(NamedTuple):
         return value_ms is not None and value_ms <= self.limit_ms and lost_share <= allowed + 1e-9
 
 
-class SLO(Spec):
+class SLO(CheckedSpec):
     """A request is good when it meets every limit that is given for single requests; a run, when enough of them are
     good (`plan.attainment`, by default 0.9) and its mean and percentiles are within theirs.
 
@@ -92,32 +93,24 @@ class SLO(Spec):
     e2e_p95_ms: Milliseconds | None = Field(default=None, gt=0)
     e2e_p99_ms: Milliseconds | None = Field(default=None, gt=0)
 
-    @model_validator(mode="after")
-    def _says_a_thing_once(self) -> "SLO":
+    def _conflicts(self) -> Iterator[str]:
         if self.reading_tokens_per_s is not None and self.reading_words_per_minute is not None:
-            raise ValueError("got reading_tokens_per_s beside reading_words_per_minute; give one of them")
+            yield "got reading_tokens_per_s beside reading_words_per_minute; give one of them"
         speed = self.min_tokens_per_s
         if self.tpot_ms is not None and speed is not None and abs(self.tpot_ms * speed - 1e3) > 1:
-            raise ValueError(
+            yield (
                 f"got tpot_ms {self.tpot_ms:g}, which is {1e3 / self.tpot_ms:g} tokens/s, beside min_tokens_per_s "
                 f"{self.min_tokens_per_s:g}; both limit the time between tokens, give one of them"
             )
         if self.reading_wait_ms and self.reading_speed is None:
-            raise ValueError(
-                f"got reading_wait_ms {self.reading_wait_ms:g} without a reader; give reading_tokens_per_s, too"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _percentiles_rise(self) -> "SLO":
+            yield (f"got reading_wait_ms {self.reading_wait_ms:g} without a reader; give reading_tokens_per_s, too")
         percentiles = [limit for limit in self.statistics if limit.share is not None]
         for lower, higher in pairwise(percentiles):
             if lower.latency == higher.latency and higher.limit_ms < lower.limit_ms:
-                raise ValueError(
+                yield (
                     f"got {higher.field} {higher.limit_ms:g} below {lower.field} {lower.limit_ms:g}; a higher "
                     f"percentile is never the lower latency, so the second limits nothing: leave it out or lower it"
                 )
-        return self
 
     @property
     def is_given(self) -> bool:
@@ -203,14 +196,13 @@ class SLO(Spec):
             if self.ttft_ms_per_input_token is not None:
                 parts.append(f"{self.ttft_ms_per_input_token:g} ms per input token")
             limits.append(f"TTFT <= {' + '.join(parts)}")
-        if self.tpot_ms is not None:
-            limits.append(f"TPOT <= {self.tpot_ms:g} ms")
-        if self.min_tokens_per_s is not None:
-            limits.append(f"at least {self.min_tokens_per_s:g} tokens/s")
-        if self.max_itl_ms is not None:
-            limits.append(f"longest gap <= {self.max_itl_ms:g} ms")
-        if self.e2el_ms is not None:
-            limits.append(f"E2E latency <= {self.e2el_ms:g} ms")
+        others = {
+            "TPOT <= {:g} ms": self.tpot_ms,
+            "at least {:g} tokens/s": self.min_tokens_per_s,
+            "longest gap <= {:g} ms": self.max_itl_ms,
+            "E2E latency <= {:g} ms": self.e2el_ms,
+        }
+        limits += [words.format(limit) for words, limit in others.items() if limit is not None]
         if self.reading_speed is not None:
             wait = f", waiting {self.reading_wait_ms:g} ms in all" if self.reading_wait_ms else ""
             limits.append(f"reading at {self.reading_speed:.3g} tokens/s{wait}")

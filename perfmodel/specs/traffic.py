@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from perfmodel.files.base import Spec, UsedBy, VariantSpec
+from perfmodel.files.base import CheckedSpec, Spec, UsedBy, VariantSpec
 from perfmodel.files.units import NonNegativeFloat, NonNegativeInt, PerSecond, PositiveFloat, PositiveInt, Seconds
 from perfmodel.models.spec import SamplingMethod
 from perfmodel.specs.slo import SLO
@@ -55,15 +55,14 @@ class Arrivals(VariantSpec):
     stages: tuple[Stage, ...] = ()
     order: Literal["given", "longest_prompt_first", "longest_answer_first"] = "given"
 
-    @model_validator(mode="after")
-    def _has_what_its_process_needs(self) -> "Arrivals":
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         if self.process == "closed_loop" and self.concurrency is None:
-            raise ValueError("closed_loop needs `concurrency`, the number of requests in flight")
+            yield "closed_loop needs `concurrency`, the number of requests in flight"
         if self.process in _RATES and not (self.rate or self.stages):
-            raise ValueError(f"{self.process} needs `rate` (requests per second) or `stages`")
+            yield f"{self.process} needs `rate` (requests per second) or `stages`"
         if self.think_time_stddev_s and not self.think_time_s:
-            raise ValueError("think_time_stddev_s spreads a pause that is 0; give think_time_s, the mean pause, too")
-        return self
+            yield "think_time_stddev_s spreads a pause that is 0; give think_time_s, the mean pause, too"
 
 
 class Lengths(VariantSpec):
@@ -94,8 +93,8 @@ class Lengths(VariantSpec):
     min: PositiveInt = 1
     max: PositiveInt | None = None
 
-    @model_validator(mode="after")
-    def _has_what_its_distribution_needs(self) -> "Lengths":
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         has_range = self.low is not None and self.high is not None and self.low <= self.high
         needs: dict[str, tuple[Any, str]] = {
             "fixed": (self.value, "`value`"),
@@ -106,14 +105,13 @@ class Lengths(VariantSpec):
         }
         is_given, what = needs[self.distribution]
         if not is_given:
-            raise ValueError(f"{self.distribution} needs {what}")
+            yield f"{self.distribution} needs {what}"
         # mean = exp(mu + s^2/2) and p99 = exp(mu + 2.326 s) have a common s only up to p99/mean = exp(2.326^2 / 2).
         is_lognormal = self.distribution == "lognormal"
         if is_lognormal and self.mean and self.p99 and not 1 < self.p99 / self.mean < 14.9:
-            raise ValueError(f"lognormal: got p99 {self.p99:g}; expected 1 to 14.9 times the mean ({self.mean:g})")
+            yield f"lognormal: got p99 {self.p99:g}; expected 1 to 14.9 times the mean ({self.mean:g})"
         if self.max is not None and self.max < self.min:
-            raise ValueError(f"got max {self.max}; expected at least min ({self.min})")
-        return self
+            yield f"got max {self.max}; expected at least min ({self.min})"
 
     @property
     def mean_tokens(self) -> float | None:
@@ -127,7 +125,7 @@ class Lengths(VariantSpec):
         return sum(self.values) / len(self.values) if self.values else None
 
 
-class Prefix(Spec):
+class Prefix(CheckedSpec):
     """Prompts that share their beginnings: `num_groups` prefixes of `shared_tokens`.
 
     With `num_prompts_per_group`, only that many distinct prompts exist per group and they repeat in whole.
@@ -137,15 +135,13 @@ class Prefix(Spec):
     shared_tokens: PositiveInt
     num_prompts_per_group: PositiveInt | None = None
 
-    @model_validator(mode="after")
-    def _prompts_can_be_drawn(self) -> "Prefix":
+    def _conflicts(self) -> Iterator[str]:
         num_prompts = self.num_groups * (self.num_prompts_per_group or 1)
         if self.num_prompts_per_group is not None and num_prompts > _MAX_PROMPTS:
-            raise ValueError(
+            yield (
                 f"got {num_prompts:,} prompts (num_groups x num_prompts_per_group); expected at most {_MAX_PROMPTS:,}; "
                 f"lower one of them, or leave num_prompts_per_group out if prompts do not repeat"
             )
-        return self
 
 
 class Pause(Spec):
@@ -155,7 +151,7 @@ class Pause(Spec):
     distribution: Literal["fixed", "exponential"] = "exponential"
 
 
-class Conversations(Spec):
+class Conversations(CheckedSpec):
     """Requests as turns of conversations: each prompt is all that was said before and, of the traffic's lengths, what
     is new. A turn comes a pause after the answer before it.
 
@@ -173,11 +169,9 @@ class Conversations(Spec):
     system_tokens: NonNegativeInt = 0
     num_groups: PositiveInt = 1
 
-    @model_validator(mode="after")
-    def _says_how_long_tools_take(self) -> "Conversations":
+    def _conflicts(self) -> Iterator[str]:
         if self.tool_share and self.tool_time is None:
-            raise ValueError("got a tool_share without tool_time; give the seconds that a tool takes")
-        return self
+            yield "got a tool_share without tool_time; give the seconds that a tool takes"
 
 
 CONVERSATION_FORMATS = ("conversations", "sharegpt", "aiperf", "guidellm")  # of traces: a conversation a line
@@ -216,7 +210,7 @@ class TrafficClass(Spec):
         return slo
 
 
-class Traffic(Spec):
+class Traffic(CheckedSpec):
     """What arrives. Lengths come from the distributions, or from the trace.
 
     Requests that are turns of conversations (`conversations`) count each for themselves, in `num_requests` as in rates:
@@ -249,12 +243,6 @@ class Traffic(Spec):
             return {**data, "arrivals": {"process": "trace"}}
         return data
 
-    @model_validator(mode="after")
-    def _is_complete(self) -> "Traffic":
-        for sentence in (*self._conflicts(), *self._missing()):
-            raise ValueError(sentence)
-        return self
-
     def _conflicts(self) -> Iterator[str]:
         if self.classes and self.priorities:
             yield "got classes beside priorities; each class has its own `priority`, leave the other out"
@@ -280,6 +268,7 @@ class Traffic(Spec):
                 continue
             if name == "input_tokens" or trace.format not in _WITHOUT_ANSWERS:
                 yield f"got {name} beside a trace of {trace.format}, which has them; leave one out"
+        yield from self._missing()
 
     def _missing(self) -> Iterator[str]:
         """A sentence per missing field, and for runs that would be too long."""
@@ -345,14 +334,13 @@ class ExpertRouting(VariantSpec):
     popularity: tuple[NonNegativeFloat, ...] | None = None
     capacity_factor: PositiveFloat | None = None
 
-    @model_validator(mode="after")
-    def _has_what_it_needs(self) -> "ExpertRouting":
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         needed = {"power_law": "alpha", "recorded": "popularity"}.get(self.distribution)
         if needed is not None and not getattr(self, needed):
-            raise ValueError(f"{self.distribution} needs {needed}")
+            yield f"{self.distribution} needs {needed}"
         if self.popularity is not None and not sum(self.popularity):
-            raise ValueError("popularity has only zeros; give counts of tokens for the experts")
-        return self
+            yield "popularity has only zeros; give counts of tokens for the experts"
 
 
 class Sampling(VariantSpec):

@@ -49,9 +49,10 @@ from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.device_tables import DeviceSource
 from perfmodel.files.fitted import load_fitted, write_fitted
 from perfmodel.specs.architectures import generations_between, name_in_tables
-from perfmodel.specs.devices import DeviceSource, find_device
+from perfmodel.specs.devices import find_device
 from perfmodel.specs.engine.description import ExpertsRow, describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec

@@ -1,10 +1,11 @@
-"""Blocks from fields: mixers (attention, latents, delta nets, scans), feed-forward blocks, which layers have which."""
+"""Blocks from fields: mixers (attention and its rotary positions, latents, delta nets, scans), feed-forward blocks, and
+which layers have which."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.errors import SpecError
 from perfmodel.models.architecture import (
     Attention,
     DenseFFN,
@@ -13,14 +14,20 @@ from perfmodel.models.architecture import (
     LatentAttention,
     Mamba,
     MoEFFN,
+    Rope,
+    RopeScaling,
 )
 from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
-from perfmodel.models.hf.rope import latent_softmax_scale, rope_of
 from perfmodel.models.number_formats import format_of_dtype
 
 _PLAIN_ACTIVATIONS = ("relu", "relu2")  # no published decoder gates these
 _FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
+_THETA = 10_000.0  # of transformers' LlamaConfig
+_PLAIN_ROPES = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections
+_ROPE_SYNONYMS = {"su": "longrope"}
+# What the modelling files of transformers rotate by pairs of neighbours.
+_INTERLEAVED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm", "glm4", "glm_moe_dsa", "cohere")
 
 
 def attention(
@@ -45,16 +52,14 @@ def attention(
     if head_dim is None:
         head_dim, rest = divmod(d := fields.integer("hidden_size"), num_heads)
         if rest:
-            raise SpecError(
-                f"{fields.source}: head_dim is missing and hidden_size {d} "
-                f"is not a multiple of num_attention_heads {num_heads}."
+            raise fields.error(
+                f"head_dim is missing and hidden_size {d} is not a multiple of num_attention_heads {num_heads}."
             )
     if num_kv_heads is None:
         num_kv_heads = _num_kv_heads(fields, num_heads, prefix)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise SpecError(
-            f"{fields.source}: num_key_value_heads: got {num_kv_heads}, which does not divide "
-            f"num_attention_heads {num_heads}."
+        raise fields.error(
+            f"num_key_value_heads: got {num_kv_heads}, which does not divide num_attention_heads {num_heads}."
         )
     bias = fields.flag("attention_bias", fields.flag("bias"))
     has_qk_norm = fields.flag("use_qk_norm", fields.flag("qk_layernorm", family.qk_norm))
@@ -77,7 +82,7 @@ def attention(
         # Qwen3-Next and Qwen3.5 always gate, whether they say so or not.
         output_gate=fields.flag("attn_output_gate", fields.model_type.startswith(("qwen3_next", "qwen3_5"))),
         sinks=fields.flag(sinks, family.sinks),
-        rope=rope_of(fields, head_dim, window is not None) if use_rope and family.position_offset is None else None,
+        rope=_rope_of(fields, head_dim, window is not None) if use_rope and family.position_offset is None else None,
         softmax_scale=softmax_scale,
         logit_cap=fields.optional_number("attn_logit_softcapping"),
     )
@@ -109,8 +114,8 @@ def latent_attention(fields: Fields) -> LatentAttention:
         qk_rope_head_dim=rotary,
         v_head_dim=fields.integer("v_head_dim"),
         indexer=Indexer(*map(fields.integer, names)) if fields.has("index_topk") else None,
-        rope=rope_of(fields, rotary),
-        softmax_scale=latent_softmax_scale(fields, plain + rotary),
+        rope=_rope_of(fields, rotary),
+        softmax_scale=_latent_softmax_scale(fields, plain + rotary),
     )
 
 
@@ -207,7 +212,7 @@ def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
     experts, nested = num_experts(fields), _nested(fields, "ffn_config")
     top_k = fields.integer("num_experts_per_tok", nested.get("moe_top_k"))
     if top_k > experts:
-        raise SpecError(f"{fields.source}: num_experts_per_tok: got {top_k}, but there are {experts} experts.")
+        raise fields.error(f"num_experts_per_tok: got {top_k}, but there are {experts} experts.")
     width = fields.optional("moe_intermediate_size") or fields.integer(
         "intermediate_size", nested.get("ffn_hidden_size")
     )
@@ -271,3 +276,106 @@ def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
     if index % fields.integer("moe_layer_freq", 1):
         return False
     return (index + 1) % fields.integer("decoder_sparse_step", 1) == 0
+
+
+def _rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> Rope:
+    """The rotary positions of a layer whose heads have `head_dim` elements; `is_sliding`: of one with a window."""
+    block = _rope_block(fields, is_sliding)
+    theta, is_local = block.get("rope_theta"), is_sliding and fields.has("rope_local_base_freq")
+    if theta is None:
+        theta = fields.number("rope_local_base_freq" if is_local else "rope_theta", _THETA)
+    if is_local:  # Gemma 3 stretches the layers that see everything
+        block = {}
+    share = block.get("partial_rotary_factor") or fields.number("partial_rotary_factor", fields.number("rotary_pct", 1))
+    dim = fields.optional("rotary_dim") or int(head_dim * _rope_number(fields, "partial_rotary_factor", share))
+    return Rope(
+        theta=_rope_number(fields, "rope_theta", theta),
+        dim=None if dim == head_dim else dim,
+        scaling=_rope_scaling(fields, block),
+        is_interleaved=fields.flag("rope_interleave", fields.model_type in _INTERLEAVED),
+    )
+
+
+def _latent_softmax_scale(fields: Fields, width: int) -> float | None:
+    """What MLA multiplies scores by, where that is not 1 / sqrt(width): YaRN's factor enters it squared (DeepSeek's
+    modelling files); None where it does not."""
+    block = _rope_block(fields, is_sliding=False)
+    of_all = block.get("mscale_all_dim")
+    if not of_all or _rope_kind(block) is None:
+        return None
+    return _yarn_factor(_rope_number(fields, "factor", block.get("factor")), float(of_all)) ** 2 / math.sqrt(width)
+
+
+def _rope_block(fields: Fields, is_sliding: bool) -> Mapping[str, Any]:
+    """The block that says how frequencies scale, or that of the layer's kind where there is one for each."""
+    block = fields.get("rope_parameters")
+    if not isinstance(block, Mapping):
+        return {}
+    nested = block.get("sliding_attention" if is_sliding else "full_attention")
+    if isinstance(nested, Mapping):
+        return nested
+    return {} if any(isinstance(value, Mapping) for value in block.values()) else block
+
+
+def _rope_kind(block: Mapping[str, Any]) -> str | None:
+    kind = str(block.get("rope_type") or block.get("type") or "default")
+    return None if kind in _PLAIN_ROPES else _ROPE_SYNONYMS.get(kind, kind)
+
+
+def _rope_scaling(fields: Fields, block: Mapping[str, Any]) -> RopeScaling | None:
+    kind = _rope_kind(block)
+    if kind is None:
+        return None
+    trained = fields.optional("max_position_embeddings")
+    original = (
+        block.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings") or trained
+    )
+    factor = block.get("factor")
+    if factor is None and trained and original and kind in ("yarn", "longrope"):
+        factor = trained / original
+    if kind == "dynamic":  # its code counts from what the file states as the limit
+        original = trained
+    lengths = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    return RopeScaling(
+        kind=kind,
+        factor=None if factor is None else _rope_number(fields, "factor", factor),
+        original_positions=original,
+        **{name: _rope_number(fields, name, block.get(name) or default) for name, default in lengths.items()},
+        truncates=bool(block.get("truncate", True)),
+        amplitude=_amplitude(fields, kind, factor, original, block),
+        short_factors=_rope_factors(fields, block, "short_factor"),
+        long_factors=_rope_factors(fields, block, "long_factor"),
+    )
+
+
+def _amplitude(fields: Fields, kind: str, factor: Any, original: Any, block: Mapping[str, Any]) -> float:
+    """Stated, or by the rule of YaRN (Peng et al. 2023, 0.1 ln s + 1) or LongRoPE (sqrt(1 + ln s / ln L))."""
+    stated = block.get("attention_factor")
+    if stated is not None:
+        return _rope_number(fields, "attention_factor", stated)
+    if kind not in ("yarn", "longrope") or factor is None or not original:
+        return 1.0
+    stretch = _rope_number(fields, "factor", factor)
+    if kind == "longrope":
+        return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    one, of_all = block.get("mscale"), block.get("mscale_all_dim")
+    if one and of_all:
+        return _yarn_factor(stretch, float(one)) / _yarn_factor(stretch, float(of_all))
+    return _yarn_factor(stretch)
+
+
+def _yarn_factor(stretch: float, weight: float = 1.0) -> float:
+    return 1.0 if stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
+
+
+def _rope_factors(fields: Fields, block: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    values = block.get(name) or ()
+    if not isinstance(values, list | tuple):
+        raise fields.error(f"rope_scaling.{name}: got {values!r}; expected a list of numbers.")
+    return tuple(_rope_number(fields, name, value) for value in values)
+
+
+def _rope_number(fields: Fields, name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise fields.error(f"rope_scaling.{name}: got {value!r}; expected a positive number.")
+    return float(value)

@@ -174,15 +174,13 @@ def refuse_unless_decoder(fields: Fields) -> None:
     masked = any(str(a).endswith("ForMaskedLM") for a in fields.items("architectures"))
     is_known = any(kind.startswith(word) or outer.startswith(word) or "bert" in kind for word in _NO_DECODER)
     if is_pair:
-        raise SpecError(
-            f"{fields.source}: {kind} is an encoder-decoder model; only decoder-only text models are modelled."
-        )
+        raise fields.error(f"{kind} is an encoder-decoder model; only decoder-only text models are modelled.")
     if masked or is_known:
-        raise SpecError(f"{fields.source}: {kind} is not a decoder-only text model; only those are modelled.")
+        raise fields.error(f"{kind} is not a decoder-only text model; only those are modelled.")
     for architecture in map(str, fields.items("architectures")):
         refuse_unless_generative(architecture, is_class=True)
     if not fields.has("vocab_size"):
-        raise SpecError(
-            f"{fields.source}: vocab_size is missing, so this is not a text model's config.json "
-            f"(of a multimodal model, the text part stands under text_config)."
+        raise fields.error(
+            "vocab_size is missing, so this is not a text model's config.json "
+            "(of a multimodal model, the text part stands under text_config)."
         )

@@ -70,6 +70,10 @@ class Fields:
         is_nested = self.config is not config
         self.fallback = (class_defaults or {}).get(self.model_type, {}) if is_nested else {}
 
+    def error(self, sentence: str) -> SpecError:
+        """A mistake in the file, which it names."""
+        return SpecError(f"{self.source}: {sentence}")
+
     def get(self, name: str, default: Any = None) -> Any:
         """The value under any of the field's names; null counts as absent. The outer file answers for the text part."""
         for block in (self.config, self.outer, self.fallback):
@@ -88,12 +92,12 @@ class Fields:
         value = self.get(name, default)
         if value is None:
             names = " or ".join(_SYNONYMS.get(name, (name,))[:3])
-            raise SpecError(f"{self.source}: {names} is missing; without it the model's size is not known.")
+            raise self.error(f"{names} is missing; without it the model's size is not known.")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         largest = _MAX_LAYERS if name == "num_hidden_layers" else _LARGEST
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= largest:
-            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a whole number, {minimum} to {largest}.")
+            raise self.error(f"{name}: got {value!r}; expected a whole number, {minimum} to {largest}.")
         return value
 
     def optional(self, name: str) -> int | None:
@@ -104,21 +108,21 @@ class Fields:
         """A true/false field."""
         value = self.get(name, default)
         if not isinstance(value, bool | int):
-            raise SpecError(f"{self.source}: {name}: got {value!r}; expected true or false.")
+            raise self.error(f"{name}: got {value!r}; expected true or false.")
         return bool(value)
 
     def text(self, name: str, default: str) -> str:
         """A string field."""
         value = self.get(name, default)
         if not isinstance(value, str):
-            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a name.")
+            raise self.error(f"{name}: got {value!r}; expected a name.")
         return value
 
     def number(self, name: str, default: float) -> float:
         """A positive number."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _LARGEST:
-            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a positive number.")
+            raise self.error(f"{name}: got {value!r}; expected a positive number.")
         return value
 
     def optional_number(self, name: str) -> float | None:
@@ -129,7 +133,7 @@ class Fields:
         """A list; an absent one is empty."""
         value = self.get(name, [])
         if not isinstance(value, list | tuple):
-            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a list.")
+            raise self.error(f"{name}: got {value!r}; expected a list.")
         return list(value)
 
     def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
@@ -138,9 +142,9 @@ class Fields:
         if value is None or (isinstance(value, Sequence) and not isinstance(value, str) and not value):
             return None
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise SpecError(f"{self.source}: {name}: got {value!r}; expected a list with one entry per layer.")
+            raise self.error(f"{name}: got {value!r}; expected a list with one entry per layer.")
         if len(value) < num_layers:
-            raise SpecError(f"{self.source}: {name} has {len(value)} entries, but num_hidden_layers is {num_layers}.")
+            raise self.error(f"{name} has {len(value)} entries, but num_hidden_layers is {num_layers}.")
         return list(value[:num_layers])
 
 

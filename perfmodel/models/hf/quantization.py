@@ -11,7 +11,6 @@ from math import comb, inf
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import SpecError
 from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, QuantizationSpec
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import BITS_PER_WEIGHT
@@ -86,14 +85,13 @@ def quantization_from_config(fields: Fields, layers: Sequence[Layer]) -> Quantiz
     try:
         spec = _from_settings(fields, settings, layers)
     except (TypeError, ValueError, ArithmeticError, KeyError, AttributeError, re.error) as error:
-        raise SpecError(f"{fields.source}: quantization_config: cannot read it: {error}.") from None
+        raise fields.error(f"quantization_config: cannot read it: {error}.") from None
     for format in (spec.weights, spec.activations, spec.kv_cache):
         if format is not None and format not in BITS_PER_WEIGHT:
-            raise SpecError(f"{fields.source}: quantization_config: {format!r} is not a known number format.")
+            raise fields.error(f"quantization_config: {format!r} is not a known number format.")
     if spec.group_size < 0 or spec.group_rows < 1:
-        raise SpecError(
-            f"{fields.source}: quantization_config: got groups of {spec.group_rows} x {spec.group_size}; "
-            f"expected positive sizes."
+        raise fields.error(
+            f"quantization_config: got groups of {spec.group_rows} x {spec.group_size}; expected positive sizes."
         )
     return spec
 
@@ -113,8 +111,8 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
         bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
         kept -= {component for component, _ in bits}
     else:
-        raise SpecError(
-            f"{fields.source}: quantization_config.quant_method: got {method!r}; "
+        raise fields.error(
+            f"quantization_config.quant_method: got {method!r}; "
             f"expected {', '.join([*(r for r in _READERS if r != 'gguf'), 'compressed-tensors'])}."
         )
     return QuantizationSpec(method, *formats, _kv_cache(settings), kept, bits=bits)
@@ -176,7 +174,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = MappingProxyTy
 def _of_first_group(fields: Fields, group: Any) -> _Formats:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping) or "num_bits" not in weights:
-        raise SpecError(f"{fields.source}: quantization_config.config_groups: the first group has no weights.num_bits.")
+        raise fields.error("quantization_config.config_groups: the first group has no weights.num_bits.")
     rows, size = 1, int(weights.get("group_size") or 0)
     if weights.get("strategy") == "block":
         rows, size = _block_of(weights.get("block_structure")) or (rows, size)

@@ -9,7 +9,7 @@ for Llama-like models without an importance matrix.
 
 import re
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -248,10 +248,9 @@ def config_from_gguf(header: GgufHeader, path: Path) -> dict[str, Any]:
     if "token_embd.weight" in tensors:
         config["vocab_size"] = tensors["token_embd.weight"][0][-1]
         config["tie_word_embeddings"] = "output.weight" not in tensors
-    if any(name.endswith("attn_q_norm.weight") for name in tensors):
-        config["use_qk_norm"] = True
-    if any(name.endswith("attn_output.bias") for name in tensors):
-        config["attention_bias"] = True
+    for field_name, ending in (("use_qk_norm", "attn_q_norm.weight"), ("attention_bias", "attn_output.bias")):
+        if any(name.endswith(ending) for name in tensors):
+            config[field_name] = True
     return config | _number_format(tensors)
 
 
@@ -271,22 +270,20 @@ def _number_format(tensors: _Tensors) -> dict[str, Any]:
 
 def _stored_bits(tensors: _Tensors) -> dict[str, float]:
     """Mean bits of a stored weight of each component that has some in blocks; of those it is all that is stored."""
-    totals: dict[str, list[float]] = {}
-    in_blocks = set()
+    elements, bits, in_blocks = defaultdict[str, float](float), defaultdict[str, float](float), set[str]()
     for name, (shape, kind) in tensors.items():
         component = next((component for component, pattern in _COMPONENTS.items() if pattern.match(name)), None)
         if component is None:
             continue
         form, per_block, size = GGML_BLOCKS.get(kind, _UNKNOWN)
-        total = totals.setdefault(component, [0.0, 0.0])
-        total[0] += prod(shape)
-        total[1] += 8 * prod(shape) * size / per_block
+        elements[component] += prod(shape)
+        bits[component] += 8 * prod(shape) * size / per_block
         if form not in _PLAIN:
             in_blocks.add(component)
-    if "output.weight" not in tensors and "embedding" in in_blocks:  # one table of words for both
-        totals["lm_head"] = totals["embedding"]
-        in_blocks.add("lm_head")
-    return {name: totals[name][1] / totals[name][0] for name in totals if name in in_blocks}
+    means = {name: bits[name] / elements[name] for name in elements if name in in_blocks}
+    if "output.weight" not in tensors and "embedding" in means:  # one table of words for both
+        means["lm_head"] = means["embedding"]
+    return means
 
 
 # (layer, number of layers) -> whether the wider format is taken there
@@ -371,13 +368,12 @@ def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tu
     Mixers and blocks of other kinds are in the main format.
     """
     mix, layers = GGUF_MIXES[name], list(model.iter_layers())
-    totals: dict[str, list[float]] = {}
+    sizes, stored_bits = defaultdict[str, float](float), defaultdict[str, float](float)
     for i, layer in enumerate(layers):
         for component, tensor, size in _tensors(layer, model.hidden_size):
-            total = totals.setdefault(component, [0.0, 0.0])
-            total[0] += size
-            total[1] += size * bits[_format_of(mix, tensor, i, len(layers))]
-    means = {component: total / size for component, (size, total) in totals.items()}
+            sizes[component] += size
+            stored_bits[component] += size * bits[_format_of(mix, tensor, i, len(layers))]
+    means = {component: stored_bits[component] / size for component, size in sizes.items()}
     means |= {component: bits[form] for component, form in table_formats(model, name).items()}
     return tuple(sorted(means.items()))
 

@@ -20,7 +20,7 @@ from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.engine.devices import engine_notes
 from perfmodel.specs.engine.formats import serving_notes
-from perfmodel.specs.networks import NetworkSpec
+from perfmodel.specs.hardware import NetworkSpec
 from perfmodel.specs.scenario import Scenario, price_notes
 from perfmodel.trust import Trust, trust_of
 

@@ -22,7 +22,7 @@ from perfmodel.specs.commands.manifests import is_manifest, read_manifest
 from perfmodel.specs.commands.server import Reading, complete, read_server
 from perfmodel.specs.commands.shell import ShellScript, read_shell
 from perfmodel.specs.devices import find_device
-from perfmodel.specs.engine.description import load_engine_description
+from perfmodel.specs.engine.description import describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.shorthand import name_of
 
@@ -91,7 +91,7 @@ def _read_server(command: FoundCommand, script: ShellScript, asking: Asking) -> 
     complete(reading, description.name, description.engine)
     _place(reading, command, asking.hardware)
     if command.version is not None:
-        chosen = load_engine_description(description.engine).choose(command.version)
+        chosen = describe_engine(description.engine, command.version).version
         if chosen.age == "described":
             reading.put("engine.version", command.version, f"the image {command.image}")
         else:

@@ -393,10 +393,6 @@ class EngineDescription(Spec):
                 facts = _overlaid(facts, changes)
         return facts
 
-    def choose(self, version: str | None) -> ChosenVersion:
-        """Described version for `version` (None: the newest). Raises SpecError for no version."""
-        return choose_version(version, self.versions)
-
 
 @dataclass(frozen=True, slots=True)
 class DescribedEngine:
@@ -421,7 +417,7 @@ def load_engine_description(name_or_path: str | Path) -> EngineDescription:
 def describe_engine(name_or_path: str, version: str | None = None) -> DescribedEngine:
     """Engine, described version and facts for `version`. Raises SpecError for unknown, malformed or no version."""
     description = load_engine_description(name_or_path)
-    chosen = description.choose(version)
+    chosen = choose_version(version, description.versions)
     return DescribedEngine(description, chosen, description.at(chosen.described))
 
 

@@ -72,8 +72,7 @@ def resolve_engine(engine: Any, positions: Positions, folder: pathlib.Path, plac
             if isinstance(form, str) and form != "auto":
                 kv_format(form)
     except SpecError as error:
-        where = (*place, *field)
-        raise SpecError(f"{positions.where(where)}: {'.'.join(map(str, where))}: {error}") from None
+        raise positions.error((*place, *field), error) from None
 
 
 def _user_calibration(name: str, folder: pathlib.Path) -> pathlib.Path | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
 from perfmodel.files.units import Bytes, Milliseconds, NonNegativeInt, PositiveInt
@@ -12,7 +12,7 @@ from perfmodel.models.number_formats import GROUPED_FORMATS
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.description import Backend, BatchingRules, DescribedEngine, describe_engine
 from perfmodel.specs.engine.speculation import SpeculativeConfig
-from perfmodel.specs.networks import GivenLink
+from perfmodel.specs.hardware import GivenLink
 
 
 class KvEviction(Spec):
@@ -170,12 +170,6 @@ class EngineSpec(VariantSpec):
     inference_mode: bool = True  # no gradients: activations are dropped at once; costs memory, not time, without
     speculative_config: SpeculativeConfig | None = None
 
-    @model_validator(mode="after")
-    def _arguments_fit_together(self) -> "EngineSpec":
-        for sentence in _conflicts(self):
-            raise ValueError(sentence)
-        return self
-
     @property
     def plans_ahead(self) -> bool:
         """Whether the next step is planned during one; with drafts, if the engine does so for the method."""
@@ -245,80 +239,79 @@ class EngineSpec(VariantSpec):
     def num_devices(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
 
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        both_given = {"max_num_batched_tokens", "max_num_seqs"} <= self.model_fields_set
+        # vLLM refuses this too: a running batch must fit the budget with one token each.
+        if both_given and self.batching == "continuous" and self.max_num_batched_tokens < self.max_num_seqs:
+            yield (
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}; "
+                f"raise the first or lower the second"
+            )
+        if self.quantization_group_size is not None and self.quantization is None:
+            yield (
+                f"got quantization_group_size={self.quantization_group_size} without quantization; name the format "
+                f"whose weights share scales, as in w4a16"
+            )
+        if self.flash_attn_version is not None and self.attention != "flash":
+            yield (
+                f"got flash_attn_version={self.flash_attn_version} with attention={self.attention}; set that to "
+                f"flash, or leave the version out"
+            )
+        if self.speculative_config is not None and self.pipeline_parallel_size > 1:
+            yield (
+                f"got speculative_config with pipeline_parallel_size={self.pipeline_parallel_size}; drafts are "
+                f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
+            )
+        if (self.n_gpu_layers is None) != (self.cpu is None):
+            given, missing = ("n_gpu_layers", "cpu") if self.cpu is None else ("cpu", "n_gpu_layers")
+            yield (
+                f"got {given}={getattr(self, given)} without {missing}; layers that are not on the device are "
+                f"computed by the host's CPU: give both, or leave both out"
+            )
+        copies = self.eplb_config.num_redundant_experts
+        if self.enable_eplb and not self.enable_expert_parallel:
+            yield "got enable_eplb without enable_expert_parallel; experts are whole only with the latter"
+        if copies and not self.enable_eplb:
+            yield f"got num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
+        yield from self._conflicts_of_kv()
 
-def _conflicts(engine: "EngineSpec") -> Iterator[str]:
-    both_given = {"max_num_batched_tokens", "max_num_seqs"} <= engine.model_fields_set
-    # vLLM refuses this too: a running batch must fit the budget with one token each.
-    if both_given and engine.batching == "continuous" and engine.max_num_batched_tokens < engine.max_num_seqs:
-        yield (
-            f"max_num_batched_tokens={engine.max_num_batched_tokens} is below max_num_seqs={engine.max_num_seqs}; "
-            f"raise the first or lower the second"
-        )
-    if engine.quantization_group_size is not None and engine.quantization is None:
-        yield (
-            f"got quantization_group_size={engine.quantization_group_size} without quantization; name the format "
-            f"whose weights share scales, as in w4a16"
-        )
-    if engine.flash_attn_version is not None and engine.attention != "flash":
-        yield (
-            f"got flash_attn_version={engine.flash_attn_version} with attention={engine.attention}; set that to "
-            f"flash, or leave the version out"
-        )
-    if engine.speculative_config is not None and engine.pipeline_parallel_size > 1:
-        yield (
-            f"got speculative_config with pipeline_parallel_size={engine.pipeline_parallel_size}; drafts are "
-            f"verified by one stage at a time and would leave the others idle, which is not modelled: set it to 1"
-        )
-    if (engine.n_gpu_layers is None) != (engine.cpu is None):
-        given, missing = ("n_gpu_layers", "cpu") if engine.cpu is None else ("cpu", "n_gpu_layers")
-        yield (
-            f"got {given}={getattr(engine, given)} without {missing}; layers that are not on the device are "
-            f"computed by the host's CPU: give both, or leave both out"
-        )
-    copies = engine.eplb_config.num_redundant_experts
-    if engine.enable_eplb and not engine.enable_expert_parallel:
-        yield "got enable_eplb without enable_expert_parallel; experts are whole only with the latter"
-    if copies and not engine.enable_eplb:
-        yield f"got num_redundant_experts={copies} without enable_eplb; set that, or leave it out"
-    yield from _conflicts_of_kv(engine)
-
-
-def _conflicts_of_kv(engine: "EngineSpec") -> Iterator[str]:
-    names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")
-    used = [name for name in names if getattr(engine, name)]
-    if engine.kv_cache == "off" and used:
-        yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
-    if engine.kv_cache == "contiguous" and engine.kv_offload:
-        yield (
-            "got kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, so "
-            "that nothing would ever be moved; use kv_cache=paged"
-        )
-    if engine.speculative_config is not None and engine.kv_cache == "off":
-        yield (
-            "got speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
-            "ones with them; keep the KV cache"
-        )
-    if engine.speculative_config is not None and engine.kv_eviction is not None:
-        yield (
-            "got speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
-            "counted in their scores by then, which cannot be taken back: leave one of them out"
-        )
-    residual = engine.kv_cache_residual_tokens
-    if engine.kv_tiers and (engine.kv_cache_dtype != "auto" or residual):
-        other = "kv_cache_residual_tokens" if residual else "kv_cache_dtype"
-        yield f"got kv_tiers beside {other}, which set the same thing; leave {other} out"
-    if engine.kv_tiers and (oldest := engine.kv_tiers[-1].tokens) is not None:
-        yield f"kv_tiers: got tokens={oldest} in the last tier, which takes all older tokens; leave it out"
-    if any(tier.tokens is None for tier in engine.kv_tiers[:-1]):
-        yield "kv_tiers: got a tier without tokens before the last; only the last takes all older tokens"
-    if not engine.kv_tiers and residual and engine.kv_cache_dtype == "auto":
-        yield (
-            f"got kv_cache_residual_tokens={residual} with kv_cache_dtype=auto, where all tokens are in the model's "
-            f"dtype; name the format of the older ones, as in int4"
-        )
-    formats = [tier.dtype for tier in engine.kv_tiers] or [engine.kv_cache_dtype]
-    if engine.kv_cache_group_size is not None and not any(name in GROUPED_FORMATS for name in formats):
-        yield (
-            f"got kv_cache_group_size={engine.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
-            f"scales in groups; leave it out, or use one of {', '.join(GROUPED_FORMATS)}"
-        )
+    def _conflicts_of_kv(self) -> Iterator[str]:
+        names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")
+        used = [name for name in names if getattr(self, name)]
+        if self.kv_cache == "off" and used:
+            yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
+        if self.kv_cache == "contiguous" and self.kv_offload:
+            yield (
+                "got kv_offload with kv_cache=contiguous, whose requests keep their reservation until they are done, "
+                "so that nothing would ever be moved; use kv_cache=paged"
+            )
+        if self.speculative_config is not None and self.kv_cache == "off":
+            yield (
+                "got speculative_config with kv_cache=off, where every step computes all tokens of a sequence, drafted "
+                "ones with them; keep the KV cache"
+            )
+        if self.speculative_config is not None and self.kv_eviction is not None:
+            yield (
+                "got speculative_config with kv_eviction; a drafted token that turns out wrong has evicted others and "
+                "counted in their scores by then, which cannot be taken back: leave one of them out"
+            )
+        residual = self.kv_cache_residual_tokens
+        if self.kv_tiers and (self.kv_cache_dtype != "auto" or residual):
+            other = "kv_cache_residual_tokens" if residual else "kv_cache_dtype"
+            yield f"got kv_tiers beside {other}, which set the same thing; leave {other} out"
+        if self.kv_tiers and (oldest := self.kv_tiers[-1].tokens) is not None:
+            yield f"kv_tiers: got tokens={oldest} in the last tier, which takes all older tokens; leave it out"
+        if any(tier.tokens is None for tier in self.kv_tiers[:-1]):
+            yield "kv_tiers: got a tier without tokens before the last; only the last takes all older tokens"
+        if not self.kv_tiers and residual and self.kv_cache_dtype == "auto":
+            yield (
+                f"got kv_cache_residual_tokens={residual} with kv_cache_dtype=auto, where all tokens are in the "
+                f"model's dtype; name the format of the older ones, as in int4"
+            )
+        formats = [tier.dtype for tier in self.kv_tiers] or [self.kv_cache_dtype]
+        if self.kv_cache_group_size is not None and not any(name in GROUPED_FORMATS for name in formats):
+            yield (
+                f"got kv_cache_group_size={self.kv_cache_group_size} with kv_cache_dtype={formats[-1]}, which has no "
+                f"scales in groups; leave it out, or use one of {', '.join(GROUPED_FORMATS)}"
+            )

@@ -11,10 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Resolved, Spec, UsedBy, VariantSpec
+from perfmodel.files.base import CheckedSpec, Resolved, Spec, UsedBy, VariantSpec
 from perfmodel.files.sandbox import LARGEST_JSON_BYTES, read_limited
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.models.spec import ModelSpec
@@ -33,7 +33,7 @@ _NEEDED = {
 }
 
 
-class MeasuredAcceptance(Spec):
+class MeasuredAcceptance(CheckedSpec):
     """What an executed run writes and `acceptance.measured` reads: a JSON file.
 
     examined: for each depth, how often a token drafted there came to be judged: all before it were right
@@ -49,24 +49,22 @@ class MeasuredAcceptance(Spec):
     by_rank: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     offered: NonNegativeInt | None = None
 
-    @model_validator(mode="after")
-    def _counts_fit_together(self) -> "MeasuredAcceptance":
+    def _conflicts(self) -> Iterator[str]:
         examined, accepted = self.examined, self.accepted
         if len(examined) != len(accepted):
-            raise ValueError(f"got {len(examined)} depths in examined and {len(accepted)} in accepted; give both")
+            yield f"got {len(examined)} depths in examined and {len(accepted)} in accepted; give both"
         for depth, (count, of) in enumerate(zip(accepted, examined, strict=True), 1):
             if count > of:
-                raise ValueError(f"depth {depth}: got {count} accepted of {of} examined; at most all are")
+                yield f"depth {depth}: got {count} accepted of {of} examined; at most all are"
         if not examined[0]:
-            raise ValueError("no token is examined at depth 1; record a run that drafts tokens")
+            yield "no token is examined at depth 1; record a run that drafts tokens"
         if self.offered is not None and not accepted[0] <= self.offered <= examined[0]:
-            raise ValueError(
+            yield (
                 f"got {self.offered} offered; expected from what was accepted at depth 1 ({accepted[0]}) to what "
                 f"was examined there ({examined[0]})"
             )
         if self.by_rank is not None and tuple(map(sum, self.by_rank)) != accepted:
-            raise ValueError("got by_rank that does not sum to accepted at each depth; leave it out, or correct it")
-        return self
+            yield "got by_rank that does not sum to accepted at each depth; leave it out, or correct it"
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -107,18 +105,17 @@ class Acceptance(VariantSpec):
     measured: str | None = None  # path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
     offered: Probability = 1.0
 
-    @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> "Acceptance":
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         (ways,) = self.alternatives
         if all(getattr(self, name) is None for name in ways):
-            raise ValueError(f"got nothing; give one of {', '.join(ways)}")
+            yield f"got nothing; give one of {', '.join(ways)}"
         for depth, ranks in enumerate(self.per_rank or (), 1):
             if not ranks or sum(ranks) > 1 + 1e-9:
-                raise ValueError(
+                yield (
                     f"per_rank, depth {depth}: got {len(ranks)} candidates that sum to {sum(ranks):g}; only one of "
                     f"them can be right, so give at least one and a sum of at most 1"
                 )
-        return self
 
     def rates(self, depth: int, widths: tuple[int, ...] | None = None) -> tuple[float, ...]:
         """Per position to `depth`: probability that a candidate is right given all before. Raises SpecError for an
@@ -208,13 +205,8 @@ class SpeculativeConfig(VariantSpec):
         """vLLM's `eagle3` and multi-token predictors (`mtp`, `deepseek_mtp` ...) cost as EAGLE does."""
         return "eagle" if method == "eagle3" or str(method).endswith("mtp") else method
 
-    @model_validator(mode="after")
-    def _fields_fit_together(self) -> "SpeculativeConfig":
-        for sentence in self._conflicts():
-            raise ValueError(sentence)
-        return self
-
     def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         needed = _NEEDED.get(self.method)
         if needed is not None and not getattr(self, needed):
             example = ", as in w4a16" if needed == "quantization" else ""

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
+from perfmodel.specs import detect as machines
 from perfmodel.specs import load_hardware
-from perfmodel.specs.detect import machine as machines
-from perfmodel.specs.detect.machine import (
+from perfmodel.specs.detect import (
     COMMANDS,
     Graphics,
     Machine,
@@ -17,10 +17,12 @@ from perfmodel.specs.detect.machine import (
     copy_bandwidth,
     from_cpuinfo,
     from_system_profiler,
+    graphics_file,
+    processor_file,
     read_graphics,
+    summary,
     this_machine,
 )
-from perfmodel.specs.detect.starting_file import graphics_file, processor_file, summary
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -185,7 +187,7 @@ def test_the_file_of_a_known_processor_has_the_memory_that_is_there(tmp_path):
 
 def test_copies_are_counted_both_ways():
     """At least what a memory of the slowest single board does, at most a few caches' worth."""
-    assert 1e8 < copy_bandwidth(0.05, num_threads=1) < 1e13
+    assert 1e8 < copy_bandwidth(0.05) < 1e13
 
 
 def test_only_tools_that_are_there_are_run(monkeypatch):

@@ -1,4 +1,5 @@
-"""This machine: processor from the operating system, GPUs from vendor tools, memory bandwidth from a copy test.
+"""This machine: processor from the operating system, GPUs from vendor tools, memory bandwidth from a copy test; and
+drafts of hardware files from these and the known devices of the same names.
 
 Only installed tools are run, and their failure is no error.
 """
@@ -12,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,36 +21,38 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cores import num_cores
+from perfmodel.errors import SpecError
+from perfmodel.files.device_tables import plain_name
+from perfmodel.files.units import shortest_amount
+from perfmodel.specs.hardware import Declared, HardwareSpec, MemoryLevel
+from perfmodel.specs.hardware_template import hardware_template
+from perfmodel.specs.scenario_file import load_hardware
 
 _BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
 
 
-def copy_bandwidth(seconds: float = 2.0, num_threads: int | None = None) -> float:
-    """Bytes per second read and written by large array copies over `seconds`.
+def copy_bandwidth(seconds: float = 2.0) -> float:
+    """Bytes per second that all cores read and write in copies of large arrays over `seconds`; numpy copies without the
+    GIL."""
+    count = num_cores()
+    started = threading.Barrier(count + 1)
 
-    num_threads: default: available cores; numpy copies without the GIL
-    """
-    count = num_threads or num_cores()
-    moved, started = [0] * count, threading.Barrier(count + 1)
-
-    def copies(index: int) -> None:
+    def moved_bytes() -> int:
         source = np.ones(_BYTES // 2 // count // 8)
         target = np.empty_like(source)
         np.copyto(target, source)  # pages are there from now on
         started.wait()
-        until = time.perf_counter() + seconds
+        until, num_copies = time.perf_counter() + seconds, 0
         while time.perf_counter() < until:
             np.copyto(target, source)
-            moved[index] += 2 * source.nbytes
+            num_copies += 1
+        return 2 * source.nbytes * num_copies
 
-    threads = [threading.Thread(target=copies, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    started.wait()
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return sum(moved) / (time.perf_counter() - begun)
+    with ThreadPoolExecutor(count) as pool:
+        copies = [pool.submit(moved_bytes) for _ in range(count)]
+        started.wait()
+        begun = time.perf_counter()
+        return sum(copy.result() for copy in copies) / (time.perf_counter() - begun)
 
 
 _NVIDIA = "name,memory.total,clocks.max.sm,power.limit,pcie.link.gen.max,pcie.link.width.max"
@@ -246,3 +250,97 @@ def _printed(command: tuple[str, ...]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+# Multiplications and additions in fp32 that a core starts in one clock, by the widest instructions it has: two of 512,
+# 256 or 128 bits. Several processors of each kind have one instead of two.
+_OPERATIONS = {"avx512": 64, "avx2": 32, "avx": 16, "sve": 32, "neon": 16, "rvv": 16, "sse4": 8}
+_ANY_CLOCK_HZ = 3e9
+_ANY_MEMORY_BYTES = 16e9
+
+
+def summary(machine: Machine) -> str:
+    """Detected devices with their catalogue names, as comments."""
+    processor = machine.processor
+    lines = [
+        f"# Found: {processor.name or 'a processor without a name'}, {processor.num_cores} cores"
+        f"{_called(processor.name)}",
+        *(f"# Found: {graphic.name} (by {graphic.tool}){_called(graphic.name)}" for graphic in machine.graphics),
+        f"# All cores together copy {shortest_amount(round(machine.copied_bytes_per_s, -8), 'B/s')}, read and written.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def graphics_file(graphics: Graphics) -> str:
+    """File of a GPU: the known device with the tool's figures. Raises SpecError for an unknown GPU."""
+    known, name = _known(graphics.name), _file_name(graphics.name)
+    if known is None:
+        raise SpecError(
+            f"hardware detect: no device is known as {graphics.name!r}; start from one like it: perfmodel hardware new "
+            f"{name} --like rtx-4090."
+        )
+    main = known.declared.memory[0]
+    visible = graphics.memory_bytes if graphics.memory_bytes and not main.unified else main.visible_bytes
+    return _file(name, known, {"visible_bytes": visible}, {"tdp_w": graphics.power_w or known.declared.tdp_w})
+
+
+def processor_file(machine: Machine) -> str:
+    """File of the processor: the known one, or derived from cores, flags and the copy test."""
+    processor = machine.processor
+    known = _known(processor.name) or _unknown_processor(machine)
+    capacity = round(processor.memory_bytes or known.memory_bytes, -8)
+    return _file(_file_name(processor.name), known, {"capacity_bytes": capacity}, {})
+
+
+def _file(
+    name: str, known: HardwareSpec, of_memory: Mapping[str, float | None], declared: Mapping[str, float | None]
+) -> str:
+    """File `name` of the device `known` with other figures of its outermost memory, and others that it declares."""
+    main, *others = known.declared.memory
+    memory = (main.model_copy(update=of_memory), *others)
+    update = {"declared": known.declared.model_copy(update={**declared, "memory": memory})}
+    return hardware_template(name, known.model_copy(update=update), is_here=True)
+
+
+def _unknown_processor(machine: Machine) -> HardwareSpec:
+    processor = machine.processor
+    clock = round(processor.clock_hz or _ANY_CLOCK_HZ, -7)
+    operations = next((count for name, count in _OPERATIONS.items() if name in processor.instructions), 8)
+    memory = MemoryLevel(
+        level="hbm",
+        capacity_bytes=processor.memory_bytes or _ANY_MEMORY_BYTES,
+        bandwidth_bytes_per_s=round(machine.copied_bytes_per_s, -8),
+    )
+    return HardwareSpec(
+        name=_file_name(processor.name),
+        kind="cpu",
+        declared=Declared(
+            source="this machine",
+            compute_units=processor.num_cores,
+            performance_cores=processor.num_performance_cores,
+            instructions=processor.instructions,
+            clock_hz=clock,
+            peak_flops_per_s={"fp32": processor.num_cores * clock * operations},
+            memory=(memory,),
+            max_devices=processor.num_sockets,
+            unconfirmed=("clock_hz", "memory.hbm.bandwidth_bytes_per_s", "peak_flops_per_s.fp32"),
+        ),
+    )
+
+
+def _known(name: str) -> HardwareSpec | None:
+    if not name:
+        return None
+    try:
+        return load_hardware(plain_name(name))
+    except SpecError:
+        return None
+
+
+def _called(name: str) -> str:
+    known = _known(name)
+    return f": known as {known.name}" if known is not None else ": not known by name"
+
+
+def _file_name(name: str) -> str:
+    return f"my-{re.sub(r'[^a-z0-9.+-]+', '-', plain_name(name)).strip('-') or 'processor'}"[:60]

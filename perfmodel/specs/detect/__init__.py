@@ -1,1 +1,0 @@
-"""Detection of this machine's processor, memory bandwidth and GPUs."""
