@@ -144,8 +144,8 @@ def _with_residuals(fold: _Fold, model: LinearErrors[EngineProfile]) -> EnginePr
 
 def _local(path: Path, group: str, progress: Progress | None) -> ValidationReport:
     rows, unread = read_local_rows(path)
-    result = held_out(rows, path.parent, group)
-    rates = {setting.row: rate for setting, rate in zip(result.settings, result.predicted.tolist(), strict=True)}
+    settings, predicted = held_out(rows, path.parent, group)
+    rates = {setting.row: rate for setting, rate in zip(settings, predicted.tolist(), strict=True)}
     pairs = [pair for pair in predict_rows(rows, path.parent, progress) if pair.row.setup in rates]
     held = [replace(pair, metrics={pair.row.setup.metric: rates[pair.row.setup]}) for pair in pairs]
     return report_pooled("local", held, unread)

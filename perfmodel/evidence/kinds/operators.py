@@ -15,7 +15,7 @@ from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
-from perfmodel.evidence.fit.kernels import predict
+from perfmodel.evidence.fit.kernels import predict, timed
 from perfmodel.evidence.fit.systems import MODULES
 from perfmodel.evidence.observation import Progress
 from perfmodel.evidence.report import (
@@ -37,12 +37,13 @@ _ANY_ENGINE = "vllm"  # whose calibration holds the libraries that all engines c
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One kernel's rows in `<system>/<op>` and their predictions. ends: 80 % interval as factors; is_own: the fit is
-    this kernel's, not a related one's"""
+    """One kernel's rows in `<system>/<op>` and their predictions. roofline: what the declared peaks alone give; ends:
+    80 % interval as factors; is_own: the fit is this kernel's, not a related one's"""
 
     table: str
     group: Group
     predicted: NDArray[np.float64]
+    roofline: NDArray[np.float64]
     ends: tuple[float, float]
     fit: Any
     is_own: bool
@@ -152,7 +153,8 @@ def _predicted(file: Path) -> tuple[int, list[_Kernel], list[str]]:
                 low, high = np.exp(tails).tolist()
                 is_own = group.key in calibration.families and not calibration.is_passed_on
                 name, seconds = f"{file.parent.name}/{op_of(file)}", predict(group, fit, device)
-                kernels.append(_Kernel(name, group, seconds, (low, high), fit, is_own, device, calibration))
+                roofline = _roofline(group, fit, device)
+                kernels.append(_Kernel(name, group, seconds, roofline, (low, high), fit, is_own, device, calibration))
     except PerfmodelError as error:
         return len(table), [], [str(error)]
     known = sum(len(group.rows) for group in groups)
@@ -174,6 +176,18 @@ def _fit_for(group: Group, calibration: Calibration) -> Any:
     return calibration.families[max(related, key=in_common)] if related else None
 
 
+def _roofline(group: Group, fit: Any, device: DeviceFacts) -> NDArray[np.float64]:
+    """Seconds of each row at the declared peaks: the longer of compute and memory, or the wire; nan for modules that
+    were measured as a whole."""
+    fractions = {name: 1.0 for name in type(fit).model_fields if name.endswith("_fraction")}
+    parts = timed(group.sizes, fit.model_copy(update=fractions), device)
+    if hasattr(parts, "wire"):
+        return np.asarray(parts.wire, dtype=float)
+    if hasattr(parts, "compute"):
+        return np.maximum(np.ravel(parts.compute), np.ravel(parts.memory))
+    return np.full(len(group.seconds), np.nan)
+
+
 def _rows(kernels: Sequence[_Kernel]) -> Rows:
     sizes = [len(kernel.predicted) for kernel in kernels]
     low, high = (np.repeat([kernel.ends[end] for kernel in kernels], sizes) for end in (0, 1))
@@ -182,4 +196,5 @@ def _rows(kernels: Sequence[_Kernel]) -> Rows:
         np.concatenate([kernel.group.seconds for kernel in kernels]),
         [f"{kernel.table} {kernel.name} row {row}" for kernel in kernels for row in kernel.group.rows.tolist()],
         (low, high),
+        np.concatenate([kernel.roofline for kernel in kernels]),
     )
