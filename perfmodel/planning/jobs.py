@@ -32,7 +32,8 @@ slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a reque
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from math import inf, prod
 
 import numpy as np
@@ -44,12 +45,12 @@ from perfmodel.planning.choice import compared_prices, origin_notes
 from perfmodel.planning.finalist import Job, Preliminary, pick
 from perfmodel.planning.points import Point, Record, device_shares
 from perfmodel.planning.result import JobPlan
+from perfmodel.planning.runs import Runs
 from perfmodel.planning.screen import budget_of, engines_of
 from perfmodel.planning.service import Demand, demand_of, mean_context
-from perfmodel.planning.space import Base, Candidate, enumerate_space
+from perfmodel.planning.space import Candidate, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.surfaces import NUM_DRAWS, EngineSurfaces, Surfaces
-from perfmodel.planning.sweep import Forecast, StoredSweep
 from perfmodel.planning.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
@@ -57,6 +58,7 @@ from perfmodel.specs.scenario import Scenario
 
 Floats = NDArray[np.float64]
 Stages = Callable[[str], AbstractContextManager[Progress | None]]
+OnPreliminary = Callable[[Preliminary], None]
 
 METRICS = (
     "duration",
@@ -97,43 +99,31 @@ _OTHER_REPLICAS = "other replicas"  # a task of the forecast
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 
 
-def plan_job(
-    base: Base,
-    scenario: Scenario,
-    spec: PlanSpec,
-    sweep: StoredSweep,
-    stages: Stages,
-    on_preliminary: Callable[[Preliminary], None] | None = None,
-) -> JobPlan:
-    """Plan the job of `scenario` (`base`: its file and overrides) by `spec`.
-
-    sweep:  runs the simulations
-    stages: stage name -> progress display
-    on_preliminary: called with the closed-form result before simulating
-
-    Raises SpecError for traffic that does not arrive all at once.
-    """
+def plan_job(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> JobPlan:
+    """Plan the job of the scenario of `run`. stages: stage name -> progress display; on_preliminary: called with the
+    closed-form result before simulating. Raises SpecError for traffic that does not arrive all at once."""
+    scenario, spec = run.scenario, run.spec
     if not scenario.traffic.is_offline:
         raise SpecError(
             f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
             f"{scenario.traffic.arrivals.process} are not; give traffic.arrivals={{process: burst}}."
         )
     with stages("screening"):
-        space = enumerate_space(base, spec)
+        space = enumerate_space(run.base, spec)
         unified = [candidate for candidate in space.candidates if candidate.ratio is None]
         screen = JobScreen(unified, scenario, spec)
         jobs = screen.jobs()
-    chosen = _finalists(jobs, spec)
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
-    if on_preliminary is not None:
-        on_preliminary(Preliminary(spec, len(unified), chosen, None, scenario.traffic.num_requests or 0))
-    plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+    plan = JobPlan(run.base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+    chosen = _finalists(jobs, plan)
+    on_preliminary(Preliminary(spec, len(unified), chosen, None, plan.num_requests))
     with stages("simulating the job's requests") as progress:
-        run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
+        run = run.counted(progress)
         # Jobs near the deadline in closed form are also tried with other replica counts.
-        moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
-        run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
-        settled = screen.under_draws(_settled(run, screen, chosen, spec))
+        moved = [job for job in chosen if _next({job.replicas: job}, screen, plan) is not None]
+        lengths = [sum(run_lengths(job, scenario)) for job in moved]
+        run.sweep.forecast.expect(_OTHER_REPLICAS, spec.seeds * sum(lengths))
+        settled = screen.under_draws(_settled(run, screen, chosen, plan))
         sized = _sized(plan, run, screen, settled)
     late_reason = "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), late_reason: len(unified) - len(in_time)})
@@ -286,14 +276,14 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
     if short.problem or long.problem:
         return short if short.problem else long
 
-    def product(record: Record, names: tuple[str, ...]) -> float | None:
+    def multiplied(record: Record, names: tuple[str, ...]) -> float | None:
         values = [value for name in names if (value := record.values.get(name)) is not None]
         return prod(values) if len(values) == len(names) else None
 
     further = (num_requests - lengths[1]) / (lengths[1] - lengths[0])
     values = dict(long.values)
     for name, factors in _FACTORS.items():
-        one, other = (product(record, (name, *factors)) for record in (short, long))
+        one, other = (multiplied(record, (name, *factors)) for record in (short, long))
         if one is None or other is None:
             continue
         value = other + further * max(other - one, 0.0)
@@ -301,59 +291,40 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
             value /= values[factor] or 1.0
         values[name] = value
     if long.values.get(_DRAIN) is not None:
-        values[_DRAIN] = (product(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
+        values[_DRAIN] = (multiplied(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
     return replace(long, values=values, intervals={})
 
 
-@dataclass(frozen=True)
-class _Runs:
-    base: Base
-    scenario: Scenario
-    spec: PlanSpec
-    sweep: StoredSweep
+def _simulated(run: Runs, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs simulated under each seed; long ones are extrapolated."""
+    whole, lengths = run.scenario.traffic.num_requests or 0, [run_lengths(job, run.scenario) for job in jobs]
+    points: list[tuple[Point, int]] = []
+    for job, counts in zip(jobs, lengths, strict=True):
+        made_of = (*run.base.overrides, *job.candidate.overrides(job.replicas))
+        for seed, count in product(run.seeds, counts):
+            length = {"traffic.num_requests": count} if count != whole else {}
+            points.append((Point(run.base.path, METRICS, (*made_of, *as_overrides({"seed": seed, **length}))), count))
+    records = iter(run.sweep.records([point for point, _ in points], [count for _, count in points]))
 
-    def num_requests(self, jobs: Sequence[Job]) -> int:
-        """Requests to simulate for `jobs`, over all seeds."""
-        return self.spec.seeds * sum(sum(run_lengths(job, self.scenario)) for job in jobs)
+    def record(counts: tuple[int] | tuple[int, int]) -> Record:
+        return next(records) if len(counts) == 1 else extrapolate(next(records), next(records), counts, whole)
 
-    def of(self, jobs: Sequence[Job]) -> list[Job]:
-        """Simulate the jobs under each seed; long ones are extrapolated."""
-        whole, first = self.scenario.traffic.num_requests or 0, self.scenario.seed
-        points: list[tuple[Point, int]] = []
-        for job in jobs:
-            made_of = (*self.base.overrides, *job.candidate.overrides(job.replicas))
-            for seed in range(first, first + self.spec.seeds):
-                for count in run_lengths(job, self.scenario):
-                    length = {"traffic.num_requests": count} if count != whole else {}
-                    overrides = (*made_of, *as_overrides({"seed": seed, **length}))
-                    points.append((Point(self.base.path, METRICS, overrides), count))
-        records = iter(self.sweep.records([point for point, _ in points], [count for _, count in points]))
-
-        def record(lengths: tuple[int] | tuple[int, int]) -> Record:
-            if len(lengths) == 1:
-                return next(records)
-            return extrapolate(next(records), next(records), lengths, whole)
-
-        return [
-            replace(job, records=tuple(record(run_lengths(job, self.scenario)) for _ in range(self.spec.seeds)))
-            for job in jobs
-        ]
+    return [
+        replace(job, records=tuple(record(counts) for _ in run.seeds))
+        for job, counts in zip(jobs, lengths, strict=True)
+    ]
 
 
 def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
     return seconds < inf and (spec.deadline_s is None or seconds <= spec.deadline_s)
 
 
-def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
-    both = job.bill, job.seconds
-    return both if spec.objective == "cheapest_job" else both[::-1]
-
-
-def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
+def _finalists(jobs: Sequence[Job], plan: JobPlan) -> list[Job]:
     """The best replica count of each of the best candidates nearly in time, few of a layout; else the fastest."""
+    spec = plan.spec
     best: dict[int, Job] = {}
     near = [job for job in jobs if _is_in_time(job.screened_s / _NEARLY, spec)]
-    order = (lambda job: _figure(job, spec)) if near else (lambda job: (job.seconds, job.bill))
+    order = plan.figures if near else (lambda job: (job.seconds, job.bill))
     for job in near or jobs:
         # One that only nearly is in time is looked at with one replica more, too, by `_settled`.
         known = best.get(id(job.candidate))
@@ -368,22 +339,22 @@ def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
     return chosen
 
 
-def _settled(run: _Runs, screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec) -> list[Job]:
+def _settled(run: Runs, screen: JobScreen, chosen: Sequence[Job], plan: JobPlan) -> list[Job]:
     """Each finalist with the replica count that simulates best."""
     tried: list[dict[int, Job]] = [{} for _ in chosen]
     pending = list(enumerate(chosen))
     while pending:
-        for (place, _), job in zip(pending, run.of([job for _, job in pending]), strict=True):
+        for (place, _), job in zip(pending, _simulated(run, [job for _, job in pending]), strict=True):
             tried[place][job.replicas] = job
         run.sweep.forecast.expect(_OTHER_REPLICAS, 0)
-        moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
+        moves = [(place, _next(known, screen, plan)) for place, known in enumerate(tried)]
         pending = [(place, job) for place, job in moves if job is not None]
-    return [_best(known, spec) for known in tried]
+    return [_best(known, plan) for known in tried]
 
 
-def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | None:
+def _next(tried: dict[int, Job], screen: JobScreen, plan: JobPlan) -> Job | None:
     """The next replica count to try: more if the job is late, fewer if these might suffice; None if done."""
-    best = _best(tried, spec)
+    best, spec = _best(tried, plan), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MAX_MOVES or best.seconds == inf:
         return None
     is_late = not _is_in_time(best.seconds, spec)
@@ -399,14 +370,12 @@ def _with_replicas(job: Job, count: int) -> Job:
     return Job(job.candidate, count, job.screened_s * job.replicas / count)
 
 
-def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
-    in_time = [job for job in tried.values() if _is_in_time(job.seconds, spec)]
-    if in_time:
-        return min(in_time, key=lambda job: _figure(job, spec))
-    return min(tried.values(), key=lambda job: job.seconds)
+def _best(tried: dict[int, Job], plan: JobPlan) -> Job:
+    in_time = [job for job in tried.values() if _is_in_time(job.seconds, plan.spec)]
+    return min(in_time, key=plan.figures) if in_time else min(tried.values(), key=lambda job: job.seconds)
 
 
-def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
+def _sized(plan: JobPlan, run: Runs, screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
     """Each job with replicas to meet the deadline in the requested share of draws, as far as allowed."""
     jobs, spec = list(settled), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job":
@@ -416,7 +385,7 @@ def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job])
         more = [place for place, job in enumerate(jobs) if counts[place] > job.replicas]
         if not more:
             break
-        done = screen.under_draws(run.of([_with_replicas(jobs[place], counts[place]) for place in more]))
+        done = screen.under_draws(_simulated(run, [_with_replicas(jobs[place], counts[place]) for place in more]))
         for place, job in zip(more, done, strict=True):
             jobs[place] = job
     return jobs

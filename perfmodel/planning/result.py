@@ -349,9 +349,14 @@ class JobPlan(_Plan[Job]):
     def num_requests(self) -> int:
         return self.scenario.traffic.num_requests or 0
 
+    def figures(self, job: Job) -> tuple[float, float]:
+        """The objective's value and what breaks its ties, bill or seconds; smaller is better."""
+        both = job.bill, job.seconds
+        return both if self.spec.objective == "cheapest_job" else both[::-1]
+
     def figure(self, job: Job) -> float:
         """The objective's value; smaller is better."""
-        return job.bill if self.spec.objective == "cheapest_job" else job.seconds
+        return self.figures(job)[0]
 
     def better_share(self, one: Job, other: Job) -> float:
         """Share of common draws in which `one` is better."""

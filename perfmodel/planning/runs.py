@@ -15,7 +15,8 @@ from perfmodel.planning.result import PlanResult, Resilience
 from perfmodel.planning.service import at_rate
 from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweep import StoredSweep
+from perfmodel.planning.sweep import Forecast, StoredSweep
+from perfmodel.planning.workers import Progress
 from perfmodel.sim.driver import simulate
 from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.overrides import as_overrides
@@ -127,7 +128,7 @@ Whole = Sequence[tuple[Deployment, int]]  # deployments, each with so many repli
 
 @dataclass(frozen=True)
 class Runs:
-    """The simulations of a plan, run by `sweep`."""
+    """The simulations of a plan, run by `sweep`. rate: requests/s to serve; 0 for an offline job"""
 
     base: Base
     scenario: Scenario
@@ -138,6 +139,10 @@ class Runs:
     @property
     def seeds(self) -> range:
         return range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
+
+    def counted(self, progress: Progress | None) -> "Runs":
+        """A copy whose simulated requests are counted on `progress`."""
+        return replace(self, sweep=replace(self.sweep, forecast=Forecast(progress)))
 
     def settled(self, chosen: Sequence[Deployment]) -> list[Finalist]:
         """Simulate each deployment at the target rate with the fewest replicas that serve it, and find its highest

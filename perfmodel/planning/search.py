@@ -2,7 +2,7 @@
 candidate in closed form (`screen`). Stage two simulates (`runs`) finalists, candidates that the screen may have cut
 wrongly (`overlooked`), the cost-latency `front`, and ranks them under calibration `draws`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import ceil
@@ -21,7 +21,7 @@ from perfmodel.planning.finalist import (
     gpus_text,
     pick,
 )
-from perfmodel.planning.jobs import Stages, plan_job
+from perfmodel.planning.jobs import OnPreliminary, Stages, plan_job
 from perfmodel.planning.points import device_shares
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import Runs, left_out, under_failures
@@ -29,12 +29,11 @@ from perfmodel.planning.screen import Screen
 from perfmodel.planning.service import at_rate, wanted_rate
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweep import Forecast, Store, StoredSweep, default_store
+from perfmodel.planning.sweep import Store, StoredSweep, default_store
 from perfmodel.sim.driver import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-OnPreliminary = Callable[[Preliminary], None]
 Simulated = dict[str, tuple[Deployment, Records]]  # label -> what was simulated at the wanted rate
 _FRONT = "front"  # a task of the forecast
 _REQUESTS = 400  # of the run that says what bounds the winner
@@ -65,40 +64,26 @@ def make_plan(
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     file = store or default_store()
     Store(file).close()  # fail before the search if the file is unusable
-    plan = plan_job if spec.is_offline else _plan_rate
-    return plan(
-        base,
-        scenario,
-        spec,
-        StoredSweep(str(file), workers, engine),
-        stages or (lambda _: nullcontext()),
-        on_preliminary,
-    )
+    rate, plan = (0.0, plan_job) if spec.is_offline else (wanted_rate(scenario, spec), _plan_rate)
+    run = Runs(base, scenario, spec, rate, StoredSweep(str(file), workers, engine))
+    return plan(run, stages or (lambda _: nullcontext()), on_preliminary or (lambda _: None))
 
 
-def _plan_rate(
-    base: Base,
-    scenario: Scenario,
-    spec: PlanSpec,
-    sweep: StoredSweep,
-    stages: Stages,
-    on_preliminary: OnPreliminary | None,
-) -> PlanResult:
-    rate, quantile = wanted_rate(scenario, spec), quantile_name(spec.attainment)
+def _plan_rate(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> PlanResult:
+    scenario, spec, rate, quantile = run.scenario, run.spec, run.rate, quantile_name(run.spec.attainment)
     with stages("screening"):
-        space = enumerate_space(base, spec)
+        space = enumerate_space(run.base, spec)
         screen = Screen(space.candidates, scenario, spec.attainment)
         screened = screen.all()
         serving = _with_tightness(screen, choice.deployed(screened, spec, rate), rate)
         serving.sort(key=lambda deployment: choice.objective_key(deployment, spec))
         front = choice.screened_front(screen, serving, spec, rate)
     chosen = choice.with_every_device(choice.finalists(serving, spec), serving, spec)
-    if on_preliminary is not None:
-        on_preliminary(Preliminary(spec, len(space.candidates), chosen, rate))
+    on_preliminary(Preliminary(spec, len(space.candidates), chosen, rate))
     able = {id(deployment.screened) for deployment in serving}
     cut = [*serving, *(Deployment(candidate, 0) for candidate in screened if id(candidate) not in able)]
     with stages("simulating the finalists' requests") as progress:
-        run = Runs(base, scenario, spec, rate, replace(sweep, forecast=Forecast(progress)))
+        run = run.counted(progress)
         run.sweep.forecast.expect(_FRONT, run.num_requests([(deployment, deployment.replicas) for deployment in front]))
         done, num_left = _settled(run, chosen, cut)
         # Latencies are drawn as near to the highest rate of the closed form as the wanted rate is to the simulated one.
@@ -108,18 +93,13 @@ def _plan_rate(
         simulated = _with_front(run, screen, done, front)
     serve, do_not = choice.simulated_front(simulated, front, spec, scenario.slo, quantile)
     good, bad = _judged(sized, scenario, spec)
-    result = PlanResult(
-        base,
-        scenario,
-        spec,
-        rate,
-        space.num_all,
-        len(serving),
-        dict(space.ruled_out) | choice.shortfalls(screened, spec, rate),
-        good,
-        bad,
-        serve,
-        do_not,
+    result = replace(
+        _draft(run, good, bad),
+        num_candidates=space.num_all,
+        num_serving=len(serving),
+        ruled_out=dict(space.ruled_out) | choice.shortfalls(screened, spec, rate),
+        front=serve,
+        not_serving=do_not,
         nearest="" if serving else _nearest(screened, rate),
         searched=space.searched,
         ratios=_ratios(run, done),

@@ -22,7 +22,7 @@ from perfmodel.planning.load import OfferedLoad, load_of
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.points import Point, Record, batch_shape, evaluate, load_point
 from perfmodel.planning.sweep import sweep
-from perfmodel.planning.typical_step import StepSpec, choose_step, engine_of_step
+from perfmodel.planning.typical_step import StepSpec, engine_of_step, typical_step
 from perfmodel.planning.workers import Progress, spread
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
@@ -459,7 +459,7 @@ def ask_whatif(
 
 def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
     costs = step_costs(engine_of_step(scenario))
-    choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
+    choice = typical_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
     batch = max(choice.shape.num_decodes, 1)
     where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
     return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where

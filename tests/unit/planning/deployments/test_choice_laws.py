@@ -39,7 +39,7 @@ from perfmodel.planning.finalist import (
     seed_draws,
     tightness,
 )
-from perfmodel.planning.jobs import _enough, _figure, _finalists, _next, _ordered, _with_replicas
+from perfmodel.planning.jobs import _enough, _finalists, _next, _ordered, _with_replicas
 from perfmodel.planning.points import Record
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import _all_up, requests_with_failures
@@ -375,10 +375,10 @@ def test_a_job_costs_its_devices_times_its_duration():
 @pytest.mark.parametrize(("objective", "best"), [("cheapest_job", "bill"), ("shortest_job", "seconds")])
 def test_job_objectives_minimise_the_bill_or_the_duration(objective, best):
     jobs = [job(100.0, 8), job(300.0, 2), job(900.0, 1)]
-    wanted = spec(objective=objective)
-    assert _figure(jobs[0], wanted)[0] == getattr(jobs[0], best)
-    assert _finalists(jobs, wanted)[0] == min(jobs, key=lambda job: getattr(job, best))
-    assert job_plan(objective=objective).figure(jobs[0]) == getattr(jobs[0], best)
+    plan = job_plan(objective=objective)
+    assert plan.figures(jobs[0])[0] == getattr(jobs[0], best)
+    assert _finalists(jobs, plan)[0] == min(jobs, key=lambda job: getattr(job, best))
+    assert plan.figure(jobs[0]) == getattr(jobs[0], best)
 
 
 def test_replicas_for_a_deadline_are_inversely_proportional_to_it():
@@ -397,7 +397,7 @@ def test_replicas_for_a_deadline_are_inversely_proportional_to_it():
 
 def test_the_next_trial_has_one_replica_more_if_late_and_one_fewer_if_nearly_in_time():
     screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
-    wanted = spec(objective="cheapest_job", deadline_s=1000.0)
+    wanted = job_plan(deadline_s=1000.0)
     late, early = job(1100.0, 4, times=(1100.0,)), job(500.0, 4, times=(500.0,))
     for tried, count in ((late, 5), (early, 3)):
         next_job = _next({4: tried}, screen, wanted)
