@@ -62,7 +62,6 @@ class Screened:
     binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what limits the batch:
                   KV cache, max_num_seqs
     batch:        mean decoding sequences per engine at `rate`
-    usd_per_hour: of its devices; None without a price
     origin:       of the step times
     """
 
@@ -70,7 +69,6 @@ class Screened:
     rate: float
     binds: str
     batch: float
-    usd_per_hour: float | None
     origin: str
 
     @property
@@ -85,22 +83,21 @@ class Replicas:
     records: Records = ()
 
     @property
-    def group(self) -> tuple[Candidate, float | None]:
-        """The candidate, and USD per hour of one group; None without a price."""
+    def candidate(self) -> Candidate:
         raise NotImplementedError
 
     @property
     def label(self) -> str:
         """`3 x h100-sxm-80gb TP2 ...`"""
-        return f"{self.replicas} x {self.group[0].label}"
+        return f"{self.replicas} x {self.candidate.label}"
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.group[0].num_devices
+        return self.replicas * self.candidate.num_devices
 
     @property
     def usd_per_hour(self) -> float | None:
-        price = self.group[1]
+        price = self.candidate.usd_per_hour
         return None if price is None else price * self.replicas
 
     @property
@@ -114,7 +111,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Deployment(Replicas):
-    """A number of groups of a candidate. tightness: largest latency / limit at the rate; 1 is just met"""
+    """A number of groups of a candidate. tightness: largest latency / limit at the rate in closed form; 1: just met"""
 
     screened: Screened
     replicas: int
@@ -125,50 +122,28 @@ class Deployment(Replicas):
         return self.screened.candidate
 
     @property
-    def group(self) -> tuple[Candidate, float | None]:
-        return self.candidate, self.screened.usd_per_hour
-
-    @property
     def capacity(self) -> float:
-        """Requests/s that all groups serve under the SLO."""
+        """Requests/s that all groups serve under the SLO in closed form."""
         return self.screened.rate * self.replicas
 
 
 @dataclass(frozen=True)
-class Finalist(Replicas):
+class Finalist(Deployment):
     """A deployment simulated as a whole.
 
-    replicas: groups of its candidate
     rates:    its highest rate under the SLO, per seed
     records:  at the target rate, per seed; `runs`: the same for each replica count tried
     drawn:    factors on rate and latencies under draws of the calibration error
     spare:    replicas added for uncertainty, beyond the fewest simulated to serve; `rates` then scale with replicas
+    first:    replicas that the closed form chose, with which `tightness` goes
     """
 
-    deployment: Deployment
-    replicas: int
     rates: tuple[float, ...] = ()
     records: Records = ()
     drawn: Drawn = field(default_factory=Drawn.none)
     spare: int = 0
     runs: Mapping[int, Records] = field(default_factory=dict)
-
-    @property
-    def screened(self) -> Screened:
-        return self.deployment.screened
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.screened.candidate
-
-    @property
-    def group(self) -> tuple[Candidate, float | None]:
-        return self.candidate, self.screened.usd_per_hour
-
-    @property
-    def screened_rate(self) -> float:
-        """The screened highest rate of so many replicas."""
-        return self.replicas * self.screened.rate
+    first: int = 0
 
     @property
     def fewest(self) -> int:
@@ -225,22 +200,22 @@ class Finalist(Replicas):
 
 @dataclass(frozen=True)
 class Job(Replicas):
-    """An offline job on a number of replicas of a candidate.
+    """An offline job on a number of replicas of the candidate `group`.
 
     screened_s: duration in closed form
     records:    simulated, per seed
     drawn:      factors on its duration under draws of the calibration error, in closed form
     """
 
-    candidate: Candidate
+    group: Candidate
     replicas: int
     screened_s: float
     records: Records = ()
     drawn: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
 
     @property
-    def group(self) -> tuple[Candidate, float | None]:
-        return self.candidate, self.candidate.usd_per_hour
+    def candidate(self) -> Candidate:
+        return self.group
 
     @property
     def _times(self) -> list[float]:

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.choice import compared_prices, origin_notes
+from perfmodel.planning.choice import compared_prices, most_replicas, origin_notes
 from perfmodel.planning.finalist import Job, Preliminary, pick
 from perfmodel.planning.points import Point, Record, device_shares
 from perfmodel.planning.result import JobPlan
@@ -229,11 +229,8 @@ class JobScreen:
 
     def allowed(self, candidate: Candidate) -> list[int]:
         """Replica counts within the limits, at most the number of requests."""
-        spec, price = self._spec, candidate.usd_per_hour
-        most = min(spec.max_gpus // candidate.num_devices, self._num_requests)
-        if spec.budget_usd_per_hour is not None and price:
-            most = min(most, int(spec.budget_usd_per_hour / price))
-        return [count for count in spec.space.replicas or range(1, most + 1) if count <= most]
+        most = min(most_replicas(candidate, self._spec), self._num_requests)
+        return [count for count in self._spec.space.replicas or range(1, most + 1) if count <= most]
 
     def under_draws(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs with their factors under common calibration draws."""

@@ -223,16 +223,16 @@ class PlanResult(_Plan[Finalist]):
 
     def option(self, finalist: Finalist) -> Option:
         """The finalist as an option; its cost is in devices if it has no hourly price."""
-        screened, spec = finalist.screened, self.spec
-        usd, size = screened.usd_per_hour, screened.candidate.num_devices
+        candidate, spec = finalist.candidate, self.spec
+        usd, size = candidate.usd_per_hour, candidate.num_devices
         is_bought, load = spec.objective in ("cheapest", "fewest_gpus"), self._load(finalist)
         return Option(
-            screened.candidate.label,
-            screened.candidate.devices,
+            candidate.label,
+            candidate.devices,
             float(size) if usd is None or spec.objective == "fewest_gpus" else usd,
             finalist.fewest if not isfinite(load) else max(finalist.fewest, ceil(load - 1e-9)),
             finalist.replicas,
-            max(most_replicas(screened, spec), finalist.replicas),
+            max(most_replicas(candidate, spec), finalist.replicas),
             self.replicas_needed(finalist),
             None if is_bought else (1.0 if self.is_better_low else -1.0) * self.figure(finalist),
             load,
@@ -297,7 +297,7 @@ class PlanResult(_Plan[Finalist]):
             "max_rate": finalist.rate,
             "max_rate_interval": list(finalist.rate_interval),
             "max_rate_by_seed": list(finalist.rates),
-            "screened_rate": finalist.screened_rate,
+            "screened_rate": finalist.capacity,
             "rate_per_gpu": finalist.rate_per_device,
             "figure": self.figure(finalist),
             "interval": list(self.interval(finalist)),

@@ -2,7 +2,7 @@
 times come from the simulator's tables (`surfaces`), waiting times from `service`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
 from perfmodel.planning.finalist import Screened
-from perfmodel.planning.service import Demand, Served, Service, demand_of, repeated, serve
+from perfmodel.planning.service import Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Surfaces
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
@@ -67,8 +67,8 @@ class Screen:
             beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
             binds = _binding(candidates, service, beyond, self.demand, self._wanted)
             for i, candidate in enumerate(candidates):
-                usd, origin = candidate.usd_per_hour, self._engines.origin(*engines_of(candidate))
-                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], float(at.batch[i, 0]), usd, origin))
+                origin = self._engines.origin(*engines_of(candidate))
+                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], float(at.batch[i, 0]), origin))
         return screened
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
@@ -97,7 +97,8 @@ class Screen:
         prompts = decode
         if of_prompts != of_decode:
             prompts, server = self._engines.drawn(of_prompts, candidate.ratio is not None)
-        drawn = repeated(plain, NUM_DRAWS, decode, prompts, server)
+        fixed, per_token, per_sequence = (part * server[:, None] for part in plain.front_end)
+        drawn = replace(plain, surfaces=decode, prompts=prompts, front_end=(fixed, per_token, per_sequence))
 
         def over(values: Floats, base: float) -> Floats:
             # 1 where there is nothing to compare (no token after the first).

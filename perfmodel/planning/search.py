@@ -154,10 +154,10 @@ def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
     for place, finalist in enumerate(done):
         option = draft.option(finalist)
         counts = range(finalist.replicas, option.most + 1)
-        allowed = [count for count in counts if choice.may_have(finalist.screened, run.spec, count)]
+        allowed = [count for count in counts if choice.may_have(finalist.candidate, run.spec, count)]
         if (enough := option.enough(allowed, run.spec.confidence)) != finalist.replicas:
             more[place] = enough
-    records = run.at_rate([(done[place].deployment, count) for place, count in more.items()])
+    records = run.at_rate([(done[place], count) for place, count in more.items()])
     for (place, count), known in zip(more.items(), records, strict=True):
         sized[place] = sized[place].sized(count, known)
     return sized
@@ -186,7 +186,7 @@ def _with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: flo
 
 def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequence[Deployment]) -> Simulated:
     """All deployments simulated at the rate, including the front, by label."""
-    simulated = [(replace(one.deployment, replicas=n), known) for one in done for n, known in one.runs.items()]
+    simulated = [(Deployment(one.screened, n), known) for one in done for n, known in one.runs.items()]
     labels = {deployment.label for deployment, _ in simulated}
     missing = [deployment for deployment in front if deployment.label not in labels]
     run.sweep.forecast.expect(_FRONT, 0)

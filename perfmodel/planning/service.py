@@ -1,6 +1,6 @@
 """`Demand`: a scenario's requests as moments, typical requests and a rate; `serve`: their latencies in closed form."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -230,7 +230,8 @@ _BETWEEN = np.array([np.interp(_COUNTS, BATCHES, row) for row in np.eye(len(BATC
 
 @dataclass(frozen=True)
 class Service:
-    """Service parameters of candidates, arrays (rows, 1). Rates are of one group (a unified replica).
+    """Service parameters of candidates, arrays (rows, 1), or (1, 1) where all rows are equal. Rates are of one group (a
+    unified replica).
 
     surfaces:   step times of decode engines; `prompts`: of prefill engines, the same unless disaggregated
     slots:      most running sequences, by max_num_seqs and KV cache
@@ -250,27 +251,6 @@ class Service:
     transfer: tuple[Floats, Floats]
     front_end: tuple[Floats, Floats, Floats]
     gates: Floats
-
-
-def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
-    """One candidate's service `count` times, each row with its own step times and front end. surfaces, prompts: step
-    times of decode and prefill engines; server: factors on the front end"""
-    (start, per_kv_token), (fixed, per_token, per_sequence), times = (
-        service.transfer,
-        service.front_end,
-        server[:, None],
-    )
-    return replace(
-        service,
-        surfaces=surfaces,
-        prompts=prompts,
-        transfer=(np.repeat(start, count, axis=0), np.repeat(per_kv_token, count, axis=0)),
-        front_end=(fixed * times, per_token * times, per_sequence * times),
-        **{
-            name: np.repeat(getattr(service, name), count, axis=0)
-            for name in ("slots", "budget", "prefills", "decodes", "gates")
-        },
-    )
 
 
 @dataclass(frozen=True)

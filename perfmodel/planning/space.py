@@ -5,6 +5,7 @@ overrides, so that it can be simulated, stored and exported as a scenario."""
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
 
@@ -128,7 +129,7 @@ class Candidate:
         """Devices of one replica or group."""
         return sum(layout.devices_per_replica * count for layout, count in self.counts)
 
-    @property
+    @cached_property
     def usd_per_hour(self) -> float | None:
         """USD per hour of all its devices; None without a price."""
         total = 0.0

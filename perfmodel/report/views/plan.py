@@ -298,9 +298,9 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
     )
     rates: Columns[Finalist] = [
         ("deployment", lambda row: row.label),
-        ("closed form, req/s", lambda row: f"{row.screened_rate:.3g}"),
+        ("closed form, req/s", lambda row: f"{row.capacity:.3g}"),
         ("simulated, req/s", lambda row: f"{row.rate:.3g}"),
-        ("ratio", lambda row: f"{row.rate / row.screened_rate:.2f}"),
+        ("ratio", lambda row: f"{row.rate / row.capacity:.2f}"),
     ]
     yield _table(rates, rows, "Maximum rate: closed form and simulation", note)
 
@@ -402,7 +402,7 @@ def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
 
 
 def _short_label(option: Replicas) -> str:
-    return f"{option.replicas} x {option.group[0].layout.label}"
+    return f"{option.replicas} x {option.candidate.layout.label}"
 
 
 def _options(result: PlanResult, winner: Finalist) -> Table:
