@@ -46,11 +46,11 @@ from perfmodel.planning.finalist import Job, Preliminary, pick
 from perfmodel.planning.points import Point, Record, device_shares
 from perfmodel.planning.result import JobPlan
 from perfmodel.planning.runs import Runs
-from perfmodel.planning.screen import budget_of, engines_of
-from perfmodel.planning.service import Demand, demand_of, mean_context
+from perfmodel.planning.screen import ClosedForm, engines_of
+from perfmodel.planning.service import Demand, Service, mean_context
 from perfmodel.planning.space import Candidate, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import NUM_DRAWS, EngineSurfaces, Surfaces
+from perfmodel.planning.surfaces import NUM_DRAWS, Surfaces
 from perfmodel.planning.workers import Progress
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
@@ -141,12 +141,11 @@ def plan_job(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> JobPla
 # In closed form.
 
 
-def _job_seconds(
-    surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
-) -> Floats:
-    """Seconds of a job, (rows, 1), with `slots` sequences and `budget` tokens a step."""
-    prompt, answer = demand.mean_prompt, demand.mean_outputs
-    full, step = _steady(surfaces, slots, budget, demand)
+def _job_seconds(service: Service, demand: Demand, engines: Floats, num_requests: int) -> Floats:
+    """Seconds of a job of `num_requests` on so many `engines` of a service, (rows, 1)."""
+    surfaces, budget = service.surfaces, service.budget
+    prompt, answer, requests = demand.mean_prompt, demand.mean_outputs, np.ceil(num_requests / engines)
+    full, step = _steady(surfaces, service.slots, budget, demand)
     pace = full * surfaces.tokens(full) / (answer * step)
     batch = np.minimum(full, requests)
     alone = surfaces.decode(np.maximum(batch, 1.0)) / surfaces.tokens(np.maximum(batch, 1.0))
@@ -202,17 +201,12 @@ def _drained(surfaces: Surfaces, batch: Floats, engines: Floats, shares: Floats,
     return seconds
 
 
-class JobScreen:
+class JobScreen(ClosedForm):
     """Closed-form durations and costs of unified candidates for the offline job of `scenario`."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, spec: PlanSpec) -> None:
-        self._candidates, self._spec = candidates, spec
-        self._num_requests = scenario.traffic.num_requests or 0
-        self._demand = demand = demand_of(scenario)
-        batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
-        chunk = max(map(budget_of, candidates), default=1)
-        engines = (engines_of(candidate)[0] for candidate in candidates)
-        self._engines = EngineSurfaces(engines, demand.context, demand.mean_prompt, batches, chunk)
+        super().__init__(candidates, scenario)
+        self._spec, self._num_requests = spec, scenario.traffic.num_requests or 0
 
     def jobs(self) -> list[Job]:
         """The job on every allowed replica count of every candidate."""
@@ -222,10 +216,6 @@ class JobScreen:
             part = rows[start : start + _AT_ONCE]
             jobs += [Job(*row, float(taken)) for row, taken in zip(part, self._seconds(part), strict=True)]
         return jobs
-
-    def origin(self, candidate: Candidate) -> str:
-        """Origin of the candidate's step times."""
-        return self._engines.origin(engines_of(candidate)[0])
 
     def allowed(self, candidate: Candidate) -> list[int]:
         """Replica counts within the limits, at most the number of requests."""
@@ -243,15 +233,10 @@ class JobScreen:
 
     def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces | None = None) -> Floats:
         """Duration per (candidate, replicas), by the engine's surface unless `surfaces` are given."""
-        surfaces = surfaces or self._engines.read([engines_of(candidate)[0] for candidate, _ in rows])
-        context = max(int(self._demand.context), 1)
-        numbers = [
-            (max(1, min(one.max_num_seqs, one.memory.max_batch(context))), budget_of(one), count * one.num_engines)
-            for one, count in rows
-        ]
-        slots, budget, engines = (np.array(values, np.float64)[:, None] for values in zip(*numbers, strict=True))
-        requests = np.ceil(self._num_requests / engines)
-        return _job_seconds(surfaces, slots, budget, engines, requests, self._demand)[:, 0]
+        service = self._service([candidate for candidate, _ in rows])
+        service = service if surfaces is None else replace(service, surfaces=surfaces)
+        engines = service.decodes * np.array([count for _, count in rows], np.float64)[:, None]
+        return _job_seconds(service, self.demand, engines, self._num_requests)[:, 0]
 
 
 # Simulated.

@@ -32,17 +32,34 @@ _BEYOND = 1.05  # times the highest rate, at which the binding limit is determin
 Goals = list[tuple[dict[str, Floats], float | None]]
 
 
-class Screen:
-    """Screens `candidates` for the traffic and SLO of `scenario`. Raises SpecError without an SLO."""
+class ClosedForm:
+    """Step times of `candidates` for the traffic of `scenario`."""
 
-    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
-        self.demand = demand_of(scenario)
-        self._goals, self._attainment = goals_of(scenario.slo, self.demand, attainment), attainment
-        self._candidates = candidates
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario) -> None:
+        self.demand, self._candidates = demand_of(scenario), candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((max(c.max_num_batched_tokens, budget_of(c)) for c in candidates), default=1)
         engines = (engine for candidate in candidates for engine in engines_of(candidate))
         self._engines = EngineSurfaces(engines, self.demand.context, self.demand.mean_prompt, batches, chunk)
+
+    def origin(self, candidate: Candidate) -> str:
+        """Origin of the candidate's step times."""
+        return self._engines.origin(*engines_of(candidate))
+
+    def _service(self, candidates: Sequence[Candidate]) -> Service:
+        surfaces = self._engines.read([engines_of(candidate)[0] for candidate in candidates])
+        prompts = surfaces
+        if any(candidate.prefill is not None for candidate in candidates):
+            prompts = self._engines.read([engines_of(candidate)[1] for candidate in candidates])
+        return _service(candidates, surfaces, prompts, self.demand)
+
+
+class Screen(ClosedForm):
+    """Screens `candidates` for the traffic and SLO of `scenario`. Raises SpecError without an SLO."""
+
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
+        super().__init__(candidates, scenario)
+        self._goals, self._attainment = goals_of(scenario.slo, self.demand, attainment), attainment
 
     def all(self) -> list[Screened]:
         """Every candidate, in order."""
@@ -55,8 +72,8 @@ class Screen:
             beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
             binds = _binding(candidates, service, beyond, self.demand, self._goals)
             for i, candidate in enumerate(candidates):
-                origin = self._engines.origin(*engines_of(candidate))
-                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], float(at.batch[i, 0]), origin))
+                batch, origin = float(at.batch[i, 0]), self.origin(candidate)
+                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], batch, origin))
         return screened
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
@@ -99,13 +116,6 @@ class Screen:
             latencies[name] = over(values, float(now[0]))
         most, highest = (_highest(one, self.demand, self._goals)[:, 0] for one in (plain, drawn))
         return Drawn(over(highest, float(most[0])), latencies)
-
-    def _service(self, candidates: Sequence[Candidate]) -> Service:
-        surfaces = self._engines.read([engines_of(candidate)[0] for candidate in candidates])
-        prompts = surfaces
-        if any(candidate.prefill is not None for candidate in candidates):
-            prompts = self._engines.read([engines_of(candidate)[1] for candidate in candidates])
-        return _service(candidates, surfaces, prompts, self.demand)
 
 
 def _quantile(values: Floats, share: float) -> Floats:

@@ -237,14 +237,12 @@ _LAYOUT_FIELDS = {
 class Space:
     """Candidates that can serve, and the number ruled out by reason.
 
-    examples:  a sentence for reasons that need one
     by_device: `ruled_out` for each device of the space
     searched:  choices with several values -> the values, in words
     """
 
     candidates: tuple[Candidate, ...]
     ruled_out: Mapping[str, int]
-    examples: Mapping[str, str] = field(default_factory=dict)
     by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     searched: Mapping[str, str] = field(default_factory=dict)
 
@@ -254,11 +252,7 @@ class Space:
 
 
 class _RefusedError(Exception):
-    """A layout or candidate that cannot serve: the reason in short, and a sentence."""
-
-    def __init__(self, reason: str, example: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.example = reason, example
+    """A layout or candidate that cannot serve, with the reason in short."""
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
@@ -299,7 +293,6 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     return Space(
         tuple(candidates.accepted),
         dict(candidates.ruled_out.most_common()),
-        candidates.examples,
         candidates.by_device,
         {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1},
     )
@@ -410,7 +403,6 @@ class _Candidates:
         self._known: dict[Hashable, Any] = {}
         self.accepted: list[Candidate] = []
         self.ruled_out: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
         self.by_device: dict[str, Counter[str]] = {}
 
     def _once(self, key: Hashable, work: Callable[[], T]) -> T:
@@ -476,18 +468,17 @@ class _Candidates:
         try:
             scenario = self._base.load(overrides)
         except UnsupportedError as error:
-            raise _RefusedError(error.reason, error.sentence) from None
+            raise _RefusedError(error.reason) from None
         except SpecError as error:
             # A value of the space, or a field in it, that can be no candidate's is a mistake, and none ruled out.
             places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
             if any(f"{place}{end}" in str(error) for place in places for end in (": ", ".")):
                 raise
-            raise _RefusedError("the scenario refuses it", str(error)) from None
-        spec, hardware = self._spec, scenario.hardware
-        _check_cut(scenario, spec)
-        is_priced = usd_per_hour(hardware, scenario.price) is not None
-        if not is_priced and (spec.objective == "cheapest" or spec.budget_usd_per_hour is not None):
-            raise _RefusedError(NO_PRICE, f"no price of {hardware.name} is known; give --price {hardware.name}=USD")
+            raise _RefusedError("the scenario refuses it") from None
+        _check_cut(scenario, self._spec)
+        needs_price = self._spec.objective == "cheapest" or self._spec.budget_usd_per_hour is not None
+        if needs_price and usd_per_hour(scenario.hardware, scenario.price) is None:
+            raise _RefusedError(NO_PRICE)
         return Layout(choices, scenario, self._cluster)
 
     def _memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
@@ -498,21 +489,18 @@ class _Candidates:
             engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
             try:
                 plan = plan_memory(scenario.model, scenario.hardware, engine)
-            except DoesNotFitError as error:
-                raise _RefusedError("does not fit in memory", str(error)) from None
+            except DoesNotFitError:
+                raise _RefusedError("does not fit in memory") from None
             if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
-                has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
-                raise _RefusedError("KV cache holds less than max_model_len", has)
+                raise _RefusedError("KV cache holds less than max_model_len")
             return plan
 
         return self._once((id(layout), seqs, tokens), plan)
 
     def _refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
-        self.ruled_out[error.reason] += count
+        self.ruled_out[str(error)] += count
         if device is not None:
-            self.by_device.setdefault(device, Counter())[error.reason] += count
-        if error.example:
-            self.examples.setdefault(error.reason, error.example)
+            self.by_device.setdefault(device, Counter())[str(error)] += count
 
 
 def has_experts(model: ModelSpec) -> bool:
@@ -527,7 +515,7 @@ def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
         raise _RefusedError("more devices than max_gpus")
     domain = spec.link_domain or scenario.hardware.devices_per_node
     if tp > domain:
-        raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
+        raise _RefusedError("tensor parallelism beyond the link domain")
     if dp > 1 and not is_mixture:
         raise _RefusedError("data-parallel ranks of a dense model are replicas")
     if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
