@@ -128,7 +128,7 @@ def solve(problem: Problem) -> Solved:
     ratios = tuple(item.rate / rate for item, rate in zip(serving, rates, strict=True) if rate)
     share = 1.0
     if place > _TOP:
-        plan = PlanResult(base, scenario, spec, wanted, len(serving), len(serving), {}, (), ())
+        plan = PlanResult(base, scenario, spec, rate=wanted)
         share = _better(plan, screen, problem.store, serving[winner], serving[result])
     label, seconds = serving[winner].candidate.label, time.process_time() - began
     return Solved(problem, place, len(serving), ratios, share, loss, label, seconds)

@@ -114,7 +114,7 @@ def plan_job(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> JobPla
         screen = JobScreen(unified, scenario, spec)
         jobs = screen.jobs()
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
-    plan = JobPlan(run.base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+    plan = JobPlan(run.base, scenario, spec, space.num_all, len(in_time))
     chosen = _finalists(jobs, plan)
     on_preliminary(Preliminary(spec, len(unified), chosen, None, plan.num_requests))
     with stages("simulating the job's requests") as progress:
@@ -133,7 +133,7 @@ def plan_job(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> JobPla
         ruled_out=dict(ruled_out.most_common()),
         plain=min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None),
         ranked=_ordered(plan, sized),
-        late=sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure),
+        missed=sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure),
     )
     return _completed(plan, screen) if plan.winner is not None else plan
 

@@ -64,33 +64,42 @@ class Resilience:
 
 @dataclass(frozen=True, repr=False)
 class _Plan(Renderable, Generic[Row]):
-    """Common to both kinds of plan. `everyone` is ordered best first, failing finalists last."""
+    """Common to both kinds of plan.
+
+    num_candidates: of the space; `num_able`: those that do what is asked for in closed form
+    ruled_out:   reason -> number of candidates
+    ranked:      finalists that do what is asked for, best first; `missed`: those that fail in simulation
+    bound_share: share of the winner's busy time by bound
+    """
 
     base: Base
     scenario: Scenario
     spec: PlanSpec
+    num_candidates: int = 0
+    num_able: int = 0
+    ruled_out: Mapping[str, int] = field(default_factory=dict)
+    ranked: Sequence[Row] = ()
+    missed: Sequence[Row] = ()
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     _is_good: ClassVar[str]  # the column of whether a row does what is asked for
-
-    @property
-    def _judged(self) -> tuple[Sequence[Row], Sequence[Row]]:
-        """Finalists that meet the goal, best first, and those that do not."""
-        raise NotImplementedError
 
     def _row(self, row: Row) -> dict[str, Any]:
         raise NotImplementedError
 
     @property
     def winner(self) -> Row | None:
-        return next(iter(self._judged[0]), None)
+        return next(iter(self.ranked), None)
 
     @property
     def everyone(self) -> list[Row]:
-        return [row for rows in self._judged for row in rows]
+        """All finalists: best first, failing ones last."""
+        return [*self.ranked, *self.missed]
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, failing ones last; nan without a value."""
-        good, key = len(self._judged[0]), self._is_good
-        return columns_of([{**self._row(row), key: place < good} for place, row in enumerate(self.everyone)])
+        rows = enumerate(self.everyone)
+        return columns_of([{**self._row(row), self._is_good: place < len(self.ranked)} for place, row in rows])
 
     @property
     def trust(self) -> Trust | None:
@@ -120,11 +129,9 @@ class _Plan(Renderable, Generic[Row]):
 class PlanResult(_Plan[Finalist]):
     """The plan for a rate.
 
-    ranked:      finalists that serve the rate, best first; `missed`: those that fail in simulation
-    ruled_out:   reason -> number of candidates
+    rate:        requests/s to serve
     front:       simulated cost-latency front; `not_serving`: screened front points that fail in simulation
     fewer:       label -> simulated share of requests within the SLO, of winners with fewer replicas
-    bound_share: share of the winner's busy time by bound
     nearest:     if nothing serves the rate: the nearest deployment, as a sentence
     devices:     an answer for each requested device, if several
     resilience:  the winner under failures; left_out: scenario features that the plan omits
@@ -134,28 +141,17 @@ class PlanResult(_Plan[Finalist]):
     """
 
     _is_good = "serves"
-    rate: float
-    num_candidates: int
-    num_serving: int
-    ruled_out: Mapping[str, int]
-    ranked: Sequence[Finalist]
-    missed: Sequence[Finalist]
+    rate: float = 0.0
     front: Sequence[FrontPoint] = ()
     not_serving: Sequence[FrontPoint] = ()
     fewer: Mapping[str, float] = field(default_factory=dict)
-    bound_share: Mapping[str, float] = field(default_factory=dict)
     nearest: str = ""
-    notes: Sequence[str] = ()
     devices: Sequence[DeviceAnswer] = ()
     resilience: Resilience | None = None
     left_out: Sequence[str] = ()
     searched: Mapping[str, str] = field(default_factory=dict)
     ratios: Ratios | None = None
     num_overlooked: int = 0
-
-    @property
-    def _judged(self) -> tuple[Sequence[Finalist], Sequence[Finalist]]:
-        return self.ranked, self.missed
 
     @property
     def replicas(self) -> int:
@@ -267,7 +263,7 @@ class PlanResult(_Plan[Finalist]):
             "attainment": self.spec.attainment,
             "rate": self.rate,
             "candidates": self.num_candidates,
-            "serving": self.num_serving,
+            "serving": self.num_able,
             "searched": dict(self.searched),
             "ruled_out": dict(self.ruled_out),
             "simulated_over_screened": None if self.ratios is None else asdict(self.ratios),
@@ -323,27 +319,11 @@ def _trust(row: Finalist | Job) -> Trust:
 
 @dataclass(frozen=True, repr=False)
 class JobPlan(_Plan[Job]):
-    """The plan for an offline job.
-
-    ranked:      finalists that meet the deadline, the choice first; `late`: those that miss it
-    plain:       the choice if predictions were exact
-    ruled_out:   reason -> number of candidates; `num_in_time`: candidates in time in closed form
-    bound_share: share of the winner's busy time by bound
-    """
+    """The plan for an offline job: a finalist that is not late does what is asked for. plain: the choice if predictions
+    were exact"""
 
     _is_good = "in_time"
-    num_candidates: int
-    num_in_time: int
-    ruled_out: Mapping[str, int]
-    ranked: Sequence[Job]
-    late: Sequence[Job]
     plain: Job | None = None
-    bound_share: Mapping[str, float] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-
-    @property
-    def _judged(self) -> tuple[Sequence[Job], Sequence[Job]]:
-        return self.ranked, self.late
 
     @property
     def num_requests(self) -> int:
@@ -390,10 +370,10 @@ class JobPlan(_Plan[Job]):
             "confidence": self.spec.confidence,
             "num_requests": self.num_requests,
             "candidates": self.num_candidates,
-            "in_time": self.num_in_time,
+            "in_time": self.num_able,
             "ruled_out": dict(self.ruled_out),
             "ranked": [self._row(job) for job in self.ranked],
-            "late": [self._row(job) for job in self.late],
+            "late": [self._row(job) for job in self.missed],
             "if_predictions_were_exact": None if self.plain is None else self._row(self.plain),
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),

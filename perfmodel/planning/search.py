@@ -96,7 +96,7 @@ def _plan_rate(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> Plan
     result = replace(
         _draft(run, good, bad),
         num_candidates=space.num_all,
-        num_serving=len(serving),
+        num_able=len(serving),
         ruled_out=dict(space.ruled_out) | choice.shortfalls(screened, spec, rate),
         front=serve,
         not_serving=do_not,
@@ -133,7 +133,7 @@ def _settled(run: Runs, chosen: Sequence[Deployment], cut: Sequence[Deployment])
 
 
 def _draft(run: Runs, ranked: Sequence[Finalist], missed: Sequence[Finalist] = ()) -> PlanResult:
-    return PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, ranked, missed)
+    return PlanResult(run.base, run.scenario, run.spec, ranked=ranked, missed=missed, rate=run.rate)
 
 
 def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:

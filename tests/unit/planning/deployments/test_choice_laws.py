@@ -87,7 +87,7 @@ def finalist(one: Screened, replicas: int, rates: tuple[float, ...], factors: An
 
 def plan(objective: str, *ranked: Finalist, rate: float = 10.0) -> PlanResult:
     base = Base("llama-3.1-8b-a100")
-    return PlanResult(base, SCENARIO, spec(objective=objective), rate, 2, 2, {}, ranked, [])
+    return PlanResult(base, SCENARIO, spec(objective=objective), ranked=ranked, rate=rate)
 
 
 RATES, COUNTS = st.floats(0.1, 50.0), st.integers(1, 8)
@@ -361,7 +361,7 @@ def job(
 
 def job_plan(**fields: Any) -> JobPlan:
     base = Base("llama-3.1-8b-a100")
-    return JobPlan(base, SCENARIO, spec(**{"objective": "cheapest_job", **fields}), 1, 1, {}, (), ())
+    return JobPlan(base, SCENARIO, spec(**{"objective": "cheapest_job", **fields}))
 
 
 def test_a_job_costs_its_devices_times_its_duration():

@@ -37,7 +37,7 @@ def finalist(rate: float, draws: Any, usd: float = 2.0, replicas: int = 1) -> Fi
 def result(objective: str, *ranked: Finalist, rate: float = 10.0) -> PlanResult:
     base = Base("llama-3.1-8b-a100")
     spec = PlanSpec.model_validate({"objective": objective})
-    return PlanResult(base, load_scenario(base.path), spec, rate, 2, 2, {}, ranked, [])
+    return PlanResult(base, load_scenario(base.path), spec, ranked=ranked, rate=rate)
 
 
 def test_errors_that_two_have_in_common_leave_no_doubt() -> None:
