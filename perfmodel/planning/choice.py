@@ -226,6 +226,11 @@ _MAX_LOOKED_AT = 60
 _MAX_POINTS = 8
 
 
+def with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: float) -> list[Deployment]:
+    near = screen.tightness([one.screened for one in deployments], [rate / one.replicas for one in deployments])
+    return [replace(one, tightness=value) for one, value in zip(deployments, near, strict=True)]
+
+
 def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec, rate: float) -> list[Deployment]:
     """Pareto front of cost and latency at `rate` (requests/s) by `screen`, over `serving` with every replica count that
     `spec` allows; thinned evenly if long."""
@@ -235,8 +240,7 @@ def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec
         least, most = deployment.replicas, pick_replicas(deployment.screened, widest, rate) or 0
         counts = spec.space.replicas or range(least, most + 1)
         more += [replace(deployment, replicas=count) for count in counts if least <= count <= most]
-    near = screen.tightness([one.screened for one in more], [rate / one.replicas for one in more])
-    ordered = _front(replace(one, tightness=value) for one, value in zip(more, near, strict=True))
+    ordered = _front(with_tightness(screen, more, rate))
     last = len(ordered) - 1
     count = min(last + 1, _MAX_POINTS)
     return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]

@@ -179,10 +179,6 @@ class Finalist(Deployment):
     def attained(self) -> float:
         return attained(self.records)
 
-    def serves(self, slo: SLO, attainment: float) -> bool:
-        """Whether it meets the SLO at the target rate."""
-        return meets(self.records, slo, attainment)
-
     def latency_draws(self, quantile: str, name: str) -> Floats | None:
         """A latency at the target rate under each draw; None if a run lacks it."""
         values = [record.values.get(f"{quantile}_{name}_ms") for record in self.records]

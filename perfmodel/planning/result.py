@@ -19,6 +19,7 @@ from perfmodel.planning.finalist import (
     Option,
     certainty_of,
     interval_of,
+    meets,
     replicas_for,
     tightness,
 )
@@ -214,7 +215,7 @@ class PlanResult(_Plan[Finalist]):
         """Replicas the rate takes, fractional; at most the simulated count, since the highest rate scatters."""
         if not finalist.rate:
             return inf
-        serves = finalist.serves(self.scenario.slo, self.spec.attainment)
+        serves = meets(finalist.records, self.scenario.slo, self.spec.attainment)
         return min(self.rate * finalist.replicas / finalist.rate, finalist.fewest if serves else inf)
 
     def option(self, finalist: Finalist) -> Option:

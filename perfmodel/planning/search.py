@@ -19,6 +19,7 @@ from perfmodel.planning.finalist import (
     attained,
     certainty_of,
     gpus_text,
+    meets,
     pick,
 )
 from perfmodel.planning.jobs import OnPreliminary, Stages, plan_job
@@ -75,7 +76,7 @@ def _plan_rate(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> Plan
         space = enumerate_space(run.base, spec)
         screen = Screen(space.candidates, scenario, spec.attainment)
         screened = screen.all()
-        serving = _with_tightness(screen, choice.deployed(screened, spec, rate), rate)
+        serving = choice.with_tightness(screen, choice.deployed(screened, spec, rate), rate)
         serving.sort(key=lambda deployment: choice.objective_key(deployment, spec))
         front = choice.screened_front(screen, serving, spec, rate)
     chosen = choice.with_every_device(choice.finalists(serving, spec), serving, spec)
@@ -141,7 +142,7 @@ def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
-    good = [finalist for finalist in done if finalist.serves(scenario.slo, spec.attainment)]
+    good = [finalist for finalist in done if meets(finalist.records, scenario.slo, spec.attainment)]
     return good, [finalist for finalist in done if finalist not in good]
 
 
@@ -179,11 +180,6 @@ def _ordered(result: PlanResult) -> PlanResult:
     return replace(result, ranked=[result.ranked[place] for place in sorted(range(len(result.ranked)), key=key)])
 
 
-def _with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: float) -> list[Deployment]:
-    near = screen.tightness([one.screened for one in deployments], [rate / one.replicas for one in deployments])
-    return [replace(one, tightness=value) for one, value in zip(deployments, near, strict=True)]
-
-
 def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequence[Deployment]) -> Simulated:
     """All deployments simulated at the rate, including the front, by label."""
     simulated = [(Deployment(one.screened, n), known) for one in done for n, known in one.runs.items()]
@@ -192,7 +188,7 @@ def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequ
     run.sweep.forecast.expect(_FRONT, 0)
     records = run.at_rate([(deployment, deployment.replicas) for deployment in missing])
     by_label = {whole.label: (whole, known) for whole, known in (*simulated, *zip(missing, records, strict=True))}
-    deployments = _with_tightness(screen, [whole for whole, _ in by_label.values()], run.rate)
+    deployments = choice.with_tightness(screen, [whole for whole, _ in by_label.values()], run.rate)
     return {one.label: (one, known) for one, (_, known) in zip(deployments, by_label.values(), strict=True)}
 
 

@@ -16,7 +16,6 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec
-from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_in_use
@@ -51,10 +50,6 @@ class Layout:
     def kv_transfer(self) -> KvTransferSpec:
         """The link between prefill and decode replicas."""
         return KvTransferSpec.model_validate(self.cluster.get("kv_transfer") or {})
-
-    @property
-    def devices_per_replica(self) -> int:
-        return self.scenario.engine.num_devices
 
     @property
     def label(self) -> str:
@@ -127,7 +122,7 @@ class Candidate:
     @property
     def num_devices(self) -> int:
         """Devices of one replica or group."""
-        return sum(layout.devices_per_replica * count for layout, count in self.counts)
+        return sum(layout.scenario.engine.num_devices * count for layout, count in self.counts)
 
     @cached_property
     def usd_per_hour(self) -> float | None:
@@ -137,7 +132,7 @@ class Candidate:
             price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)
             if price is None:
                 return None
-            total += price * count * layout.devices_per_replica
+            total += price * count * layout.scenario.engine.num_devices
         return total
 
     @property
@@ -270,8 +265,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
         ranks = choices.get("engine.data_parallel_size", 1)
         is_usual = ranks in (1, own_engine.data_parallel_size) or choices.get("engine.enable_expert_parallel")
         if has_own_ranks or is_usual:
-            schedules = _schedules(space, candidates.engine(choices))
-            candidates.add(choices, [(*schedule, ratio, None) for schedule in schedules for ratio in own])
+            candidates.add(choices, space, own)
     if is_unequal:
         changed = [text for text in base.overrides if text.startswith("hardware.")]
         if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
@@ -281,14 +275,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
             )
         decode = space.model_copy(update={name: values for name, values in space.decode or () if values})
         for choices in _layout_choices(decode):
-            with_prefills: list[_Schedule] = [
-                (*schedule, ratio, prefill)
-                for schedule in _schedules(decode, candidates.engine(choices))
-                for ratio in ratios
-                if ratio is not None
-                for prefill in _prefills(choices, space.prefill, *schedule[:2])
-            ]
-            candidates.add(choices, with_prefills)
+            candidates.add(choices, decode, [ratio for ratio in ratios if ratio is not None], space.prefill)
     axes = {title: getattr(space, name) for name, title in _AXES.items()}
     return Space(
         tuple(candidates.accepted),
@@ -298,23 +285,15 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     )
 
 
-# max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
+_Ratio = tuple[int, int] | None
+# Of prefill engines that differ: choices, max_num_seqs, max_num_batched_tokens.
 _Prefill = tuple[dict[str, Any], int, int]
-_Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
 
 
 def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
     axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
     for values in product(*axes.values()):
         yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
-
-
-def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
-    return product(
-        space.max_num_seqs or (engine.max_num_seqs,),
-        space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
-        space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
-    )
 
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> Iterator[_Prefill | None]:
@@ -421,30 +400,36 @@ class _Candidates:
         key = tuple(sorted(as_overrides(choices)))
         return self._once(key, lambda: self._layout(choices))
 
-    def engine(self, choices: dict[str, Any]) -> EngineSpec:
-        """The engine of a layout, with its version's defaults on its devices."""
-        try:
-            return self.layout(choices).scenario.engine
-        except _RefusedError:
-            return self.scenario.engine
-
-    def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
-        device = choices.get("hardware")
-        if not schedules:
-            return
+    def add(
+        self, choices: dict[str, Any], space: PlanSpace, ratios: Sequence[_Ratio], prefill: PoolSpace | None = None
+    ) -> None:
+        """The candidates of a layout: each schedule of `space` with each ratio, and each of the prefill engines."""
+        layout: Layout | _RefusedError
         try:
             layout = self.layout(choices)
         except _RefusedError as error:
-            self._refuse(error, len(schedules), device)
-            return
-        for schedule in schedules:
-            try:
-                self.accepted.append(self._candidate(layout, *schedule))
-            except _RefusedError as error:
-                self._refuse(error, 1, device)
+            layout = error
+        # A layout's engine has its version's defaults on its devices.
+        engine = layout.scenario.engine if isinstance(layout, Layout) else self.scenario.engine
+        schedules = product(
+            space.max_num_seqs or (engine.max_num_seqs,),
+            space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
+            space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
+            ratios,
+        )
+        for seqs, tokens, chunked, ratio in schedules:
+            for own in _prefills(choices, prefill, seqs, tokens):
+                try:
+                    if isinstance(layout, _RefusedError):
+                        raise layout
+                    self.accepted.append(self._candidate(layout, seqs, tokens, chunked, ratio, own))
+                except _RefusedError as error:
+                    self.ruled_out[str(error)] += 1
+                    if "hardware" in choices:
+                        self.by_device.setdefault(choices["hardware"], Counter())[str(error)] += 1
 
     def _candidate(
-        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: tuple[int, int] | None, own: _Prefill | None
+        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: _Ratio, own: _Prefill | None
     ) -> Candidate:
         _check_steps(layout, seqs, tokens, chunked)
         prefill = None if own is None else PrefillEngine(self.layout(own[0]), own[1], own[2])
@@ -496,11 +481,6 @@ class _Candidates:
             return plan
 
         return self._once((id(layout), seqs, tokens), plan)
-
-    def _refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
-        self.ruled_out[str(error)] += count
-        if device is not None:
-            self.by_device.setdefault(device, Counter())[str(error)] += count
 
 
 def has_experts(model: ModelSpec) -> bool:
