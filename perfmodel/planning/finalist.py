@@ -140,7 +140,7 @@ class Finalist(Deployment):
 
     rates: tuple[float, ...] = ()
     records: Records = ()
-    drawn: Drawn = field(default_factory=Drawn.none)
+    drawn: Drawn = field(default_factory=Drawn)
     spare: int = 0
     runs: Mapping[int, Records] = field(default_factory=dict)
     first: int = 0

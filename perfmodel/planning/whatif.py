@@ -432,7 +432,7 @@ def ask_whatif(
         raise SpecError("--grid needs two varied values; give --vary twice.")
     step, label = (given, "The step that was given") if given is not None else _typical(loaded)
     axes = tuple(axis_of(text, loaded, step) for text in vary or suspects(loaded))
-    asked = base.metrics or default_metrics(loaded, any(axis.is_device for axis in axes))
+    asked = base.metrics or default_metrics(loaded, any(axis.path.rpartition(".")[2] == "hardware" for axis in axes))
     others = tuple(text for text in overrides if not text.startswith(_STEP))  # the point has its step already
     base = replace(base, metrics=asked, step=step, overrides=others, intervals=intervals)
     question = WhatIf(base, axes, grid, tuple(against))
