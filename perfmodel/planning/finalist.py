@@ -5,15 +5,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil, exp, inf, log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.planning.points import Record
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Floats
 from perfmodel.specs.slo import SLO
 
-Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 Records = tuple[Record, ...]
 _LIMITED = ("ttft", "tpot", "max_itl", "e2el")

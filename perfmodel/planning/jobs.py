@@ -31,13 +31,11 @@ slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a reque
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import product
 from math import inf, prod
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from perfmodel.errors import SpecError
@@ -50,14 +48,12 @@ from perfmodel.planning.screen import ClosedForm, engines_of
 from perfmodel.planning.service import Demand, Service, mean_context
 from perfmodel.planning.space import Candidate, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import NUM_DRAWS, Surfaces
-from perfmodel.planning.workers import Progress
+from perfmodel.planning.surfaces import NUM_DRAWS, Floats, Surfaces
+from perfmodel.planning.workers import Watch
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-Floats = NDArray[np.float64]
-Stages = Callable[[str], AbstractContextManager[Progress | None]]
 OnPreliminary = Callable[[Preliminary], None]
 
 METRICS = (
@@ -99,7 +95,7 @@ _OTHER_REPLICAS = "other replicas"  # a task of the forecast
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 
 
-def plan_job(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> JobPlan:
+def plan_job(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> JobPlan:
     """Plan the job of the scenario of `run`. stages: stage name -> progress display; on_preliminary: called with the
     closed-form result before simulating. Raises SpecError for traffic that does not arrive all at once."""
     scenario, spec = run.scenario, run.spec

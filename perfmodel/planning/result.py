@@ -26,11 +26,11 @@ from perfmodel.planning.finalist import (
 from perfmodel.planning.findings import TIE
 from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.surfaces import Floats
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import LEVELS, Trust, trust_of
 
-Floats = NDArray[np.float64]
 Row = TypeVar("Row", Finalist, Job)
 
 _AT_THE_RATE = (
@@ -95,7 +95,7 @@ class _Plan(Renderable, Generic[Row]):
     @property
     def everyone(self) -> list[Row]:
         """All finalists: best first, failing ones last."""
-        return [*self.ranked, *self.missed]
+        return list(self.ranked) + list(self.missed)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, failing ones last; nan without a value."""

@@ -6,19 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
 from perfmodel.planning.finalist import Screened
-from perfmodel.planning.service import Demand, Served, Service, demand_of, serve
+from perfmodel.planning.service import Bools, Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
-from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Surfaces
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Floats, Surfaces
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
-
-Floats = NDArray[np.float64]
 
 _AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
 _HALVINGS = 10
@@ -206,7 +203,7 @@ def _highest(service: Service, demand: Demand, goals: Goals) -> Floats:
     return np.where(is_ever, low, 0.0)
 
 
-def _is_met(served: Served, demand: Demand, goals: Goals) -> NDArray[np.bool_]:
+def _is_met(served: Served, demand: Demand, goals: Goals) -> Bools:
     """Whether enough typical requests meet all limits together, and each statistic holds."""
     is_met = np.ones((len(served.ttft), 1), dtype=bool)
     for limits, share in goals:

@@ -22,7 +22,7 @@ from perfmodel.planning.finalist import (
     meets,
     pick,
 )
-from perfmodel.planning.jobs import OnPreliminary, Stages, plan_job
+from perfmodel.planning.jobs import OnPreliminary, plan_job
 from perfmodel.planning.points import device_shares
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import Runs, left_out, under_failures
@@ -31,6 +31,7 @@ from perfmodel.planning.service import at_rate, wanted_rate
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.sweep import Store, StoredSweep, default_store
+from perfmodel.planning.workers import Watch
 from perfmodel.sim.driver import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
@@ -46,7 +47,7 @@ def make_plan(
     store: Path | None = None,
     workers: int | None = None,
     engine: str = "local",
-    stages: Stages | None = None,
+    stages: Watch | None = None,
     on_preliminary: OnPreliminary | None = None,
 ) -> PlanResult | JobPlan:
     """Plan the scenario at `path` (name or file) by its `plan` block or the defaults; an offline job if the objective
@@ -70,7 +71,7 @@ def make_plan(
     return plan(run, stages or (lambda _: nullcontext()), on_preliminary or (lambda _: None))
 
 
-def _plan_rate(run: Runs, stages: Stages, on_preliminary: OnPreliminary) -> PlanResult:
+def _plan_rate(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> PlanResult:
     scenario, spec, rate, quantile = run.scenario, run.spec, run.rate, quantile_name(run.spec.attainment)
     with stages("screening"):
         space = enumerate_space(run.base, spec)

@@ -11,13 +11,13 @@ from scipy.special import ndtr, ndtri
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import BATCHES, Surfaces, between, read_between
+from perfmodel.planning.surfaces import BATCHES, Floats, Surfaces, between, read_between
 from perfmodel.sim.traffic.traces import read_trace
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Trace
 
-Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _LOOKED_AT = 4000
 NUM_TYPICAL = 100
@@ -218,11 +218,7 @@ def longest_gap(
     return result
 
 
-Bools = NDArray[np.bool_]
-
 _ROUNDS = 6  # of the fixed point of T
-
-
 _COUNTS = np.arange(1, int(BATCHES[-1]) + 1, dtype=np.float64)
 # Linear interpolation from BATCHES to 1, 2, 3 ... as a matrix: a column for each.
 _BETWEEN = np.array([np.interp(_COUNTS, BATCHES, row) for row in np.eye(len(BATCHES))])

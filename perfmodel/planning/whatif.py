@@ -3,7 +3,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -23,7 +23,7 @@ from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.points import Point, Record, batch_shape, evaluate, load_point
 from perfmodel.planning.sweep import sweep
 from perfmodel.planning.typical_step import StepSpec, engine_of_step, typical_step
-from perfmodel.planning.workers import Progress, spread
+from perfmodel.planning.workers import Progress, Watch, spread
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import trust_of
@@ -398,7 +398,6 @@ def _record(record: Record) -> dict[str, Any]:
 _LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound of a decode step changes
 _STEP = "step."
 _TELLING = 0.01  # share of the step from which on an operator's bound is reported
-Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a progress bar for what is under way
 
 
 def ask_whatif(

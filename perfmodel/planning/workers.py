@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing.connection import wait
@@ -32,6 +32,7 @@ else:
     from multiprocessing.connection import Connection
 
 Progress = Callable[[int, int | None], None]
+Watch = Callable[[str], AbstractContextManager[Progress | None]]  # stage name -> progress display
 T = TypeVar("T")
 R = TypeVar("R")
 
