@@ -421,13 +421,10 @@ def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
 
 
 def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
-    """Mean seconds of a prompt's attention to cached tokens, at each budget."""
-    prompt, cached, _ = demand.typical
-    lead = budget[:, :1]
-    result: Floats = (
-        _contexts(surfaces, prompt[None, :], cached[None, :], lead).mean(axis=1, keepdims=True) + 0 * budget
-    )
-    return result
+    """Mean seconds of a prompt's attention to cached tokens, (rows, 1), at the first budget of each row."""
+    prompt, cached, _ = (values[None, :] for values in demand.typical)
+    seconds: Floats = _contexts(surfaces, prompt, cached, budget[:, :1]).mean(axis=1, keepdims=True)
+    return seconds
 
 
 def _contexts(surfaces: Surfaces, prompt: Floats, cached: Floats, budget: Floats) -> Floats:
