@@ -279,12 +279,12 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     work = _prompt_work(service, demand, prompt_rate, num_running)
     alone, mean_step = surfaces.decode(np.maximum(chain.mean, 1.0)), _at(steps, chain.mean)
     held_up = np.where(is_apart, 0.0, 1.0 - alone / mean_step)  # share of the time that prompts take from decodes
-    batch = _batch(service, chain, held_up, work)
+    deviation, full_share, slot_wait = _batch(service, chain, held_up, work)
     prompt, cached, outputs = (values[None, :] for values in demand.typical)
     for_gate, for_slot, for_batch, for_queue = (scores[None, :] for scores in SCORES)
     life = outputs / demand.mean_outputs
     smoothed = 2 * (life - 1 + np.exp(-life)) / life**2
-    met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
+    met = np.clip(chain.mean + deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
     step = _at(steps, met)
     own, first_s, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
     full = surfaces.mixed_step_time(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
@@ -292,7 +292,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
     ahead = service.gates * np.where(is_apart, first_s, mean_step)
     waits = np.where(for_gate < is_busy, start_of * first_s + ahead, 0.0)
-    waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, batch.full, batch.wait)
+    waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, full_share, slot_wait)
     fixed, per_token, per_sequence = service.front_end
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
     start, per_kv_token = service.transfer
@@ -309,7 +309,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
         np.where(is_bad, np.inf, ttft),
         np.where(is_bad, np.inf, tpot / brought),
         chain.mean,
-        batch.full * batch.wait,
+        full_share * slot_wait,
         ~is_bad,
         single,
     )
@@ -471,25 +471,16 @@ def _chain(service: Service, demand: Demand, rate: Floats, steps: Floats) -> _Ch
     return _Chain(weights, beyond, mean, np.sqrt(np.maximum(square - mean**2, 0.0)), wait, is_stable)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Mean and deviation of the batch; probability that all slots are taken, and the mean wait then."""
-
-    mean: Floats
-    deviation: Floats
-    full: Floats
-    wait: Floats
-
-
-def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Batch:
-    """The chain's batch, widened by prompts that delay decodes."""
+def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> tuple[Floats, Floats, Floats]:
+    """The chain's batch, widened by prompts that delay decodes: its deviation, the probability that all slots are
+    taken, and the mean wait then."""
     ahead = held_up / np.maximum(1 - held_up, 1e-3)  # departures that a prompt delays, on average
     mean = work.extra.mean(axis=1, keepdims=True)
     wider = 1 + ahead + ahead**2 * work.square / np.maximum(mean, 1e-12) ** 2 / 2
     reach = chain.mean + (np.floor(service.slots) - chain.mean) / np.sqrt(wider)
     counts = np.arange(chain.weights.shape[1], dtype=np.float64)[None, :]
     full = np.where(counts >= reach, chain.weights, 0.0).sum(axis=1, keepdims=True) + chain.beyond
-    return _Batch(chain.mean, chain.deviation * np.sqrt(wider), full, chain.wait * wider)
+    return chain.deviation * np.sqrt(wider), full, chain.wait * wider
 
 
 def _at(values: Floats, batch: Floats) -> Floats:
