@@ -203,7 +203,7 @@ class StoredSweep:
         for task, count in num_requests.items():
             self.forecast.expect(task, count * num_runs)
         workers, total = self.workers, sum(num_requests.values())
-        if workers is None and total >= _LONG_REQUESTS and engine_of(self.engine).name == "local":
+        if workers is None and total >= _LONG_REQUESTS and engine_of(self.engine)[0] == "local":
             workers = num_processes(len(num_requests))
 
         def begin(task: T) -> Generator[Point, tuple[Record, float], R]:

@@ -40,24 +40,17 @@ _FEWEST = 8  # items for which starting processes (a second) may pay
 _ENGINES = ("local", "ray")
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Where items run. address: of a Ray cluster other than this machine's own"""
-
-    name: str
-    address: str | None = None
-
-
-def engine_of(text: str) -> Engine:
-    """Parse `local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster running here) or `ray://HOST:PORT` (Ray Client).
-    Raises SpecError for anything else."""
+def engine_of(text: str) -> tuple[str, str | None]:
+    """Where items run: `local` or `ray`, and the address of a Ray cluster other than this machine's own, of `local`,
+    `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster running here) or `ray://HOST:PORT` (Ray Client). Raises SpecError for
+    anything else."""
     name, colon, address = text.partition(":")
     if name == "ray" and address.startswith("//"):
         address = text
     if name not in _ENGINES or (name == "local" and colon) or (colon and not address):
         near = did_you_mean(name, _ENGINES)
         raise SpecError(f"--engine {text}: expected local, ray or ray:ADDRESS (as in ray:auto).{near}")
-    return Engine(name, address or None)
+    return name, address or None
 
 
 @dataclass(frozen=True)
@@ -91,15 +84,15 @@ def spread(
 
     Raises the function's errors, and MissingExtraError for Ray if it is not installed.
     """
-    where = engine_of(engine)
+    where, address = engine_of(engine)
     if not items:
         return []
     begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
-    if where.name == "local":
+    if where == "local":
         workers = min(workers or (num_processes(len(items)) if len(items) >= _FEWEST else 1), len(items))
     open_pool: Callable[[int | None], _Processes | _OnRay] = partial(_Processes, within_reach(step))
-    if where.name == "ray":
-        open_pool = partial(_OnRay, within_reach(step), where.address)
+    if where == "ray":
+        open_pool = partial(_OnRay, within_reach(step), address)
     chains: dict[int, Generator[Any, Any, R]] = {}
     steps: dict[int, tuple[int, Any]] = {}  # under way, or lost
     results: dict[int, R] = {}
@@ -138,7 +131,7 @@ def spread(
             pool.close()
         return sorted(lost)
 
-    if where.name == "local" and workers == 1:
+    if where == "local" and workers == 1:
         for number, item in enumerate(items):
             chains[number] = begin(item)
             has_step = resume(number)
