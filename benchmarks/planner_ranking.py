@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.finalist import Finalist, Screened
 from perfmodel.planning.points import Record
 from perfmodel.planning.result import PlanResult
 from perfmodel.planning.runs import Trial, try_rates
@@ -115,7 +115,7 @@ def solve(problem: Problem) -> Solved:
     def key(each: Screened, rate: float) -> float:
         """Smaller is better."""
         if problem.objective == "cheapest":
-            return ceil(wanted / rate) * (each.usd_per_hour or 0.0) if rate else float("inf")
+            return ceil(wanted / rate) * (each.candidate.usd_per_hour or 0.0) if rate else float("inf")
         return -rate / each.candidate.num_devices
 
     order = sorted(range(len(serving)), key=lambda i: (key(serving[i], serving[i].rate), -serving[i].rate))
@@ -128,7 +128,7 @@ def solve(problem: Problem) -> Solved:
     ratios = tuple(item.rate / rate for item, rate in zip(serving, rates, strict=True) if rate)
     share = 1.0
     if place > _TOP:
-        plan = PlanResult(base, scenario, spec, wanted, len(serving), len(serving), {}, (), ())
+        plan = PlanResult(base, scenario, spec, rate=wanted)
         share = _better(plan, screen, problem.store, serving[winner], serving[result])
     label, seconds = serving[winner].candidate.label, time.process_time() - began
     return Solved(problem, place, len(serving), ratios, share, loss, label, seconds)
@@ -146,7 +146,7 @@ def _better(plan: PlanResult, screen: Screen, store: str, one: Screened, other: 
         replicas = ceil(plan.rate / group - 1e-9)
         met = Record({"request_goodput": 1.0, "request_throughput": 1.0})
         whole = tuple(replicas * rate for rate in rates)
-        better.append(Finalist(Deployment(item, replicas), replicas, whole, (met,), drawn))
+        better.append(Finalist(item, replicas, 1.0, whole, (met,), drawn))
     return plan.better_share(*better)
 
 

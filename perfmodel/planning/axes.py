@@ -54,11 +54,6 @@ class Axis:
         return self.unit == _MULTIPLE
 
     @property
-    def is_device(self) -> bool:
-        """Whether the values are device names."""
-        return self.path.rpartition(".")[2] == "hardware"
-
-    @property
     def present_x(self) -> float | None:
         """The present value in axis units; None if its unit is unknown."""
         return 1.0 if self.is_multiple else None if self.unit else self.present

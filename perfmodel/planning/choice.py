@@ -10,6 +10,7 @@ from typing import TypeVar
 from perfmodel.planning.finalist import Deployment, Finalist, FrontPoint, Records, Screened, attained, meets, tightness
 from perfmodel.planning.findings import pareto_front
 from perfmodel.planning.screen import Screen
+from perfmodel.planning.space import Candidate
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.specs.scenario import Scenario, price_lines, price_notes
 from perfmodel.specs.slo import SLO
@@ -22,23 +23,23 @@ def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: f
     if rate_of_one <= 0:
         return None
     needed = max(1, ceil(rate / rate_of_one - 1e-9))
-    most = most_replicas(screened, spec)
+    most = most_replicas(screened.candidate, spec)
     choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
     if not choices:
         return None
     return max(choices) if spec.objective == "lowest_latency" else min(choices)
 
 
-def may_have(screened: Screened, spec: PlanSpec, replicas: int) -> bool:
+def may_have(candidate: Candidate, spec: PlanSpec, replicas: int) -> bool:
     """Whether the plan allows so many groups."""
-    return replicas <= most_replicas(screened, spec) and (not spec.space.replicas or replicas in spec.space.replicas)
+    return replicas <= most_replicas(candidate, spec) and (not spec.space.replicas or replicas in spec.space.replicas)
 
 
-def most_replicas(screened: Screened, spec: PlanSpec) -> int:
+def most_replicas(candidate: Candidate, spec: PlanSpec) -> int:
     """The most groups that the device and budget limits allow."""
-    most = spec.max_gpus // screened.candidate.num_devices
-    if spec.budget_usd_per_hour is not None and screened.usd_per_hour:
-        most = min(most, int(spec.budget_usd_per_hour / screened.usd_per_hour))
+    most = spec.max_gpus // candidate.num_devices
+    if spec.budget_usd_per_hour is not None and candidate.usd_per_hour:
+        most = min(most, int(spec.budget_usd_per_hour / candidate.usd_per_hour))
     return most
 
 
@@ -185,13 +186,11 @@ class Ratios:
 
 def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
     """The ratios over `done`; 1 to 1 if none served."""
-    rates = [finalist.rate / (finalist.replicas * finalist.screened.rate) for finalist in done if finalist.rate]
+    rates = [finalist.rate / finalist.capacity for finalist in done if finalist.rate]
     near = [
-        tightness(finalist.records, slo, quantile) / finalist.deployment.tightness
+        tightness(finalist.records, slo, quantile) / finalist.tightness
         for finalist in done
-        if finalist.records
-        and finalist.deployment.replicas == finalist.replicas
-        and isfinite(finalist.deployment.tightness)
+        if finalist.records and finalist.first == finalist.replicas and isfinite(finalist.tightness)
     ]
     return Ratios(*((min(values, default=1.0), max(values, default=1.0)) for values in (rates, near)))
 
@@ -227,6 +226,11 @@ _MAX_LOOKED_AT = 60
 _MAX_POINTS = 8
 
 
+def with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: float) -> list[Deployment]:
+    near = screen.tightness([one.screened for one in deployments], [rate / one.replicas for one in deployments])
+    return [replace(one, tightness=value) for one, value in zip(deployments, near, strict=True)]
+
+
 def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec, rate: float) -> list[Deployment]:
     """Pareto front of cost and latency at `rate` (requests/s) by `screen`, over `serving` with every replica count that
     `spec` allows; thinned evenly if long."""
@@ -236,8 +240,7 @@ def screened_front(screen: Screen, serving: Sequence[Deployment], spec: PlanSpec
         least, most = deployment.replicas, pick_replicas(deployment.screened, widest, rate) or 0
         counts = spec.space.replicas or range(least, most + 1)
         more += [replace(deployment, replicas=count) for count in counts if least <= count <= most]
-    near = screen.tightness([one.screened for one in more], [rate / one.replicas for one in more])
-    ordered = _front(replace(one, tightness=value) for one, value in zip(more, near, strict=True))
+    ordered = _front(with_tightness(screen, more, rate))
     last = len(ordered) - 1
     count = min(last + 1, _MAX_POINTS)
     return [ordered[round(index * last / max(count - 1, 1))] for index in range(count)]

@@ -120,9 +120,9 @@ def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[s
     )
 
 
-def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
+def serve_commands(result: PlanResult, winner: Finalist) -> list[str]:
     """For each kind of replica: the count, planned settings without an argument, and its start command."""
-    scenario = result.base.load(as_overrides(_choices(result, finalist)))
+    scenario = result.base.load(as_overrides(_choices(result, winner)))
     lines = []
     for pool in scenario.pools:
         hardware, num_nodes = (pool.hardware or scenario.hardware).name, nodes_of(scenario, pool)
@@ -134,7 +134,7 @@ def serve_commands(result: PlanResult, finalist: Finalist) -> list[str]:
     return lines
 
 
-def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
+def _scenario_yaml(result: PlanResult, winner: Finalist) -> str:
     """The base scenario's file with the plan's choices, at the planned rate. A device changed by overrides is named as
     its file from `_device_files`."""
     loaded, _ = read_scenario(result.base.path)
@@ -146,45 +146,44 @@ def _scenario_yaml(result: PlanResult, finalist: Finalist) -> str:
     if isinstance(data.get("traffic"), str):
         hidden = {"name", "aliases", "source"}
         data["traffic"] = result.scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
-    choices = {**_choices(result, finalist), **at_rate(result.scenario, result.rate, requests)}
+    choices = {**_choices(result, winner), **at_rate(result.scenario, result.rate, requests)}
     for text in (*result.base.overrides, *as_overrides(choices)):
         change = parse_override(text)
         is_left = change.path[0] == "plan" or (change.path == ("traffic",) and isinstance(change.value, str))
         if not is_left and not (change.path[0] == "hardware" and len(change.path) > 1):
             apply_override(change, data, change.path, Positions(result.base.path))
-    for name in _device_files(result, finalist):  # in place of the plain name
+    for name in _device_files(result, winner):  # in place of the plain name
         data["hardware"] = f"./{name}"
     data["name"] = f"{result.scenario.name}-planned"
     planned = result.scenario.name if is_text(result.base.path) else Path(result.base.path).name
-    heading = f"# Chosen by `perfmodel plan {planned}`: {finalist.label}.\n"
-    return heading + "".join(f"# {line}\n" for line in _not_here(result, finalist)) + dump_yaml(data)
+    heading = f"# Chosen by `perfmodel plan {planned}`: {winner.label}.\n"
+    return heading + "".join(f"# {line}\n" for line in _not_here(result, winner)) + dump_yaml(data)
 
 
-def _choices(result: PlanResult, finalist: Finalist) -> dict[str, Any]:
+def _choices(result: PlanResult, winner: Finalist) -> dict[str, Any]:
     """Scenario fields of the winner, replicas for failures included, and its failures and gateway if simulated."""
-    replicas = result.replicas if finalist is result.winner else finalist.replicas
-    choices = finalist.candidate.choices(replicas)
+    choices = winner.candidate.choices(result.replicas)
     can_carry = result.resilience is None or not result.resilience.problem
     carried = carried_cluster(result.scenario) if can_carry else {}
     return {**choices, "cluster": {**choices["cluster"], **carried}}
 
 
-def _not_here(result: PlanResult, finalist: Finalist) -> list[str]:
+def _not_here(result: PlanResult, winner: Finalist) -> list[str]:
     """Features of the planned scenario that this deployment lacks or exceeds."""
     lines = [f"Not carried over: {setting}." for setting in result.left_out]
     if result.resilience is not None and result.resilience.problem:
         lines.append(f"Not carried over: cluster.failures: {result.resilience.problem}")
-    if finalist is result.winner and result.replicas > finalist.replicas:
-        lines.append(f"{result.replicas} replicas: {finalist.replicas} serve the rate, the others are for failures.")
+    if result.replicas > winner.replicas:
+        lines.append(f"{result.replicas} replicas: {winner.replicas} serve the rate, the others are for failures.")
     return lines
 
 
-def _device_files(result: PlanResult, finalist: Finalist) -> dict[str, str]:
+def _device_files(result: PlanResult, winner: Finalist) -> dict[str, str]:
     """File name -> text of devices changed by `--set hardware...`."""
     changed = [text for text in result.base.overrides if text.startswith("hardware.")]
     if not changed:
         return {}
-    hardware = finalist.candidate.layout.scenario.hardware
+    hardware = winner.candidate.layout.scenario.hardware
     heading = f"# {hardware.name} with {', '.join(changed)}.\n"
     data = hardware.model_dump(mode="json", exclude_unset=True)
     return {f"{hardware.name}-changed.yaml": heading + dump_yaml(data)}

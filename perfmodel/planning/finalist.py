@@ -5,15 +5,13 @@ from dataclasses import dataclass, field, replace
 from math import ceil, exp, inf, log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.planning.points import Record
 from perfmodel.planning.space import Candidate
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import NUM_DRAWS, Drawn
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Floats
 from perfmodel.specs.slo import SLO
 
-Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 Records = tuple[Record, ...]
 _LIMITED = ("ttft", "tpot", "max_itl", "e2el")
@@ -62,7 +60,6 @@ class Screened:
     binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what limits the batch:
                   KV cache, max_num_seqs
     batch:        mean decoding sequences per engine at `rate`
-    usd_per_hour: of its devices; None without a price
     origin:       of the step times
     """
 
@@ -70,7 +67,6 @@ class Screened:
     rate: float
     binds: str
     batch: float
-    usd_per_hour: float | None
     origin: str
 
     @property
@@ -85,22 +81,21 @@ class Replicas:
     records: Records = ()
 
     @property
-    def group(self) -> tuple[Candidate, float | None]:
-        """The candidate, and USD per hour of one group; None without a price."""
+    def candidate(self) -> Candidate:
         raise NotImplementedError
 
     @property
     def label(self) -> str:
         """`3 x h100-sxm-80gb TP2 ...`"""
-        return f"{self.replicas} x {self.group[0].label}"
+        return f"{self.replicas} x {self.candidate.label}"
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.group[0].num_devices
+        return self.replicas * self.candidate.num_devices
 
     @property
     def usd_per_hour(self) -> float | None:
-        price = self.group[1]
+        price = self.candidate.usd_per_hour
         return None if price is None else price * self.replicas
 
     @property
@@ -114,7 +109,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Deployment(Replicas):
-    """A number of groups of a candidate. tightness: largest latency / limit at the rate; 1 is just met"""
+    """A number of groups of a candidate. tightness: largest latency / limit at the rate in closed form; 1: just met"""
 
     screened: Screened
     replicas: int
@@ -125,50 +120,28 @@ class Deployment(Replicas):
         return self.screened.candidate
 
     @property
-    def group(self) -> tuple[Candidate, float | None]:
-        return self.candidate, self.screened.usd_per_hour
-
-    @property
     def capacity(self) -> float:
-        """Requests/s that all groups serve under the SLO."""
+        """Requests/s that all groups serve under the SLO in closed form."""
         return self.screened.rate * self.replicas
 
 
 @dataclass(frozen=True)
-class Finalist(Replicas):
+class Finalist(Deployment):
     """A deployment simulated as a whole.
 
-    replicas: groups of its candidate
     rates:    its highest rate under the SLO, per seed
     records:  at the target rate, per seed; `runs`: the same for each replica count tried
     drawn:    factors on rate and latencies under draws of the calibration error
     spare:    replicas added for uncertainty, beyond the fewest simulated to serve; `rates` then scale with replicas
+    first:    replicas that the closed form chose, with which `tightness` goes
     """
 
-    deployment: Deployment
-    replicas: int
     rates: tuple[float, ...] = ()
     records: Records = ()
-    drawn: Drawn = field(default_factory=Drawn.none)
+    drawn: Drawn = field(default_factory=Drawn)
     spare: int = 0
     runs: Mapping[int, Records] = field(default_factory=dict)
-
-    @property
-    def screened(self) -> Screened:
-        return self.deployment.screened
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.screened.candidate
-
-    @property
-    def group(self) -> tuple[Candidate, float | None]:
-        return self.candidate, self.screened.usd_per_hour
-
-    @property
-    def screened_rate(self) -> float:
-        """The screened highest rate of so many replicas."""
-        return self.replicas * self.screened.rate
+    first: int = 0
 
     @property
     def fewest(self) -> int:
@@ -204,10 +177,6 @@ class Finalist(Replicas):
     def attained(self) -> float:
         return attained(self.records)
 
-    def serves(self, slo: SLO, attainment: float) -> bool:
-        """Whether it meets the SLO at the target rate."""
-        return meets(self.records, slo, attainment)
-
     def latency_draws(self, quantile: str, name: str) -> Floats | None:
         """A latency at the target rate under each draw; None if a run lacks it."""
         values = [record.values.get(f"{quantile}_{name}_ms") for record in self.records]
@@ -225,22 +194,22 @@ class Finalist(Replicas):
 
 @dataclass(frozen=True)
 class Job(Replicas):
-    """An offline job on a number of replicas of a candidate.
+    """An offline job on a number of replicas of the candidate `group`.
 
     screened_s: duration in closed form
     records:    simulated, per seed
     drawn:      factors on its duration under draws of the calibration error, in closed form
     """
 
-    candidate: Candidate
+    group: Candidate
     replicas: int
     screened_s: float
     records: Records = ()
     drawn: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
 
     @property
-    def group(self) -> tuple[Candidate, float | None]:
-        return self.candidate, self.candidate.usd_per_hour
+    def candidate(self) -> Candidate:
+        return self.group
 
     @property
     def _times(self) -> list[float]:

@@ -28,21 +28,20 @@ def better_by(value: float, other: float, is_better_low: bool) -> float:
     return above / below
 
 
-def best_at(values: Mapping[str, float | None], is_better_low: bool, tie: float = TIE) -> tuple[str, ...]:
-    """The best variant and those within `tie`; empty without values."""
+def best_at(values: Mapping[str, float | None], is_better_low: bool) -> tuple[str, ...]:
+    """The best variant and those within TIE; empty without values."""
     there = {name: value for name, value in values.items() if value is not None}
     if not there:
         return ()
     best = (min if is_better_low else max)(there.values())
-    return tuple(name for name, value in there.items() if better_by(best, value, is_better_low) <= 1 + tie)
+    return tuple(name for name, value in there.items() if better_by(best, value, is_better_low) <= 1 + TIE)
 
 
-def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: bool, tie: float = TIE) -> list[Stretch]:
-    """Ranges of the axis `xs` with the same winners among `lines`, in order; positions without any value are skipped.
-    is_better_low: less is better; tie: relative difference below which two are equal"""
+def stretches(xs: Sequence[float], lines: Mapping[str, Values], is_better_low: bool) -> list[Stretch]:
+    """Ranges of the axis `xs` with the same winners among `lines`, in order; those without any value are skipped."""
     result: list[Stretch] = []
     for index, x in enumerate(xs):
-        winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low, tie)
+        winners = best_at({name: line[index] for name, line in lines.items()}, is_better_low)
         if not winners:
             continue
         last = result[-1] if result else None
@@ -90,19 +89,14 @@ def ladder_gains(values: Values, is_better_low: bool) -> list[float | None]:
     return gains
 
 
-def pareto_front(
-    points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool], tie: float = TIE
-) -> tuple[str, ...]:
+def pareto_front(points: Mapping[str, Sequence[float | None]], is_better_low: Sequence[bool]) -> tuple[str, ...]:
     """Names that no other dominates; those with missing values are left out. A dominates B if it is better by more than
-    `tie` in one value and not worse by more than `tie` in the others."""
-    whole: dict[str, list[float]] = {}
-    for name, values in points.items():
-        there = [value for value in values if value is not None]
-        if len(there) == len(is_better_low):
-            whole[name] = there
+    TIE in one value and not worse by more than TIE in the others."""
+    known = {name: [value for value in values if value is not None] for name, values in points.items()}
+    whole = {name: values for name, values in known.items() if len(values) == len(is_better_low)}
 
     def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
         gains = [better_by(*pair) for pair in zip(one, other, is_better_low, strict=True)]
-        return max(gains) > 1 + tie and min(gains) >= 1 / (1 + tie)
+        return max(gains) > 1 + TIE and min(gains) >= 1 / (1 + TIE)
 
     return tuple(name for name, item in whole.items() if not any(dominates(entry, item) for entry in whole.values()))

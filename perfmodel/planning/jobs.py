@@ -31,32 +31,30 @@ slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a reque
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 from math import inf, prod
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from perfmodel.errors import SpecError
-from perfmodel.planning.choice import compared_prices, origin_notes
+from perfmodel.planning.choice import compared_prices, most_replicas, origin_notes
 from perfmodel.planning.finalist import Job, Preliminary, pick
 from perfmodel.planning.points import Point, Record, device_shares
 from perfmodel.planning.result import JobPlan
-from perfmodel.planning.screen import budget_of, engines_of
-from perfmodel.planning.service import Demand, demand_of, mean_context
-from perfmodel.planning.space import Base, Candidate, enumerate_space
+from perfmodel.planning.runs import Runs
+from perfmodel.planning.screen import ClosedForm, engines_of
+from perfmodel.planning.service import Demand, Service, mean_context
+from perfmodel.planning.space import Candidate, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import NUM_DRAWS, EngineSurfaces, Surfaces
-from perfmodel.planning.sweep import Forecast, StoredSweep
-from perfmodel.planning.workers import Progress
+from perfmodel.planning.surfaces import NUM_DRAWS, Floats, Surfaces
+from perfmodel.planning.workers import Watch
 from perfmodel.sim import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-Floats = NDArray[np.float64]
-Stages = Callable[[str], AbstractContextManager[Progress | None]]
+OnPreliminary = Callable[[Preliminary], None]
 
 METRICS = (
     "duration",
@@ -97,43 +95,31 @@ _OTHER_REPLICAS = "other replicas"  # a task of the forecast
 _APART = "with prefill and decode apart, which plans of jobs leave out"
 
 
-def plan_job(
-    base: Base,
-    scenario: Scenario,
-    spec: PlanSpec,
-    sweep: StoredSweep,
-    stages: Stages,
-    on_preliminary: Callable[[Preliminary], None] | None = None,
-) -> JobPlan:
-    """Plan the job of `scenario` (`base`: its file and overrides) by `spec`.
-
-    sweep:  runs the simulations
-    stages: stage name -> progress display
-    on_preliminary: called with the closed-form result before simulating
-
-    Raises SpecError for traffic that does not arrive all at once.
-    """
+def plan_job(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> JobPlan:
+    """Plan the job of the scenario of `run`. stages: stage name -> progress display; on_preliminary: called with the
+    closed-form result before simulating. Raises SpecError for traffic that does not arrive all at once."""
+    scenario, spec = run.scenario, run.spec
     if not scenario.traffic.is_offline:
         raise SpecError(
             f"plan.objective={spec.objective} is for a job that is there at once, and arrivals of process "
             f"{scenario.traffic.arrivals.process} are not; give traffic.arrivals={{process: burst}}."
         )
     with stages("screening"):
-        space = enumerate_space(base, spec)
+        space = enumerate_space(run.base, spec)
         unified = [candidate for candidate in space.candidates if candidate.ratio is None]
         screen = JobScreen(unified, scenario, spec)
         jobs = screen.jobs()
-    chosen = _finalists(jobs, spec)
     in_time = {id(job.candidate) for job in jobs if _is_in_time(job.screened_s, spec)}
-    if on_preliminary is not None:
-        on_preliminary(Preliminary(spec, len(unified), chosen, None, scenario.traffic.num_requests or 0))
-    plan = JobPlan(base, scenario, spec, space.num_all, len(in_time), {}, (), ())
+    plan = JobPlan(run.base, scenario, spec, space.num_all, len(in_time))
+    chosen = _finalists(jobs, plan)
+    on_preliminary(Preliminary(spec, len(unified), chosen, None, plan.num_requests))
     with stages("simulating the job's requests") as progress:
-        run = _Runs(base, scenario, spec, replace(sweep, forecast=Forecast(progress)))
+        run = run.counted(progress)
         # Jobs near the deadline in closed form are also tried with other replica counts.
-        moved = [job for job in chosen if _next({job.replicas: job}, screen, spec) is not None]
-        run.sweep.forecast.expect(_OTHER_REPLICAS, run.num_requests(moved))
-        settled = screen.under_draws(_settled(run, screen, chosen, spec))
+        moved = [job for job in chosen if _next({job.replicas: job}, screen, plan) is not None]
+        lengths = [sum(run_lengths(job, scenario)) for job in moved]
+        run.sweep.forecast.expect(_OTHER_REPLICAS, spec.seeds * sum(lengths))
+        settled = screen.under_draws(_settled(run, screen, chosen, plan))
         sized = _sized(plan, run, screen, settled)
     late_reason = "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), late_reason: len(unified) - len(in_time)})
@@ -143,7 +129,7 @@ def plan_job(
         ruled_out=dict(ruled_out.most_common()),
         plain=min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None),
         ranked=_ordered(plan, sized),
-        late=sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure),
+        missed=sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure),
     )
     return _completed(plan, screen) if plan.winner is not None else plan
 
@@ -151,12 +137,11 @@ def plan_job(
 # In closed form.
 
 
-def _job_seconds(
-    surfaces: Surfaces, slots: Floats, budget: Floats, engines: Floats, requests: Floats, demand: Demand
-) -> Floats:
-    """Seconds of a job, (rows, 1), with `slots` sequences and `budget` tokens a step."""
-    prompt, answer = demand.mean_prompt, demand.mean_outputs
-    full, step = _steady(surfaces, slots, budget, demand)
+def _job_seconds(service: Service, demand: Demand, engines: Floats, num_requests: int) -> Floats:
+    """Seconds of a job of `num_requests` on so many `engines` of a service, (rows, 1)."""
+    surfaces, budget = service.surfaces, service.budget
+    prompt, answer, requests = demand.mean_prompt, demand.mean_outputs, np.ceil(num_requests / engines)
+    full, step = _steady(surfaces, service.slots, budget, demand)
     pace = full * surfaces.tokens(full) / (answer * step)
     batch = np.minimum(full, requests)
     alone = surfaces.decode(np.maximum(batch, 1.0)) / surfaces.tokens(np.maximum(batch, 1.0))
@@ -212,17 +197,12 @@ def _drained(surfaces: Surfaces, batch: Floats, engines: Floats, shares: Floats,
     return seconds
 
 
-class JobScreen:
+class JobScreen(ClosedForm):
     """Closed-form durations and costs of unified candidates for the offline job of `scenario`."""
 
     def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, spec: PlanSpec) -> None:
-        self._candidates, self._spec = candidates, spec
-        self._num_requests = scenario.traffic.num_requests or 0
-        self._demand = demand = demand_of(scenario)
-        batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
-        chunk = max(map(budget_of, candidates), default=1)
-        engines = (engines_of(candidate)[0] for candidate in candidates)
-        self._engines = EngineSurfaces(engines, demand.context, demand.mean_prompt, batches, chunk)
+        super().__init__(candidates, scenario)
+        self._spec, self._num_requests = spec, scenario.traffic.num_requests or 0
 
     def jobs(self) -> list[Job]:
         """The job on every allowed replica count of every candidate."""
@@ -233,17 +213,10 @@ class JobScreen:
             jobs += [Job(*row, float(taken)) for row, taken in zip(part, self._seconds(part), strict=True)]
         return jobs
 
-    def origin(self, candidate: Candidate) -> str:
-        """Origin of the candidate's step times."""
-        return self._engines.origin(engines_of(candidate)[0])
-
     def allowed(self, candidate: Candidate) -> list[int]:
         """Replica counts within the limits, at most the number of requests."""
-        spec, price = self._spec, candidate.usd_per_hour
-        most = min(spec.max_gpus // candidate.num_devices, self._num_requests)
-        if spec.budget_usd_per_hour is not None and price:
-            most = min(most, int(spec.budget_usd_per_hour / price))
-        return [count for count in spec.space.replicas or range(1, most + 1) if count <= most]
+        most = min(most_replicas(candidate, self._spec), self._num_requests)
+        return [count for count in self._spec.space.replicas or range(1, most + 1) if count <= most]
 
     def under_draws(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs with their factors under common calibration draws."""
@@ -256,15 +229,10 @@ class JobScreen:
 
     def _seconds(self, rows: Sequence[tuple[Candidate, int]], surfaces: Surfaces | None = None) -> Floats:
         """Duration per (candidate, replicas), by the engine's surface unless `surfaces` are given."""
-        surfaces = surfaces or self._engines.read([engines_of(candidate)[0] for candidate, _ in rows])
-        context = max(int(self._demand.context), 1)
-        numbers = [
-            (max(1, min(one.max_num_seqs, one.memory.max_batch(context))), budget_of(one), count * one.num_engines)
-            for one, count in rows
-        ]
-        slots, budget, engines = (np.array(values, np.float64)[:, None] for values in zip(*numbers, strict=True))
-        requests = np.ceil(self._num_requests / engines)
-        return _job_seconds(surfaces, slots, budget, engines, requests, self._demand)[:, 0]
+        service = self._service([candidate for candidate, _ in rows])
+        service = service if surfaces is None else replace(service, surfaces=surfaces)
+        engines = service.decodes * np.array([count for _, count in rows], np.float64)[:, None]
+        return _job_seconds(service, self.demand, engines, self._num_requests)[:, 0]
 
 
 # Simulated.
@@ -286,14 +254,14 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
     if short.problem or long.problem:
         return short if short.problem else long
 
-    def product(record: Record, names: tuple[str, ...]) -> float | None:
+    def multiplied(record: Record, names: tuple[str, ...]) -> float | None:
         values = [value for name in names if (value := record.values.get(name)) is not None]
         return prod(values) if len(values) == len(names) else None
 
     further = (num_requests - lengths[1]) / (lengths[1] - lengths[0])
     values = dict(long.values)
     for name, factors in _FACTORS.items():
-        one, other = (product(record, (name, *factors)) for record in (short, long))
+        one, other = (multiplied(record, (name, *factors)) for record in (short, long))
         if one is None or other is None:
             continue
         value = other + further * max(other - one, 0.0)
@@ -301,59 +269,40 @@ def extrapolate(short: Record, long: Record, lengths: tuple[int, int], num_reque
             value /= values[factor] or 1.0
         values[name] = value
     if long.values.get(_DRAIN) is not None:
-        values[_DRAIN] = (product(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
+        values[_DRAIN] = (multiplied(long, (_DRAIN, "duration")) or 0.0) / (values["duration"] or 1.0)
     return replace(long, values=values, intervals={})
 
 
-@dataclass(frozen=True)
-class _Runs:
-    base: Base
-    scenario: Scenario
-    spec: PlanSpec
-    sweep: StoredSweep
+def _simulated(run: Runs, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs simulated under each seed; long ones are extrapolated."""
+    whole, lengths = run.scenario.traffic.num_requests or 0, [run_lengths(job, run.scenario) for job in jobs]
+    points: list[tuple[Point, int]] = []
+    for job, counts in zip(jobs, lengths, strict=True):
+        made_of = (*run.base.overrides, *job.candidate.overrides(job.replicas))
+        for seed, count in product(run.seeds, counts):
+            length = {"traffic.num_requests": count} if count != whole else {}
+            points.append((Point(run.base.path, METRICS, (*made_of, *as_overrides({"seed": seed, **length}))), count))
+    records = iter(run.sweep.records([point for point, _ in points], [count for _, count in points]))
 
-    def num_requests(self, jobs: Sequence[Job]) -> int:
-        """Requests to simulate for `jobs`, over all seeds."""
-        return self.spec.seeds * sum(sum(run_lengths(job, self.scenario)) for job in jobs)
+    def record(counts: tuple[int] | tuple[int, int]) -> Record:
+        return next(records) if len(counts) == 1 else extrapolate(next(records), next(records), counts, whole)
 
-    def of(self, jobs: Sequence[Job]) -> list[Job]:
-        """Simulate the jobs under each seed; long ones are extrapolated."""
-        whole, first = self.scenario.traffic.num_requests or 0, self.scenario.seed
-        points: list[tuple[Point, int]] = []
-        for job in jobs:
-            made_of = (*self.base.overrides, *job.candidate.overrides(job.replicas))
-            for seed in range(first, first + self.spec.seeds):
-                for count in run_lengths(job, self.scenario):
-                    length = {"traffic.num_requests": count} if count != whole else {}
-                    overrides = (*made_of, *as_overrides({"seed": seed, **length}))
-                    points.append((Point(self.base.path, METRICS, overrides), count))
-        records = iter(self.sweep.records([point for point, _ in points], [count for _, count in points]))
-
-        def record(lengths: tuple[int] | tuple[int, int]) -> Record:
-            if len(lengths) == 1:
-                return next(records)
-            return extrapolate(next(records), next(records), lengths, whole)
-
-        return [
-            replace(job, records=tuple(record(run_lengths(job, self.scenario)) for _ in range(self.spec.seeds)))
-            for job in jobs
-        ]
+    return [
+        replace(job, records=tuple(record(counts) for _ in run.seeds))
+        for job, counts in zip(jobs, lengths, strict=True)
+    ]
 
 
 def _is_in_time(seconds: float, spec: PlanSpec) -> bool:
     return seconds < inf and (spec.deadline_s is None or seconds <= spec.deadline_s)
 
 
-def _figure(job: Job, spec: PlanSpec) -> tuple[float, float]:
-    both = job.bill, job.seconds
-    return both if spec.objective == "cheapest_job" else both[::-1]
-
-
-def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
+def _finalists(jobs: Sequence[Job], plan: JobPlan) -> list[Job]:
     """The best replica count of each of the best candidates nearly in time, few of a layout; else the fastest."""
+    spec = plan.spec
     best: dict[int, Job] = {}
     near = [job for job in jobs if _is_in_time(job.screened_s / _NEARLY, spec)]
-    order = (lambda job: _figure(job, spec)) if near else (lambda job: (job.seconds, job.bill))
+    order = plan.figures if near else (lambda job: (job.seconds, job.bill))
     for job in near or jobs:
         # One that only nearly is in time is looked at with one replica more, too, by `_settled`.
         known = best.get(id(job.candidate))
@@ -368,22 +317,22 @@ def _finalists(jobs: Sequence[Job], spec: PlanSpec) -> list[Job]:
     return chosen
 
 
-def _settled(run: _Runs, screen: JobScreen, chosen: Sequence[Job], spec: PlanSpec) -> list[Job]:
+def _settled(run: Runs, screen: JobScreen, chosen: Sequence[Job], plan: JobPlan) -> list[Job]:
     """Each finalist with the replica count that simulates best."""
     tried: list[dict[int, Job]] = [{} for _ in chosen]
     pending = list(enumerate(chosen))
     while pending:
-        for (place, _), job in zip(pending, run.of([job for _, job in pending]), strict=True):
+        for (place, _), job in zip(pending, _simulated(run, [job for _, job in pending]), strict=True):
             tried[place][job.replicas] = job
         run.sweep.forecast.expect(_OTHER_REPLICAS, 0)
-        moves = [(place, _next(known, screen, spec)) for place, known in enumerate(tried)]
+        moves = [(place, _next(known, screen, plan)) for place, known in enumerate(tried)]
         pending = [(place, job) for place, job in moves if job is not None]
-    return [_best(known, spec) for known in tried]
+    return [_best(known, plan) for known in tried]
 
 
-def _next(tried: dict[int, Job], screen: JobScreen, spec: PlanSpec) -> Job | None:
+def _next(tried: dict[int, Job], screen: JobScreen, plan: JobPlan) -> Job | None:
     """The next replica count to try: more if the job is late, fewer if these might suffice; None if done."""
-    best = _best(tried, spec)
+    best, spec = _best(tried, plan), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job" or len(tried) > _MAX_MOVES or best.seconds == inf:
         return None
     is_late = not _is_in_time(best.seconds, spec)
@@ -399,14 +348,12 @@ def _with_replicas(job: Job, count: int) -> Job:
     return Job(job.candidate, count, job.screened_s * job.replicas / count)
 
 
-def _best(tried: dict[int, Job], spec: PlanSpec) -> Job:
-    in_time = [job for job in tried.values() if _is_in_time(job.seconds, spec)]
-    if in_time:
-        return min(in_time, key=lambda job: _figure(job, spec))
-    return min(tried.values(), key=lambda job: job.seconds)
+def _best(tried: dict[int, Job], plan: JobPlan) -> Job:
+    in_time = [job for job in tried.values() if _is_in_time(job.seconds, plan.spec)]
+    return min(in_time, key=plan.figures) if in_time else min(tried.values(), key=lambda job: job.seconds)
 
 
-def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
+def _sized(plan: JobPlan, run: Runs, screen: JobScreen, settled: Sequence[Job]) -> list[Job]:
     """Each job with replicas to meet the deadline in the requested share of draws, as far as allowed."""
     jobs, spec = list(settled), plan.spec
     if spec.deadline_s is None or spec.objective != "cheapest_job":
@@ -416,7 +363,7 @@ def _sized(plan: JobPlan, run: _Runs, screen: JobScreen, settled: Sequence[Job])
         more = [place for place, job in enumerate(jobs) if counts[place] > job.replicas]
         if not more:
             break
-        done = screen.under_draws(run.of([_with_replicas(jobs[place], counts[place]) for place in more]))
+        done = screen.under_draws(_simulated(run, [_with_replicas(jobs[place], counts[place]) for place in more]))
         for place, job in zip(more, done, strict=True):
             jobs[place] = job
     return jobs

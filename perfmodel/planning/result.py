@@ -19,17 +19,18 @@ from perfmodel.planning.finalist import (
     Option,
     certainty_of,
     interval_of,
+    meets,
     replicas_for,
     tightness,
 )
 from perfmodel.planning.findings import TIE
 from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
+from perfmodel.planning.surfaces import Floats
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import LEVELS, Trust, trust_of
 
-Floats = NDArray[np.float64]
 Row = TypeVar("Row", Finalist, Job)
 
 _AT_THE_RATE = (
@@ -64,33 +65,42 @@ class Resilience:
 
 @dataclass(frozen=True, repr=False)
 class _Plan(Renderable, Generic[Row]):
-    """Common to both kinds of plan. `everyone` is ordered best first, failing finalists last."""
+    """Common to both kinds of plan.
+
+    num_candidates: of the space; `num_able`: those that do what is asked for in closed form
+    ruled_out:   reason -> number of candidates
+    ranked:      finalists that do what is asked for, best first; `missed`: those that fail in simulation
+    bound_share: share of the winner's busy time by bound
+    """
 
     base: Base
     scenario: Scenario
     spec: PlanSpec
+    num_candidates: int = 0
+    num_able: int = 0
+    ruled_out: Mapping[str, int] = field(default_factory=dict)
+    ranked: Sequence[Row] = ()
+    missed: Sequence[Row] = ()
+    bound_share: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     _is_good: ClassVar[str]  # the column of whether a row does what is asked for
-
-    @property
-    def _judged(self) -> tuple[Sequence[Row], Sequence[Row]]:
-        """Finalists that meet the goal, best first, and those that do not."""
-        raise NotImplementedError
 
     def _row(self, row: Row) -> dict[str, Any]:
         raise NotImplementedError
 
     @property
     def winner(self) -> Row | None:
-        return next(iter(self._judged[0]), None)
+        return next(iter(self.ranked), None)
 
     @property
     def everyone(self) -> list[Row]:
-        return [row for rows in self._judged for row in rows]
+        """All finalists: best first, failing ones last."""
+        return list(self.ranked) + list(self.missed)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The finalists' figures, best first, failing ones last; nan without a value."""
-        good, key = len(self._judged[0]), self._is_good
-        return columns_of([{**self._row(row), key: place < good} for place, row in enumerate(self.everyone)])
+        rows = enumerate(self.everyone)
+        return columns_of([{**self._row(row), self._is_good: place < len(self.ranked)} for place, row in rows])
 
     @property
     def trust(self) -> Trust | None:
@@ -120,11 +130,9 @@ class _Plan(Renderable, Generic[Row]):
 class PlanResult(_Plan[Finalist]):
     """The plan for a rate.
 
-    ranked:      finalists that serve the rate, best first; `missed`: those that fail in simulation
-    ruled_out:   reason -> number of candidates
+    rate:        requests/s to serve
     front:       simulated cost-latency front; `not_serving`: screened front points that fail in simulation
     fewer:       label -> simulated share of requests within the SLO, of winners with fewer replicas
-    bound_share: share of the winner's busy time by bound
     nearest:     if nothing serves the rate: the nearest deployment, as a sentence
     devices:     an answer for each requested device, if several
     resilience:  the winner under failures; left_out: scenario features that the plan omits
@@ -134,28 +142,17 @@ class PlanResult(_Plan[Finalist]):
     """
 
     _is_good = "serves"
-    rate: float
-    num_candidates: int
-    num_serving: int
-    ruled_out: Mapping[str, int]
-    ranked: Sequence[Finalist]
-    missed: Sequence[Finalist]
+    rate: float = 0.0
     front: Sequence[FrontPoint] = ()
     not_serving: Sequence[FrontPoint] = ()
     fewer: Mapping[str, float] = field(default_factory=dict)
-    bound_share: Mapping[str, float] = field(default_factory=dict)
     nearest: str = ""
-    notes: Sequence[str] = ()
     devices: Sequence[DeviceAnswer] = ()
     resilience: Resilience | None = None
     left_out: Sequence[str] = ()
     searched: Mapping[str, str] = field(default_factory=dict)
     ratios: Ratios | None = None
     num_overlooked: int = 0
-
-    @property
-    def _judged(self) -> tuple[Sequence[Finalist], Sequence[Finalist]]:
-        return self.ranked, self.missed
 
     @property
     def replicas(self) -> int:
@@ -218,21 +215,21 @@ class PlanResult(_Plan[Finalist]):
         """Replicas the rate takes, fractional; at most the simulated count, since the highest rate scatters."""
         if not finalist.rate:
             return inf
-        serves = finalist.serves(self.scenario.slo, self.spec.attainment)
+        serves = meets(finalist.records, self.scenario.slo, self.spec.attainment)
         return min(self.rate * finalist.replicas / finalist.rate, finalist.fewest if serves else inf)
 
     def option(self, finalist: Finalist) -> Option:
         """The finalist as an option; its cost is in devices if it has no hourly price."""
-        screened, spec = finalist.screened, self.spec
-        usd, size = screened.usd_per_hour, screened.candidate.num_devices
+        candidate, spec = finalist.candidate, self.spec
+        usd, size = candidate.usd_per_hour, candidate.num_devices
         is_bought, load = spec.objective in ("cheapest", "fewest_gpus"), self._load(finalist)
         return Option(
-            screened.candidate.label,
-            screened.candidate.devices,
+            candidate.label,
+            candidate.devices,
             float(size) if usd is None or spec.objective == "fewest_gpus" else usd,
             finalist.fewest if not isfinite(load) else max(finalist.fewest, ceil(load - 1e-9)),
             finalist.replicas,
-            max(most_replicas(screened, spec), finalist.replicas),
+            max(most_replicas(candidate, spec), finalist.replicas),
             self.replicas_needed(finalist),
             None if is_bought else (1.0 if self.is_better_low else -1.0) * self.figure(finalist),
             load,
@@ -267,7 +264,7 @@ class PlanResult(_Plan[Finalist]):
             "attainment": self.spec.attainment,
             "rate": self.rate,
             "candidates": self.num_candidates,
-            "serving": self.num_serving,
+            "serving": self.num_able,
             "searched": dict(self.searched),
             "ruled_out": dict(self.ruled_out),
             "simulated_over_screened": None if self.ratios is None else asdict(self.ratios),
@@ -297,7 +294,7 @@ class PlanResult(_Plan[Finalist]):
             "max_rate": finalist.rate,
             "max_rate_interval": list(finalist.rate_interval),
             "max_rate_by_seed": list(finalist.rates),
-            "screened_rate": finalist.screened_rate,
+            "screened_rate": finalist.capacity,
             "rate_per_gpu": finalist.rate_per_device,
             "figure": self.figure(finalist),
             "interval": list(self.interval(finalist)),
@@ -323,35 +320,24 @@ def _trust(row: Finalist | Job) -> Trust:
 
 @dataclass(frozen=True, repr=False)
 class JobPlan(_Plan[Job]):
-    """The plan for an offline job.
-
-    ranked:      finalists that meet the deadline, the choice first; `late`: those that miss it
-    plain:       the choice if predictions were exact
-    ruled_out:   reason -> number of candidates; `num_in_time`: candidates in time in closed form
-    bound_share: share of the winner's busy time by bound
-    """
+    """The plan for an offline job: a finalist that is not late does what is asked for. plain: the choice if predictions
+    were exact"""
 
     _is_good = "in_time"
-    num_candidates: int
-    num_in_time: int
-    ruled_out: Mapping[str, int]
-    ranked: Sequence[Job]
-    late: Sequence[Job]
     plain: Job | None = None
-    bound_share: Mapping[str, float] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-
-    @property
-    def _judged(self) -> tuple[Sequence[Job], Sequence[Job]]:
-        return self.ranked, self.late
 
     @property
     def num_requests(self) -> int:
         return self.scenario.traffic.num_requests or 0
 
+    def figures(self, job: Job) -> tuple[float, float]:
+        """The objective's value and what breaks its ties, bill or seconds; smaller is better."""
+        both = job.bill, job.seconds
+        return both if self.spec.objective == "cheapest_job" else both[::-1]
+
     def figure(self, job: Job) -> float:
         """The objective's value; smaller is better."""
-        return job.bill if self.spec.objective == "cheapest_job" else job.seconds
+        return self.figures(job)[0]
 
     def better_share(self, one: Job, other: Job) -> float:
         """Share of common draws in which `one` is better."""
@@ -385,10 +371,10 @@ class JobPlan(_Plan[Job]):
             "confidence": self.spec.confidence,
             "num_requests": self.num_requests,
             "candidates": self.num_candidates,
-            "in_time": self.num_in_time,
+            "in_time": self.num_able,
             "ruled_out": dict(self.ruled_out),
             "ranked": [self._row(job) for job in self.ranked],
-            "late": [self._row(job) for job in self.late],
+            "late": [self._row(job) for job in self.missed],
             "if_predictions_were_exact": None if self.plain is None else self._row(self.plain),
             "bound_share": dict(self.bound_share),
             "notes": list(self.notes),

@@ -15,7 +15,8 @@ from perfmodel.planning.result import PlanResult, Resilience
 from perfmodel.planning.service import at_rate
 from perfmodel.planning.space import Base
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweep import StoredSweep
+from perfmodel.planning.sweep import Forecast, StoredSweep
+from perfmodel.planning.workers import Progress
 from perfmodel.sim.driver import simulate
 from perfmodel.specs.cluster import FailuresSpec
 from perfmodel.specs.overrides import as_overrides
@@ -127,7 +128,7 @@ Whole = Sequence[tuple[Deployment, int]]  # deployments, each with so many repli
 
 @dataclass(frozen=True)
 class Runs:
-    """The simulations of a plan, run by `sweep`."""
+    """The simulations of a plan, run by `sweep`. rate: requests/s to serve; 0 for an offline job"""
 
     base: Base
     scenario: Scenario
@@ -138,6 +139,10 @@ class Runs:
     @property
     def seeds(self) -> range:
         return range(self.scenario.seed, self.scenario.seed + self.spec.seeds)
+
+    def counted(self, progress: Progress | None) -> "Runs":
+        """A copy whose simulated requests are counted on `progress`."""
+        return replace(self, sweep=replace(self.sweep, forecast=Forecast(progress)))
 
     def settled(self, chosen: Sequence[Deployment]) -> list[Finalist]:
         """Simulate each deployment at the target rate with the fewest replicas that serve it, and find its highest
@@ -154,22 +159,23 @@ class Runs:
         finalists = []
         for deployment, rates in zip(chosen, self._highest(whole, starts), strict=True):
             if rates:
-                one = Finalist(deployment, deployment.replicas, rates)
-                needed = pick_replicas(deployment.screened, self.spec, self.rate, one.rate / deployment.replicas)
+                first = deployment.replicas
+                one = Finalist(deployment.screened, first, deployment.tightness, rates, first=first)
+                needed = pick_replicas(one.screened, self.spec, self.rate, one.rate / first)
                 finalists.append(replace(one, replicas=needed or one.replicas))
         self.sweep.forecast.expect(_AT_THE_RATE, 0)
         pending = list(range(len(finalists)))
         while pending:
-            records = self.at_rate([(finalists[place].deployment, finalists[place].replicas) for place in pending])
+            records = self.at_rate([(finalists[place], finalists[place].replicas) for place in pending])
             for place, known in zip(pending, records, strict=True):
                 one = finalists[place]
                 finalists[place] = self._next(replace(one, runs={**one.runs, one.replicas: known}))
             pending = [place for place in pending if finalists[place].replicas not in finalists[place].runs]
         finalists = [replace(one, records=one.runs[one.replicas]) for one in finalists]
-        changed = [place for place, one in enumerate(finalists) if one.replicas != one.deployment.replicas]
+        changed = [place for place, one in enumerate(finalists) if one.replicas != one.first]
         moved = [finalists[place] for place in changed]
-        starts = [one.rate * one.replicas / one.deployment.replicas for one in moved]
-        again = self._highest([(one.deployment, one.replicas) for one in moved], starts)
+        starts = [one.rate * one.replicas / one.first for one in moved]
+        again = self._highest([(one, one.replicas) for one in moved], starts)
         for place, one, known_rates in zip(changed, moved, again, strict=True):
             finalists[place] = replace(one, rates=known_rates or one.rates)
         return finalists
@@ -198,7 +204,7 @@ class Runs:
             return all(meets(part, self.scenario.slo, spec.attainment) for part in parts)
 
         counts = sorted(spec.space.replicas) or range(1, spec.max_gpus + 1)
-        others = [count for count in counts if may_have(one.screened, spec, count)]
+        others = [count for count in counts if may_have(one.candidate, spec, count)]
         if spec.objective == "lowest_latency":
             others = []
         fewest = min((count for count in tried if serves(count)), default=None)
@@ -206,7 +212,7 @@ class Runs:
             more = [count for count in others if count > one.replicas]
             return one if not more or len(tried) > _MAX_MORE else replace(one, replicas=more[0])
         fewer = [count for count in others if count < fewest][-1:]
-        group_rate = one.rate / one.deployment.replicas
+        group_rate = one.rate / one.first
         might_do = [count for count in fewer if count * group_rate >= _NEARLY * self.rate and count not in tried]
         return replace(one, replicas=might_do[0] if might_do else fewest)
 
@@ -285,7 +291,7 @@ def under_failures(result: PlanResult, winner: Finalist) -> Resilience | None:
     tried: dict[int, float] = {}
     enough, problem = None, ""
     for replicas in range(winner.replicas, winner.replicas + 1 + _MAX_SPARE):
-        if tried and not may_have(winner.screened, result.spec, replicas):
+        if tried and not may_have(winner.candidate, result.spec, replicas):
             break
         try:
             tried[replicas], is_met = _attained_under_failures(result, winner, replicas, carried)

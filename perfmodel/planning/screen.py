@@ -2,23 +2,20 @@
 times come from the simulator's tables (`surfaces`), waiting times from `service`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost import profile_of
 from perfmodel.errors import SpecError
 from perfmodel.planning.finalist import Screened
-from perfmodel.planning.service import Demand, Served, Service, demand_of, repeated, serve
+from perfmodel.planning.service import Bools, Demand, Served, Service, demand_of, serve
 from perfmodel.planning.space import Candidate
-from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Surfaces
+from perfmodel.planning.surfaces import NUM_DRAWS, Drawn, Engine, EngineSurfaces, Floats, Surfaces
 from perfmodel.sim.fleet.kv_transfer import transfer_cost
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.slo import SLO
-
-Floats = NDArray[np.float64]
 
 _AT_ONCE = 400  # candidates: as many rows as stay in a processor's cache
 _HALVINGS = 10
@@ -27,34 +24,39 @@ _MUCH = 0.05  # of a limit spent waiting for a slot: then slots are the bottlene
 _BEYOND = 1.05  # times the highest rate, at which the binding limit is determined
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Limits of typical requests in seconds, a column each.
-
-    limits:     metric -> per-request limit; the share `attainment` must meet all together
-    statistics: (metric, limit, share of requests that must meet it; None: the mean must)
-    """
-
-    limits: dict[str, Floats]
-    attainment: float
-    statistics: tuple[tuple[str, Floats, float | None], ...]
-
-    @property
-    def all_limits(self) -> list[tuple[str, Floats, float | None]]:
-        return [*((name, limit, self.attainment) for name, limit in self.limits.items()), *self.statistics]
+# (metric -> limits of typical requests in seconds, a column each; the share of requests that must meet all of them
+# together, or None: the mean must meet the only limit)
+Goals = list[tuple[dict[str, Floats], float | None]]
 
 
-class Screen:
-    """Screens `candidates` for the traffic and SLO of `scenario`. Raises SpecError without an SLO."""
+class ClosedForm:
+    """Step times of `candidates` for the traffic of `scenario`."""
 
-    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
-        self.demand = demand_of(scenario)
-        self._wanted, self._attainment = _wanted(scenario.slo, self.demand, attainment), attainment
-        self._candidates = candidates
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario) -> None:
+        self.demand, self._candidates = demand_of(scenario), candidates
         batches = max((candidate.max_num_seqs for candidate in candidates), default=1)
         chunk = max((max(c.max_num_batched_tokens, budget_of(c)) for c in candidates), default=1)
         engines = (engine for candidate in candidates for engine in engines_of(candidate))
         self._engines = EngineSurfaces(engines, self.demand.context, self.demand.mean_prompt, batches, chunk)
+
+    def origin(self, candidate: Candidate) -> str:
+        """Origin of the candidate's step times."""
+        return self._engines.origin(*engines_of(candidate))
+
+    def _service(self, candidates: Sequence[Candidate]) -> Service:
+        surfaces = self._engines.read([engines_of(candidate)[0] for candidate in candidates])
+        prompts = surfaces
+        if any(candidate.prefill is not None for candidate in candidates):
+            prompts = self._engines.read([engines_of(candidate)[1] for candidate in candidates])
+        return _service(candidates, surfaces, prompts, self.demand)
+
+
+class Screen(ClosedForm):
+    """Screens `candidates` for the traffic and SLO of `scenario`. Raises SpecError without an SLO."""
+
+    def __init__(self, candidates: Sequence[Candidate], scenario: Scenario, attainment: float) -> None:
+        super().__init__(candidates, scenario)
+        self._goals, self._attainment = goals_of(scenario.slo, self.demand, attainment), attainment
 
     def all(self) -> list[Screened]:
         """Every candidate, in order."""
@@ -62,28 +64,26 @@ class Screen:
         for start in range(0, len(self._candidates), _AT_ONCE):
             candidates = self._candidates[start : start + _AT_ONCE]
             service = self._service(candidates)
-            rate = _highest(service, self.demand, self._wanted)
+            rate = _highest(service, self.demand, self._goals)
             at = serve(service, self.demand, np.maximum(rate, 1e-9))
             beyond = serve(service, self.demand, np.maximum(rate, 1e-9) * _BEYOND)
-            binds = _binding(candidates, service, beyond, self.demand, self._wanted)
+            binds = _binding(candidates, service, beyond, self.demand, self._goals)
             for i, candidate in enumerate(candidates):
-                usd, origin = candidate.usd_per_hour, self._engines.origin(*engines_of(candidate))
-                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], float(at.batch[i, 0]), usd, origin))
+                batch, origin = float(at.batch[i, 0]), self.origin(candidate)
+                screened.append(Screened(candidate, float(rate[i, 0]), binds[i], batch, origin))
         return screened
 
     def tightness(self, chosen: Sequence[Screened], rates: Sequence[float]) -> list[float]:
         """Per candidate at its rate, the smallest factor on all limits at which the required share meets them."""
-        wanted, tightness = self._wanted, []
+        tightness: list[float] = []
         for start in range(0, len(chosen), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             service = self._service([one.candidate for one in chosen[part]])
             served = serve(service, self.demand, np.array(rates[part])[:, None])
-            used = {name: _seconds(served, self.demand, name) / limit for name, limit in wanted.limits.items()}
-            shares: list[tuple[Floats, float | None]] = []
-            if used:
-                shares.append((np.max(list(used.values()), axis=0), wanted.attainment))
-            shares += [(_seconds(served, self.demand, name) / limit, share) for name, limit, share in wanted.statistics]
-            parts = [one.mean(axis=1) if share is None else _quantile(one, share) for one, share in shares]
+            parts = []
+            for limits, share in self._goals:
+                used = np.max([_seconds(served, self.demand, name) / limit for name, limit in limits.items()], axis=0)
+                parts.append(used.mean(axis=1) if share is None else _quantile(used, share))
             tightness += np.max(parts, axis=0).tolist()
         return tightness
 
@@ -97,7 +97,8 @@ class Screen:
         prompts = decode
         if of_prompts != of_decode:
             prompts, server = self._engines.drawn(of_prompts, candidate.ratio is not None)
-        drawn = repeated(plain, NUM_DRAWS, decode, prompts, server)
+        fixed, per_token, per_sequence = (part * server[:, None] for part in plain.front_end)
+        drawn = replace(plain, surfaces=decode, prompts=prompts, front_end=(fixed, per_token, per_sequence))
 
         def over(values: Floats, base: float) -> Floats:
             # 1 where there is nothing to compare (no token after the first).
@@ -110,15 +111,8 @@ class Screen:
                 _quantile(_seconds(served, self.demand, name), self._attainment) for served in (base, varied)
             )
             latencies[name] = over(values, float(now[0]))
-        most, highest = (_highest(one, self.demand, self._wanted)[:, 0] for one in (plain, drawn))
+        most, highest = (_highest(one, self.demand, self._goals)[:, 0] for one in (plain, drawn))
         return Drawn(over(highest, float(most[0])), latencies)
-
-    def _service(self, candidates: Sequence[Candidate]) -> Service:
-        surfaces = self._engines.read([engines_of(candidate)[0] for candidate in candidates])
-        prompts = surfaces
-        if any(candidate.prefill is not None for candidate in candidates):
-            prompts = self._engines.read([engines_of(candidate)[1] for candidate in candidates])
-        return _service(candidates, surfaces, prompts, self.demand)
 
 
 def _quantile(values: Floats, share: float) -> Floats:
@@ -127,8 +121,9 @@ def _quantile(values: Floats, share: float) -> Floats:
     return quantile
 
 
-def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
-    """Limits of `slo` for the demand's typical requests. Raises SpecError without any."""
+def goals_of(slo: SLO, demand: Demand, attainment: float) -> Goals:
+    """Limits of `slo` for the demand's typical requests: those that the share `attainment` has to meet, then each
+    statistic. Raises SpecError without any."""
     prompt, cached, _ = demand.typical
     whole = slo.ttft_ms if slo.ttft_ms_per_input_token is None else slo.ttft_limit_ms(prompt + cached)
     given = {"ttft": whole, "tpot": slo.tpot_limit_ms, "max_itl": slo.max_itl_ms, "e2el": slo.e2el_ms}
@@ -139,12 +134,12 @@ def _wanted(slo: SLO, demand: Demand, attainment: float) -> _Wanted:
         return np.broadcast_to(np.asarray(limit, np.float64) / 1e3, (1, len(prompt)))
 
     limits = {name: seconds(limit) for name, limit in given.items() if limit is not None}
-    statistics = tuple((limit.latency, seconds(limit.limit_ms), limit.share) for limit in slo.statistics)
     if not slo.is_given:
         raise SpecError(
             "a plan needs limits to meet: give --ttft 500ms --tpot 50ms, or slo: {ttft_ms: 500, tpot_ms: 50}."
         )
-    return _Wanted(limits, attainment, statistics)
+    statistics: Goals = [({limit.latency: seconds(limit.limit_ms)}, limit.share) for limit in slo.statistics]
+    return [(limits, attainment), *statistics] if limits else statistics
 
 
 def _service(candidates: Sequence[Candidate], surfaces: Surfaces, prompts: Surfaces, demand: Demand) -> Service:
@@ -195,31 +190,30 @@ def _transfer(candidate: Candidate) -> tuple[float, float]:
     return none, (some - none) / 10_000
 
 
-def _highest(service: Service, demand: Demand, wanted: _Wanted) -> Floats:
+def _highest(service: Service, demand: Demand, goals: Goals) -> Floats:
     """The highest rate of each candidate that meets the limits; 0 if none."""
     step = service.surfaces.decode(service.slots) / service.surfaces.tokens(service.slots)
     high = service.decodes * service.slots / (demand.mean_outputs * step)
     low = high / _WIDEST
-    is_ever = _is_met(serve(service, demand, low), demand, wanted)
+    is_ever = _is_met(serve(service, demand, low), demand, goals)
     for _ in range(_HALVINGS):
         middle = np.sqrt(low * high)
-        is_met = _is_met(serve(service, demand, middle), demand, wanted)
+        is_met = _is_met(serve(service, demand, middle), demand, goals)
         low, high = np.where(is_met, middle, low), np.where(is_met, high, middle)
     return np.where(is_ever, low, 0.0)
 
 
-def _is_met(served: Served, demand: Demand, wanted: _Wanted) -> NDArray[np.bool_]:
+def _is_met(served: Served, demand: Demand, goals: Goals) -> Bools:
     """Whether enough typical requests meet all limits together, and each statistic holds."""
-    good = np.ones(served.ttft.shape, dtype=bool)
-    for name, limit in wanted.limits.items():
-        good &= _seconds(served, demand, name) <= limit
-    is_met: NDArray[np.bool_] = good.mean(axis=1, keepdims=True) >= wanted.attainment
-    for name, limit, share in wanted.statistics:
-        seconds = _seconds(served, demand, name)
+    is_met = np.ones((len(served.ttft), 1), dtype=bool)
+    for limits, share in goals:
+        pairs = [(_seconds(served, demand, name), limit) for name, limit in limits.items()]
         if share is None:
+            ((seconds, limit),) = pairs
             is_met &= (seconds / limit).mean(axis=1, keepdims=True) <= 1
         else:
-            is_met &= (seconds <= limit).mean(axis=1, keepdims=True) >= share
+            good = np.all([seconds <= limit for seconds, limit in pairs], axis=0)
+            is_met &= good.mean(axis=1, keepdims=True) >= share
     return is_met
 
 
@@ -242,10 +236,10 @@ def _seconds(served: Served, demand: Demand, metric: str) -> Floats:
 
 
 def _binding(
-    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, wanted: _Wanted
+    candidates: Sequence[Candidate], service: Service, beyond: Served, demand: Demand, goals: Goals
 ) -> list[str]:
     """The limit missed most, relative to what is allowed, a little above the highest rate; of a mean, its excess."""
-    limits, missed = wanted.all_limits, []
+    limits, missed = [(name, limit, share) for group, share in goals for name, limit in group.items()], []
     for name, limit, share in limits:
         seconds = _seconds(beyond, demand, name)
         rows = (seconds / limit).mean(axis=1) if share is None else (seconds > limit).mean(axis=1) / (1 - share)

@@ -2,7 +2,7 @@
 candidate in closed form (`screen`). Stage two simulates (`runs`) finalists, candidates that the screen may have cut
 wrongly (`overlooked`), the cost-latency `front`, and ranks them under calibration `draws`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import ceil
@@ -19,9 +19,10 @@ from perfmodel.planning.finalist import (
     attained,
     certainty_of,
     gpus_text,
+    meets,
     pick,
 )
-from perfmodel.planning.jobs import Stages, plan_job
+from perfmodel.planning.jobs import OnPreliminary, plan_job
 from perfmodel.planning.points import device_shares
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import Runs, left_out, under_failures
@@ -29,12 +30,12 @@ from perfmodel.planning.screen import Screen
 from perfmodel.planning.service import at_rate, wanted_rate
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweep import Forecast, Store, StoredSweep, default_store
+from perfmodel.planning.sweep import Store, StoredSweep, default_store
+from perfmodel.planning.workers import Watch
 from perfmodel.sim.driver import simulate
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario
 
-OnPreliminary = Callable[[Preliminary], None]
 Simulated = dict[str, tuple[Deployment, Records]]  # label -> what was simulated at the wanted rate
 _FRONT = "front"  # a task of the forecast
 _REQUESTS = 400  # of the run that says what bounds the winner
@@ -46,7 +47,7 @@ def make_plan(
     store: Path | None = None,
     workers: int | None = None,
     engine: str = "local",
-    stages: Stages | None = None,
+    stages: Watch | None = None,
     on_preliminary: OnPreliminary | None = None,
 ) -> PlanResult | JobPlan:
     """Plan the scenario at `path` (name or file) by its `plan` block or the defaults; an offline job if the objective
@@ -65,40 +66,26 @@ def make_plan(
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
     file = store or default_store()
     Store(file).close()  # fail before the search if the file is unusable
-    plan = plan_job if spec.is_offline else _plan_rate
-    return plan(
-        base,
-        scenario,
-        spec,
-        StoredSweep(str(file), workers, engine),
-        stages or (lambda _: nullcontext()),
-        on_preliminary,
-    )
+    rate, plan = (0.0, plan_job) if spec.is_offline else (wanted_rate(scenario, spec), _plan_rate)
+    run = Runs(base, scenario, spec, rate, StoredSweep(str(file), workers, engine))
+    return plan(run, stages or (lambda _: nullcontext()), on_preliminary or (lambda _: None))
 
 
-def _plan_rate(
-    base: Base,
-    scenario: Scenario,
-    spec: PlanSpec,
-    sweep: StoredSweep,
-    stages: Stages,
-    on_preliminary: OnPreliminary | None,
-) -> PlanResult:
-    rate, quantile = wanted_rate(scenario, spec), quantile_name(spec.attainment)
+def _plan_rate(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> PlanResult:
+    scenario, spec, rate, quantile = run.scenario, run.spec, run.rate, quantile_name(run.spec.attainment)
     with stages("screening"):
-        space = enumerate_space(base, spec)
+        space = enumerate_space(run.base, spec)
         screen = Screen(space.candidates, scenario, spec.attainment)
         screened = screen.all()
-        serving = _with_tightness(screen, choice.deployed(screened, spec, rate), rate)
+        serving = choice.with_tightness(screen, choice.deployed(screened, spec, rate), rate)
         serving.sort(key=lambda deployment: choice.objective_key(deployment, spec))
         front = choice.screened_front(screen, serving, spec, rate)
     chosen = choice.with_every_device(choice.finalists(serving, spec), serving, spec)
-    if on_preliminary is not None:
-        on_preliminary(Preliminary(spec, len(space.candidates), chosen, rate))
+    on_preliminary(Preliminary(spec, len(space.candidates), chosen, rate))
     able = {id(deployment.screened) for deployment in serving}
     cut = [*serving, *(Deployment(candidate, 0) for candidate in screened if id(candidate) not in able)]
     with stages("simulating the finalists' requests") as progress:
-        run = Runs(base, scenario, spec, rate, replace(sweep, forecast=Forecast(progress)))
+        run = run.counted(progress)
         run.sweep.forecast.expect(_FRONT, run.num_requests([(deployment, deployment.replicas) for deployment in front]))
         done, num_left = _settled(run, chosen, cut)
         # Latencies are drawn as near to the highest rate of the closed form as the wanted rate is to the simulated one.
@@ -108,18 +95,13 @@ def _plan_rate(
         simulated = _with_front(run, screen, done, front)
     serve, do_not = choice.simulated_front(simulated, front, spec, scenario.slo, quantile)
     good, bad = _judged(sized, scenario, spec)
-    result = PlanResult(
-        base,
-        scenario,
-        spec,
-        rate,
-        space.num_all,
-        len(serving),
-        dict(space.ruled_out) | choice.shortfalls(screened, spec, rate),
-        good,
-        bad,
-        serve,
-        do_not,
+    result = replace(
+        _draft(run, good, bad),
+        num_candidates=space.num_all,
+        num_able=len(serving),
+        ruled_out=dict(space.ruled_out) | choice.shortfalls(screened, spec, rate),
+        front=serve,
+        not_serving=do_not,
         nearest="" if serving else _nearest(screened, rate),
         searched=space.searched,
         ratios=_ratios(run, done),
@@ -153,7 +135,7 @@ def _settled(run: Runs, chosen: Sequence[Deployment], cut: Sequence[Deployment])
 
 
 def _draft(run: Runs, ranked: Sequence[Finalist], missed: Sequence[Finalist] = ()) -> PlanResult:
-    return PlanResult(run.base, run.scenario, run.spec, run.rate, 0, 0, {}, ranked, missed)
+    return PlanResult(run.base, run.scenario, run.spec, ranked=ranked, missed=missed, rate=run.rate)
 
 
 def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
@@ -161,7 +143,7 @@ def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
-    good = [finalist for finalist in done if finalist.serves(scenario.slo, spec.attainment)]
+    good = [finalist for finalist in done if meets(finalist.records, scenario.slo, spec.attainment)]
     return good, [finalist for finalist in done if finalist not in good]
 
 
@@ -174,10 +156,10 @@ def _sized(run: Runs, done: Sequence[Finalist]) -> list[Finalist]:
     for place, finalist in enumerate(done):
         option = draft.option(finalist)
         counts = range(finalist.replicas, option.most + 1)
-        allowed = [count for count in counts if choice.may_have(finalist.screened, run.spec, count)]
+        allowed = [count for count in counts if choice.may_have(finalist.candidate, run.spec, count)]
         if (enough := option.enough(allowed, run.spec.confidence)) != finalist.replicas:
             more[place] = enough
-    records = run.at_rate([(done[place].deployment, count) for place, count in more.items()])
+    records = run.at_rate([(done[place], count) for place, count in more.items()])
     for (place, count), known in zip(more.items(), records, strict=True):
         sized[place] = sized[place].sized(count, known)
     return sized
@@ -199,20 +181,15 @@ def _ordered(result: PlanResult) -> PlanResult:
     return replace(result, ranked=[result.ranked[place] for place in sorted(range(len(result.ranked)), key=key)])
 
 
-def _with_tightness(screen: Screen, deployments: Sequence[Deployment], rate: float) -> list[Deployment]:
-    near = screen.tightness([one.screened for one in deployments], [rate / one.replicas for one in deployments])
-    return [replace(one, tightness=value) for one, value in zip(deployments, near, strict=True)]
-
-
 def _with_front(run: Runs, screen: Screen, done: Sequence[Finalist], front: Sequence[Deployment]) -> Simulated:
     """All deployments simulated at the rate, including the front, by label."""
-    simulated = [(replace(one.deployment, replicas=n), known) for one in done for n, known in one.runs.items()]
+    simulated = [(Deployment(one.screened, n), known) for one in done for n, known in one.runs.items()]
     labels = {deployment.label for deployment, _ in simulated}
     missing = [deployment for deployment in front if deployment.label not in labels]
     run.sweep.forecast.expect(_FRONT, 0)
     records = run.at_rate([(deployment, deployment.replicas) for deployment in missing])
     by_label = {whole.label: (whole, known) for whole, known in (*simulated, *zip(missing, records, strict=True))}
-    deployments = _with_tightness(screen, [whole for whole, _ in by_label.values()], run.rate)
+    deployments = choice.with_tightness(screen, [whole for whole, _ in by_label.values()], run.rate)
     return {one.label: (one, known) for one, (_, known) in zip(deployments, by_label.values(), strict=True)}
 
 

@@ -1,6 +1,6 @@
 """`Demand`: a scenario's requests as moments, typical requests and a rate; `serve`: their latencies in closed form."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -11,13 +11,13 @@ from scipy.special import ndtr, ndtri
 
 from perfmodel.errors import SpecError, WorkloadError
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import BATCHES, Surfaces, between, read_between
+from perfmodel.planning.surfaces import BATCHES, Floats, Surfaces, between, read_between
 from perfmodel.sim.traffic.traces import read_trace
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Trace
 
-Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _LOOKED_AT = 4000
 NUM_TYPICAL = 100
@@ -218,11 +218,7 @@ def longest_gap(
     return result
 
 
-Bools = NDArray[np.bool_]
-
 _ROUNDS = 6  # of the fixed point of T
-
-
 _COUNTS = np.arange(1, int(BATCHES[-1]) + 1, dtype=np.float64)
 # Linear interpolation from BATCHES to 1, 2, 3 ... as a matrix: a column for each.
 _BETWEEN = np.array([np.interp(_COUNTS, BATCHES, row) for row in np.eye(len(BATCHES))])
@@ -230,7 +226,8 @@ _BETWEEN = np.array([np.interp(_COUNTS, BATCHES, row) for row in np.eye(len(BATC
 
 @dataclass(frozen=True)
 class Service:
-    """Service parameters of candidates, arrays (rows, 1). Rates are of one group (a unified replica).
+    """Service parameters of candidates, arrays (rows, 1), or (1, 1) where all rows are equal. Rates are of one group (a
+    unified replica).
 
     surfaces:   step times of decode engines; `prompts`: of prefill engines, the same unless disaggregated
     slots:      most running sequences, by max_num_seqs and KV cache
@@ -250,27 +247,6 @@ class Service:
     transfer: tuple[Floats, Floats]
     front_end: tuple[Floats, Floats, Floats]
     gates: Floats
-
-
-def repeated(service: Service, count: int, surfaces: Surfaces, prompts: Surfaces, server: Floats) -> Service:
-    """One candidate's service `count` times, each row with its own step times and front end. surfaces, prompts: step
-    times of decode and prefill engines; server: factors on the front end"""
-    (start, per_kv_token), (fixed, per_token, per_sequence), times = (
-        service.transfer,
-        service.front_end,
-        server[:, None],
-    )
-    return replace(
-        service,
-        surfaces=surfaces,
-        prompts=prompts,
-        transfer=(np.repeat(start, count, axis=0), np.repeat(per_kv_token, count, axis=0)),
-        front_end=(fixed * times, per_token * times, per_sequence * times),
-        **{
-            name: np.repeat(getattr(service, name), count, axis=0)
-            for name in ("slots", "budget", "prefills", "decodes", "gates")
-        },
-    )
 
 
 @dataclass(frozen=True)
@@ -303,12 +279,12 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     work = _prompt_work(service, demand, prompt_rate, num_running)
     alone, mean_step = surfaces.decode(np.maximum(chain.mean, 1.0)), _at(steps, chain.mean)
     held_up = np.where(is_apart, 0.0, 1.0 - alone / mean_step)  # share of the time that prompts take from decodes
-    batch = _batch(service, chain, held_up, work)
+    deviation, full_share, slot_wait = _batch(service, chain, held_up, work)
     prompt, cached, outputs = (values[None, :] for values in demand.typical)
     for_gate, for_slot, for_batch, for_queue = (scores[None, :] for scores in SCORES)
     life = outputs / demand.mean_outputs
     smoothed = 2 * (life - 1 + np.exp(-life)) / life**2
-    met = np.clip(batch.mean + batch.deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
+    met = np.clip(chain.mean + deviation * np.sqrt(smoothed) * ndtri(for_batch), 1.0, service.slots)
     step = _at(steps, met)
     own, first_s, is_busy = _first_step(service, demand, prompt_rate, is_apart, chain.mean, work, mean_step)
     full = surfaces.mixed_step_time(chain.mean, np.maximum(service.budget - chain.mean, 1.0))
@@ -316,7 +292,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
     start_of = np.clip(for_gate / np.maximum(is_busy, 1e-9), 0.0, 1.0)  # of the step that is found running
     ahead = service.gates * np.where(is_apart, first_s, mean_step)
     waits = np.where(for_gate < is_busy, start_of * first_s + ahead, 0.0)
-    waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, batch.full, batch.wait)
+    waits = waits + exponential(for_queue, work.chance, work.wait) + exponential(for_slot, full_share, slot_wait)
     fixed, per_token, per_sequence = service.front_end
     ttft = fixed + per_token * (prompt + cached) + per_sequence * chain.mean + waits + own
     start, per_kv_token = service.transfer
@@ -333,7 +309,7 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
         np.where(is_bad, np.inf, ttft),
         np.where(is_bad, np.inf, tpot / brought),
         chain.mean,
-        batch.full * batch.wait,
+        full_share * slot_wait,
         ~is_bad,
         single,
     )
@@ -445,13 +421,10 @@ def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:
 
 
 def mean_context(surfaces: Surfaces, demand: Demand, budget: Floats) -> Floats:
-    """Mean seconds of a prompt's attention to cached tokens, at each budget."""
-    prompt, cached, _ = demand.typical
-    lead = budget[:, :1]
-    result: Floats = (
-        _contexts(surfaces, prompt[None, :], cached[None, :], lead).mean(axis=1, keepdims=True) + 0 * budget
-    )
-    return result
+    """Mean seconds of a prompt's attention to cached tokens, (rows, 1), at the first budget of each row."""
+    prompt, cached, _ = (values[None, :] for values in demand.typical)
+    seconds: Floats = _contexts(surfaces, prompt, cached, budget[:, :1]).mean(axis=1, keepdims=True)
+    return seconds
 
 
 def _contexts(surfaces: Surfaces, prompt: Floats, cached: Floats, budget: Floats) -> Floats:
@@ -498,25 +471,16 @@ def _chain(service: Service, demand: Demand, rate: Floats, steps: Floats) -> _Ch
     return _Chain(weights, beyond, mean, np.sqrt(np.maximum(square - mean**2, 0.0)), wait, is_stable)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Mean and deviation of the batch; probability that all slots are taken, and the mean wait then."""
-
-    mean: Floats
-    deviation: Floats
-    full: Floats
-    wait: Floats
-
-
-def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> _Batch:
-    """The chain's batch, widened by prompts that delay decodes."""
+def _batch(service: Service, chain: _Chain, held_up: Floats, work: _Work) -> tuple[Floats, Floats, Floats]:
+    """The chain's batch, widened by prompts that delay decodes: its deviation, the probability that all slots are
+    taken, and the mean wait then."""
     ahead = held_up / np.maximum(1 - held_up, 1e-3)  # departures that a prompt delays, on average
     mean = work.extra.mean(axis=1, keepdims=True)
     wider = 1 + ahead + ahead**2 * work.square / np.maximum(mean, 1e-12) ** 2 / 2
     reach = chain.mean + (np.floor(service.slots) - chain.mean) / np.sqrt(wider)
     counts = np.arange(chain.weights.shape[1], dtype=np.float64)[None, :]
     full = np.where(counts >= reach, chain.weights, 0.0).sum(axis=1, keepdims=True) + chain.beyond
-    return _Batch(chain.mean, chain.deviation * np.sqrt(wider), full, chain.wait * wider)
+    return chain.deviation * np.sqrt(wider), full, chain.wait * wider
 
 
 def _at(values: Floats, batch: Floats) -> Floats:

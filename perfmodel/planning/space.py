@@ -5,6 +5,7 @@ overrides, so that it can be simulated, stored and exported as a scenario."""
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ from perfmodel.models.spec import ModelSpec
 from perfmodel.planning.spec import MAX_CANDIDATES, UNIFIED, PlanSpace, PlanSpec, PoolSpace, ratio_of
 from perfmodel.specs import load_scenario
 from perfmodel.specs.cluster import KvTransferSpec
-from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import RIGHT_OF_MTP, RIGHT_OF_NGRAMS
 from perfmodel.specs.overrides import as_overrides
 from perfmodel.specs.scenario import Scenario, price_in_use
@@ -50,10 +50,6 @@ class Layout:
     def kv_transfer(self) -> KvTransferSpec:
         """The link between prefill and decode replicas."""
         return KvTransferSpec.model_validate(self.cluster.get("kv_transfer") or {})
-
-    @property
-    def devices_per_replica(self) -> int:
-        return self.scenario.engine.num_devices
 
     @property
     def label(self) -> str:
@@ -126,9 +122,9 @@ class Candidate:
     @property
     def num_devices(self) -> int:
         """Devices of one replica or group."""
-        return sum(layout.devices_per_replica * count for layout, count in self.counts)
+        return sum(layout.scenario.engine.num_devices * count for layout, count in self.counts)
 
-    @property
+    @cached_property
     def usd_per_hour(self) -> float | None:
         """USD per hour of all its devices; None without a price."""
         total = 0.0
@@ -136,7 +132,7 @@ class Candidate:
             price = usd_per_hour(layout.scenario.hardware, layout.scenario.price)
             if price is None:
                 return None
-            total += price * count * layout.devices_per_replica
+            total += price * count * layout.scenario.engine.num_devices
         return total
 
     @property
@@ -236,14 +232,12 @@ _LAYOUT_FIELDS = {
 class Space:
     """Candidates that can serve, and the number ruled out by reason.
 
-    examples:  a sentence for reasons that need one
     by_device: `ruled_out` for each device of the space
     searched:  choices with several values -> the values, in words
     """
 
     candidates: tuple[Candidate, ...]
     ruled_out: Mapping[str, int]
-    examples: Mapping[str, str] = field(default_factory=dict)
     by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     searched: Mapping[str, str] = field(default_factory=dict)
 
@@ -253,11 +247,7 @@ class Space:
 
 
 class _RefusedError(Exception):
-    """A layout or candidate that cannot serve: the reason in short, and a sentence."""
-
-    def __init__(self, reason: str, example: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.example = reason, example
+    """A layout or candidate that cannot serve, with the reason in short."""
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
@@ -275,8 +265,7 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
         ranks = choices.get("engine.data_parallel_size", 1)
         is_usual = ranks in (1, own_engine.data_parallel_size) or choices.get("engine.enable_expert_parallel")
         if has_own_ranks or is_usual:
-            schedules = _schedules(space, candidates.engine(choices))
-            candidates.add(choices, [(*schedule, ratio, None) for schedule in schedules for ratio in own])
+            candidates.add(choices, space, own)
     if is_unequal:
         changed = [text for text in base.overrides if text.startswith("hardware.")]
         if changed and any(pool is not None and pool.hardware for pool in (space.prefill, space.decode)):
@@ -286,41 +275,25 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
             )
         decode = space.model_copy(update={name: values for name, values in space.decode or () if values})
         for choices in _layout_choices(decode):
-            with_prefills: list[_Schedule] = [
-                (*schedule, ratio, prefill)
-                for schedule in _schedules(decode, candidates.engine(choices))
-                for ratio in ratios
-                if ratio is not None
-                for prefill in _prefills(choices, space.prefill, *schedule[:2])
-            ]
-            candidates.add(choices, with_prefills)
+            candidates.add(choices, decode, [ratio for ratio in ratios if ratio is not None], space.prefill)
     axes = {title: getattr(space, name) for name, title in _AXES.items()}
     return Space(
         tuple(candidates.accepted),
         dict(candidates.ruled_out.most_common()),
-        candidates.examples,
         candidates.by_device,
         {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1},
     )
 
 
-# max_num_seqs, max_num_batched_tokens, enable_chunked_prefill, ratio, prefill engines that differ
+_Ratio = tuple[int, int] | None
+# Of prefill engines that differ: choices, max_num_seqs, max_num_batched_tokens.
 _Prefill = tuple[dict[str, Any], int, int]
-_Schedule = tuple[int, int, bool, tuple[int, int] | None, _Prefill | None]
 
 
 def _layout_choices(space: PlanSpace | PoolSpace) -> Iterator[dict[str, Any]]:
     axes = {field: getattr(space, name, ()) for name, field in _LAYOUT_FIELDS.items() if getattr(space, name, ())}
     for values in product(*axes.values()):
         yield {field: value for field, value in zip(axes, values, strict=True) if value is not _OWN_DRAFTS}
-
-
-def _schedules(space: PlanSpace, engine: EngineSpec) -> Iterator[tuple[int, int, bool]]:
-    return product(
-        space.max_num_seqs or (engine.max_num_seqs,),
-        space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
-        space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
-    )
 
 
 def _prefills(choices: dict[str, Any], space: PoolSpace | None, seqs: int, tokens: int) -> Iterator[_Prefill | None]:
@@ -409,7 +382,6 @@ class _Candidates:
         self._known: dict[Hashable, Any] = {}
         self.accepted: list[Candidate] = []
         self.ruled_out: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
         self.by_device: dict[str, Counter[str]] = {}
 
     def _once(self, key: Hashable, work: Callable[[], T]) -> T:
@@ -428,30 +400,36 @@ class _Candidates:
         key = tuple(sorted(as_overrides(choices)))
         return self._once(key, lambda: self._layout(choices))
 
-    def engine(self, choices: dict[str, Any]) -> EngineSpec:
-        """The engine of a layout, with its version's defaults on its devices."""
-        try:
-            return self.layout(choices).scenario.engine
-        except _RefusedError:
-            return self.scenario.engine
-
-    def add(self, choices: dict[str, Any], schedules: Sequence[_Schedule]) -> None:
-        device = choices.get("hardware")
-        if not schedules:
-            return
+    def add(
+        self, choices: dict[str, Any], space: PlanSpace, ratios: Sequence[_Ratio], prefill: PoolSpace | None = None
+    ) -> None:
+        """The candidates of a layout: each schedule of `space` with each ratio, and each of the prefill engines."""
+        layout: Layout | _RefusedError
         try:
             layout = self.layout(choices)
         except _RefusedError as error:
-            self._refuse(error, len(schedules), device)
-            return
-        for schedule in schedules:
-            try:
-                self.accepted.append(self._candidate(layout, *schedule))
-            except _RefusedError as error:
-                self._refuse(error, 1, device)
+            layout = error
+        # A layout's engine has its version's defaults on its devices.
+        engine = layout.scenario.engine if isinstance(layout, Layout) else self.scenario.engine
+        schedules = product(
+            space.max_num_seqs or (engine.max_num_seqs,),
+            space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
+            space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
+            ratios,
+        )
+        for seqs, tokens, chunked, ratio in schedules:
+            for own in _prefills(choices, prefill, seqs, tokens):
+                try:
+                    if isinstance(layout, _RefusedError):
+                        raise layout
+                    self.accepted.append(self._candidate(layout, seqs, tokens, chunked, ratio, own))
+                except _RefusedError as error:
+                    self.ruled_out[str(error)] += 1
+                    if "hardware" in choices:
+                        self.by_device.setdefault(choices["hardware"], Counter())[str(error)] += 1
 
     def _candidate(
-        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: tuple[int, int] | None, own: _Prefill | None
+        self, layout: Layout, seqs: int, tokens: int, chunked: bool, ratio: _Ratio, own: _Prefill | None
     ) -> Candidate:
         _check_steps(layout, seqs, tokens, chunked)
         prefill = None if own is None else PrefillEngine(self.layout(own[0]), own[1], own[2])
@@ -475,18 +453,17 @@ class _Candidates:
         try:
             scenario = self._base.load(overrides)
         except UnsupportedError as error:
-            raise _RefusedError(error.reason, error.sentence) from None
+            raise _RefusedError(error.reason) from None
         except SpecError as error:
             # A value of the space, or a field in it, that can be no candidate's is a mistake, and none ruled out.
             places = [f"--set {text}: {text.partition('=')[0]}" for text in as_overrides(choices)]
             if any(f"{place}{end}" in str(error) for place in places for end in (": ", ".")):
                 raise
-            raise _RefusedError("the scenario refuses it", str(error)) from None
-        spec, hardware = self._spec, scenario.hardware
-        _check_cut(scenario, spec)
-        is_priced = usd_per_hour(hardware, scenario.price) is not None
-        if not is_priced and (spec.objective == "cheapest" or spec.budget_usd_per_hour is not None):
-            raise _RefusedError(NO_PRICE, f"no price of {hardware.name} is known; give --price {hardware.name}=USD")
+            raise _RefusedError("the scenario refuses it") from None
+        _check_cut(scenario, self._spec)
+        needs_price = self._spec.objective == "cheapest" or self._spec.budget_usd_per_hour is not None
+        if needs_price and usd_per_hour(scenario.hardware, scenario.price) is None:
+            raise _RefusedError(NO_PRICE)
         return Layout(choices, scenario, self._cluster)
 
     def _memory(self, layout: Layout, seqs: int, tokens: int) -> MemoryPlan:
@@ -497,21 +474,13 @@ class _Candidates:
             engine = scenario.engine.model_copy(update={"max_num_seqs": seqs, "max_num_batched_tokens": tokens})
             try:
                 plan = plan_memory(scenario.model, scenario.hardware, engine)
-            except DoesNotFitError as error:
-                raise _RefusedError("does not fit in memory", str(error)) from None
+            except DoesNotFitError:
+                raise _RefusedError("does not fit in memory") from None
             if plan.max_context() < (engine.max_model_len or 0):  # vLLM refuses to start
-                has = f"{layout.label} keeps {plan.max_context():,} tokens, max_model_len is {engine.max_model_len:,}"
-                raise _RefusedError("KV cache holds less than max_model_len", has)
+                raise _RefusedError("KV cache holds less than max_model_len")
             return plan
 
         return self._once((id(layout), seqs, tokens), plan)
-
-    def _refuse(self, error: _RefusedError, count: int, device: str | None) -> None:
-        self.ruled_out[error.reason] += count
-        if device is not None:
-            self.by_device.setdefault(device, Counter())[error.reason] += count
-        if error.example:
-            self.examples.setdefault(error.reason, error.example)
 
 
 def has_experts(model: ModelSpec) -> bool:
@@ -526,7 +495,7 @@ def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
         raise _RefusedError("more devices than max_gpus")
     domain = spec.link_domain or scenario.hardware.devices_per_node
     if tp > domain:
-        raise _RefusedError("tensor parallelism beyond the link domain", f"TP{tp} on {domain} joined devices")
+        raise _RefusedError("tensor parallelism beyond the link domain")
     if dp > 1 and not is_mixture:
         raise _RefusedError("data-parallel ranks of a dense model are replicas")
     if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):

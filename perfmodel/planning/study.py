@@ -337,9 +337,7 @@ class StudyPoints:
             return call()
         except SpecError as error:
             text = str(error)
-            places: dict[str, Path] = {}
-            for override, place in self._places():
-                places.setdefault(override, place)
+            places = dict(reversed(list(self._places())))
             for override, place in sorted(places.items(), key=lambda item: -len(item[0])):
                 text = text.replace(f"--set {override}:", f"{self.file.where(place)}:")
             raise SpecError(text) from None

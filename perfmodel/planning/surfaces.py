@@ -14,7 +14,8 @@ Draws are antithetic, so their mean is the model's.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -225,48 +226,39 @@ NUM_DRAWS = 256
 
 @dataclass(frozen=True)
 class Drawn:
-    """Factors of a candidate under each draw; equal indices are equal draws for all candidates.
+    """Factors of a candidate under each draw; equal indices are equal draws for all candidates. By default none: 1.
 
     rate:      on its highest rate under the SLO
     latencies: metric -> factors on the latency at the required share
     """
 
-    rate: Floats
-    latencies: Mapping[str, Floats]
-
-    @classmethod
-    def none(cls) -> "Drawn":
-        """Without calibration error."""
-        ones = np.ones(NUM_DRAWS)
-        return cls(ones, dict.fromkeys(("ttft", "tpot", "itl", "e2el"), ones))
+    rate: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
+    latencies: Mapping[str, Floats] = field(
+        default_factory=lambda: dict.fromkeys(("ttft", "tpot", "itl", "e2el"), np.ones(NUM_DRAWS))
+    )
 
 
-class SharedScores:
-    """Standard scores per device, a row for each draw: equal for equal devices, correlated within an architecture."""
+def shared_scores(scenario: Scenario) -> Floats:
+    """Standard scores of a scenario's device and engine, a row for each draw: equal for equal devices, correlated
+    within an architecture."""
+    calibration, _ = scenario_fits(scenario)
+    declared, profile = scenario.hardware.declared, scenario.engine.profile
+    if declared.architecture is None:
+        return _normal(f"device {declared!r} {profile}")
+    shared = _normal(f"architecture {declared.architecture} {profile}")
+    if not calibration.is_passed_on:
+        return shared
+    own = _normal(f"device {declared!r} {profile}")
+    scores: Floats = (shared + (SPREAD_SIBLING**2 - 1) ** 0.5 * own) / SPREAD_SIBLING
+    return scores
 
-    def __init__(self) -> None:
-        self._known: dict[str, Floats] = {}
 
-    def of(self, scenario: Scenario) -> Floats:
-        """Scores of a scenario's device and engine."""
-        calibration, _ = scenario_fits(scenario)
-        declared, profile = scenario.hardware.declared, scenario.engine.profile
-        if declared.architecture is None:
-            return self._normal(f"device {declared!r} {profile}")
-        shared = self._normal(f"architecture {declared.architecture} {profile}")
-        if not calibration.is_passed_on:
-            return shared
-        own = self._normal(f"device {declared!r} {profile}")
-        scores: Floats = (shared + (SPREAD_SIBLING**2 - 1) ** 0.5 * own) / SPREAD_SIBLING
-        return scores
-
-    def _normal(self, name: str) -> Floats:
-        """Standard normal scores seeded by `name`; for devices, a hash of their facts."""
-        if name not in self._known:
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-            half = np.random.default_rng(seed).standard_normal((NUM_DRAWS // 2, NUM_SCORES))
-            self._known[name] = np.concatenate([half, -half])
-        return self._known[name]
+@lru_cache(maxsize=64)
+def _normal(name: str) -> Floats:
+    """Standard normal scores seeded by `name`; for devices, a hash of their facts."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    half = np.random.default_rng(seed).standard_normal((NUM_DRAWS // 2, NUM_SCORES))
+    return np.concatenate([half, -half])
 
 
 def drawn_surfaces(
@@ -323,7 +315,7 @@ class EngineSurfaces:
     stages. limits: context, prompt, batches and chunk of `step_surface`, for all"""
 
     def __init__(self, engines: Iterable[Engine], *limits: Any) -> None:
-        self._limits, self._scores = limits, SharedScores()
+        self._limits = limits
         by_layout: dict[int, dict[tuple[int, int], Engine]] = {}
         for engine in engines:
             by_layout.setdefault(id(engine[0]), {})[self._key(engine)] = engine
@@ -346,7 +338,7 @@ class EngineSurfaces:
 
     def drawn(self, engine: Engine, is_disaggregated: bool = False) -> tuple[Surfaces, Floats]:
         """`drawn_surfaces` of the engine, under the common draws."""
-        scores = self._scores.of(engine[0])
+        scores = shared_scores(engine[0])
         surfaces, server = drawn_surfaces(engine[0], self._grid(engine), scores, is_disaggregated)
         return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
 

@@ -57,17 +57,6 @@ class Store:
         text = json.dumps(fields | {"values": dict(record.values), "intervals": dict(record.intervals)})
         self._rows(_PUT, (key, text, seconds))
 
-    def __len__(self) -> int:
-        return int(self._rows("SELECT COUNT(*) FROM points")[0][0])
-
-    def records(self) -> dict[str, Record]:
-        """All records by key."""
-        return {key: self._record(text) for key, text in self._rows("SELECT key, record FROM points ORDER BY key")}
-
-    def most_evaluations(self) -> int:
-        """Largest number of evaluations of one point: 1 if no work was repeated."""
-        return int(self._rows("SELECT COALESCE(MAX(times), 0) FROM points")[0][0])
-
     def _rows(self, statement: str, values: tuple[str | float, ...] = ()) -> list[Any]:
         with self._refusing():
             return self._connection.execute(statement, values).fetchall()
@@ -214,7 +203,7 @@ class StoredSweep:
         for task, count in num_requests.items():
             self.forecast.expect(task, count * num_runs)
         workers, total = self.workers, sum(num_requests.values())
-        if workers is None and total >= _LONG_REQUESTS and engine_of(self.engine).name == "local":
+        if workers is None and total >= _LONG_REQUESTS and engine_of(self.engine)[0] == "local":
             workers = num_processes(len(num_requests))
 
         def begin(task: T) -> Generator[Point, tuple[Record, float], R]:

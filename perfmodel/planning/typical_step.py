@@ -67,31 +67,13 @@ class StepChoice:
     label: str
 
 
-def choose_step(
-    scenario: Scenario,
-    step_s: Callable[[BatchShape], float],
-    batch: int | None = None,
-    context: int | None = None,
-    prefill: int | None = None,
-) -> StepChoice:
-    """The requested step, else the typical one of `scenario`: a prefill of `prefill` tokens, or `batch` decodes at
-    `context` tokens. step_s: seconds of a step"""
-    if prefill is not None:
-        shape = BatchShape(num_tokens=prefill, num_samples=1, prefills=((prefill, 0),))
-        return StepChoice(shape, f"Prefill of {prefill:,} tokens")
-    if batch is None and context is None:
-        return typical_step(scenario, step_s)
-    sequences, tokens = batch or 1, context or round(_mean_context(scenario))
-    return StepChoice(decode_shape(sequences, tokens, scenario.model.attention_spans), _decode_label(sequences, tokens))
-
-
 def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> StepChoice:
     """The decode step at the scenario's mean batch and context; `step_s`: seconds of a step."""
     context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
     batch, reason = _mean_batch(
         scenario,
         lambda size: step_s(decode_shape(size, context, spans)),
-        lambda tokens: step_s(BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),))),
+        lambda tokens: step_s(_prefill_shape(tokens)),
     )
     return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
 
@@ -107,6 +89,10 @@ def engine_of_step(scenario: Scenario, is_prompt: bool = False) -> Scenario:
 def mean_length(lengths: Lengths) -> float:
     """Mean of a length distribution before clipping; a plausible value if a file has the lengths."""
     return lengths.mean_tokens or float(_DEFAULT_CONTEXT)
+
+
+def _prefill_shape(tokens: int) -> BatchShape:
+    return BatchShape(num_tokens=tokens, num_samples=1, prefills=((tokens, 0),))
 
 
 def _decode_label(batch: int, context: int) -> str:
@@ -212,14 +198,15 @@ def estimate_choice(
     devices' KV blocks."""
     engine = engine_of_step(scenario, is_prompt=prefill is not None)
     costs = step_costs(engine)
-    choice = choose_step(
-        scenario,
-        lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape),
-        batch,
-        context,
-        prefill,
-    )
-    shape, label = choice.shape, choice.label
+    if prefill is not None:
+        shape, label = _prefill_shape(prefill), f"Prefill of {prefill:,} tokens"
+    elif batch is None and context is None:
+        choice = typical_step(scenario, lambda step: costs.estimate(step).duration_s / costs.tokens_per_decode(step))
+        shape, label = choice.shape, choice.label
+    else:
+        sequences, tokens = batch or 1, context or round(_mean_context(scenario))
+        shape = decode_shape(sequences, tokens, scenario.model.attention_spans)
+        label = _decode_label(sequences, tokens)
     if (batch, context, prefill) != (None, None, None) and engine.engine.kv_cache != "off":
         plan = plan_memory(engine.model, engine.hardware, engine.engine)
         sequences = shape.num_decodes or len(shape.prefills)

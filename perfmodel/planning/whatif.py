@@ -3,7 +3,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -22,8 +22,8 @@ from perfmodel.planning.load import OfferedLoad, load_of
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.points import Point, Record, batch_shape, evaluate, load_point
 from perfmodel.planning.sweep import sweep
-from perfmodel.planning.typical_step import StepSpec, choose_step, engine_of_step
-from perfmodel.planning.workers import Progress, spread
+from perfmodel.planning.typical_step import StepSpec, engine_of_step, typical_step
+from perfmodel.planning.workers import Progress, Watch, spread
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.trust import trust_of
@@ -398,7 +398,6 @@ def _record(record: Record) -> dict[str, Any]:
 _LARGEST_BATCH = 8192  # up to which the batch is looked for at which the bound of a decode step changes
 _STEP = "step."
 _TELLING = 0.01  # share of the step from which on an operator's bound is reported
-Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a progress bar for what is under way
 
 
 def ask_whatif(
@@ -432,7 +431,7 @@ def ask_whatif(
         raise SpecError("--grid needs two varied values; give --vary twice.")
     step, label = (given, "The step that was given") if given is not None else _typical(loaded)
     axes = tuple(axis_of(text, loaded, step) for text in vary or suspects(loaded))
-    asked = base.metrics or default_metrics(loaded, any(axis.is_device for axis in axes))
+    asked = base.metrics or default_metrics(loaded, any(axis.path.rpartition(".")[2] == "hardware" for axis in axes))
     others = tuple(text for text in overrides if not text.startswith(_STEP))  # the point has its step already
     base = replace(base, metrics=asked, step=step, overrides=others, intervals=intervals)
     question = WhatIf(base, axes, grid, tuple(against))
@@ -459,7 +458,7 @@ def ask_whatif(
 
 def _typical(scenario: Scenario) -> tuple[StepSpec, str]:
     costs = step_costs(engine_of_step(scenario))
-    choice = choose_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
+    choice = typical_step(scenario, lambda shape: costs.estimate(shape).duration_s / costs.tokens_per_decode(shape))
     batch = max(choice.shape.num_decodes, 1)
     where = " on a decode replica" if scenario.cluster.is_disaggregated else ""
     return StepSpec(batch=batch, context=max(choice.shape.decode_context // batch, 1)), choice.label + where

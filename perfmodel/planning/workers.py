@@ -11,14 +11,14 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from perfmodel.cores import collect_rarely, num_processes
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError, did_you_mean
@@ -32,6 +32,7 @@ else:
     from multiprocessing.connection import Connection
 
 Progress = Callable[[int, int | None], None]
+Watch = Callable[[str], AbstractContextManager[Progress | None]]  # stage name -> progress display
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -39,24 +40,17 @@ _FEWEST = 8  # items for which starting processes (a second) may pay
 _ENGINES = ("local", "ray")
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Where items run. address: of a Ray cluster other than this machine's own"""
-
-    name: str
-    address: str | None = None
-
-
-def engine_of(text: str) -> Engine:
-    """Parse `local`, `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster running here) or `ray://HOST:PORT` (Ray Client).
-    Raises SpecError for anything else."""
+def engine_of(text: str) -> tuple[str, str | None]:
+    """Where items run: `local` or `ray`, and the address of a Ray cluster other than this machine's own, of `local`,
+    `ray`, `ray:HOST:PORT`, `ray:auto` (a cluster running here) or `ray://HOST:PORT` (Ray Client). Raises SpecError for
+    anything else."""
     name, colon, address = text.partition(":")
     if name == "ray" and address.startswith("//"):
         address = text
     if name not in _ENGINES or (name == "local" and colon) or (colon and not address):
         near = did_you_mean(name, _ENGINES)
         raise SpecError(f"--engine {text}: expected local, ray or ray:ADDRESS (as in ray:auto).{near}")
-    return Engine(name, address or None)
+    return name, address or None
 
 
 @dataclass(frozen=True)
@@ -69,21 +63,6 @@ class Stepwise(Generic[T, R]):
 
     begin: Callable[[T], Generator[Any, Any, R]]
     step: Callable[[Any], Any]
-
-
-class _Pool(Protocol):
-    """Workers that compute steps, identified by item number."""
-
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def has_room(self) -> bool: ...
-    def submit(self, number: int, step: Any) -> None: ...
-    def wait(self) -> list[tuple[int, Any, str]]:
-        """(number, answer, why it was lost or "") of at least one step; raises the function's errors."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def spread(
@@ -105,15 +84,15 @@ def spread(
 
     Raises the function's errors, and MissingExtraError for Ray if it is not installed.
     """
-    where = engine_of(engine)
+    where, address = engine_of(engine)
     if not items:
         return []
     begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
-    if where.name == "local":
+    if where == "local":
         workers = min(workers or (num_processes(len(items)) if len(items) >= _FEWEST else 1), len(items))
-    open_pool: Callable[[int | None], _Pool] = partial(_Processes, within_reach(step))
-    if where.name == "ray":
-        open_pool = partial(_OnRay, within_reach(step), where.address)
+    open_pool: Callable[[int | None], _Processes | _OnRay] = partial(_Processes, within_reach(step))
+    if where == "ray":
+        open_pool = partial(_OnRay, within_reach(step), address)
     chains: dict[int, Generator[Any, Any, R]] = {}
     steps: dict[int, tuple[int, Any]] = {}  # under way, or lost
     results: dict[int, R] = {}
@@ -135,15 +114,15 @@ def spread(
     def run(numbers: Sequence[int], workers: int | None) -> list[tuple[int, str]]:
         todo, lost, pool = deque(numbers), [], open_pool(workers)
         try:
-            while todo or pool.num_running:
-                while todo and pool.has_room:
+            while todo or pool.running:
+                while todo and len(pool.running) < pool.most:
                     number = todo.popleft()
                     if number not in chains:
                         chains[number] = begin(items[number])
                         resume(number)
                     if number in steps:
                         pool.submit(*steps[number])
-                for number, answer, reason in pool.wait() if pool.num_running else ():
+                for number, answer, reason in pool.wait() if pool.running else ():
                     if reason:
                         lost.append((number, reason))
                     elif resume(number, answer):
@@ -152,7 +131,7 @@ def spread(
             pool.close()
         return sorted(lost)
 
-    if where.name == "local" and workers == 1:
+    if where == "local" and workers == 1:
         for number, item in enumerate(items):
             chains[number] = begin(item)
             has_step = resume(number)
@@ -191,20 +170,12 @@ class _Worker:
 
 
 class _Processes:
-    """`count` local processes, each with its own pipe."""
+    """At most `most` local processes, each with its own pipe. They compute steps, identified by item number."""
 
-    def __init__(self, function: Callable[[Any], Any], count: int | None) -> None:
-        self._function, self._count = function, count or 1
-        self._running: list[_Worker] = []
+    def __init__(self, function: Callable[[Any], Any], most: int | None) -> None:
+        self._function, self.most = function, most or 1
+        self.running: list[_Worker] = []
         self._idle: list[_Worker] = []
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._running) < self._count
 
     def submit(self, number: int, step: Any) -> None:
         if self._idle:
@@ -216,38 +187,39 @@ class _Processes:
             theirs.close()  # so that the pipe closes with the process
             worker = _Worker(process, ours, number)
         worker.number = number
-        self._running.append(worker)
+        self.running.append(worker)
         try:
             worker.pipe.send(step)
         except OSError:
             if not worker.is_ready:
                 return  # it ended while it started; `wait` notices
-            self._running.remove(worker)  # it ended while it was idle: the step was never begun
+            self.running.remove(worker)  # it ended while it was idle: the step was never begun
             _stop(worker)
             self.submit(number, step)
 
     def wait(self) -> list[tuple[int, Any, str]]:
+        """(number, answer, why it was lost or "") of at least one step; raises the function's errors."""
         outcomes: list[tuple[int, Any, str]] = []
         while not outcomes:
-            ready = wait([worker.pipe for worker in self._running])
-            for worker in [worker for worker in self._running if worker.pipe in ready]:
+            ready = wait([worker.pipe for worker in self.running])
+            for worker in [worker for worker in self.running if worker.pipe in ready]:
                 try:
                     answer, error = worker.pipe.recv()
                 except (EOFError, OSError):
-                    self._running.remove(worker)
+                    self.running.remove(worker)
                     outcomes.append((worker.number, None, _why_lost(worker)))
                     continue
                 if error is not None:
                     raise error
                 if worker.is_ready:
-                    self._running.remove(worker)
+                    self.running.remove(worker)
                     self._idle.append(worker)
                     outcomes.append((worker.number, answer, ""))
                 worker.is_ready = True
         return outcomes
 
     def close(self) -> None:
-        for worker in (*self._running, *self._idle):
+        for worker in (*self.running, *self._idle):
             worker.process.kill()
             _stop(worker)
 
@@ -299,36 +271,28 @@ _CLUSTER_PATIENCE_S = 10.0  # for a cluster to answer
 
 
 class _OnRay:
-    """Ray tasks. Raises MissingExtraError without Ray, PerfmodelError if no cluster answers at `address` or its nodes
-    run another perfmodel."""
+    """Ray tasks, used as `_Processes`. Raises MissingExtraError without Ray, PerfmodelError if no cluster answers at
+    `address` or its nodes run another perfmodel."""
 
     def __init__(self, function: Callable[[Any], Any], address: str | None, workers: int | None) -> None:
         self._function, self._version = function, installed_version()
-        self._running: dict[Any, int] = {}
+        self.running: dict[Any, int] = {}
         with redirect_stdout(sys.stderr):  # where Ray reports problems of its nodes
             self._ray = _connected(address, workers)
             self._task = self._ray.remote(max_retries=0, num_cpus=1)(_attempt)
             # Twice as many as can run, so that none waits for this process; not all, which a scheduler would hold.
-            self._most = 2 * (workers or max(int(self._ray.cluster_resources().get("CPU", 1)), 1))
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._running) < self._most
+            self.most = 2 * (workers or max(int(self._ray.cluster_resources().get("CPU", 1)), 1))
 
     def submit(self, number: int, step: Any) -> None:
         with redirect_stdout(sys.stderr):
-            self._running[self._task.remote(self._function, step, self._version)] = number
+            self.running[self._task.remote(self._function, step, self._version)] = number
 
     def wait(self) -> list[tuple[int, Any, str]]:
         with redirect_stdout(sys.stderr):
-            return [self._outcome(done) for done in self._ray.wait(list(self._running))[0]]
+            return [self._outcome(done) for done in self._ray.wait(list(self.running))[0]]
 
     def _outcome(self, done: Any) -> tuple[int, Any, str]:
-        number = self._running.pop(done)
+        number = self.running.pop(done)
         try:
             answer, error = self._ray.get(done)
         except self._ray.exceptions.RayTaskError as failure:  # the function's own errors are answers
@@ -344,7 +308,7 @@ class _OnRay:
 
     def close(self) -> None:
         with redirect_stdout(sys.stderr):
-            for left in self._running:
+            for left in self.running:
                 self._ray.cancel(left, force=True)
 
 

@@ -86,7 +86,7 @@ def plan_view(result: PlanResult, command: str = "") -> Document:
     blocks += [*(table for table in tables if table.rows), *trust_blocks(result.trust)]
     if result.winner is not None:
         blocks.append(Commands("To start it", serve_commands(result, result.winner)))
-    counts = [f"{result.num_candidates:,} candidates", f"{result.num_serving:,} serve the rate in closed form"]
+    counts = [f"{result.num_candidates:,} candidates", f"{result.num_able:,} serve the rate in closed form"]
     blocks.append(_searched(result, [*(f"{name}: {values}" for name, values in result.searched.items()), *counts]))
     left_out = [f"Not carried into the plan: {setting}." for setting in result.left_out]
     blocks.append(Notes([*_unpriced(result), *left_out, *result.notes]))
@@ -298,9 +298,9 @@ def _finalists(result: PlanResult) -> Iterator[Table]:
     )
     rates: Columns[Finalist] = [
         ("deployment", lambda row: row.label),
-        ("closed form, req/s", lambda row: f"{row.screened_rate:.3g}"),
+        ("closed form, req/s", lambda row: f"{row.capacity:.3g}"),
         ("simulated, req/s", lambda row: f"{row.rate:.3g}"),
-        ("ratio", lambda row: f"{row.rate / row.screened_rate:.2f}"),
+        ("ratio", lambda row: f"{row.rate / row.capacity:.2f}"),
     ]
     yield _table(rates, rows, "Maximum rate: closed form and simulation", note)
 
@@ -402,7 +402,7 @@ def _assumed(result: PlanResult, winner: Finalist) -> list[Block]:
 
 
 def _short_label(option: Replicas) -> str:
-    return f"{option.replicas} x {option.group[0].layout.label}"
+    return f"{option.replicas} x {option.candidate.layout.label}"
 
 
 def _options(result: PlanResult, winner: Finalist) -> Table:
@@ -457,7 +457,7 @@ def job_view(plan: JobPlan, command: str = "") -> Document:
     blocks: list[Block] = [Sentences(_job_sentences(plan)), _job_table(plan), *trust_blocks(plan.trust)]
     if plan.winner is not None:
         blocks.append(Commands("To start it", batch_command(plan, plan.winner)))
-    counts = [f"{plan.num_candidates:,} candidates", f"{plan.num_in_time:,} in time in closed form"]
+    counts = [f"{plan.num_candidates:,} candidates", f"{plan.num_able:,} in time in closed form"]
     best = "at the lowest cost" if plan.spec.objective == "cheapest_job" else "first"
     job = f"{plan.num_requests:,} requests to {plan.scenario.model.name}{_within(plan)}"
     question = f"Which deployment completes {job} {best}, on at most {gpus_text(plan.spec.max_gpus)}?"
@@ -485,7 +485,7 @@ def _job_sentences(plan: JobPlan) -> list[str]:
         return f", {job.bill:.3g} GPU hours" if job.usd_per_hour is None else f", for {job.bill:.3g} USD"
 
     if winner is None:
-        nearest = min(plan.late, key=lambda late: late.seconds, default=None)
+        nearest = min(plan.missed, key=lambda late: late.seconds, default=None)
         answer = f"Nothing within {gpus_text(plan.spec.max_gpus)} does {job}{_within(plan)}."
         return [answer if nearest is None else f"{answer} First would be {nearest.label}, {done(nearest)}."]
     devices = gpus_text(winner.num_devices)

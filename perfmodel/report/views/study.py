@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
-from perfmodel.planning.findings import best_at, better_by, crossings, ladder_gains, pareto_front, stretches
+from perfmodel.planning.findings import TIE, best_at, better_by, crossings, ladder_gains, pareto_front, stretches
 from perfmodel.planning.metrics import Metric
 from perfmodel.planning.study import Answers, Label, PlotSpec, Study, StudyPart, StudyResult
 from perfmodel.report.document import Block, Document, Heading, Notes, Paragraph, Picture, Sentences, Span, Table
@@ -19,7 +19,6 @@ from perfmodel.report.numbers import MISSING, format_factor, format_metric, form
 from perfmodel.report.views.scenario import headline
 from perfmodel.specs.overrides import as_overrides
 
-_EVEN = 0.02  # a gain below is a tie
 _LADDER_COLOURS = (BLUE, ORANGE, SKY)
 _MAX_PLACES = 4  # named of the points without values that have one reason
 Fixed = Mapping[str, Label]  # the place on the axes but the one that is looked along
@@ -77,7 +76,7 @@ def _lines(answers: Answers, metric: Metric, axis: str, fixed: Fixed, name: str,
         winners.update(stretch.winners)
         who = _listed(stretch.winners) + (" best" if len(stretch.winners) == 1 else " tied for best")
         if len(stretch.winners) == len(lines) > 1:
-            who = f"a tie of all (within {_EVEN:.0%})"
+            who = f"a tie of all (within {TIE:.0%})"
         first, last = format_short(stretch.first), format_short(stretch.last)
         if len(best_along) == 1:
             where = f"at all values of {axis}, {first} to {last}{unit}"
@@ -99,13 +98,13 @@ def _gains(
     variant: str, reference: str, gains: Sequence[tuple[float, float]], axis: str, unit: str, evens: Sequence[float]
 ) -> str:
     best, worst = max(gains, key=lambda pair: pair[1]), min(gains, key=lambda pair: pair[1])
-    if max(best[1], 1 / max(worst[1], 1e-12)) <= 1 + _EVEN:
+    if max(best[1], 1 / max(worst[1], 1e-12)) <= 1 + TIE:
         return f"{variant} and {reference} are a tie everywhere"
-    if best[1] <= worst[1] * (1 + _EVEN):
+    if best[1] <= worst[1] * (1 + TIE):
         return f"{variant} is {_better(best[1])} {reference} everywhere"
     low, high = (f"{format_factor(gain)} at {format_short(x)}" for x, gain in (worst, best))
     gain = f"{variant} over {reference} from {low} to {high}{unit} ({axis})"
-    real = [x for x in evens if worst[1] < 1 - _EVEN and best[1] > 1 + _EVEN]
+    real = [x for x in evens if worst[1] < 1 - TIE and best[1] > 1 + TIE]
     return gain + (f", a tie at about {' and '.join(map(format_short, real))}{unit}" if real else "")
 
 
@@ -127,8 +126,8 @@ def _ladder(answers: Answers, metric: Metric, fixed: Fixed, name: str) -> Iterat
         return
     gains = zip(answers.variants[1:], ladder_gains(values, metric.is_better_low)[1:], strict=True)
     steps = [(rung, gain) for rung, gain in gains if gain is not None]
-    largest = [rung for rung, gain in sorted(steps, key=lambda step: -step[1])[:3] if gain > 1 + _EVEN]
-    lost = [rung for rung, gain in steps if gain < 1 - _EVEN]
+    largest = [rung for rung, gain in sorted(steps, key=lambda step: -step[1])[:3] if gain > 1 + TIE]
+    lost = [rung for rung, gain in steps if gain < 1 - TIE]
     most = f"; most of it from {_listed(largest)}" if largest else ""
     slower = f"; slower with {_listed(lost)}" if lost else ""
     yield f"{name}: together {format_factor(better_by(there[-1], there[0], metric.is_better_low))}{most}{slower}."

@@ -39,7 +39,7 @@ from perfmodel.planning.finalist import (
     seed_draws,
     tightness,
 )
-from perfmodel.planning.jobs import _enough, _figure, _finalists, _next, _ordered, _with_replicas
+from perfmodel.planning.jobs import _enough, _finalists, _next, _ordered, _with_replicas
 from perfmodel.planning.points import Record
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
 from perfmodel.planning.runs import _all_up, requests_with_failures
@@ -68,7 +68,7 @@ def screened(
         layout=layout,
         usd_per_hour=usd,
     )
-    return Screened(candidate, rate, "ttft", 1.0, usd, "calibrated")
+    return Screened(candidate, rate, "ttft", 1.0, "calibrated")
 
 
 def spec(**fields: Any) -> PlanSpec:
@@ -82,12 +82,12 @@ def record(share: float = 1.0, throughput: float = 1.0, **values: float) -> Reco
 
 def finalist(one: Screened, replicas: int, rates: tuple[float, ...], factors: Any = 1.0, *records: Record) -> Finalist:
     drawn = Drawn(np.full(NUM_DRAWS, 1.0) * factors, dict.fromkeys(("ttft", "tpot", "e2el"), np.ones(NUM_DRAWS)))
-    return Finalist(Deployment(one, replicas), replicas, rates, records or (record(p90_ttft_ms=400.0),), drawn)
+    return Finalist(one, replicas, 1.0, rates, records or (record(p90_ttft_ms=400.0),), drawn)
 
 
 def plan(objective: str, *ranked: Finalist, rate: float = 10.0) -> PlanResult:
     base = Base("llama-3.1-8b-a100")
-    return PlanResult(base, SCENARIO, spec(objective=objective), rate, 2, 2, {}, ranked, [])
+    return PlanResult(base, SCENARIO, spec(objective=objective), ranked=ranked, rate=rate)
 
 
 RATES, COUNTS = st.floats(0.1, 50.0), st.integers(1, 8)
@@ -99,14 +99,14 @@ def test_fewest_sufficient_replicas_are_chosen_and_for_latency_all_allowed_ones(
     one, wanted = screened(replica_rate, devices, usd=4.0), spec(max_gpus=32, budget_usd_per_hour=budget)
     allowed = [n for n in range(1, 33) if n * devices <= 32 and (budget is None or n * 4.0 <= budget)]
     able = [n for n in allowed if n * replica_rate >= rate * (1 - 1e-9)]
-    assert most_replicas(one, wanted) == max(allowed, default=0)
+    assert most_replicas(one.candidate, wanted) == max(allowed, default=0)
     assert pick_replicas(one, wanted, rate) == min(able, default=None)
     fastest = wanted.model_copy(update={"objective": "lowest_latency"})
     assert pick_replicas(one, fastest, rate) == max(able, default=None)
     assert pick_replicas(one, wanted, rate, 2 * replica_rate) == min(
         (n for n in allowed if 2 * n * replica_rate >= rate), default=None
     )
-    assert all(may_have(one, wanted, n) == (n in allowed) for n in (1, 2, 9, 33))
+    assert all(may_have(one.candidate, wanted, n) == (n in allowed) for n in (1, 2, 9, 33))
 
 
 def test_shortfalls_count_candidates_by_their_reason():
@@ -336,7 +336,7 @@ def test_finalists_are_simulated_with_replicas_for_the_wanted_confidence() -> No
         base=Base("llama-3.1-8b-a100"), scenario=SCENARIO, spec=spec(confidence=0.9), rate=10.0, at_rate=at_rate
     )
     sized = _sized(run, [three, one])
-    assert asked == [(three.deployment, 5)]
+    assert asked == [(three, 5)]
     assert [(finalist.replicas, finalist.fewest) for finalist in sized] == [(5, 3), (1, 1)]
     assert [finalist.mean("p90_ttft_ms") for finalist in sized] == [500.0, 400.0]
 
@@ -361,7 +361,7 @@ def job(
 
 def job_plan(**fields: Any) -> JobPlan:
     base = Base("llama-3.1-8b-a100")
-    return JobPlan(base, SCENARIO, spec(**{"objective": "cheapest_job", **fields}), 1, 1, {}, (), ())
+    return JobPlan(base, SCENARIO, spec(**{"objective": "cheapest_job", **fields}))
 
 
 def test_a_job_costs_its_devices_times_its_duration():
@@ -375,10 +375,10 @@ def test_a_job_costs_its_devices_times_its_duration():
 @pytest.mark.parametrize(("objective", "best"), [("cheapest_job", "bill"), ("shortest_job", "seconds")])
 def test_job_objectives_minimise_the_bill_or_the_duration(objective, best):
     jobs = [job(100.0, 8), job(300.0, 2), job(900.0, 1)]
-    wanted = spec(objective=objective)
-    assert _figure(jobs[0], wanted)[0] == getattr(jobs[0], best)
-    assert _finalists(jobs, wanted)[0] == min(jobs, key=lambda job: getattr(job, best))
-    assert job_plan(objective=objective).figure(jobs[0]) == getattr(jobs[0], best)
+    plan = job_plan(objective=objective)
+    assert plan.figures(jobs[0])[0] == getattr(jobs[0], best)
+    assert _finalists(jobs, plan)[0] == min(jobs, key=lambda job: getattr(job, best))
+    assert plan.figure(jobs[0]) == getattr(jobs[0], best)
 
 
 def test_replicas_for_a_deadline_are_inversely_proportional_to_it():
@@ -397,7 +397,7 @@ def test_replicas_for_a_deadline_are_inversely_proportional_to_it():
 
 def test_the_next_trial_has_one_replica_more_if_late_and_one_fewer_if_nearly_in_time():
     screen: Any = SimpleNamespace(allowed=lambda _: range(1, 9))
-    wanted = spec(objective="cheapest_job", deadline_s=1000.0)
+    wanted = job_plan(deadline_s=1000.0)
     late, early = job(1100.0, 4, times=(1100.0,)), job(500.0, 4, times=(500.0,))
     for tried, count in ((late, 5), (early, 3)):
         next_job = _next({4: tried}, screen, wanted)

@@ -26,17 +26,18 @@ def normal(number: int) -> Any:
 
 
 def finalist(rate: float, draws: Any, usd: float = 2.0, replicas: int = 1) -> Finalist:
-    candidate: Any = SimpleNamespace(num_devices=1, kind=object(), ratio=None, label="one", devices="one")
-    screened = Screened(candidate, rate / replicas, "ttft", 1.0, usd, "calibrated")
-    deployment: Any = SimpleNamespace(screened=screened)
+    candidate: Any = SimpleNamespace(
+        num_devices=1, kind=object(), ratio=None, label="one", devices="one", usd_per_hour=usd
+    )
+    screened = Screened(candidate, rate / replicas, "ttft", 1.0, "calibrated")
     drawn = Drawn(np.exp(draws), dict.fromkeys(("ttft", "tpot", "e2el"), np.exp(-draws)))
-    return Finalist(deployment, replicas, (rate,), (GOOD,), drawn)
+    return Finalist(screened, replicas, 1.0, (rate,), (GOOD,), drawn)
 
 
 def result(objective: str, *ranked: Finalist, rate: float = 10.0) -> PlanResult:
     base = Base("llama-3.1-8b-a100")
     spec = PlanSpec.model_validate({"objective": objective})
-    return PlanResult(base, load_scenario(base.path), spec, rate, 2, 2, {}, ranked, [])
+    return PlanResult(base, load_scenario(base.path), spec, ranked=ranked, rate=rate)
 
 
 def test_errors_that_two_have_in_common_leave_no_doubt() -> None:

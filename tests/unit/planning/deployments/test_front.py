@@ -13,8 +13,8 @@ LIMITS = SLO(ttft_ms=1000)
 
 
 def deployment(label: str, usd: float, tightness: float) -> Deployment:
-    candidate: Any = SimpleNamespace(num_devices=1, label=label)
-    return Deployment(Screened(candidate, 5.0, "ttft", 1.0, usd, ""), 1, tightness)
+    candidate: Any = SimpleNamespace(num_devices=1, label=label, usd_per_hour=usd)
+    return Deployment(Screened(candidate, 5.0, "ttft", 1.0, ""), 1, tightness)
 
 
 def served(share: float, ttft_ms: float) -> tuple[Record, ...]:

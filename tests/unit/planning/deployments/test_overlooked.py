@@ -23,8 +23,8 @@ RATE = 12.0  # wanted, in requests per second
 
 def cut(rate: float, usd: float = 1.0, tightness: float = 1.0) -> Deployment:
     """A layout of one device with this screened rate."""
-    candidate: Any = SimpleNamespace(num_devices=1, ratio=None, kind=object(), label="one")
-    return Deployment(Screened(candidate, rate, "ttft", 1.0, usd, ""), 0, tightness)
+    candidate: Any = SimpleNamespace(num_devices=1, ratio=None, kind=object(), label="one", usd_per_hour=usd)
+    return Deployment(Screened(candidate, rate, "ttft", 1.0, ""), 0, tightness)
 
 
 def test_candidates_rejected_within_the_screens_error_are_simulated() -> None:
@@ -77,8 +77,8 @@ def test_for_latency_the_lowest_ratio_counts() -> None:
 def test_ratios_are_simulated_over_screened_figures() -> None:
     """Two replicas of 5 requests/s serve 9, one serves 6; p90 TTFT is 40 % of its limit where the screen had 50 %."""
     done = [
-        Finalist(replace(cut(5.0), replicas=2, tightness=0.5), 2, (9.0,), (Record({"p90_ttft_ms": 40.0}),)),
-        Finalist(replace(cut(5.0), replicas=2), 1, (6.0,), (Record({"p90_ttft_ms": 40.0}),)),
+        Finalist(cut(5.0).screened, 2, 0.5, (9.0,), (Record({"p90_ttft_ms": 40.0}),), first=2),
+        Finalist(cut(5.0).screened, 1, 1.0, (6.0,), (Record({"p90_ttft_ms": 40.0}),), first=2),
     ]
     ratios = ratios_of(done, SLO(ttft_ms=100.0), "p90")
     assert ratios.rate == pytest.approx((0.9, 1.2))

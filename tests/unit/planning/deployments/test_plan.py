@@ -42,8 +42,10 @@ SHORT = (
 
 def serving(rate: float, devices: int = 1, usd: float | None = 2.0, **update: Any) -> Screened:
     """A candidate of which only size, rate and price count."""
-    candidate: Any = SimpleNamespace(num_devices=devices, kind=object(), ratio=None, label=f"{devices} devices")
-    return replace(Screened(candidate, rate, "ttft", 1.0, usd, "calibrated"), **update)
+    candidate: Any = SimpleNamespace(
+        num_devices=devices, kind=object(), ratio=None, label=f"{devices} devices", usd_per_hour=usd
+    )
+    return replace(Screened(candidate, rate, "ttft", 1.0, "calibrated"), **update)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def finalize(capacity: Any, screened_rate: float, **spec: Any) -> tuple[Finalist
     run = Known(base, load_scenario(base.path), plan, WANTED, StoredSweep("", 1))
     object.__setattr__(run, "asked", [])
     object.__setattr__(run, "capacity", capacity)
-    candidate: Any = SimpleNamespace(num_devices=1, num_engines=1, ratio=None, label="one", kind=1)
-    deployment = Deployment(Screened(candidate, screened_rate, "ttft", 1.0, 2.0, ""), -(-30 // int(screened_rate)))
+    candidate: Any = SimpleNamespace(num_devices=1, num_engines=1, ratio=None, label="one", kind=1, usd_per_hour=2.0)
+    deployment = Deployment(Screened(candidate, screened_rate, "ttft", 1.0, ""), -(-30 // int(screened_rate)))
     done = run.settled([deployment])
     return (done[0] if done else None), run.asked
 
@@ -93,14 +93,14 @@ def test_a_run_is_long_enough_for_its_batch_and_for_a_queue(
     scenario = load_scenario(base.path).model_copy(update={"slo": SLO(**slo)})
     run = Runs(base, scenario, PlanSpec(), WANTED, StoredSweep("", 1))
     candidate: Any = SimpleNamespace(num_engines=2 if batch == 50 else 1)
-    deployment = Deployment(Screened(candidate, rate, "ttft", float(batch), 2.0, ""), replicas)
+    deployment = Deployment(Screened(candidate, rate, "ttft", float(batch), ""), replicas)
     assert run._requests(deployment, replicas) == requests
 
 
 def test_requests_to_come_are_those_of_all_deployments_under_all_seeds() -> None:
     base = Base("llama-3.1-8b-a100")
     plan = PlanSpec.model_validate({"seeds": 3, "num_requests": 500})
-    deployment = Deployment(Screened(SimpleNamespace(num_engines=1), 8.0, "ttft", 1.0, 2.0, ""), 2)  # type: ignore[arg-type]
+    deployment = Deployment(Screened(SimpleNamespace(num_engines=1), 8.0, "ttft", 1.0, ""), 2)  # type: ignore[arg-type]
     run = Runs(base, load_scenario(base.path), plan, WANTED, StoredSweep("", 1))
     assert run.num_requests([(deployment, 2), (deployment, 3)]) == 2 * 500 * 3
 

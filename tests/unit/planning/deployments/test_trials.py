@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from stored_points import StoredPoints
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.points import Point, Record
 from perfmodel.planning.runs import Trial, highest_on_lattice, try_rates
 from perfmodel.planning.space import Base
-from perfmodel.planning.sweep import Store, StoredSweep, key_of
+from perfmodel.planning.sweep import StoredSweep, key_of
 from perfmodel.planning.workers import Stepwise, program_version, spread
 from perfmodel.specs import load_scenario
 
@@ -104,17 +105,17 @@ def test_a_point_is_evaluated_once_and_comes_back_as_it_was(tmp_path: Path) -> N
     (first,) = StoredSweep(str(file)).records(points, [20])
     assert StoredSweep(str(file)).records(points, [20]) == [first]  # another plan
     assert first.values["request_throughput"]
-    assert (len(Store(file)), Store(file).most_evaluations()) == (1, 1)
+    assert (len(StoredPoints(file)), StoredPoints(file).most_evaluations()) == (1, 1)
 
 
 def test_a_store_that_cannot_be_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(PerfmodelError, match="--store"):
-        Store(tmp_path / "file" / "points.sqlite")
+        StoredPoints(tmp_path / "file" / "points.sqlite")
 
 
 def test_a_model_that_cannot_serve_is_a_record_too(tmp_path: Path) -> None:
-    store = Store(tmp_path / "points.sqlite")
+    store = StoredPoints(tmp_path / "points.sqlite")
     store.put("key", Record(problem="does not fit"))
     found = store.get("key")
     assert found is not None
@@ -129,11 +130,11 @@ def test_equal_seeds_ask_for_the_same_points(tmp_path: Path) -> None:
         return StoredSweep(str(tmp_path / name)).run(try_rates, {trial: 60}, lambda *_: None)[0]
 
     one = highest_rate(20.0, "shared")
-    count = len(Store(tmp_path / "shared"))
+    count = len(StoredPoints(tmp_path / "shared"))
     assert one is not None
     assert highest_rate(24.0, "shared") == pytest.approx(one)
     assert highest_rate(24.0, "own") == pytest.approx(one)
-    assert len(Store(tmp_path / "shared")) < count + len(Store(tmp_path / "own"))
+    assert len(StoredPoints(tmp_path / "shared")) < count + len(StoredPoints(tmp_path / "own"))
 
 
 _PLAN = """
@@ -152,7 +153,7 @@ print(result.winner.label, [round(rate, 6) for rate in result.winner.rates])
 
 
 def _count(file: Path) -> int:
-    return len(Store(file)) if file.exists() else 0
+    return len(StoredPoints(file)) if file.exists() else 0
 
 
 @pytest.mark.release
@@ -173,6 +174,6 @@ def test_a_killed_plan_goes_on_where_it_was(tmp_path: Path) -> None:
     resumed = subprocess.run([sys.executable, script, file], check=True, capture_output=True, text=True)
     undisturbed = subprocess.run([sys.executable, script, whole], check=True, capture_output=True, text=True)
     assert resumed.stdout == undisturbed.stdout
-    store = Store(file)
+    store = StoredPoints(file)
     assert store.most_evaluations() == 1
-    assert before < len(store) == len(Store(whole))
+    assert before < len(store) == len(StoredPoints(whole))

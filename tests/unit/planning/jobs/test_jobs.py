@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stored_points import StoredPoints
 
 from perfmodel.errors import SpecError
 from perfmodel.planning.jobs import JobScreen, _rests, _whole
@@ -15,7 +16,6 @@ from perfmodel.planning.result import JobPlan
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.sweep import Store
 from perfmodel.report.views.plan import job_view, preliminary_sentence
 from perfmodel.sim import simulate
 
@@ -99,13 +99,13 @@ def test_a_nearer_deadline_costs_more_devices_and_more_money(tmp_path: Path) -> 
     assert low <= fast.seconds <= high
     assert 0 < plans[1].in_time(fast) <= 1
     assert "deadline of 8 s" in str(plans[1])
-    store = Store(tmp_path / "points.sqlite")
+    store = StoredPoints(tmp_path / "points.sqlite")
     count = len(store)
     assert store.most_evaluations() == 1
     store.close()
     again = plan(tmp_path, "plan.objective=cheapest_job", "plan.deadline_s=8")
     assert again.to_json() == plans[1].to_json()
-    store = Store(tmp_path / "points.sqlite")
+    store = StoredPoints(tmp_path / "points.sqlite")
     assert len(store) == count
     store.close()
 

@@ -13,7 +13,7 @@ from perfmodel.planning.screen import Screen
 from perfmodel.planning.service import at_rate
 from perfmodel.planning.space import Base, enumerate_space
 from perfmodel.planning.spec import PlanSpec
-from perfmodel.planning.surfaces import NUM_DRAWS, SharedScores, drawn_surfaces
+from perfmodel.planning.surfaces import NUM_DRAWS, drawn_surfaces, shared_scores
 from perfmodel.planning.workers import Stepwise, spread
 from perfmodel.sim.driver import _serve_drawn
 from perfmodel.sim.fleet.pool import remembered_basis
@@ -24,8 +24,7 @@ BASE = Base("llama-3.1-8b-a100")
 
 
 def correlation(one: str, other: str) -> float:
-    scores = SharedScores()
-    mine, its = (scores.of(load_scenario(BASE.path, [f"hardware={name}"])) for name in (one, other))
+    mine, its = (shared_scores(load_scenario(BASE.path, [f"hardware={name}"])) for name in (one, other))
     return float(np.corrcoef(mine.ravel(), its.ravel())[0, 1])
 
 
@@ -39,13 +38,12 @@ def test_devices_share_as_much_as_their_fits_do() -> None:
 def test_a_renamed_device_has_the_same_scores() -> None:
     scenario = load_scenario(BASE.path, ["hardware=h200-sxm"])
     renamed = scenario.model_copy(update={"hardware": scenario.hardware.model_copy(update={"name": "my-h200"})})
-    scores = SharedScores()
-    assert np.array_equal(scores.of(scenario), scores.of(renamed))
+    assert np.array_equal(shared_scores(scenario), shared_scores(renamed))
 
 
 @pytest.mark.parametrize("device", ["a100-sxm-80gb", "h200-sxm"])
 def test_scores_are_standard_normal_and_even(device: str) -> None:
-    scores = SharedScores().of(load_scenario(BASE.path, [f"hardware={device}"]))
+    scores = shared_scores(load_scenario(BASE.path, [f"hardware={device}"]))
     assert scores.shape[0] == NUM_DRAWS
     assert scores.mean(axis=0) == pytest.approx(0.0, abs=1e-12)
     assert scores.std() == pytest.approx(1.0, abs=0.06)
@@ -84,7 +82,7 @@ def test_the_simulator_agrees_about_what_a_draw_does_to_the_rate(
     assert slo.ttft_ms is not None
     assert slo.tpot_ms is not None
     limits_s = slo.ttft_ms / 1e3, slo.tpot_ms / 1e3
-    monkeypatch.setattr(SharedScores, "of", lambda *_: np.tile(np.array(score), (NUM_DRAWS, 1)))
+    monkeypatch.setattr("perfmodel.planning.surfaces.shared_scores", lambda _: np.tile(np.array(score), (NUM_DRAWS, 1)))
     (drawn,) = screen.under_draws([found], [found.rate / 2])
 
     def highest(scores: tuple[float, ...] | None) -> float:
@@ -109,7 +107,7 @@ def test_the_simulator_agrees_about_what_a_draw_does_to_latencies(
 ) -> None:
     """The 90th percentiles at 0.7 of the highest rate, over those without a draw, within 15 %."""
     screen, found = screened()
-    monkeypatch.setattr(SharedScores, "of", lambda *_: np.tile(np.array(score), (NUM_DRAWS, 1)))
+    monkeypatch.setattr("perfmodel.planning.surfaces.shared_scores", lambda _: np.tile(np.array(score), (NUM_DRAWS, 1)))
     rate = 0.7 * found.rate
     (drawn,) = screen.under_draws([found], [rate])
     under, plain = (

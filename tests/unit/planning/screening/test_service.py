@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.planning.screen import _binding, _service, _wanted
+from perfmodel.planning.screen import _binding, _service, goals_of
 from perfmodel.planning.service import (
     NUM_TYPICAL,
     Demand,
@@ -295,11 +295,11 @@ def test_the_binding_limit_is_missed_most_relative_to_its_allowance() -> None:
     zero = np.zeros((1, 1))
     beyond = Served(ttft, tpot, zero, zero, np.ones((1, 1), dtype=bool))
     limit = np.ones((1, NUM_TYPICAL))
-    wanted: Any = SimpleNamespace(all_limits=[("ttft", limit, 0.99), ("tpot", limit, 0.9)])
+    goals: Any = [({"ttft": limit}, 0.99), ({"tpot": limit}, 0.9)]
     candidates: Any = [SimpleNamespace(max_num_seqs=64)]
-    assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["ttft"]
-    wanted.all_limits[0] = ("ttft", limit, 0.9)
-    assert _binding(candidates, engine(64), beyond, asks(100, 50), wanted) == ["tpot"]
+    assert _binding(candidates, engine(64), beyond, asks(100, 50), goals) == ["ttft"]
+    goals[0] = ({"ttft": limit}, 0.9)
+    assert _binding(candidates, engine(64), beyond, asks(100, 50), goals) == ["tpot"]
 
 
 @pytest.mark.parametrize("budget", [272.0, 300.0, 1000.0])
@@ -316,9 +316,9 @@ def test_delayed_decodes_widen_the_batch_and_the_wait_for_a_slot_alike() -> None
     work = _prompt_work(service, demand, rate, chain.mean)
     waits = []
     for share in (0.0, 0.3, 0.6):
-        batch = _batch(service, chain, np.array([[share]]), work)
-        assert batch.wait / chain.wait == pytest.approx((batch.deviation / chain.deviation) ** 2)
-        waits.append(float(batch.wait[0, 0]))
+        deviation, _, wait = _batch(service, chain, np.array([[share]]), work)
+        assert wait / chain.wait == pytest.approx((deviation / chain.deviation) ** 2)
+        waits.append(float(wait[0, 0]))
     assert waits[0] == float(chain.wait[0, 0]) > 0
     assert waits == sorted(set(waits))
 
@@ -327,8 +327,8 @@ def test_a_ttft_limit_per_input_token_counts_cached_tokens() -> None:
     """100 ms and 0.5 ms a token: 500 ms for 300 computed and 500 cached tokens, as for the requests of a run."""
     same = tuple(np.full(NUM_TYPICAL, float(tokens)) for tokens in (300, 500, 20))
     slo = SLO(ttft_ms=100, ttft_ms_per_input_token=0.5)
-    wanted = _wanted(slo, Demand(same[0], same[2], same, 310.0), 0.9)
-    ((name, limit, _),) = wanted.all_limits
-    assert name == "ttft"
+    ((limits, _),) = goals_of(slo, Demand(same[0], same[2], same, 310.0), 0.9)
+    (limit,) = limits.values()
+    assert list(limits) == ["ttft"]
     assert limit == pytest.approx(np.full((1, NUM_TYPICAL), 0.5))
     assert slo.ttft_limit_ms(800) == 500

@@ -38,7 +38,6 @@ def test_a_candidate_fits_as_the_memory_plan_says() -> None:
     space = enumerate_space(BASE, spec(tensor_parallel_size=(1, 4)))
     assert [c.layout.scenario.engine.tensor_parallel_size for c in space.candidates] == [4]  # 140 GB of weights
     assert space.ruled_out == {"does not fit in memory": 1}
-    assert "80.0 GB" in space.examples["does not fit in memory"]
 
 
 def test_formats_are_ruled_out_by_the_rule_that_every_command_has():
@@ -48,7 +47,6 @@ def test_formats_are_ruled_out_by_the_rule_that_every_command_has():
     refused = enumerate_space(Base(BASE.path, ("engine.profile=trtllm",)), fp8_on_ampere)
     reason = "the engine does not take the number format on the device"
     assert refused.ruled_out == {reason: 1}
-    assert "trtllm 1.3 does not take weights in FP8 on a100-sxm-80gb" in refused.examples[reason]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perfmodel.planning.export import server_arguments
-from perfmodel.planning.finalist import Deployment, Finalist, Screened
+from perfmodel.planning.finalist import Finalist, Screened
 from perfmodel.planning.space import Base, Space, enumerate_space
 from perfmodel.planning.spec import MAX_CANDIDATES, PlanSpec
 from perfmodel.report.document import Paragraph
@@ -118,7 +118,7 @@ def test_the_result_names_the_assumed_acceptance(given: bool) -> None:
     asked = {"speculation": (drafts,)} if given else {}
     space = space_of("deepseek-v3-h200", tensor_parallel_size=(8,), disaggregation=("none",), **asked)
     candidate = next(c for c in space.candidates if c.layout.scenario.engine.speculative_config is not None)
-    winner = Finalist(Deployment(Screened(candidate, 1.0, "ttft", 1.0, None, ""), 1), 1)
+    winner = Finalist(Screened(candidate, 1.0, "ttft", 1.0, ""), 1)
     spec = PlanSpec.model_validate({"space": asked})
     result: Any = SimpleNamespace(scenario=load_scenario("deepseek-v3-h200"), spec=spec, searched=space.searched)
     blocks = _assumed(result, winner)

@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from stored_points import StoredPoints
 
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.planning import workers as on_ray
@@ -21,7 +22,7 @@ from perfmodel.planning.points import Point
 from perfmodel.planning.result import PlanResult
 from perfmodel.planning.search import make_plan
 from perfmodel.planning.study import load_study, quick, simulated_points
-from perfmodel.planning.sweep import Store, sweep
+from perfmodel.planning.sweep import sweep
 from perfmodel.planning.whatif import ask_whatif
 from perfmodel.planning.workers import spread
 
@@ -232,7 +233,7 @@ class TestRay:
 
         there, here = of("ray", "there.sqlite"), of("local", "here.sqlite")
         assert there.to_json() == here.to_json()
-        one, other = Store(tmp_path / "there.sqlite"), Store(tmp_path / "here.sqlite")
+        one, other = StoredPoints(tmp_path / "there.sqlite"), StoredPoints(tmp_path / "here.sqlite")
         assert one.records() == other.records()
         assert one.most_evaluations() == 1
         again = of("ray", "there.sqlite")

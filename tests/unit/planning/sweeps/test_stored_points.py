@@ -8,12 +8,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from stored_points import StoredPoints
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning import search
 from perfmodel.planning import sweep as store_module
 from perfmodel.planning.points import Point, Record, evaluate_timed
-from perfmodel.planning.sweep import Store, StoredSweep
+from perfmodel.planning.sweep import StoredSweep
 
 POINTS = [
     Point("tiny-llama-cpu", ("output_throughput",), ("traffic.num_requests=3", f"seed={seed}")) for seed in range(4)
@@ -35,7 +36,7 @@ def test_points_are_evaluated_once(tmp_path: Path) -> None:
     first = records(file)
     assert all(record.values["output_throughput"] for record in first)
     assert records(file) == first
-    assert (len(Store(file)), Store(file).most_evaluations()) == (4, 1)
+    assert (len(StoredPoints(file)), StoredPoints(file).most_evaluations()) == (4, 1)
 
 
 @pytest.mark.release
@@ -46,9 +47,9 @@ def test_what_a_lost_worker_leaves_is_not_kept(tmp_path: Path, monkeypatch: pyte
         patch.setattr(store_module, "evaluate_timed", killed_at_two)
         found = records(file)
     assert [bool(record.problem) for record in found] == [False, False, True, False]
-    assert len(Store(file)) == 3
+    assert len(StoredPoints(file)) == 3
     assert not records(file)[2].problem
-    assert Store(file).most_evaluations() == 1
+    assert StoredPoints(file).most_evaluations() == 1
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def test_a_store_locked_or_damaged_during_the_search_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(store_module, "_PATIENCE_S", 0.1)
     file = tmp_path / "points.sqlite"
-    store = Store(file)
+    store = StoredPoints(file)
     with locked(file), pytest.raises(PerfmodelError, match=rf"--store {file}: cannot be used .*locked"):
         store.put("a", Record(problem="x"))
     store.put("a", Record(problem="x"))

@@ -14,7 +14,7 @@ import pytest
 from perfmodel.errors import SpecError
 from perfmodel.planning.points import Point
 from perfmodel.planning.sweep import sweep
-from perfmodel.planning.workers import Engine, Stepwise, engine_of, spread
+from perfmodel.planning.workers import Stepwise, engine_of, spread
 
 
 def squared(item: int) -> int:
@@ -168,7 +168,7 @@ def test_a_lost_point_is_a_record_with_the_problem(monkeypatch):
     ],
 )
 def test_engines_have_a_name_and_an_address(text, name, address):
-    assert engine_of(text) == Engine(name, address)
+    assert engine_of(text) == (name, address)
 
 
 @pytest.mark.parametrize("text", ["lokal", "local:3", "ray:", "dask", ""])
