@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel import specs
 from perfmodel.commands import request as req
 from perfmodel.commands.request import QUIET, Answer, CommandRequest, Console, argument, flag, scenario_of_flags, view
 from perfmodel.errors import SpecError, did_you_mean
@@ -60,7 +61,6 @@ class HardwareListRequest(CommandRequest):
 
 
 def _siblings() -> "Document":
-    from perfmodel import specs
     from perfmodel.report.views.catalog import siblings_view
 
     devices = [specs.load_hardware(name) for name in specs.list_names("hardware")]
@@ -70,8 +70,6 @@ def _siblings() -> "Document":
 
 def _devices(part: str = "") -> "list[HardwareSpec]":
     """All that are known by a name with `part` in it."""
-    from perfmodel import specs
-
     return [specs.load_hardware(name) for name in specs.list_hardware() if part in name]
 
 
@@ -86,7 +84,6 @@ class HardwareShowRequest(CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is its specification. Raises SpecError for what is neither's name nor file."""
-        from perfmodel import specs
         from perfmodel.files.sandbox import is_allowed
 
         # What is neither's is for the device's reader to say.
@@ -120,7 +117,6 @@ class HardwareNewRequest(CommandRequest):
     )
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
         from perfmodel.specs.hardware_template import hardware_template
 
         return Answer(text=hardware_template(self.name, specs.load_hardware(self.like)))
@@ -164,7 +160,6 @@ class ModelsListRequest(CommandRequest):
     examples = ("models list",)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
         facts = [model_facts(specs.load_model(name)) for name in specs.list_models()]
@@ -183,7 +178,6 @@ class ModelsShowRequest(CommandRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the ModelSpec. Raises SpecError for a model that no card lists and that cannot
         be read from a file or from the Hub."""
-        from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
         model = specs.load_model(self.name, ask_hub=True)
@@ -232,7 +226,6 @@ class ScenariosShowRequest(CommandRequest):
     name: str = argument("NAME", "A scenario's name, or a path to its file.", completes="scenarios")
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
         from perfmodel.cost.calibrations.provenance import resolved
 
         fields = resolved(specs.load_scenario(self.name))
@@ -292,7 +285,6 @@ def answer_line(text: str, place: str, folder: Path, given: "Mapping[str, str]",
 
     Raises SpecError, in one sentence: for unknown flags, for what is missing, for a scenario that cannot be.
     """
-    from perfmodel.specs import load_scenario
     from perfmodel.specs.commands.line import scenario_text
     from perfmodel.specs.scenario_source import as_text
 
@@ -300,7 +292,7 @@ def answer_line(text: str, place: str, folder: Path, given: "Mapping[str, str]",
     warnings = [f"{what}: affects time and is not modelled ({why})" for what, why in scenario.unmodelled]
     if strict and warnings:
         raise SpecError(f"--strict: {warnings[0]}; take it out of the line, or leave out --strict.")
-    load_scenario(as_text(scenario.data, scenario.sources))
+    specs.load_scenario(as_text(scenario.data, scenario.sources))
     return Answer(lambda: scenario.data, result=tuple(warnings), text=scenario_text(scenario))
 
 
@@ -357,15 +349,8 @@ def _read_line(line: str) -> tuple[str, str, Path]:
 # ---------------------------------------------------------------- schemas and techniques
 
 
-class SchemaKind(StrEnum):
-    """The kinds of files that users write."""
-
-    scenario = "scenario"
-    hardware = "hardware"
-    family = "family"
-    model = "model"
-    traffic = "traffic"
-    study = "study"
+# The kinds of files that users write.
+SchemaKind = StrEnum("SchemaKind", ["scenario", "hardware", "family", "model", "traffic", "study"])
 
 
 @dataclass(frozen=True)
@@ -379,8 +364,6 @@ class SchemaRequest(CommandRequest):
     kind: SchemaKind = argument("KIND", "Which kind of file.")
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
-
         return Answer(lambda: specs.schema(self.kind.value))
 
 
