@@ -8,14 +8,16 @@ measured. `ecdf_svg`: which share of the rows lies within which error. Panels st
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.report.drawing import figures as fig
 from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, Scale, document, element, scale_over, text, text_width
 from perfmodel.report.numbers import format_short
+
+if TYPE_CHECKING:
+    from perfmodel.evidence.report import Rows
 
 # In pixels.
 _WIDTH = 860
@@ -29,6 +31,7 @@ _ROWS_WIDTH, _ROWS_HEIGHT = 760, 470
 
 _MAX_POINTS = 3000  # of all series together: beyond, a fixed sample is drawn
 _MAX_SERIES = 6
+Series = tuple[str, "Rows"]  # a group of rows with its name
 _ECDF_STEPS = 120
 _ECDF_ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _ECDF_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -92,23 +95,6 @@ class Ladder:
     title: str
     gains: Sequence[float | None]
     colour: str = fig.BLUE
-
-
-@dataclass(frozen=True)
-class Series:
-    """Rows of one group: what was predicted and what was measured, in one unit."""
-
-    name: str
-    predicted: NDArray[np.float64]
-    measured: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.measured)
-
-    @property
-    def ape(self) -> NDArray[np.float64]:
-        """|predicted / measured - 1|"""
-        return np.abs(self.predicted / self.measured - 1)
 
 
 def lines_svg(
@@ -330,7 +316,7 @@ def _times(factor: float) -> str:
 def scatter_svg(series: Sequence[Series], unit: str, title: str) -> str:
     """Predicted over measured, one colour per series; beside the diagonal, dashed, a factor of 1.25 either way."""
     shown = _largest(series)
-    values = np.concatenate([np.concatenate((group.predicted, group.measured)) for group in shown])
+    values = np.concatenate([ends for _, rows in shown for ends in (rows.predicted, rows.measured)])
     low, high = 10 ** floor(log10(values.min())), 10 ** ceil(log10(values.max()))
     high = low * 10 if low == high else high
     left, top, right, bottom = _SQUARE
@@ -341,10 +327,10 @@ def scatter_svg(series: Sequence[Series], unit: str, title: str) -> str:
         start, end = max(low, low / factor), min(high, high / factor)
         ends = {"x1": x(start), "y1": y(start * factor), "x2": x(end), "y2": y(end * factor)}
         parts.append(element("line", **ends, stroke=GREY, stroke_dasharray=None if factor == 1 else "4 4"))
-    for group, colour in zip(shown, COLOURS, strict=False):
-        count = max(1, min(len(group), round(_MAX_POINTS * len(group) / sum(map(len, shown)))))
-        rows = np.unique(np.linspace(0, len(group) - 1, count).astype(np.int64))
-        pairs = zip(group.measured[rows].tolist(), group.predicted[rows].tolist(), strict=True)
+    for (_, rows), colour in zip(shown, COLOURS, strict=False):
+        count = max(1, min(len(rows), round(_MAX_POINTS * 2 * len(rows) / len(values))))
+        sample = np.unique(np.linspace(0, len(rows) - 1, count).astype(np.int64))
+        pairs = zip(rows.measured[sample].tolist(), rows.predicted[sample].tolist(), strict=True)
         dots = "".join(element("circle", cx=x(measured), cy=y(predicted), r=2) for measured, predicted in pairs)
         parts.append(element("g", dots, fill=colour, fill_opacity=0.45, stroke="none"))
     titles = (title, f"measured, {unit}", f"predicted, {unit}")
@@ -358,8 +344,8 @@ def ecdf_svg(series: Sequence[Series], title: str) -> str:
     x, y = Scale(_ECDF_ERRORS[0], _ECDF_ERRORS[-1], left, right, True), Scale(0.0, 1.0, bottom, top)
     errors = np.geomspace(x.low, x.high, _ECDF_STEPS)
     parts = []
-    for group, colour in zip(shown, COLOURS, strict=False):
-        within = np.searchsorted(np.sort(group.ape), errors, side="right") / len(group)
+    for (_, rows), colour in zip(shown, COLOURS, strict=False):
+        within = np.searchsorted(np.sort(np.abs(rows.errors)), errors, side="right") / len(rows)
         path = fig.points_of(
             (x(error), y(share)) for error, share in zip(errors.tolist(), within.tolist(), strict=True)
         )
@@ -370,12 +356,17 @@ def ecdf_svg(series: Sequence[Series], title: str) -> str:
 
 def _largest(series: Sequence[Series]) -> list[Series]:
     """At most `_MAX_SERIES`, those with the most rows; the others together are the last."""
-    filled = sorted((group for group in series if len(group)), key=lambda group: (-len(group), group.name))
+    filled = sorted(((name, rows) for name, rows in series if len(rows)), key=lambda group: (-len(group[1]), group[0]))
     if len(filled) <= _MAX_SERIES:
         return filled
-    kept, rest = filled[: _MAX_SERIES - 1], filled[_MAX_SERIES - 1 :]
-    predicted, measured = (np.concatenate([getattr(group, of) for group in rest]) for of in ("predicted", "measured"))
-    return [*kept, Series(f"{len(rest)} others", predicted, measured)]
+    from perfmodel.evidence.report import Rows
+
+    kept, rest = filled[: _MAX_SERIES - 1], [rows for _, rows in filled[_MAX_SERIES - 1 :]]
+    predicted, measured = (np.concatenate([getattr(rows, of) for rows in rest]) for of in ("predicted", "measured"))
+    return [
+        *kept,
+        (f"{len(rest)} others", Rows(predicted, measured, [label for rows in rest for label in rows.labels])),
+    ]
 
 
 def _rows_svg(
@@ -395,10 +386,10 @@ def _rows_svg(
     for tick in y_values:
         parts += [_rule(x, y(tick), GRID), text(left - 8, y(tick) + 4, label(tick), "end")]
     parts += marks
-    for number, (group, colour) in enumerate(zip(series, COLOURS, strict=False)):
+    for number, ((name, rows), colour) in enumerate(zip(series, COLOURS, strict=False)):
         at = top + 10 + 22 * number
         parts.append(element("rect", x=right + 18, y=at - 9, width=11, height=11, fill=colour))
-        parts.append(text(right + 36, at + 1, f"{group.name} ({len(group):,})"))
+        parts.append(text(right + 36, at + 1, f"{name} ({len(rows):,})"))
     parts.append(text((left + right) / 2, bottom + 44, titles[1], "middle"))
     parts.append(text(0, 0, titles[2], "middle", transform=f"translate(18 {(top + bottom) / 2}) rotate(-90)"))
     return document(parts, titles[0], _ROWS_WIDTH, _ROWS_HEIGHT, has_heading=False)
