@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 from typing import Any
 
-from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
+from perfmodel.report.drawing.figures import COLOURS, GREY, INK, Scale, element, frame, points_of, text, text_width
 from perfmodel.report.numbers import format_short, format_si
 
 _WIDTH, _HEIGHT = 1000, 320  # the layout may set another height
@@ -45,7 +45,8 @@ def figure_svg(figure: Data, title: str) -> str:
         panels = _panels(figure["data"], layout)
     parts: list[str] = []
     for panel in panels:
-        parts += _frame(panel)
+        ticks = panel.x_ticks, panel.y_ticks
+        parts += frame(panel.x, panel.y, *ticks, panel.x_title, panel.y_title, bool(panel.names))
         parts += _hover_strips(panel)  # below the markers, which have hover text of their own
         parts += _traces(panel)
     for shape in layout.get("shapes") or ():  # lines across a panel, where they lie within its y axis
@@ -211,23 +212,6 @@ def _stroke(line: Data, width: float = 2) -> dict[str, Any]:
     """The attributes of a stroke. width: where the line has none"""
     dash = _DASHES.get(line.get("dash", ""))
     return {"stroke": line.get("color", GREY), "stroke_width": line.get("width", width), "stroke_dasharray": dash}
-
-
-def _frame(panel: _Panel) -> Iterator[str]:
-    """Grid lines, ticks, and the titles of the axes."""
-    x, y = panel.x, panel.y
-    for at, label in panel.x_ticks:
-        yield element("path", d=f"M{at:.1f},{y.end:.1f}V{y.start:.1f}", stroke=GRID)
-        yield text(at, y.start + 18, label, "middle")
-    for at, label in panel.y_ticks:
-        if not panel.names:
-            yield element("path", d=f"M{x.start:.1f},{at:.1f}H{x.end:.1f}", stroke=GRID)
-        if label:
-            yield text(x.start - 8, at + 4, label, "end")
-    yield text((x.start + x.end) / 2, y.start + 38, panel.x_title, "middle", fill=GREY)
-    if panel.y_title:
-        middle = (y.start + y.end) / 2
-        yield text(16, middle, panel.y_title, "middle", transform=f"rotate(-90 16 {middle:.1f})", fill=GREY)
 
 
 def _traces(panel: _Panel) -> Iterator[str]:
