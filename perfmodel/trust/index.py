@@ -6,7 +6,7 @@ version x model x number format) and metric: the range of measured setups and th
 errors to expect without similar rows, from cross-validation reports (`benchmarks/left_out_index.py`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -232,16 +232,13 @@ def measured_left_out() -> tuple[LeftOutError, ...]:
     return tuple(result)
 
 
-def left_out_errors(
-    engine: str, devices: str, cut: Cut, errors: Iterable[LeftOutError] | None = None
-) -> dict[str, tuple[float, float]]:
-    """Metric -> (median, p90) to expect of `engine` on a kind of `devices`, with `cut` left out; `errors` replace the
-    file's.
+def left_out_errors(engine: str, devices: str, cut: Cut) -> dict[str, tuple[float, float]]:
+    """Metric -> (median, p90) to expect of `engine` on a kind of `devices`, with `cut` left out.
 
     A more distant cut includes what nearer ones leave out, so its error is at least as large: the largest over cuts up
     to `cut` counts; without any, the nearest beyond. An engine without reports takes the largest errors of all engines.
     """
-    lines = [line for line in (measured_left_out() if errors is None else errors) if line.devices in ("", devices)]
+    lines = [line for line in measured_left_out() if line.devices in ("", devices)]
     if any(line.engine == engine for line in lines):
         lines = [line for line in lines if line.engine in ("", engine)]
     reach = max(CUTS.index(cut), min((CUTS.index(line.left_out) for line in lines), default=0))
