@@ -12,6 +12,7 @@ from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.planning.finalist import Preliminary
+    from perfmodel.planning.result import PlanResult
     from perfmodel.planning.study import Answers, StudyFile, StudyPart, StudyPoints
 
 _ENGINE_HELP = "Where points are worked on: local, ray, ray:HOST:PORT or ray://HOST:PORT (extra ray)."
@@ -135,12 +136,11 @@ class PlanRequest(ScenarioRequest):
 
         return preliminary_sentence(preliminary)
 
-    def _export(self, result: object, console: Console) -> None:
-        from perfmodel.planning.export import export_plan
-        from perfmodel.planning.result import PlanResult
-
-        if self.export is None or not isinstance(result, PlanResult):
+    def _export(self, result: "PlanResult", console: Console) -> None:
+        if self.export is None:
             return
+        from perfmodel.planning.export import export_plan
+
         if result.winner is None:
             console.say(f"--export {self.export}: nothing was written, since nothing serves what was asked for.")
             return
