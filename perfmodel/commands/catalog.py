@@ -86,16 +86,14 @@ class HardwareShowRequest(CommandRequest):
         """As of a request; `result` is its specification. Raises SpecError for what is neither's name nor file."""
         from perfmodel.files.sandbox import is_allowed
 
-        # What is neither's is for the device's reader to say.
         if is_allowed(self.name) and Path(self.name).is_file():
             is_network = "declared" not in specs.load_yaml(self.name).data
         else:
             is_network = specs.find_network(self.name) is not None
-        if is_network:
-            network = specs.load_network(self.name)
-            return Answer(lambda: network.model_dump(mode="json"), view("catalog:network_view", network), network)
-        device = specs.load_hardware(self.name)
-        return Answer(lambda: device.model_dump(mode="json"), view("catalog:device_view", device), device)
+        # What is neither's is for the device's reader to say.
+        spec = specs.load_network(self.name) if is_network else specs.load_hardware(self.name)
+        place = "catalog:network_view" if is_network else "catalog:device_view"
+        return Answer(lambda: spec.model_dump(mode="json"), view(place, spec), spec)
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ def figure_svg(figure: Data, title: str) -> str:
         panels = _panels(figure["data"], layout)
     parts: list[str] = []
     for panel in panels:
-        ticks = panel.x_ticks, panel.y_ticks
-        parts += frame(panel.x, panel.y, *ticks, panel.x_title, panel.y_title, bool(panel.names))
+        parts += panel.frame
         parts += _hover_strips(panel)  # below the markers, which have hover text of their own
         parts += _traces(panel)
     for shape in layout.get("shapes") or ():  # lines across a panel, where they lie within its y axis
@@ -73,12 +72,12 @@ def figure_svg(figure: Data, title: str) -> str:
 class _Panel:
     """A pair of axes with its traces.
 
-    x_name, y_name:   plotly's names of the axes, such as `x2` and `y`
-    x, y:             scales from values to pixels
-    names:            row names of a bar chart, bottom to top
-    x_ticks, y_ticks: (pixel, label)
-    paper:            scale from 0..1 to the width of all panels
-    filled:           row -> value at which its next bar starts
+    x_name, y_name: plotly's names of the axes, such as `x2` and `y`
+    x, y:   scales from values to pixels
+    names:  row names of a bar chart, bottom to top
+    frame:  grid, labels and titles of the axes
+    paper:  scale from 0..1 to the width of all panels
+    filled: row -> value at which its next bar starts
     """
 
     x_name: str
@@ -87,10 +86,7 @@ class _Panel:
     y: Scale
     traces: Sequence[Data]
     names: Sequence[str]
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-    x_title: str
-    y_title: str
+    frame: Sequence[str]
     paper: Scale
     filled: dict[str, float] = field(default_factory=dict)
 
@@ -145,9 +141,9 @@ def _panels(data: Sequence[Data], layout: Data) -> list[_Panel]:
         rows = [(bottom - (number + 0.5) * (bottom - top) / len(names), name) for number, name in enumerate(names)]
         y_ticks = rows if names else _ticks(shared, y)
         y_ticks = y_ticks if y_axis.get("showticklabels", True) else [(at, "") for at, _ in y_ticks]
-        x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
-        ticks = _ticks(x_axis, x), y_ticks
-        panels.append(_Panel(x_name, y_name, x, y, traces, names, *ticks, x_title, y_title, paper))
+        titles = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
+        grid = list(frame(x, y, _ticks(x_axis, x), y_ticks, *titles, has_rows=bool(names)))
+        panels.append(_Panel(x_name, y_name, x, y, traces, names, grid, paper))
     return panels
 
 
