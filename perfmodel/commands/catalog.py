@@ -43,8 +43,9 @@ class HardwareListRequest(CommandRequest):
         """As of a request. Raises SpecError where no device passes the filters."""
         from perfmodel.report.views.catalog import device_facts
 
-        filters = {"--kind": self.kind, "--maker": self.maker, "--name": self.name}
-        if not any(value is not None for value in filters.values()):
+        given = {"--kind": self.kind, "--maker": self.maker, "--name": self.name}
+        filters = [f"{name} {value}" for name, value in given.items() if value is not None]
+        if not filters:
             return Answer(lambda: [device_facts(device) for device in _devices()], _siblings)
         chosen = [
             device
@@ -52,11 +53,9 @@ class HardwareListRequest(CommandRequest):
             if self.kind in (None, device.kind) and self.maker in (None, device.maker)
         ]
         if not chosen:
-            shown = " ".join(f"{name} {value}" for name, value in filters.items() if value is not None)
             kinds, makers = (sorted({str(getattr(one, field)) for one in _devices()}) for field in ("kind", "maker"))
-            raise SpecError(
-                f"no device is listed for {shown}; kinds are {', '.join(kinds)}; makers {', '.join(makers)}."
-            )
+            known = f"kinds are {', '.join(kinds)}; makers {', '.join(makers)}"
+            raise SpecError(f"no device is listed for {' '.join(filters)}; {known}.")
         return Answer(lambda: [device_facts(device) for device in chosen], view("catalog:devices_view", chosen), chosen)
 
 

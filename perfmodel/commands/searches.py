@@ -196,14 +196,12 @@ class StudyRequest(req.CommandRequest):
             console.say(f"Written to {written}")
         points = quickened(simulated_points(file)) if self.quick else simulated_points(file)
         points.check()
-        executed = executed_points(file) if self.execute else None
-        if executed is not None and self.quick:
-            executed = quickened(executed, changes=False)  # it is small to begin with
-        if executed is not None:
-            executed.check()
-        parts = [self._simulated(file, points, console)]
-        if executed is not None:
-            parts.append(_executed(executed, console))
+        executed = [executed_points(file)] if self.execute else []
+        if self.quick:  # what is executed is small to begin with
+            executed = [quickened(part, changes=False) for part in executed]
+        for part in executed:
+            part.check()
+        parts = [self._simulated(file, points, console), *(_executed(part, console) for part in executed)]
         result = StudyResult(file.study, parts, self._notes(file), self.quick)
         return Answer(lambda: study_json(result), view("study:study_view", result, self.line), result)
 
