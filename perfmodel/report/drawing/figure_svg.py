@@ -141,8 +141,8 @@ def _panels(data: Sequence[Data], layout: Data) -> list[_Panel]:
         rows = [(bottom - (number + 0.5) * (bottom - top) / len(names), name) for number, name in enumerate(names)]
         y_ticks = rows if names else _ticks(shared, y)
         y_ticks = y_ticks if y_axis.get("showticklabels", True) else [(at, "") for at, _ in y_ticks]
-        titles = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
-        grid = list(frame(x, y, _ticks(x_axis, x), y_ticks, *titles, has_rows=bool(names)))
+        x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
+        grid = list(frame(x, y, _ticks(x_axis, x), y_ticks, x_title, y_title, bool(names)))
         panels.append(_Panel(x_name, y_name, x, y, traces, names, grid, paper))
     return panels
 
