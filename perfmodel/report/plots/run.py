@@ -246,7 +246,8 @@ def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> Figure:
     """KV cache usage over time, in percent of each replica's blocks; replicas are named by their `pools`. A single
     replica has a band from minimum to maximum."""
     names, bins, replicas = engine_names(pools), time_bins(steps), replicas_of(steps)
-    used, share = steps.used_blocks.astype(np.float64), 100 / max(num_blocks, 1)  # by running requests; of a block
+    used = steps.used_blocks.astype(np.float64)  # by running requests
+    share = 100 / max(num_blocks, 1)
     traces, top, is_single = [], 0.0, len(replicas) == 1
     for replica in replicas[:_MAX_REPLICA_LINES]:
         usage = binned_mean(steps, used, bins, replica) * share
