@@ -12,7 +12,18 @@ where it is not given they are printed so, and `--write` leaves them as they are
 be as `reports/accuracy_202611.csv.gz` has it, from which their lines follow.
 """
 
-__all__ = ["SETS", "MeasuredSet", "Predictions", "lines_of", "main", "page_lines", "predictions_of", "stored"]
+__all__ = [
+    "SETS",
+    "MeasuredSet",
+    "Predictions",
+    "cells_of",
+    "lines_of",
+    "main",
+    "page_lines",
+    "predictions_of",
+    "stored",
+    "write_index",
+]
 
 import argparse
 import csv
@@ -20,6 +31,7 @@ import gzip
 import io
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -31,7 +43,7 @@ import numpy as np
 from perfmodel.evidence.kinds.pooled import pooled_over_devices
 from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport
 from perfmodel.files.catalog import data_dir
-from perfmodel.trust.index import write_index
+from perfmodel.trust.index import NAMES, SIZES, MeasuredCell, MeasuredRow, MeasuredSetup, quantile
 
 ROOT = Path(__file__).parents[1]
 PAGE, STORE = ROOT / "docs/how-right.md", ROOT / "reports/accuracy_202611.csv.gz"
@@ -338,6 +350,84 @@ def _restored(kept: _Kept) -> Predictions:
     predicted, measured, low, high, trivial = np.array(kept.numbers).T
     rows = Rows(predicted, measured, kept.labels, (low, high), trivial)
     return Predictions(rows, tuple(kept.cells) if kept.cells[0] else ())
+
+
+# ---------------------------------------------------------------- the index that trust is read from
+
+
+_CELL = (*NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
+_CELL_COLUMNS = ("kind", *_CELL, "metric", "errors")
+_ROW_COLUMNS = ("kind", *NAMES, *SIZES, "metric", "predicted", "measured", "label")
+_DIGITS, _ERROR_DIGITS = 4, 3
+
+
+def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
+    """Rows by cell and metric."""
+    groups: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in NAMES)].append(row)
+    cells = []
+    for _, members in sorted(groups.items()):
+        first = members[0]
+        low, high = (
+            first.setup._replace(**{size: end(getattr(row.setup, size) for row in members) for size in SIZES})
+            for end in (min, max)
+        )
+        cells.append(MeasuredCell(first.kind, low, high, first.metric, tuple(sorted(row.error for row in members))))
+    return cells
+
+
+def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:
+    """Write one validation's part of the index; nothing if `rows` are not of deployments. name: of its files; folder:
+    of the index; lists_rows: single rows may be copied"""
+    if not rows:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = []
+    for cell in cells_of(rows):
+        ends = [_size_text(getattr(setup, size)) for size in SIZES for setup in (cell.low, cell.high)]
+        errors = " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
+        cells.append([cell.kind, *_setup_names(cell.low), *ends, cell.metric, errors])
+    (folder / f"{name}.csv").write_text(_csv_text(_CELL_COLUMNS, cells), encoding="utf-8", newline="\n")
+    if lists_rows:
+        lines = []
+        for row in _by_setup(rows):
+            figures = [row.metric, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.label]
+            lines.append(
+                [row.kind, *_setup_names(row.setup), *(_size_text(getattr(row.setup, n)) for n in SIZES), *figures]
+            )
+        text = _csv_text(_ROW_COLUMNS, lines)
+        (folder / f"{name}.rows.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def _setup_names(setup: MeasuredSetup) -> list[str]:
+    return [str(getattr(setup, name)) for name in NAMES]
+
+
+def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
+    """Merge rows of one setup (requests of a run, repeated runs) by their medians."""
+    by_setup: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
+    for row in rows:
+        by_setup[row.setup, row.metric].append(row)
+    result = []
+    for first, *rest in by_setup.values():
+        repeated = [first, *rest]
+        predicted, measured = (
+            quantile([getattr(row, name) for row in repeated], 0.5) for name in ("predicted", "measured")
+        )
+        label = f"median of {len(repeated):,}: {first.label} and so on" if rest else first.label
+        result.append(replace(first, predicted=predicted, measured=measured, label=label))
+    return result
+
+
+def _size_text(value: float) -> str:
+    return f"{value:.{_DIGITS}g}" if abs(value) < 10**_DIGITS else f"{value:.0f}"
+
+
+def _csv_text(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *lines])
+    return text.getvalue()
 
 
 # ---------------------------------------------------------------- the command

@@ -61,33 +61,24 @@ register_block("technique", "perfmodel.evidence.executed.technique:Technique")
 # Results print themselves as the commands show them; what makes their text is loaded on the first print.
 renderable.print_with(lambda: import_module("perfmodel.report.terminal"))
 
-# Name -> module, and the name there where it is another.
+# Module -> its names here; a name that is another there, as `name:there`.
 _LAZY_NAMES = {
-    "Plan": "perfmodel.planning.result:PlanResult",
-    "Result": "perfmodel.sim:RunResult",
-    "RunResult": "perfmodel.sim",
-    "Scenario": "perfmodel.specs",
-    "build_graph": "perfmodel.ops",
-    "estimate_step": "perfmodel.cost",
-    "load_hardware": "perfmodel.specs",
-    "load_model": "perfmodel.specs",
-    "load_scenario": "perfmodel.specs",
-    "make_plan": "perfmodel.api",
-    "plan": "perfmodel.api:make_plan",
-    "plan_memory": "perfmodel.cost",
-    "simulate": "perfmodel.api",
-    "sweep": "perfmodel.api",
-    "whatif": "perfmodel.api",
+    "perfmodel.api": ("make_plan", "plan:make_plan", "simulate", "sweep", "whatif"),
+    "perfmodel.cost": ("estimate_step", "plan_memory"),
+    "perfmodel.ops": ("build_graph",),
+    "perfmodel.planning.result": ("Plan:PlanResult",),
+    "perfmodel.sim": ("Result:RunResult", "RunResult"),
+    "perfmodel.specs": ("Scenario", "load_hardware", "load_model", "load_scenario"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY_NAMES:
-        raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    home, _, there = _LAZY_NAMES[name].partition(":")
-    value = getattr(import_module(home), there or name)
-    globals()[name] = value
-    return value
+    for module, entries in _LAZY_NAMES.items():
+        for here, _, there in (entry.partition(":") for entry in entries):
+            if here == name:
+                globals()[name] = value = getattr(import_module(module), there or name)
+                return value
+    raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ __all__ = ["app", "main"]
 
 import atexit
 import dataclasses
+import functools
 import gc
 import inspect
 import os
@@ -73,23 +74,8 @@ _GROUPS = {
 class _Commands(Mapping[str, Any]):
     """The commands by name: one is loaded, and its flags are put together, when it is asked for."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        place = COMMANDS[name]
-        if name not in self._loaded:
-            alone = typer.Typer(rich_markup_mode="markdown")
-            if isinstance(place, str):
-                _add(alone, place)
-                self._loaded[name] = next(iter(typer.main.get_group(alone).commands.values()))
-            else:
-                group = typer.Typer(help=_GROUPS[name], no_args_is_help=name != "scenarios")
-                for sub in place.values():
-                    _add(group, sub)
-                alone.add_typer(group, name=name)
-                self._loaded[name] = typer.main.get_group(alone).commands[name]
-        return self._loaded[name]
+        return _command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -144,6 +130,20 @@ def _request_class(place: Any) -> "type[CommandRequest]":
     return kind
 
 
+@functools.cache
+def _command(name: str) -> Any:
+    """What typer makes of a command or of a group of them."""
+    place, alone = COMMANDS[name], typer.Typer(rich_markup_mode="markdown")
+    if isinstance(place, str):
+        _add(alone, place)
+        return next(iter(typer.main.get_group(alone).commands.values()))
+    group = typer.Typer(help=_GROUPS[name], no_args_is_help=name != "scenarios")
+    for sub in place.values():
+        _add(group, sub)
+    alone.add_typer(group, name=name)
+    return typer.main.get_group(alone).commands[name]
+
+
 def _add(group: typer.Typer, place: str) -> None:
     kind = _request_class(place)
     lines = "\n\n".join(["Examples:", *(f"- `perfmodel {line}`" for line in kind.examples)])
@@ -152,46 +152,40 @@ def _add(group: typer.Typer, place: str) -> None:
 
 def _command_of(kind: "type[CommandRequest]") -> Callable[..., None]:
     """A function for typer, whose parameters are the fields of a request, with what only the command line asks."""
-    parameters = dict(_parameters(kind))
+    parameters = sorted(_parameters(kind), key=lambda parameter: parameter.default is not inspect.Parameter.empty)
 
     def run(**given: Any) -> None:
         as_json, has_details = given.pop("as_json", False), given.pop("has_details", True)
         _run(_request_of(kind, given), as_json, has_details)
 
     run.__doc__ = kind.__doc__
-    run.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = [
-        inspect.Parameter(name, either, default=default, annotation=annotation)
-        for name, (annotation, default) in parameters.items()
-    ]
-    signature.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     return run
 
 
-def _parameters(kind: "type[CommandRequest]") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """(name, (annotation, default)) of each parameter of a command."""
+def _parameters(kind: "type[CommandRequest]") -> Iterator[inspect.Parameter]:
+    """The parameters of a command."""
     from perfmodel.commands.request import SCENARIO_FLAGS, SHORT_FORMS, Flag
 
     hints, flags = get_type_hints(kind), kind.flags_of()
     for field in dataclasses.fields(kind):
         if field.name in flags:
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            yield field.name, _parameter(flags[field.name], hints[field.name], default)
+            yield _parameter(field.name, flags[field.name], hints[field.name], default)
     if kind.has_json:
         help_text = "Print one JSON document on stdout and nothing else."
-        yield "as_json", _parameter(Flag("--json", help_text), bool, False)
+        yield _parameter("as_json", Flag("--json", help_text), bool, False)
     if kind.has_details:
-        yield "has_details", _parameter(Flag("--details", "All sentences, tables and notes."), bool, False)
+        yield _parameter("has_details", Flag("--details", "All sentences, tables and notes."), bool, False)
     for name in getattr(kind, "short_forms", ()):
-        yield name, _parameter(SHORT_FORMS[name].flag, SHORT_FORMS[name].kind | None, None)
+        yield _parameter(name, SHORT_FORMS[name].flag, SHORT_FORMS[name].kind | None)
     for name in getattr(kind, "scenario_flags", ()):
-        yield name.replace("-", "_"), _parameter(SCENARIO_FLAGS[name], str | None, None)
+        yield _parameter(name.replace("-", "_"), SCENARIO_FLAGS[name], str | None)
 
 
-def _parameter(form: "Flag", hint: Any, default: Any) -> tuple[Any, Any]:
-    """A parameter's annotation and default. hint: the type of the field"""
+def _parameter(name: str, form: "Flag", hint: Any, default: Any = None) -> inspect.Parameter:
+    """A command's parameter. name, hint, default: of the field, with its type; form: its flag"""
     if get_origin(hint) is tuple:
         hint, default = list[get_args(hint)[0]] | None, default or None  # type: ignore[misc]
     more: dict[str, Any] = {"help": form.help, "metavar": form.metavar, "show_default": form.shows_default}
@@ -200,10 +194,10 @@ def _parameter(form: "Flag", hint: Any, default: Any) -> tuple[Any, Any]:
         more["autocompletion"] = _completion(form.completes)
     if form.is_count:
         more["parser"] = _count
-    if form.is_argument:
-        return Annotated[hint, typer.Argument(**more)], default
     names = f"{form.name}/--no-{form.name.removeprefix('--')}" if hint is bool and default is True else form.name
-    return Annotated[hint, typer.Option(names, **more)], default
+    asked = typer.Argument(**more) if form.is_argument else typer.Option(names, **more)
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, either, default=default, annotation=Annotated[hint, asked])
 
 
 def _count(text: str) -> int:

@@ -2,7 +2,7 @@
 web`: the planner in a browser, on this machine."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from perfmodel.serve.emulator_server import EmulatorServer, Ended, MetricNames
 
 _KEY = "PERFMODEL_API_KEY"
+_METRICS: "Mapping[str | None, MetricNames | None]"  # a flag's value -> which server's names
+_METRICS = {None: None, "vllm": "vllm", "sglang": "sglang", "legacy": "vllm"}
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,10 @@ class ServeRequest(ScenarioRequest):
             faults=InjectedFaults.parsed(self.fail) if self.fail else InjectedFaults(),
             drain_s=self.drain,
         )
-        names, legacy = _metric_names(self.metrics_names), self.metrics_names == "legacy"
-        telemetry = Telemetry(names, legacy, self.kv_events, self.kv_replay, self.kv_topic, self.kv_arrays)
+        if self.metrics_names not in _METRICS:
+            raise SpecError(f"--metrics-names {self.metrics_names}: expected vllm, sglang or legacy.")
+        names = _METRICS[self.metrics_names], self.metrics_names == "legacy"
+        telemetry = Telemetry(*names, self.kv_events, self.kv_replay, self.kv_topic, self.kv_arrays)
         from perfmodel.trust import trust_of
 
         server = EmulatorServer(scenario, settings, telemetry, self.speed, self.ports, self.cold_start)
@@ -112,14 +116,6 @@ class ServeRequest(ScenarioRequest):
                 f"has written: perfmodel validate bench FILE --speed {self.speed:g}",
             )
         _serve(server, self.assumed(scenario), notes, console)
-
-
-def _metric_names(name: str | None) -> "MetricNames | None":
-    known: dict[str | None, MetricNames | None]
-    known = {None: None, "vllm": "vllm", "sglang": "sglang", "legacy": "vllm"}
-    if name not in known:
-        raise SpecError(f"--metrics-names {name}: expected vllm, sglang or legacy.")
-    return known[name]
 
 
 def _serve(server: "EmulatorServer", notes: Sequence[str], after_addresses: Sequence[str], console: Console) -> None:

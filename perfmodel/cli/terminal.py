@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import typer
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.renderable import to_jsonable
 
 if TYPE_CHECKING:
     from perfmodel.commands.request import Answer
@@ -137,8 +138,6 @@ def print_answer(answer: "Answer", as_json: bool, report_file: Path | None = Non
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout; numbers that JSON has no word for become null."""
-    from perfmodel.renderable import to_jsonable
-
     sys.stdout.write(json.dumps(to_jsonable(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -153,14 +152,9 @@ def progress_line(what: str, done: int, total: int | None, passed_s: float) -> s
 
 
 @contextmanager
-def progress_lines(
-    what: str, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int, int | None], None]]:
-    """A callback `(done, total)`, and a line on stderr about it every `every_s` seconds: for pipes and log files.
-
-    clock: seconds, from anywhere
-    """
-    begun, is_over = clock(), threading.Event()
+def progress_lines(what: str, every_s: float = 10.0) -> Iterator[Progress]:
+    """A callback `(done, total)`, and a line on stderr about it every `every_s` seconds: for pipes and log files."""
+    begun, is_over = time.monotonic(), threading.Event()
     known: tuple[int, int | None] = 0, None
 
     def update(done: int, total: int | None) -> None:
@@ -169,7 +163,7 @@ def progress_lines(
 
     def speak() -> None:
         while not is_over.wait(every_s):
-            say(progress_line(what, *known, clock() - begun))
+            say(progress_line(what, *known, time.monotonic() - begun))
 
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()
@@ -181,22 +175,22 @@ def progress_lines(
 
 
 @contextmanager
-def progress_bar(what: str, enabled: bool = True) -> Iterator[Callable[[int, int | None], None] | None]:
+def progress_bar(what: str) -> Iterator[Progress | None]:
     """A callback `(done, total)` that draws on stderr, or None where no terminal is watching."""
-    if not enabled or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    class Done(MofNCompleteColumn):
+    class Done(bars.MofNCompleteColumn):
         """`3/18`; nothing where the whole is not known."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: bars.Task) -> Text:
             return Text() if task.total is None else super().render(task)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), Done(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), Done(), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

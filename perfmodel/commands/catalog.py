@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel import specs
 from perfmodel.commands import request as req
 from perfmodel.commands.request import QUIET, Answer, CommandRequest, Console, argument, flag, scenario_of_flags, view
 from perfmodel.errors import SpecError, did_you_mean
@@ -42,8 +43,9 @@ class HardwareListRequest(CommandRequest):
         """As of a request. Raises SpecError where no device passes the filters."""
         from perfmodel.report.views.catalog import device_facts
 
-        filters = {"--kind": self.kind, "--maker": self.maker, "--name": self.name}
-        if not any(value is not None for value in filters.values()):
+        given = {"--kind": self.kind, "--maker": self.maker, "--name": self.name}
+        filters = [f"{name} {value}" for name, value in given.items() if value is not None]
+        if not filters:
             return Answer(lambda: [device_facts(device) for device in _devices()], _siblings)
         chosen = [
             device
@@ -51,16 +53,13 @@ class HardwareListRequest(CommandRequest):
             if self.kind in (None, device.kind) and self.maker in (None, device.maker)
         ]
         if not chosen:
-            shown = " ".join(f"{name} {value}" for name, value in filters.items() if value is not None)
             kinds, makers = (sorted({str(getattr(one, field)) for one in _devices()}) for field in ("kind", "maker"))
-            raise SpecError(
-                f"no device is listed for {shown}; kinds are {', '.join(kinds)}; makers {', '.join(makers)}."
-            )
+            known = f"kinds are {', '.join(kinds)}; makers {', '.join(makers)}"
+            raise SpecError(f"no device is listed for {' '.join(filters)}; {known}.")
         return Answer(lambda: [device_facts(device) for device in chosen], view("catalog:devices_view", chosen), chosen)
 
 
 def _siblings() -> "Document":
-    from perfmodel import specs
     from perfmodel.report.views.catalog import siblings_view
 
     devices = [specs.load_hardware(name) for name in specs.list_names("hardware")]
@@ -70,8 +69,6 @@ def _siblings() -> "Document":
 
 def _devices(part: str = "") -> "list[HardwareSpec]":
     """All that are known by a name with `part` in it."""
-    from perfmodel import specs
-
     return [specs.load_hardware(name) for name in specs.list_hardware() if part in name]
 
 
@@ -86,19 +83,16 @@ class HardwareShowRequest(CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is its specification. Raises SpecError for what is neither's name nor file."""
-        from perfmodel import specs
         from perfmodel.files.sandbox import is_allowed
 
-        # What is neither's is for the device's reader to say.
         if is_allowed(self.name) and Path(self.name).is_file():
             is_network = "declared" not in specs.load_yaml(self.name).data
         else:
             is_network = specs.find_network(self.name) is not None
-        if is_network:
-            network = specs.load_network(self.name)
-            return Answer(lambda: network.model_dump(mode="json"), view("catalog:network_view", network), network)
-        device = specs.load_hardware(self.name)
-        return Answer(lambda: device.model_dump(mode="json"), view("catalog:device_view", device), device)
+        # What is neither's is for the device's reader to say.
+        spec = specs.load_network(self.name) if is_network else specs.load_hardware(self.name)
+        place = "catalog:network_view" if is_network else "catalog:device_view"
+        return Answer(lambda: spec.model_dump(mode="json"), view(place, spec), spec)
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,6 @@ class HardwareNewRequest(CommandRequest):
     )
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
         from perfmodel.specs.hardware_template import hardware_template
 
         return Answer(text=hardware_template(self.name, specs.load_hardware(self.like)))
@@ -163,7 +156,6 @@ class ModelsListRequest(CommandRequest):
     examples = ("models list",)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
         facts = [model_facts(specs.load_model(name)) for name in specs.list_models()]
@@ -182,7 +174,6 @@ class ModelsShowRequest(CommandRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the ModelSpec. Raises SpecError for a model that no card lists and that cannot
         be read from a file or from the Hub."""
-        from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
         model = specs.load_model(self.name, ask_hub=True)
@@ -231,7 +222,6 @@ class ScenariosShowRequest(CommandRequest):
     name: str = argument("NAME", "A scenario's name, or a path to its file.", completes="scenarios")
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
         from perfmodel.cost.calibrations.provenance import resolved
 
         fields = resolved(specs.load_scenario(self.name))
@@ -291,7 +281,6 @@ def answer_line(text: str, place: str, folder: Path, given: "Mapping[str, str]",
 
     Raises SpecError, in one sentence: for unknown flags, for what is missing, for a scenario that cannot be.
     """
-    from perfmodel.specs import load_scenario
     from perfmodel.specs.commands.line import scenario_text
     from perfmodel.specs.scenario_source import as_text
 
@@ -299,7 +288,7 @@ def answer_line(text: str, place: str, folder: Path, given: "Mapping[str, str]",
     warnings = [f"{what}: affects time and is not modelled ({why})" for what, why in scenario.unmodelled]
     if strict and warnings:
         raise SpecError(f"--strict: {warnings[0]}; take it out of the line, or leave out --strict.")
-    load_scenario(as_text(scenario.data, scenario.sources))
+    specs.load_scenario(as_text(scenario.data, scenario.sources))
     return Answer(lambda: scenario.data, result=tuple(warnings), text=scenario_text(scenario))
 
 
@@ -356,15 +345,8 @@ def _read_line(line: str) -> tuple[str, str, Path]:
 # ---------------------------------------------------------------- schemas and techniques
 
 
-class SchemaKind(StrEnum):
-    """The kinds of files that users write."""
-
-    scenario = "scenario"
-    hardware = "hardware"
-    family = "family"
-    model = "model"
-    traffic = "traffic"
-    study = "study"
+# The kinds of files that users write.
+SchemaKind = StrEnum("SchemaKind", ["scenario", "hardware", "family", "model", "traffic", "study"])
 
 
 @dataclass(frozen=True)
@@ -378,8 +360,6 @@ class SchemaRequest(CommandRequest):
     kind: SchemaKind = argument("KIND", "Which kind of file.")
 
     def answer(self, console: Console = QUIET) -> Answer:
-        from perfmodel import specs
-
         return Answer(lambda: specs.schema(self.kind.value))
 
 

@@ -1,7 +1,7 @@
 """Predictions and measurements: `calibrate` fits to them, `validate` compares with them, `quality` measures a model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- calibrate
 
 
-class Device(StrEnum):
-    """What can be measured in place."""
-
-    cpu = "cpu"
-
+Device = StrEnum("Device", ["cpu"])  # what can be measured in place
 
 # What `calibrate --from` fits, by its flag, field and key in `perfmodel.evidence.fit.recorded`.
 _FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "softmax")
@@ -194,10 +190,7 @@ class CalibrateRequest(req.CommandRequest):
         named = {"model": next(iter(self.model), None), "hardware": self.hardware}
         flags = {name: value for name, value in named.items() if value}
         refuse_written(self.name, self._target_folder, self.force)
-        if self.scenario is not None and flags:
-            raise SpecError(
-                f"--scenario beside --{next(iter(flags))}: the scenario says what was served; change it with --set."
-            )
+        _refuse_beside(self.scenario, flags)
         runs, unread = read_bench_files((self.measurements, *self.more))
         setup = GivenSetup(self.scenario, flags, self.overrides)
         with console.watch("fitting") as progress:
@@ -241,6 +234,12 @@ class CalibrateRequest(req.CommandRequest):
         written = f"Written to {profile_file} and {file}; `engine.profile: {self.name}` uses them."
         document = view("validation:calibration_view", calibration)
         return Answer(lambda: data, document, after=lambda: console.say(written))
+
+
+def _refuse_beside(scenario: str | None, flags: Iterable[str]) -> None:
+    """Raises SpecError for a flag that says what was served beside a scenario that does."""
+    for name in flags if scenario is not None else ():
+        raise SpecError(f"--scenario beside --{name}: the scenario says what was served; change it with --set.")
 
 
 # ---------------------------------------------------------------- validate
@@ -357,19 +356,17 @@ class ValidateRequest(req.FlagsRequest):
             raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
         if self.leave_out is not None and kind not in _FITTED_TO:
             raise SpecError(f"--leave-out goes with validate {', '.join(_FITTED_TO)}, whose rows are fitted to.")
-        of_bench = [*(["scenario"] * (self.deployment is not None)), *self.given]
+        of_bench = ["scenario"] if self.deployment is not None else list(self.given)
         if of_bench and kind is not Kind.bench:
             raise SpecError(
                 f"--{of_bench[0]} goes with `validate bench FILE...`, whose files do not say what was served."
             )
-        other_flags = [name for name in of_bench[1:] if name != "traffic"]
-        if self.deployment is not None and other_flags:
-            raise SpecError(
-                f"--scenario beside --{other_flags[0]}: the scenario says what was served; change it with --set."
-            )
-        if self.speed is not None and kind is not Kind.bench:
+        _refuse_beside(self.deployment, [name for name in self.given if name != "traffic"])
+        if self.speed is None:
+            return
+        if kind is not Kind.bench:
             raise SpecError("--speed goes with `validate bench FILE...`, of an emulator (`perfmodel serve --speed`).")
-        if self.speed is not None and not 0 < self.speed < float("inf"):
+        if not 0 < self.speed < float("inf"):
             raise SpecError(f"--speed: got {self.speed:g}; expected more than 0 simulated seconds per second.")
 
     def _compared(self, progress: req.Progress | None, console: Console) -> "ValidationReport":
@@ -382,9 +379,9 @@ class ValidateRequest(req.FlagsRequest):
             setup = GivenSetup(self.deployment, self.given, self.overrides, self.speed)
             return validate_bench(list(self.paths), setup, progress)
         subject = self._subject()
-        if self.measured is not None and self._has_run():
-            return self._run_of_engine(subject, self.measured, progress)
         if self.measured is not None:
+            if self._has_run():
+                return self._run_of_engine(subject, self.measured, progress)
             from perfmodel.evidence.executed.measured import validate_measured
 
             return validate_measured(Path(subject), progress)
@@ -396,10 +393,9 @@ class ValidateRequest(req.FlagsRequest):
         if self.kind is Kind.techniques:
             from perfmodel.evidence.executed.techniques import validate_techniques
 
-            def judged(row: object) -> None:
-                console.say(str(row))
-
-            return validate_techniques(subject, self.repeat, progress, journal=self._journal(), judged=judged)
+            return validate_techniques(
+                subject, self.repeat, progress, journal=self._journal(), judged=lambda row: console.say(str(row))
+            )
         self._check_exists(subject)
         if self.leave_out is not None:
             from perfmodel.evidence.leave_out import validate_left_out
@@ -528,8 +524,8 @@ class QualityRequest(req.ScenarioRequest):
         from perfmodel.evidence.executed.bridge import load_executor
 
         with console.watch("layers") as progress:
-            places = (scenario, method, self.group_size, self.bits, self.text, self.blocks, progress)
-            mix = load_executor().measure_sensitivity(*places)
+            options = (self.group_size, self.bits, self.text, self.blocks, progress)
+            mix = load_executor().measure_sensitivity(scenario, method, *options)
         if self.out is not None:
             self.out.write_text(mixed_fields(scenario, mix.rules), encoding="utf-8", newline="\n")
         proposed = self.bits is not None and self.out is None

@@ -238,43 +238,37 @@ FLAG_FIELDS: Mapping[str, str] = {
 MEMORY_FLAGS = ("model", "hardware")
 STEP_FLAGS = (*MEMORY_FLAGS, "rate", "traffic")
 RUN_FLAGS = (*MEMORY_FLAGS, "rate", *LIMITS, "traffic")
-_PANEL = "Without a scenario file"
 
 
 def _limit_flag(name: str, help_text: str, also: str = "") -> Flag:
     """A limit on single requests; its help names the limits on statistics, which have no lines of their own."""
     more = ", ".join(flag.removeprefix(name) for flag in LIMITS if flag.startswith(f"{name}-"))
     text = f"{help_text}: 90 % of requests (plan.attainment) are to meet it. --{name}{more} limit that statistic.{also}"
-    return Flag(f"--{name}", text, "TIME", panel=_PANEL)
+    return Flag(f"--{name}", text, "TIME")
 
 
 SCENARIO_FLAGS: Mapping[str, Flag] = {
-    "model": Flag(
-        *("--model", "A model's name (`perfmodel models list`), or a path to a config.json.", "MODEL", "models"),
-        panel=_PANEL,
-    ),
-    "hardware": Flag(
-        *("--hardware", "A device (`perfmodel hardware list`); plans choose between several: h100,h200.", "DEVICE"),
-        completes="hardware",
-        panel=_PANEL,
-    ),
-    "rate": Flag("--rate", "Requests per second, or as in 300/min; else the traffic's own.", "RATE", panel=_PANEL),
-    "ttft": _limit_flag("ttft", "Limit until a request's first token, as in 1s or 500ms (a number is ms)"),
-    "tpot": _limit_flag(
-        "tpot",
-        "Limit between its tokens after the first, as in 40ms",
-        " --itl-mean, ... limit that of all gaps between tokens.",
-    ),
-    "e2e": _limit_flag("e2e", "Limit until its last token, as in 20s"),
-    **{
-        name: Flag(f"--{name}", "Limit on this statistic of all requests.", "TIME", is_hidden=True, panel=_PANEL)
-        for name in LIMITS
-        if "-" in name
-    },
-    "traffic": Flag(
-        *("--traffic", "chat (by default), code, summaries, long-chat ..., or a traffic file.", "NAME", "traffic"),
-        panel=_PANEL,
-    ),
+    form.name.removeprefix("--"): dataclasses.replace(form, panel="Without a scenario file")
+    for form in (
+        Flag("--model", "A model's name (`perfmodel models list`), or a path to a config.json.", "MODEL", "models"),
+        Flag(
+            *("--hardware", "A device (`perfmodel hardware list`); plans choose between several: h100,h200."),
+            *("DEVICE", "hardware"),
+        ),
+        Flag("--rate", "Requests per second, or as in 300/min; else the traffic's own.", "RATE"),
+        _limit_flag("ttft", "Limit until a request's first token, as in 1s or 500ms (a number is ms)"),
+        _limit_flag(
+            *("tpot", "Limit between its tokens after the first, as in 40ms"),
+            " --itl-mean, ... limit that of all gaps between tokens.",
+        ),
+        _limit_flag("e2e", "Limit until its last token, as in 20s"),
+        *(
+            Flag(f"--{name}", "Limit on this statistic of all requests.", "TIME", is_hidden=True)
+            for name in LIMITS
+            if "-" in name
+        ),
+        Flag("--traffic", "chat (by default), code, summaries, long-chat ..., or a traffic file.", "NAME", "traffic"),
+    )
 }
 
 

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel import sim
 from perfmodel.commands import request as req
 from perfmodel.commands.request import QUIET, SEED_HELP, Answer, Console, Progress, ScenarioRequest, flag, load, view
-from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.errors import DoesNotFitError, PerfmodelError, SpecError
 
 if TYPE_CHECKING:
     from perfmodel.cost.memory.file_types import TypeFit
@@ -53,7 +54,6 @@ class MemoryRequest(ScenarioRequest):
 def _planned(scenario: "Scenario", types: "Sequence[TypeFit]") -> "MemoryPlan":
     """The plan. Raises DoesNotFitError that names the layers and the file type that fit, where there are any."""
     from perfmodel.cost import plan_memory
-    from perfmodel.errors import DoesNotFitError
 
     try:
         return plan_memory(scenario.model, scenario.hardware, scenario.engine)
@@ -182,8 +182,6 @@ def simulated(
     notes: of the answer, before the run's own
     out:   folder to stream records to; step records are kept in memory only beside them
     """
-    from perfmodel import sim
-
     result = sim.simulate(scenario, progress=progress, out=out, keep_steps=None if out else False, intervals=True)
     return replace(result, notes=(*notes, *result.notes))
 
@@ -350,7 +348,6 @@ class ExplainRequest(_StepRequest):
     def _run_answer(self, progress: Progress | None) -> Answer:
         """Kinds of steps of a whole run, and what their time went to."""
         scenario = self.load(self.seed)
-        from perfmodel import sim
         from perfmodel.report.views.step import kinds_of_steps, kinds_view
 
         result = sim.simulate(scenario, progress=progress)

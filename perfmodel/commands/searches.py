@@ -12,6 +12,7 @@ from perfmodel.errors import SpecError
 
 if TYPE_CHECKING:
     from perfmodel.planning.finalist import Preliminary
+    from perfmodel.planning.result import PlanResult
     from perfmodel.planning.study import Answers, StudyFile, StudyPart, StudyPoints
 
 _ENGINE_HELP = "Where points are worked on: local, ray, ray:HOST:PORT or ray://HOST:PORT (extra ray)."
@@ -135,12 +136,11 @@ class PlanRequest(ScenarioRequest):
 
         return preliminary_sentence(preliminary)
 
-    def _export(self, result: object, console: Console) -> None:
-        from perfmodel.planning.export import export_plan
-        from perfmodel.planning.result import PlanResult
-
-        if self.export is None or not isinstance(result, PlanResult):
+    def _export(self, result: "PlanResult", console: Console) -> None:
+        if self.export is None:
             return
+        from perfmodel.planning.export import export_plan
+
         if result.winner is None:
             console.say(f"--export {self.export}: nothing was written, since nothing serves what was asked for.")
             return
@@ -196,14 +196,12 @@ class StudyRequest(req.CommandRequest):
             console.say(f"Written to {written}")
         points = quickened(simulated_points(file)) if self.quick else simulated_points(file)
         points.check()
-        executed = executed_points(file) if self.execute else None
-        if executed is not None and self.quick:
-            executed = quickened(executed, changes=False)  # it is small to begin with
-        if executed is not None:
-            executed.check()
-        parts = [self._simulated(file, points, console)]
-        if executed is not None:
-            parts.append(_executed(executed, console))
+        executed = [executed_points(file)] if self.execute else []
+        if self.quick:  # what is executed is small to begin with
+            executed = [quickened(part, changes=False) for part in executed]
+        for part in executed:
+            part.check()
+        parts = [self._simulated(file, points, console), *(_executed(part, console) for part in executed)]
         result = StudyResult(file.study, parts, self._notes(file), self.quick)
         return Answer(lambda: study_json(result), view("study:study_view", result, self.line), result)
 

@@ -268,15 +268,10 @@ def _text(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-_ENDINGS = (".md", ".html")
-
-
-def check_report_file(path: Path | None, endings: Sequence[str] = _ENDINGS) -> None:
-    """Raises SpecError for a path that does not end in one of `endings`."""
-    if path is not None and path.suffix not in endings:
-        raise SpecError(
-            f"--report {path}: expected a file ending in {' or '.join(endings)}; its .json gets the same name."
-        )
+def check_report_file(path: Path) -> None:
+    """Raises SpecError for a path that ends in neither .md nor .html."""
+    if path.suffix not in (".md", ".html"):
+        raise SpecError(f"--report {path}: expected a file ending in .md or .html; its .json gets the same name.")
 
 
 def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> list[Path]:

@@ -1,16 +1,14 @@
 """Index of validated setups and their errors, and of cross-validation errors.
 
-`hardware_specs/validated`, written by validations: `<name>.csv` has a line per cell (device x engine version x model x
-number format) and metric: the range of measured setups and the prediction errors. `<name>.rows.csv.gz` has the rows, if
-they may be copied. `left_out/errors.csv` has a line per engine, cut and metric: errors to expect without similar rows,
-from cross-validation reports (`benchmarks/left_out_index.py`).
+`hardware_specs/validated`, written by `benchmarks/accuracy_table.py`: `<name>.csv` has a line per cell (device x engine
+version x model x number format) and metric: the range of measured setups and the prediction errors.
+`<name>.rows.csv.gz` has the rows, if they may be copied. `left_out/errors.csv` has a line per engine, cut and metric:
+errors to expect without similar rows, from cross-validation reports (`benchmarks/left_out_index.py`).
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from perfmodel.errors import SpecError
@@ -113,11 +111,7 @@ _KINDS: dict[type, str] = {
     LinearAttention: "linear attention",
     Attention: "attention",
 }
-_NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
-_CELL = (*_NAMES, *(f"{size}_{end}" for size in SIZES for end in ("low", "high")))
-_CELL_COLUMNS = ("kind", *_CELL, "metric", "errors")
-_ROW_COLUMNS = ("kind", *_NAMES, *SIZES, "metric", "predicted", "measured", "label")
-_DIGITS, _ERROR_DIGITS = 4, 3
+NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,80 +195,8 @@ def _lines(pattern: str) -> Iterator[dict[str, str]]:
 
 def _setup(line: dict[str, str], end: str = "") -> MeasuredSetup:
     """The setup of a CSV line; of a cell, one `end` of its ranges."""
-    named = (line[name] == "True" if name == "separate" else line[name] for name in _NAMES)
+    named = (line[name] == "True" if name == "separate" else line[name] for name in NAMES)
     return MeasuredSetup(*named, *(float(line[size + end]) for size in SIZES))  # type: ignore[arg-type]
-
-
-def cells_of(rows: Sequence[MeasuredRow]) -> list[MeasuredCell]:
-    """Rows by cell and metric."""
-    groups: dict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.kind, row.metric, *(str(getattr(row.setup, name)) for name in _NAMES)].append(row)
-    cells = []
-    for _, members in sorted(groups.items()):
-        first = members[0]
-        low, high = (
-            first.setup._replace(**{size: end(getattr(row.setup, size) for row in members) for size in SIZES})
-            for end in (min, max)
-        )
-        cells.append(MeasuredCell(first.kind, low, high, first.metric, tuple(sorted(row.error for row in members))))
-    return cells
-
-
-def write_index(name: str, rows: Sequence[MeasuredRow], folder: Path, lists_rows: bool) -> None:
-    """Write one validation's part of the index; nothing if `rows` are not of deployments. name: of its files; folder:
-    of the index; lists_rows: single rows may be copied"""
-    if not rows:
-        return
-    import gzip  # imported lazily here and below, only for writing: every answer imports this module
-
-    folder.mkdir(parents=True, exist_ok=True)
-    cells = []
-    for cell in cells_of(rows):
-        ends = [_rounded(getattr(setup, size)) for size in SIZES for setup in (cell.low, cell.high)]
-        errors = " ".join(f"{error:.{_ERROR_DIGITS}g}" for error in cell.errors)
-        cells.append([cell.kind, *_names(cell.low), *ends, cell.metric, errors])
-    (folder / f"{name}.csv").write_text(_table(_CELL_COLUMNS, cells), encoding="utf-8", newline="\n")
-    if lists_rows:
-        lines = []
-        for row in _by_setup(rows):
-            figures = [row.metric, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.label]
-            lines.append([row.kind, *_names(row.setup), *(_rounded(getattr(row.setup, n)) for n in SIZES), *figures])
-        text = _table(_ROW_COLUMNS, lines)
-        (folder / f"{name}.rows.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-
-
-def _names(setup: MeasuredSetup) -> list[str]:
-    return [str(getattr(setup, name)) for name in _NAMES]
-
-
-def _by_setup(rows: Iterable[MeasuredRow]) -> list[MeasuredRow]:
-    """Merge rows of one setup (requests of a run, repeated runs) by their medians."""
-    by_setup: dict[tuple[MeasuredSetup, str], list[MeasuredRow]] = defaultdict(list)
-    for row in rows:
-        by_setup[row.setup, row.metric].append(row)
-    result = []
-    for first, *rest in by_setup.values():
-        repeated = [first, *rest]
-        predicted, measured = (
-            quantile([getattr(row, name) for row in repeated], 0.5) for name in ("predicted", "measured")
-        )
-        label = f"median of {len(repeated):,}: {first.label} and so on" if rest else first.label
-        result.append(replace(first, predicted=predicted, measured=measured, label=label))
-    return result
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.{_DIGITS}g}" if abs(value) < 10**_DIGITS else f"{value:.0f}"
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    import csv
-    import io
-
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *lines])
-    return text.getvalue()
 
 
 # What was left out of the fit, nearest first: a cell is a model in a number format under one version of an engine on a
@@ -310,16 +232,13 @@ def measured_left_out() -> tuple[LeftOutError, ...]:
     return tuple(result)
 
 
-def left_out_errors(
-    engine: str, devices: str, cut: Cut, errors: Iterable[LeftOutError] | None = None
-) -> dict[str, tuple[float, float]]:
-    """Metric -> (median, p90) to expect of `engine` on a kind of `devices`, with `cut` left out; `errors` replace the
-    file's.
+def left_out_errors(engine: str, devices: str, cut: Cut) -> dict[str, tuple[float, float]]:
+    """Metric -> (median, p90) to expect of `engine` on a kind of `devices`, with `cut` left out.
 
     A more distant cut includes what nearer ones leave out, so its error is at least as large: the largest over cuts up
     to `cut` counts; without any, the nearest beyond. An engine without reports takes the largest errors of all engines.
     """
-    lines = [line for line in (measured_left_out() if errors is None else errors) if line.devices in ("", devices)]
+    lines = [line for line in measured_left_out() if line.devices in ("", devices)]
     if any(line.engine == engine for line in lines):
         lines = [line for line in lines if line.engine in ("", engine)]
     reach = max(CUTS.index(cut), min((CUTS.index(line.left_out) for line in lines), default=0))

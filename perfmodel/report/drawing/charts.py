@@ -8,14 +8,16 @@ measured. `ecdf_svg`: which share of the rows lies within which error. Panels st
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, isfinite, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.report.drawing import figures as fig
-from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, Scale, document, element, scale_over, text, text_width
+from perfmodel.report.drawing.figures import COLOURS, GREY, Scale, document, element, scale_over, text, text_width
 from perfmodel.report.numbers import format_short
+
+if TYPE_CHECKING:
+    from perfmodel.evidence.report import Rows
 
 # In pixels.
 _WIDTH = 860
@@ -29,15 +31,13 @@ _ROWS_WIDTH, _ROWS_HEIGHT = 760, 470
 
 _MAX_POINTS = 3000  # of all series together: beyond, a fixed sample is drawn
 _MAX_SERIES = 6
+Series = tuple[str, "Rows"]  # a group of rows with its name
 _ECDF_STEPS = 120
 _ECDF_ERRORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _ECDF_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 _BOLD: dict[str, Any] = {"font_weight": "600"}
-_RIM: dict[str, Any] = {
-    "stroke": "#FFFFFF",
-    "stroke_width": 3,
-    "paint_order": "stroke",
-}  # lines do not cross what has one
+# Lines do not cross what has a rim.
+_RIM: dict[str, Any] = {"stroke": "#FFFFFF", "stroke_width": 3, "paint_order": "stroke"}
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,6 @@ class Ladder:
     title: str
     gains: Sequence[float | None]
     colour: str = fig.BLUE
-
-
-@dataclass(frozen=True)
-class Series:
-    """Rows of one group: what was predicted and what was measured, in one unit."""
-
-    name: str
-    predicted: NDArray[np.float64]
-    measured: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.measured)
-
-    @property
-    def ape(self) -> NDArray[np.float64]:
-        """|predicted / measured - 1|"""
-        return np.abs(self.predicted / self.measured - 1)
 
 
 def lines_svg(
@@ -201,17 +184,19 @@ def _columns(count: int, margin: float) -> Iterator[tuple[float, float]]:
 
 
 def _frame(x: Scale, y: Scale, x_values: Sequence[float], name: str, x_title: str) -> Iterator[str]:
-    for tick in y.ticks:
-        yield _rule(x, y(tick), GRID)
-        yield text(x.start - 8, y(tick) + 4, format_short(tick), "end")
     room = 8 + max(text_width(format_short(value), 11) for value in x_values)
-    for tick in fig.ticks_at(x_values, x, room):
-        yield element("line", x1=x(tick), y1=y.start, x2=x(tick), y2=y.start + 4, stroke=GREY)
-        yield text(x(tick), y.start + 18, format_short(tick), "middle")
+    ticks = _labelled(x, fig.ticks_at(x_values, x, room)), _labelled(y, y.ticks)
+    yield from fig.frame(x, y, *ticks, x_title)
     yield _rule(x, y.start, GREY)
-    yield text((x.start + x.end) / 2, y.start + 38, x_title, "middle", fill=GREY)
     if name:
         yield text(x.start, y.end - 8, name, **_BOLD)
+
+
+def _labelled(
+    scale: Scale, values: Sequence[float], label: Callable[[float], str] = format_short
+) -> list[tuple[float, str]]:
+    """(pixel, label) of the values at which an axis has ticks."""
+    return [(scale(value), label(value)) for value in values]
 
 
 def _rule(x: Scale, y: float, colour: str) -> str:
@@ -286,7 +271,7 @@ def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x
 
     names: of the rungs; title, x_title: of the whole and of the axis
     """
-    left = 24 + max(map(text_width, names))
+    left = 24 + max(map(text_width, [*names, "together"]))
     width = max(240.0, (960 - left - 30 - _BETWEEN_LADDERS * (len(ladders) - 1)) / len(ladders))
     bottom = _RUNGS_TOP + _RUNG * (len(names) + 1)
     parts = [
@@ -298,10 +283,7 @@ def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x
         x = scale_over([1.0, *reached], start, start + width - 40, is_log=True)
         for line, words in enumerate(ladder.title.split(", ", 1)):
             parts.append(text(x.start, _RUNGS_TOP - 26 + 15 * line, words, **_BOLD))
-        for tick in x.ticks:
-            parts.append(element("line", x1=x(tick), y1=_RUNGS_TOP, x2=x(tick), y2=bottom, stroke=GRID))
-            parts.append(text(x(tick), bottom + 16, format_short(tick), "middle"))
-        parts.append(text((x.start + x.end) / 2, bottom + 36, x_title, "middle", fill=GREY))
+        parts += fig.frame(x, Scale(0, 1, bottom, _RUNGS_TOP), _labelled(x, x.ticks), (), x_title)
         parts += _rungs(ladder, reached, x)
     whole = left + len(ladders) * (width + _BETWEEN_LADDERS) - _BETWEEN_LADDERS + 20
     return document(parts, title, whole, bottom + 48)
@@ -330,25 +312,25 @@ def _times(factor: float) -> str:
 def scatter_svg(series: Sequence[Series], unit: str, title: str) -> str:
     """Predicted over measured, one colour per series; beside the diagonal, dashed, a factor of 1.25 either way."""
     shown = _largest(series)
-    values = np.concatenate([np.concatenate((group.predicted, group.measured)) for group in shown])
+    values = np.concatenate([ends for _, rows in shown for ends in (rows.predicted, rows.measured)])
     low, high = 10 ** floor(log10(values.min())), 10 ** ceil(log10(values.max()))
     high = low * 10 if low == high else high
     left, top, right, bottom = _SQUARE
     x, y = Scale(low, high, left, right, True), Scale(low, high, bottom, top, True)
-    ticks = [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
-    parts = []
+    powers = [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
+    ticks = _labelled(x, powers, _power), _labelled(y, powers, _power)
+    parts = [*fig.frame(x, y, *ticks, f"measured, {unit}", f"predicted, {unit}")]
     for factor in (1.0, 1.25, 0.8):
         start, end = max(low, low / factor), min(high, high / factor)
         ends = {"x1": x(start), "y1": y(start * factor), "x2": x(end), "y2": y(end * factor)}
         parts.append(element("line", **ends, stroke=GREY, stroke_dasharray=None if factor == 1 else "4 4"))
-    for group, colour in zip(shown, COLOURS, strict=False):
-        count = max(1, min(len(group), round(_MAX_POINTS * len(group) / sum(map(len, shown)))))
-        rows = np.unique(np.linspace(0, len(group) - 1, count).astype(np.int64))
-        pairs = zip(group.measured[rows].tolist(), group.predicted[rows].tolist(), strict=True)
+    for (_, rows), colour in zip(shown, COLOURS, strict=False):
+        count = max(1, min(len(rows), round(_MAX_POINTS * 2 * len(rows) / len(values))))
+        sample = np.unique(np.linspace(0, len(rows) - 1, count).astype(np.int64))
+        pairs = zip(rows.measured[sample].tolist(), rows.predicted[sample].tolist(), strict=True)
         dots = "".join(element("circle", cx=x(measured), cy=y(predicted), r=2) for measured, predicted in pairs)
         parts.append(element("g", dots, fill=colour, fill_opacity=0.45, stroke="none"))
-    titles = (title, f"measured, {unit}", f"predicted, {unit}")
-    return _rows_svg(shown, parts, titles, (x, ticks), (y, ticks), _power)
+    return _rows_svg(shown, parts, title)
 
 
 def ecdf_svg(series: Sequence[Series], title: str) -> str:
@@ -357,51 +339,41 @@ def ecdf_svg(series: Sequence[Series], title: str) -> str:
     left, top, right, bottom = _SQUARE
     x, y = Scale(_ECDF_ERRORS[0], _ECDF_ERRORS[-1], left, right, True), Scale(0.0, 1.0, bottom, top)
     errors = np.geomspace(x.low, x.high, _ECDF_STEPS)
-    parts = []
-    for group, colour in zip(shown, COLOURS, strict=False):
-        within = np.searchsorted(np.sort(group.ape), errors, side="right") / len(group)
-        path = fig.points_of(
-            (x(error), y(share)) for error, share in zip(errors.tolist(), within.tolist(), strict=True)
-        )
+    ticks = _labelled(x, _ECDF_ERRORS, _percent), _labelled(y, _ECDF_SHARES, _percent)
+    parts = [*fig.frame(x, y, *ticks, "absolute error, at most", "share of rows")]
+    for (_, rows), colour in zip(shown, COLOURS, strict=False):
+        within = np.searchsorted(np.sort(np.abs(rows.errors)), errors, side="right") / len(rows)
+        path = fig.points_of(zip(map(x, errors.tolist()), map(y, within.tolist()), strict=True))
         parts.append(element("polyline", points=path, fill="none", stroke=colour, stroke_width=2))
-    titles = (title, "absolute error, at most", "share of rows")
-    return _rows_svg(shown, parts, titles, (x, _ECDF_ERRORS), (y, _ECDF_SHARES), lambda share: f"{share * 100:g} %")
+    return _rows_svg(shown, parts, title)
 
 
 def _largest(series: Sequence[Series]) -> list[Series]:
     """At most `_MAX_SERIES`, those with the most rows; the others together are the last."""
-    filled = sorted((group for group in series if len(group)), key=lambda group: (-len(group), group.name))
+    filled = sorted(((name, rows) for name, rows in series if len(rows)), key=lambda group: (-len(group[1]), group[0]))
     if len(filled) <= _MAX_SERIES:
         return filled
-    kept, rest = filled[: _MAX_SERIES - 1], filled[_MAX_SERIES - 1 :]
-    predicted, measured = (np.concatenate([getattr(group, of) for group in rest]) for of in ("predicted", "measured"))
-    return [*kept, Series(f"{len(rest)} others", predicted, measured)]
+    from perfmodel.evidence.report import Rows
+
+    kept, rest = filled[: _MAX_SERIES - 1], [rows for _, rows in filled[_MAX_SERIES - 1 :]]
+    predicted, measured = (np.concatenate([getattr(rows, of) for rows in rest]) for of in ("predicted", "measured"))
+    labels = [label for rows in rest for label in rows.labels]
+    return [*kept, (f"{len(rest)} others", Rows(predicted, measured, labels))]
 
 
-def _rows_svg(
-    series: Sequence[Series],
-    marks: Sequence[str],
-    titles: tuple[str, str, str],
-    x_ticks: tuple[Scale, Sequence[float]],
-    y_ticks: tuple[Scale, Sequence[float]],
-    label: Callable[[float], str],
-) -> str:
-    """A picture of rows: grid, marks, the legend beside it. titles: of the whole, of the x axis, of the y axis"""
-    left, top, right, bottom = _SQUARE
-    (x, x_values), (y, y_values), parts = x_ticks, y_ticks, []
-    for tick in x_values:
-        parts.append(element("line", x1=x(tick), y1=top, x2=x(tick), y2=bottom, stroke=GRID))
-        parts.append(text(x(tick), bottom + 18, label(tick), "middle"))
-    for tick in y_values:
-        parts += [_rule(x, y(tick), GRID), text(left - 8, y(tick) + 4, label(tick), "end")]
-    parts += marks
-    for number, (group, colour) in enumerate(zip(series, COLOURS, strict=False)):
+def _rows_svg(series: Sequence[Series], parts: Sequence[str], title: str) -> str:
+    """A picture of rows, with the legend beside it. parts: its frame and marks"""
+    _, top, right, _ = _SQUARE
+    legend = []
+    for number, ((name, rows), colour) in enumerate(zip(series, COLOURS, strict=False)):
         at = top + 10 + 22 * number
-        parts.append(element("rect", x=right + 18, y=at - 9, width=11, height=11, fill=colour))
-        parts.append(text(right + 36, at + 1, f"{group.name} ({len(group):,})"))
-    parts.append(text((left + right) / 2, bottom + 44, titles[1], "middle"))
-    parts.append(text(0, 0, titles[2], "middle", transform=f"translate(18 {(top + bottom) / 2}) rotate(-90)"))
-    return document(parts, titles[0], _ROWS_WIDTH, _ROWS_HEIGHT, has_heading=False)
+        legend.append(element("rect", x=right + 18, y=at - 9, width=11, height=11, fill=colour))
+        legend.append(text(right + 36, at + 1, f"{name} ({len(rows):,})"))
+    return document([*parts, *legend], title, _ROWS_WIDTH, _ROWS_HEIGHT, has_heading=False)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g} %"
 
 
 def _power(value: float) -> str:

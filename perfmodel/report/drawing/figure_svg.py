@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 from typing import Any
 
-from perfmodel.report.drawing.figures import COLOURS, GREY, GRID, INK, Scale, element, points_of, text, text_width
+from perfmodel.report.drawing.figures import COLOURS, GREY, INK, Scale, element, frame, points_of, text, text_width
 from perfmodel.report.numbers import format_short, format_si
 
 _WIDTH, _HEIGHT = 1000, 320  # the layout may set another height
@@ -45,7 +45,7 @@ def figure_svg(figure: Data, title: str) -> str:
         panels = _panels(figure["data"], layout)
     parts: list[str] = []
     for panel in panels:
-        parts += _frame(panel)
+        parts += panel.frame
         parts += _hover_strips(panel)  # below the markers, which have hover text of their own
         parts += _traces(panel)
     for shape in layout.get("shapes") or ():  # lines across a panel, where they lie within its y axis
@@ -72,12 +72,12 @@ def figure_svg(figure: Data, title: str) -> str:
 class _Panel:
     """A pair of axes with its traces.
 
-    x_name, y_name:   plotly's names of the axes, such as `x2` and `y`
-    x, y:             scales from values to pixels
-    names:            row names of a bar chart, bottom to top
-    x_ticks, y_ticks: (pixel, label)
-    paper:            scale from 0..1 to the width of all panels
-    filled:           row -> value at which its next bar starts
+    x_name, y_name: plotly's names of the axes, such as `x2` and `y`
+    x, y:   scales from values to pixels
+    names:  row names of a bar chart, bottom to top
+    frame:  grid, labels and titles of the axes
+    paper:  scale from 0..1 to the width of all panels
+    filled: row -> value at which its next bar starts
     """
 
     x_name: str
@@ -86,10 +86,7 @@ class _Panel:
     y: Scale
     traces: Sequence[Data]
     names: Sequence[str]
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-    x_title: str
-    y_title: str
+    frame: Sequence[str]
     paper: Scale
     filled: dict[str, float] = field(default_factory=dict)
 
@@ -145,8 +142,8 @@ def _panels(data: Sequence[Data], layout: Data) -> list[_Panel]:
         y_ticks = rows if names else _ticks(shared, y)
         y_ticks = y_ticks if y_axis.get("showticklabels", True) else [(at, "") for at, _ in y_ticks]
         x_title, y_title = ((axis.get("title") or {}).get("text", "") for axis in (x_axis, y_axis))
-        ticks = _ticks(x_axis, x), y_ticks
-        panels.append(_Panel(x_name, y_name, x, y, traces, names, *ticks, x_title, y_title, paper))
+        grid = list(frame(x, y, _ticks(x_axis, x), y_ticks, x_title, y_title, bool(names)))
+        panels.append(_Panel(x_name, y_name, x, y, traces, names, grid, paper))
     return panels
 
 
@@ -211,23 +208,6 @@ def _stroke(line: Data, width: float = 2) -> dict[str, Any]:
     """The attributes of a stroke. width: where the line has none"""
     dash = _DASHES.get(line.get("dash", ""))
     return {"stroke": line.get("color", GREY), "stroke_width": line.get("width", width), "stroke_dasharray": dash}
-
-
-def _frame(panel: _Panel) -> Iterator[str]:
-    """Grid lines, ticks, and the titles of the axes."""
-    x, y = panel.x, panel.y
-    for at, label in panel.x_ticks:
-        yield element("path", d=f"M{at:.1f},{y.end:.1f}V{y.start:.1f}", stroke=GRID)
-        yield text(at, y.start + 18, label, "middle")
-    for at, label in panel.y_ticks:
-        if not panel.names:
-            yield element("path", d=f"M{x.start:.1f},{at:.1f}H{x.end:.1f}", stroke=GRID)
-        if label:
-            yield text(x.start - 8, at + 4, label, "end")
-    yield text((x.start + x.end) / 2, y.start + 38, panel.x_title, "middle", fill=GREY)
-    if panel.y_title:
-        middle = (y.start + y.end) / 2
-        yield text(16, middle, panel.y_title, "middle", transform=f"rotate(-90 16 {middle:.1f})", fill=GREY)
 
 
 def _traces(panel: _Panel) -> Iterator[str]:

@@ -7,7 +7,7 @@ that no parameter names are plotly's. One meaning has one colour in every pictur
 (2008), made to be distinguished with any colour vision.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -24,6 +24,7 @@ BOUND_COLOURS = {"compute": BLUE, "memory": GREEN, "communication": ORANGE, "ove
 METRIC_COLOURS = {"ttft": BLUE, "tpot": GREEN, "itl": SKY, "e2el": PINK}
 
 _MAX_TICKS, _FEWEST_TICKS = 7, 3
+Ticks = Iterable[tuple[float, str]]
 
 
 def element(tag: str, content: str = "", /, **attributes: Any) -> str:
@@ -63,6 +64,28 @@ def document(parts: Sequence[str], title: str, width: float, height: float, has_
     background = element("rect", width=width, height=height, fill="#FFFFFF")
     heading = [text(12, 20, title, font_size=14, font_weight="600")] if has_heading else []
     return "\n".join([head, f"<title>{escape(title)}</title>", background, *heading, *parts, "</svg>\n"])
+
+
+def frame(
+    x: "Scale", y: "Scale", x_ticks: Ticks, y_ticks: Ticks, x_title: str, y_title: str = "", has_rows: bool = False
+) -> Iterator[str]:
+    """The grid of a panel with its labels, and the titles of its axes.
+
+    x, y: the axes; x_ticks, y_ticks: (pixel, label); x_title, y_title: of the axes
+    has_rows: the y axis has names of rows, which no lines go through
+    """
+    for at, label in x_ticks:
+        yield element("path", d=f"M{at:.1f},{y.end:.1f}V{y.start:.1f}", stroke=GRID)
+        yield text(at, y.start + 18, label, "middle")
+    for at, label in y_ticks:
+        if not has_rows:
+            yield element("path", d=f"M{x.start:.1f},{at:.1f}H{x.end:.1f}", stroke=GRID)
+        if label:
+            yield text(x.start - 8, at + 4, label, "end")
+    yield text((x.start + x.end) / 2, y.start + 38, x_title, "middle", fill=GREY)
+    if y_title:
+        middle = (y.start + y.end) / 2
+        yield text(16, middle, y_title, "middle", transform=f"rotate(-90 16 {middle:.1f})", fill=GREY)
 
 
 @dataclass(frozen=True)
@@ -163,14 +186,8 @@ def line(x: Values, y: Values, name: str, colour: str | None, hover: str, **more
 def band(x: Values, low: Values, high: Values, fill: str, **more: Any) -> Trace:
     """An area from `low` to `high` over `x`. fill: its colour"""
     outline = {"x": [*_plain(x), *_plain(x)[::-1]], "y": [*_plain(high), *_plain(low)[::-1]], "line": {"width": 0}}
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        **outline,
-        "fill": "toself",
-        "fillcolor": fill,
-        "hoverinfo": "skip",
-    } | more
+    style = {"fill": "toself", "fillcolor": fill, "hoverinfo": "skip"}
+    return {"type": "scatter", "mode": "lines", **outline, **style, **more}
 
 
 def dots(x: Values, y: Values, marker: Trace, **more: Any) -> Trace:
@@ -210,5 +227,4 @@ def translucent(colour: str, opacity: float) -> str:
 
 
 def _plain(values: Values) -> list[Any]:
-    plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    return plain
+    return list(values.tolist() if isinstance(values, np.ndarray) else values)

@@ -97,11 +97,6 @@ def rate(steps: StepColumns, counts: NDArray[np.int64], bins: TimeBins) -> Float
     return summed(steps, counts * steps.num_steps / duration, bins)
 
 
-def blocks_in_use(steps: StepColumns, bins: TimeBins, replica: int) -> Floats:
-    """KV blocks in use by running requests of one replica, mean over each bin."""
-    return binned_mean(steps, steps.used_blocks.astype(np.float64), bins, replica)
-
-
 def quantile_curve(values: Floats) -> tuple[Floats, Floats]:
     """(value, share of requests at or below it), at most MAX_POINTS of them, the extremes always included."""
     ordered = values[np.isfinite(values)]
@@ -187,7 +182,9 @@ def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
             fig.note(name, start + 0.15, 1, 16, xref="paper", yref="paper", xanchor="center", yanchor="bottom")
         )
         if limit_ms is not None:
-            rules += _limit(drawn, limit_ms, of)
+            if limit_ms < drawn.right_ms:
+                place = {"xref": f"x{of}", "yref": f"y{of} domain"}
+                rules.append(fig.upright(limit_ms, VERMILION, dash="dash", width=1.5, **place))
             notes.append(_limit_note(drawn, limit_ms, of))
         axes[f"xaxis{of}"] = {"anchor": f"y{of}", "domain": [start, start + 0.3], **drawn.axis(f"{name} (ms)")}
         axes[f"yaxis{of}"] = {"anchor": f"x{of}", "matches": "y", "showticklabels": False}
@@ -206,12 +203,6 @@ def _percentiles(drawn: _Distribution, colour: str) -> Iterator[Trace]:
         yield fig.dots(points, _LEVELS, marker, **more | {"mode": "markers+text"})
 
 
-def _limit(drawn: _Distribution, limit_ms: float, of: str) -> Iterator[Trace]:
-    if limit_ms < drawn.right_ms:
-        ends = {"xref": f"x{of}", "x0": limit_ms, "x1": limit_ms, "yref": f"y{of} domain", "y0": 0, "y1": 1}
-        yield {"type": "line", **ends, "line": {"color": VERMILION, "dash": "dash", "width": 1.5}}
-
-
 def _limit_note(drawn: _Distribution, limit_ms: float, of: str) -> Trace:
     """The limit in words. of: the number of its panel"""
     within = float(np.mean(drawn.finite <= limit_ms)) * 100 if len(drawn.finite) else 0.0
@@ -219,14 +210,8 @@ def _limit_note(drawn: _Distribution, limit_ms: float, of: str) -> Trace:
     at_ms = limit_ms if is_shown else drawn.right_ms
     words = f"SLO {limit_ms:g} ms{'' if is_shown else ', beyond the axis'}<br>met by {within:.1f} %"
     side = "left" if is_shown and drawn.is_left(limit_ms) else "right"
-    places: Trace = {
-        "xref": f"x{of}",
-        "yref": f"y{of}",
-        "xanchor": side,
-        "yanchor": "bottom",
-        "yshift": 4,
-        "align": "right",
-    }
+    places: Trace = {"xref": f"x{of}", "yref": f"y{of}", "xanchor": side, "yanchor": "bottom"}
+    places |= {"yshift": 4, "align": "right"}
     look = {"font": {"color": VERMILION, "size": 12}, "bgcolor": "rgba(255,255,255,0.85)"}
     return fig.note(words, log10(at_ms) if drawn.is_log else at_ms, 0, **places) | look
 
@@ -261,13 +246,14 @@ def kv_figure(steps: StepColumns, num_blocks: int, pools: Pools = ()) -> Figure:
     """KV cache usage over time, in percent of each replica's blocks; replicas are named by their `pools`. A single
     replica has a band from minimum to maximum."""
     names, bins, replicas = engine_names(pools), time_bins(steps), replicas_of(steps)
+    used = steps.used_blocks.astype(np.float64)  # by running requests
     share = 100 / max(num_blocks, 1)
     traces, top, is_single = [], 0.0, len(replicas) == 1
     for replica in replicas[:_MAX_REPLICA_LINES]:
-        usage = blocks_in_use(steps, bins, replica) * share
+        usage = binned_mean(steps, used, bins, replica) * share
         top = max(top, float(usage.max()))
         if is_single:
-            ends = envelope(steps, steps.used_blocks.astype(np.float64) * share, bins)
+            ends = envelope(steps, used * share, bins)
             top = float(ends[1].max())
             traces.append(fig.band(bins.centres_s, *ends, fig.translucent(BLUE, 0.22), showlegend=False))
         name = "KV blocks in use" if is_single else names.get(replica, f"replica {replica}")

@@ -71,13 +71,14 @@ def _roofs(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> dict[flo
 def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace]:
     """Operators, those of each bound in a trace. decades: of the x axis"""
     total = sum(point.duration_s for point in rows) or 1.0
-    labels = _labels(rows)
-    places = _label_places(rows, labels, decades)
+    labels = _labels(rows, total)
+    pixels = {point.name: 9 + 34 * math.sqrt(point.duration_s / total) for point in rows}  # a marker's diameter
+    places = _label_places(rows, labels, pixels, decades)
     for bound, colour in BOUND_COLOURS.items():
         group = [point for point in rows if point.bound == bound]
         if not group:
             continue
-        sizes = [_marker_pixels(point.duration_s / total) for point in group]
+        sizes = [pixels[point.name] for point in group]
         yield fig.dots(
             [point.intensity for point in group],
             [point.flops / point.duration_s for point in group],
@@ -95,21 +96,18 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
         ) | {"mode": "markers+text"}
 
 
-def _marker_pixels(share: float) -> float:
-    return 9 + 34 * math.sqrt(share)
-
-
-def _label_places(rows: Sequence[OperatorEstimate], labels: Mapping[str, str], decades: float) -> dict[str, str]:
+def _label_places(
+    rows: Sequence[OperatorEstimate], labels: Mapping[str, str], pixels: Mapping[str, float], decades: float
+) -> dict[str, str]:
     """Label positions around the markers, chosen to cover no other label or marker on a plot of usual size.
 
-    rows: the operators drawn; labels: by operator; decades: number of decades on the x axis
+    rows: the operators drawn; labels, pixels: text and marker's diameter, by operator; decades: on the x axis
     """
-    total = sum(point.duration_s for point in rows) or 1.0
     markers = []  # x, y and radius, in pixels
     for point in rows:
         x = math.log10(point.intensity) * _PLOT_PIXELS / decades
         y = -math.log10(point.flops / point.duration_s) * _DECADE_PIXELS
-        markers.append((x, y, _marker_pixels(point.duration_s / total) / 2))
+        markers.append((x, y, pixels[point.name] / 2))
     taken = [(x - radius, x + radius, y - radius, y + radius) for x, y, radius in markers]
     places: dict[str, str] = {}
     for point, (x, y, away) in sorted(zip(rows, markers, strict=True), key=lambda pair: -pair[0].duration_s):
@@ -134,12 +132,12 @@ def _bound_name(bound: str) -> str:
     return bound if bound in ("overhead", "others") else f"{bound}-bound"
 
 
-def _labels(rows: Sequence[OperatorEstimate]) -> dict[str, str]:
+def _labels(rows: Sequence[OperatorEstimate], total_s: float) -> dict[str, str]:
     """Names to write beside markers: one for each cluster of markers that would overlap, with how many it speaks for.
 
     Products of one batch with different weights have nearly the same intensity, so they lie on top of each other.
+    total_s: of all rows
     """
-    total = sum(point.duration_s for point in rows) or 1.0
     leaders: dict[str, tuple[float, float, int]] = {}
     for point in sorted(rows, key=lambda p: -p.duration_s):
         x, y = math.log10(point.intensity), math.log10(point.flops / point.duration_s)
@@ -149,7 +147,7 @@ def _labels(rows: Sequence[OperatorEstimate]) -> dict[str, str]:
         else:
             a, b, others = leaders[near]
             leaders[near] = (a, b, others + 1)
-    shares = {point.name: point.duration_s / total for point in rows}
+    shares = {point.name: point.duration_s / total_s for point in rows}
     shown = {name: others for name, (_, _, others) in leaders.items() if shares[name] >= _MIN_LABELLED}
     return {name: f"{name} +{others}" if others else name for name, others in shown.items()}
 

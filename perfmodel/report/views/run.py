@@ -22,25 +22,16 @@ _DEFINITIONS = (
     "requests of one output token have none. ITL: gap between consecutive tokens of a request. "
     "E2E: from arrival to the last token. The names are those of vLLM's bench serve."
 )
-_GROUPS = {
-    "Requests": (
-        *("completed", "failed", "timed_out", "rejected", "retries", "duration"),
-        *("total_input_tokens", "total_output_tokens"),
-    ),
-    "Throughput": (
-        *("request_throughput", "request_goodput", "slo_attainment", "output_throughput"),
-        *("total_token_throughput", "output_throughput_per_gpu"),
-    ),
-    "Offline job": ("tail_s", "tail_share"),
-    "Efficiency": (
-        *("mfu", "mbu", "kv_cache_usage_peak", "pipeline_bubble_share", "kv_cache_waste", "prefix_cache_hit_rate"),
-        *("acceptance_rate", "mean_acceptance_length", "preemptions"),
-    ),
-    "Cost and energy": (
-        *("gpu_hours", "usd_total", "usd_per_million_tokens", "usd_per_million_output_tokens"),
-        *("usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
-        *("energy_j", "mean_power_w", "joules_per_output_token"),
-    ),
+_GROUPS = {  # heading -> keys of the summary
+    "Requests": "completed failed timed_out rejected retries duration total_input_tokens total_output_tokens",
+    "Throughput": "request_throughput request_goodput slo_attainment output_throughput total_token_throughput "
+    "output_throughput_per_gpu",
+    "Offline job": "tail_s tail_share",
+    "Efficiency": "mfu mbu kv_cache_usage_peak pipeline_bubble_share kv_cache_waste prefix_cache_hit_rate "
+    "acceptance_rate mean_acceptance_length preemptions",
+    "Cost and energy": "gpu_hours usd_total usd_per_million_tokens usd_per_million_output_tokens "
+    "usd_per_million_input_tokens_split usd_per_million_output_tokens_split energy_j mean_power_w "
+    "joules_per_output_token",
 }
 _RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
 _ALWAYS = ("ttft", "tpot", "itl", "e2el")
@@ -111,7 +102,8 @@ def _short(value: Any) -> str:
 def _summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, list[Fact]]]:
     """Groups of what the summary has a value of."""
     for group, keys in _GROUPS.items():
-        shown = [key for key in keys if summary.get(key) is not None and not (key in _RARE and summary[key] == 0)]
+        present = [key for key in keys.split() if summary.get(key) is not None]
+        shown = [key for key in present if not (key in _RARE and summary[key] == 0)]
         metrics = map(metric_of, shown)
         facts = [Fact(metric.name, format_in(summary, metric), metric.unit) for metric in metrics]
         if facts:

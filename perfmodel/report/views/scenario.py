@@ -162,14 +162,12 @@ def trust_line(trust: Trust | None, of: str = "") -> Iterator[Block]:
         yield Paragraph((f"Trust{of}: ", Span(trust.level, _TONES[trust.level]), str(trust).removeprefix(trust.level)))
 
 
-def trust_blocks(trust: Trust | None, of: str = "") -> Iterator[Block]:
-    """`trust_line`, and on pages the nearest measured cells and rows. of: as in `trust_line`"""
-    yield from trust_line(trust, of)
-    if trust is None:
-        return
-    rows = _Rows(trust)
-    head = ("row", "metric", "predicted", "measured", "error")
-    yield Details([_cells(trust.nearest), Table(head, rows, "Single rows near this setup", left=2)])
+def trust_blocks(trust: Trust | None) -> Iterator[Block]:
+    """`trust_line`, and on pages the nearest measured cells and rows."""
+    yield from trust_line(trust)
+    if trust is not None:
+        head = ("row", "metric", "predicted", "measured", "error")
+        yield Details([_cells(trust.nearest), Table(head, _Rows(trust), "Single rows near this setup", left=2)])
 
 
 class _Rows(Sequence[Sequence[Line]]):

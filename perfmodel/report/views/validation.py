@@ -9,7 +9,7 @@ from typing import Any
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.evidence.fit.server_fit import UserServerFit
 from perfmodel.evidence.kinds.plans import PlansReport
-from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, Rows, ValidationReport
+from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
 from perfmodel.report import document as doc
 from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Sentences, Span, Table
@@ -191,7 +191,7 @@ def _pictures(report: ValidationReport) -> Iterator[doc.Picture]:
         draw = partial(scatter_svg, _series(comparison), comparison.unit, title)
         yield doc.Picture(f"scatter-{comparison.metric}", draw)
     if shown:
-        by = [_one_series(metric_of(of.metric).label, of.rows) for of in shown] if shown[1:] else _series(shown[0])
+        by = [(metric_of(of.metric).label, of.rows) for of in shown] if shown[1:] else _series(shown[0])
         yield doc.Picture("errors", partial(ecdf_svg, by, f"{report.kind}: distribution of absolute errors"))
 
 
@@ -199,12 +199,8 @@ def _series(comparison: Comparison) -> list[Series]:
     """The rows by the first dimension that has several groups."""
     for dimension in ("kernel", "device", *comparison.dimensions):
         if dimension in comparison.dimensions and len(dict(comparison.groups(dimension))) > 1:
-            return [_one_series(name, rows) for name, rows in comparison.groups(dimension)]
-    return [_one_series(metric_of(comparison.metric).label, comparison.rows)]
-
-
-def _one_series(name: str, rows: Rows) -> Series:
-    return Series(name, rows.predicted, rows.measured)
+            return list(comparison.groups(dimension))
+    return [(metric_of(comparison.metric).label, comparison.rows)]
 
 
 # ---------------------------------------------------------------- load tests of one's own server

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import left_out_index
+from benchmarks import accuracy_table, left_out_index
 from perfmodel.files.catalog import data_dir
 from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.trust import MeasuredRow, badge, index, measured_cells, measured_rows, nearest_rows, setup_of, trust_of
@@ -27,7 +27,7 @@ def measured(monkeypatch):
     """Sets what the index has."""
 
     def set_rows(*rows):
-        monkeypatch.setattr(badge, "measured_cells", lambda: tuple(index.cells_of(rows)))
+        monkeypatch.setattr(badge, "measured_cells", lambda: tuple(accuracy_table.cells_of(rows)))
         monkeypatch.setattr(badge, "measured_rows", lambda: rows)
 
     return set_rows
@@ -240,7 +240,7 @@ ROWS = st.lists(
 
 @given(ROWS)
 def test_cells_have_every_row_once_and_its_setup_between_their_ends(rows):
-    found = index.cells_of(rows)
+    found = accuracy_table.cells_of(rows)
     assert sum(cell.rows for cell in found) == len(rows)
     for cell in found:
         mine = [each for each in rows if each.metric == cell.metric and each.setup.version == cell.low.version]
@@ -251,17 +251,17 @@ def test_cells_have_every_row_once_and_its_setup_between_their_ends(rows):
 
 def test_what_is_written_is_read_again(tmp_path, monkeypatch):
     rows = [row(0.02), row(-0.1, input_tokens=77.0), row(0.5, "ttft_mean", separate=True)]
-    index.write_index("made-up", rows, tmp_path, lists_rows=True)
+    accuracy_table.write_index("made-up", rows, tmp_path, lists_rows=True)
     monkeypatch.setattr(index, "data_dir", lambda kind: tmp_path)
     read = index.measured_cells.__wrapped__()
     assert [(cell.metric, cell.rows, cell.low.separate) for cell in read] == [
-        (cell.metric, cell.rows, cell.low.separate) for cell in index.cells_of(rows)
+        (cell.metric, cell.rows, cell.low.separate) for cell in accuracy_table.cells_of(rows)
     ]
     assert [each.label for each in index.measured_rows.__wrapped__()] == [each.label for each in rows]
 
 
 def test_rows_that_may_not_be_copied_are_not_written(tmp_path):
-    index.write_index("cited", [row(0.02)], tmp_path, lists_rows=False)
+    accuracy_table.write_index("cited", [row(0.02)], tmp_path, lists_rows=False)
     assert [file.name for file in tmp_path.iterdir()] == ["cited.csv"]
 
 
@@ -283,7 +283,7 @@ def test_errors_of_shipped_cells_are_those_of_their_rows():
     by_cell = {
         (cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))): cell for cell in measured_cells()
     }
-    recounted = index.cells_of(measured_rows())
+    recounted = accuracy_table.cells_of(measured_rows())
     num_complete = 0
     for cell in recounted:
         shipped = by_cell[cell.kind, cell.metric, cell.low._replace(**dict.fromkeys(SIZES, 0.0))]

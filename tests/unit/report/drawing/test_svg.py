@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from perfmodel.evidence.report import Rows
 from perfmodel.report.drawing.charts import Dot, Series, ecdf_svg, pareto_svg, scatter_svg
 from perfmodel.report.drawing.figures import scale_over
 
@@ -13,7 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def series(name: str, ratio: float, count: int = 50) -> Series:
     measured = np.geomspace(1e-5, 1e-1, count)
-    return Series(name, measured * ratio, measured)
+    return name, Rows(measured * ratio, measured, [""] * count)
 
 
 def test_perfect_predictions_lie_on_the_diagonal() -> None:
