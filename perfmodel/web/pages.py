@@ -15,32 +15,14 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.version import __version__
-from perfmodel.web import pictures, views
-from perfmodel.web.compare import OF_DEPLOYMENTS, OF_TRAFFIC, compared, headings
+from perfmodel.web import compare, pictures, views
 from perfmodel.web.figures import GROUPS, choices_of, default_of, figure
 from perfmodel.web.results import without_marks
 from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
-from perfmodel.web.views import ALONG, ALTERNATIVES, SERVICE_LEVELS, VIEWS, WHATIF_METRICS, View, ViewPart, asked_rate
+from perfmodel.web.views import View, ViewPart
 
 _PAUSE_MS = 150  # without movement until the pointer rests
-_FUNCTIONS = (
-    *(
-        asked_rate,
-        choices_of,
-        views.columns_of,
-        compared,
-        default_of,
-        views.deployment_of,
-        views.fields_of,
-        figure,
-        headings,
-    ),
-    *(views.is_preview, views.main_of, views.opened, views.priced_devices),
-    *(pictures.against_lines, pictures.bounds_plot, pictures.column_bars, pictures.devices_bars, pictures.front_plot),
-    *(pictures.goodput_curve, pictures.latency_curve, pictures.measured_dots, pictures.memory_bar),
-    *(pictures.prompt_curve, pictures.step_curve, pictures.tornado),
-)
 
 
 class Pages:
@@ -56,20 +38,10 @@ class Pages:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.globals |= {
-            "alternatives": ALTERNATIVES,
-            "along": ALONG,
-            "groups": GROUPS,
-            "metric_of": study_metric,
-            "of_deployments": OF_DEPLOYMENTS,
-            "of_traffic": OF_TRAFFIC,
-            "others_of": _others,
-            "plan_defaults": PlanSpec(),
-            "resolved_fields": _resolved_fields,
-            "service_levels": SERVICE_LEVELS,
-            "version": __version__,
-            "views": VIEWS,
-            "whatif_metrics": WHATIF_METRICS,
-            **{function.__name__: function for function in _FUNCTIONS},
+            **{"choices_of": choices_of, "default_of": default_of, "figure": figure, "groups": GROUPS},
+            **{"compare": compare, "metric_of": study_metric, "others_of": _others, "pictures": pictures},
+            **{"plan_defaults": PlanSpec(), "resolved_fields": _resolved_fields},
+            **{"version": __version__, "views": views},
         }
         self._templates.filters |= {
             "code": _code,

@@ -160,6 +160,11 @@ class GenerationBody(_Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def options(self) -> StreamOptions:
+        """What its stream has beside tokens."""
+        return self.stream_options or StreamOptions()
+
+    @property
     def most_tokens(self) -> int | None:
         """The most tokens of an answer; None where the request does not say."""
         return self.max_tokens

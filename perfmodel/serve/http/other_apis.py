@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from perfmodel.serve.http.bodies import ChatBody
 from perfmodel.serve.http.reading import ErrorStyle, FieldError, HttpError
-from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, chat_logprobs, compact
+from perfmodel.serve.http.shapes import AnswerHead, AnswerShape, AskedAnswer, TokenCounts, chat_logprobs, compact
 from perfmodel.serve.tokens import Vocabulary
 
 
@@ -84,13 +84,12 @@ class MessagesBody(CountBody):
         return super().chat(**same, stop=self.stop_sequences, user=(self.metadata or {}).get("user_id"), **more)
 
 
-class MessagesShape:
+class MessagesShape(AnswerShape):
     """A message, of which there is one answer: a text, or the use of a tool."""
 
     error_style: ErrorStyle = "anthropic"
-    preamble, has_done = b"", False
 
-    def __init__(self, chat: ChatBody, head: AnswerHead, asked: list[AskedAnswer]) -> None:
+    def __init__(self, chat: ChatBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]) -> None:
         self._answer, self._called, self._order = asked[0].answer, chat.called, asked[0].order
         self._head = {"id": f"chatcmpl-{head.request_id}", "type": "message", "role": "assistant", "model": head.model}
         self._call_id, reason = f"toolu_{head.request_id}", self._answer.stop_reason
@@ -107,9 +106,6 @@ class MessagesShape:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         start = _event("message_start", message={**self._head, **empty})
         return start + _event("content_block_start", index=0, content_block=self._block("", {}))
-
-    def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         kind, name = ("text_delta", "text") if self._called is None else ("input_json_delta", "partial_json")
@@ -245,14 +241,11 @@ def no_response(name: str) -> HttpError:
     return HttpError(404, f"Response `{name[:80]}` is not stored here.", "invalid_request_error", "response_id")
 
 
-class ResponsesShape:
+class ResponsesShape(AnswerShape):
     """A response, of which there is one answer: a message, or the call of a tool.
 
-    body, chat: the request, and the same as a chat; vocabulary, head, asked: as of a `ChatShape`
+    body, chat: the request, and the same as a chat; vocabulary, head, asked: as of an `_OpenAiShape`
     """
-
-    error_style: ErrorStyle = "openai"
-    has_done = False
 
     def __init__(
         self, body: ResponsesBody, chat: ChatBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
@@ -269,10 +262,6 @@ class ResponsesShape:
         if self._called is not None:
             return added
         return added + self._item_event("response.content_part.added", content_index=0, part=self._part("", []))
-
-    def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`: each event has a number."""
-        return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         piece = self._answer.pieces[place]

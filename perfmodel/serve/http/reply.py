@@ -18,7 +18,7 @@ from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Fate, Observer
 from perfmodel.serve.http.reading import HttpError, error_body
-from perfmodel.serve.http.shapes import AskedAnswer, StreamShape, TokenCounts, WholeShape
+from perfmodel.serve.http.shapes import AnswerShape, AskedAnswer, TokenCounts
 from perfmodel.serve.settings import InjectedFaults
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.distributions import Shares, uniform_draws
@@ -146,7 +146,7 @@ class HttpReply:
     emulator, counts: whose answers they are; what caches had of them
     outlet, shape:    over which they are sent, and how they are written
     asked:            all that the request asks for, in the order of their indices
-    stream:           how they are written token by token; None: all at the end
+    is_streamed:      token by token; else all at the end
     with_counts:      of tokens, in each chunk
     """
 
@@ -155,17 +155,16 @@ class HttpReply:
         emulator: Emulator,
         counts: CachedCounts,
         outlet: Outlet,
-        shape: WholeShape,
+        shape: AnswerShape,
         asked: list[AskedAnswer],
-        stream: StreamShape | None = None,
+        is_streamed: bool = False,
         with_counts: bool = False,
     ) -> None:
         self.emulator, self.counts, self.with_counts, self.outlet = emulator, counts, with_counts, outlet
         self.is_over = False  # nothing more is to be sent
-        self._shape, self._stream, self._has_begun = shape, stream, False
+        self._shape, self._is_streamed, self._has_begun = shape, is_streamed, False
         self._choices = [
-            _Choice(self, one) if stream is None else _Streamed(self, one, stream, index)
-            for index, one in enumerate(asked)
+            _Streamed(self, one, shape, index) if is_streamed else _Choice(self, one) for index, one in enumerate(asked)
         ]
         self._num_open = len(asked)
 
@@ -177,7 +176,7 @@ class HttpReply:
                     choice.submit(replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self._stream is not None:
+        if self._is_streamed:
             self.emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
             if not self.is_over:
                 self.begin()
@@ -187,8 +186,8 @@ class HttpReply:
         if not self._has_begun:
             self._has_begun = True
             self.outlet.start(200, _EVENTS)
-            if self._stream is not None and self._stream.preamble:
-                self.outlet.body(self._stream.preamble)
+            if self._shape.preamble:
+                self.outlet.body(self._shape.preamble)
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -202,11 +201,11 @@ class HttpReply:
         if self._num_open or self.is_over:
             return
         self.is_over = True
-        if self._stream is None:
-            self._send_whole(200, self._shape.whole(self._usage()), {})
+        if self._is_streamed:
+            done = _DONE if self._shape.has_done else b""
+            self.outlet.body(self._shape.closing(self._usage()) + done, is_last=True)
         else:
-            done = _DONE if self._stream.has_done else b""
-            self.outlet.body(self._stream.closing(self._usage()) + done, is_last=True)
+            self._send_whole(200, self._shape.whole(self._usage()), {})
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
@@ -223,8 +222,7 @@ class HttpReply:
         self.abort()
         body = error_body(error, self._shape.error_style)
         if self._has_begun:
-            has_done = self._stream is not None and self._stream.has_done
-            head, done = (b"data: ", _DONE) if has_done else (b"event: error\ndata: ", b"")
+            head, done = (b"data: ", _DONE) if self._shape.has_done else (b"event: error\ndata: ", b"")
             self.outlet.body(head + body + b"\n\n" + done, is_last=True)
         else:
             self._send_whole(error.status, body, error.headers)
@@ -287,9 +285,9 @@ class _Choice:
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, reply: HttpReply, asked: AskedAnswer, stream: StreamShape, index: int) -> None:
+    def __init__(self, reply: HttpReply, asked: AskedAnswer, shape: AnswerShape, index: int) -> None:
         super().__init__(reply, asked)
-        self._stream, self._index, self._frame = stream, index, None if reply.with_counts else stream.frame(index)
+        self._shape, self._index, self._frame = shape, index, None if reply.with_counts else shape.frame(index)
         self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
         self._num_sent = 0
 
@@ -303,8 +301,8 @@ class _Streamed(_Choice):
             return
         self.reply.begin()
         self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self._stream.opening(self._index)]
+        parts = [] if first else [self._shape.opening(self._index)]
         for place in range(first, end):
             usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
-            parts.append(self._stream.token(self._index, place, usage))
+            parts.append(self._shape.token(self._index, place, usage))
         self.reply.outlet.body(b"".join(parts))

@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate, islice
 from json.encoder import encode_basestring_ascii
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.serve.emulator import Order
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, GenerationBody, ScoringBody
 from perfmodel.serve.http.reading import ErrorStyle
 from perfmodel.serve.tokens import TokenIds, Vocabulary, WrittenAnswer
 from perfmodel.sim.traffic.distributions import hashed, uniform_draws
@@ -112,11 +112,10 @@ class TokenCounts(NamedTuple):
 
 
 class AskedAnswer(NamedTuple):
-    """One answer that a request asks for: the number of its prompt, and which of the prompt's answers it is."""
+    """One answer that a request asks for, and which of its prompt's answers it is."""
 
     order: Order
     answer: WrittenAnswer
-    prompt: int
     choice: int
 
     @property
@@ -141,36 +140,36 @@ class AnswerHead(NamedTuple):
     fingerprint: str = "perfmodel"
 
 
-class WholeShape(Protocol):
-    """How all answers of one request are written at once."""
+class AnswerShape:
+    """How all answers of one request are written, at once and token by token; a stream has them by their indices.
 
-    error_style: ErrorStyle
+    error_style: of what goes wrong; preamble: the events of a stream before any answer
+    has_done: a stream ends with [DONE], and its events have no names
+    """
+
+    error_style: ErrorStyle = "openai"
+    preamble, has_done = b"", False
 
     def whole(self, usage: TokenCounts) -> bytes:
         """All answers."""
-
-
-class StreamShape(WholeShape, Protocol):
-    """How they are written token by token, too, in the order of their indices.
-
-    preamble: the events of a stream before any answer; has_done: it ends with [DONE], and its events have no names
-    """
-
-    preamble: bytes
-    has_done: bool
+        raise NotImplementedError
 
     def opening(self, index: int) -> bytes:
         """The events before the first token of answer `index`."""
+        raise NotImplementedError
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         """What stands before and after the text of a token of answer `index` that is not its last; None: it depends on
         the token."""
+        return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         """The events of token `place` of answer `index`; usage: the counts so far, if each chunk has them."""
+        raise NotImplementedError
 
     def closing(self, usage: TokenCounts) -> bytes:
         """The events after all answers, but for [DONE]."""
+        raise NotImplementedError
 
 
 def compact(value: Any) -> bytes:
@@ -182,30 +181,32 @@ _MARK = "\0"  # stands for a text in the chunk that becomes a frame
 _UNUSED = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 
-class _OpenAiShape:
-    """What chats and completions have in common: a head, chunks, the fingerprint at their end, a chunk of counts."""
+class _OpenAiShape(AnswerShape):
+    """What chats and completions have in common: a head, chunks, the fingerprint at their end, a chunk of counts.
 
-    error_style: ErrorStyle = "openai"
-    preamble, has_done = b"", True
-    _body: GenerationBody
+    body, head, asked: the request, what its answers begin with, and all of them; vocabulary: what tokens are made of
+    id_prefix, kind, chunk_kind: of this kind of generation, as its answers say it
+    """
+
+    has_done = True
+    id_prefix: str
+    kind: str
+    chunk_kind: str
 
     def __init__(
-        self, id_prefix: str, chunk_kind: str, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
+        self, body: GenerationBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
     ) -> None:
-        self._vocabulary, self._asked = vocabulary, asked
-        self._head = {"id": f"{id_prefix}-{head.request_id}", "created": head.created, "model": head.model}
-        self._chunk_kind, self._fingerprint = {"object": chunk_kind}, {"system_fingerprint": head.fingerprint}
+        self._body, self._vocabulary, self._asked = body, vocabulary, asked
+        self._head = {"id": f"{self.id_prefix}-{head.request_id}", "created": head.created, "model": head.model}
+        self._fingerprint = {"system_fingerprint": head.fingerprint}
 
-    @property
-    def _has_usage(self) -> bool:
-        return self._body.stream_options is not None and self._body.stream_options.include_usage
-
-    def _chunk(self, choice: dict[str, Any], usage: Any = None, is_last: bool = False, **more: Any) -> bytes:
-        """A chunk with one choice; is_last: of its answer."""
-        value = {**self._head, **self._chunk_kind, "choices": [choice], **more}
+    def _chunk(self, choice: dict[str, Any] | None, usage: Any = None, is_last: bool = False, **more: Any) -> bytes:
+        """A chunk with one choice, or none after all of them; is_last: of its answer."""
+        choices = [] if choice is None else [choice]
+        value = {**self._head, "object": self.chunk_kind, "choices": choices, **more}
         if usage is not None:
             value["usage"] = usage
-        if is_last and not self._has_usage:
+        if choice is None or (is_last and not self._body.options.include_usage):
             value |= self._fingerprint
         return b"data: " + compact(value) + b"\n\n"
 
@@ -218,13 +219,10 @@ class _OpenAiShape:
 
     def _usage_chunk(self, usage: dict[str, Any]) -> bytes:
         """The counts, if they are asked for."""
-        if not self._has_usage:
-            return b""
-        value = {**self._head, **self._chunk_kind, "choices": [], "usage": usage, **self._fingerprint}
-        return b"data: " + compact(value) + b"\n\n"
+        return self._chunk(None, usage) if self._body.options.include_usage else b""
 
-    def _whole(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any], **more: Any) -> bytes:
-        value = {**self._head, "object": kind, "choices": choices, "service_tier": None, **self._fingerprint}
+    def _whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], **more: Any) -> bytes:
+        value = {**self._head, "object": self.kind, "choices": choices, "service_tier": None, **self._fingerprint}
         return compact({**value, "usage": {**usage, "completion_tokens_details": None}, **more, **_UNUSED})
 
     def _ids(self, ids: TokenIds) -> list[int] | None:
@@ -232,23 +230,21 @@ class _OpenAiShape:
 
 
 class ChatShape(_OpenAiShape):
-    """Chats, and several conversations at once.
+    """Chats, and several conversations at once."""
 
-    body, head, asked: the request, what its answers begin with, and all of them; vocabulary: what tokens are made of
-    """
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
         self, body: ChatBody | BatchBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
     ) -> None:
-        super().__init__("chatcmpl", "chat.completion.chunk", vocabulary, head, asked)
-        self._body, self._call_id = body, f"chatcmpl-tool-{head.request_id}"
+        super().__init__(body, vocabulary, head, asked)
+        self._call_id = f"chatcmpl-tool-{head.request_id}"
         # Of several conversations none calls a tool, whatever they choose: vLLM takes the text as it is.
         self._role, self._called = (body.role, body.called) if isinstance(body, ChatBody) else ("assistant", None)
 
     def opening(self, index: int) -> bytes:
-        """As of a `StreamShape`: whose turn it is, and the name of the tool that is called."""
-        asked, options = self._asked[index], self._body.stream_options
-        has_counts = options is not None and options.continuous_usage_stats
+        """As of an `AnswerShape`: whose turn it is, and the name of the tool that is called."""
+        asked, has_counts = self._asked[index], self._body.options.continuous_usage_stats
         usage = _in_chunk(TokenCounts(asked.order.num_prompt_tokens, 0)) if has_counts else None
         choice = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
         opening = self._chunk(choice, usage, prompt_token_ids=self._ids(asked.prompt_ids), prompt_text=None)
@@ -297,7 +293,6 @@ class ChatShape(_OpenAiShape):
             counts["prompt_tokens_details"] = None
         num_prompt_logprobs = 0 if body.prompt_logprobs is None and body.echo else body.prompt_logprobs
         return self._whole(
-            "chat.completion",
             [self._whole_choice(index) for index in range(len(self._asked))],
             counts,
             prompt_logprobs=_prompt_logprobs(self._vocabulary, ids, num_prompt_logprobs),
@@ -343,16 +338,12 @@ def _in_chunk(usage: TokenCounts) -> dict[str, Any]:
 
 
 class CompletionShape(_OpenAiShape):
-    """Completions. body, vocabulary, head, asked: as of a `ChatShape`"""
+    """Completions."""
 
-    def __init__(
-        self, body: CompletionBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
-    ) -> None:
-        super().__init__("cmpl", "text_completion", vocabulary, head, asked)
-        self._body = body
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def opening(self, index: int) -> bytes:
-        """As of a `StreamShape`: the prompt, where it is to be echoed."""
+        """As of an `AnswerShape`: the prompt, where it is to be echoed."""
         if not self._body.echo:
             return b""
         ids = self._asked[index].prompt_ids
@@ -381,7 +372,7 @@ class CompletionShape(_OpenAiShape):
     def whole(self, usage: TokenCounts) -> bytes:
         choices = [self._whole_choice(index, asked) for index, asked in enumerate(self._asked)]
         counts = usage.detailed(created_cache_tokens=None, multimodal_tokens=None)
-        return self._whole("text_completion", choices, counts)
+        return self._whole(choices, counts)
 
     def _whole_choice(self, index: int, asked: AskedAnswer) -> dict[str, Any]:
         body, vocabulary, answer, ids = self._body, self._vocabulary, asked.answer, asked.prompt_ids
@@ -423,12 +414,10 @@ def _text_choice(index: int, text: str, **given: Any) -> dict[str, Any]:
     return {"index": index, "text": text, **dict.fromkeys(unset), **given}
 
 
-class ScoringShape:
+class ScoringShape(AnswerShape):
     """The scores, of which there is no stream."""
 
-    error_style: ErrorStyle = "openai"
-
-    def __init__(self, head: AnswerHead, asked: list[AskedAnswer]) -> None:
+    def __init__(self, body: ScoringBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]) -> None:
         self._head = {"id": f"generative-scoring-{head.request_id}", "created": head.created, "model": head.model}
         self._scores = [uniform_draws(int(one.answer.ids[0]), index, 1)[0] for index, one in enumerate(asked)]
 

@@ -204,7 +204,7 @@ class VllmNames:
             labels = LabelSet(max_lora=str(len(self._loras)), **names)
             yield family("gauge", "vllm:lora_requests_info", text, [(labels, time.time())])
         for size in self._sizes:
-            yield size.family([(labels, view.counts.of[size.key]) for labels, view in labelled])
+            yield size.family(labelled)
 
 
 def _has_drafts(views: Sequence[EngineView]) -> bool:
@@ -273,9 +273,7 @@ _SGLANG_DRAFT_ROWS = (
         lambda v: 1 + v.counts.num_accepted_tokens / max(v.counts.num_drafts, 1),
     ),
     _gauge(
-        "sglang:spec_accept_rate",
-        _RIGHT,
-        lambda v: v.counts.num_accepted_tokens / max(v.counts.num_draft_tokens, 1),
+        "sglang:spec_accept_rate", _RIGHT, lambda v: v.counts.num_accepted_tokens / max(v.counts.num_draft_tokens, 1)
     ),
 )
 # Of the tokenizer manager: sums over all engines.
@@ -290,7 +288,7 @@ _SUMS = (
     ),
     _counter("sglang:num_aborted_requests", "Requests whose client has gone.", lambda v: v.counts.ended["abort"]),
 )
-_SCHEDULER_SIZES = (SizeRow("sglang:queue_time_seconds", "From arrival until scheduled" + _SECONDS, "queue", _QUEUE),)
+_SGLANG_QUEUE = SizeRow("sglang:queue_time_seconds", "From arrival until scheduled" + _SECONDS, "queue", _QUEUE)
 _SGLANG_SIZES = (
     SizeRow("sglang:time_to_first_token_seconds", "Until the first token" + _SECONDS, "ttft", _SGLANG_TTFT),
     SizeRow("sglang:inter_token_latency_seconds", "Between tokens" + _SECONDS, "itl", _ITL),
@@ -311,20 +309,18 @@ class SglangNames:
 
     def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
         """Buckets of `HISTOGRAMS`, whatever is the longest sequence."""
-        return {row.key: row.bounds or () for row in (*_SCHEDULER_SIZES, *_SGLANG_SIZES)}
+        return {row.key: row.bounds or () for row in (_SGLANG_QUEUE, *_SGLANG_SIZES)}
 
     def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
         """All metrics of these engines."""
         labelled = [(self._labels(view, len(views) > 1), view) for view in views]
-        for row in (*_SGLANG_ROWS, *(_SGLANG_DRAFT_ROWS if _has_drafts(views) else ())):
+        for row in (*_SGLANG_ROWS, *(_SGLANG_DRAFT_ROWS if _has_drafts(views) else ()), _SGLANG_QUEUE):
             yield row.family(labelled)
-        for size in _SCHEDULER_SIZES:
-            yield size.family([(labels, view.counts.of[size.key]) for labels, view in labelled])
         for total in _SUMS:
             yield family("counter", total.name, total.text, [(self._server, sum(map(total.read, views)))])
         for size in _SGLANG_SIZES:
             both = reduce(Histogram.plus, [view.counts.of[size.key] for view in views])
-            yield size.family([(self._server, both)])
+            yield family("histogram", size.name, size.text, [(self._server, both)])
 
     def _labels(self, view: EngineView, has_others: bool) -> LabelSet:
         labels = self._server.plus("engine_type", view.pool.spec.role)

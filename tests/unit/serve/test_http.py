@@ -239,9 +239,9 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
         sent.append(message["type"])
 
     answer = WrittenAnswer(np.arange(3), ["a ", "b ", "c "], "length")
-    asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
+    asked = [AskedAnswer(Order(1, 3), answer, choice) for choice in range(2)]
     shape = ChatShape(ChatBody(**HELLO), ByteTokens(), AnswerHead("x", 0, "m"), asked)
-    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, stream=shape)
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, is_streamed=True)
     reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
 

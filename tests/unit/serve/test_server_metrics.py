@@ -253,7 +253,7 @@ def test_pages_are_what_prometheus_client_writes(names, legacy):
     scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, DRAFTS, "cluster.replicas=2"])
     metrics = run(served(scenario, names, legacy, model='a "quoted" \\ model'))[1]
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics.page)
+    registry.register(metrics)
     assert lasting(metrics.render()) == lasting(generate_latest(registry))
     again = exposition.generate_latest(registry, escaping=exposition.ALLOWUTF8)
     assert lasting(metrics.render(openmetrics=True)) == lasting(again)
