@@ -231,9 +231,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _wait_for_headers(self) -> None:
         seconds, loop = self._bounds.arrival_s, asyncio.get_running_loop()
-        self._arriving = loop.call_later(
-            seconds, self._refuse, 408, f"the headers took more than {seconds:g} s to come"
-        )
+        late = f"the headers took more than {seconds:g} s to come"
+        self._arriving = loop.call_later(seconds, self._refuse, 408, late)
 
     def _refuse(self, status: int, message: str) -> None:
         media, body = self._refusal(status, message)
@@ -300,9 +299,8 @@ async def serve_apps(
     }
     servers = [_Server(uvicorn.Config(one.app, **config)) for one in apps]
     with _ended_by_signals(servers):
-        running = [
-            asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
-        ]
+        pairs = zip(servers, sockets, strict=True)
+        running = [asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in pairs]
         while not all(server.started for server in servers) and not any(task.done() for task in running):
             await asyncio.sleep(_STARTED_S)
         on_ready([sock.getsockname()[1] for sock in sockets])

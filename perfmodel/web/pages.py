@@ -75,9 +75,8 @@ class Pages:
             return self._refused(str(error), [])
         findings = [self._finding(part, request) for request in requests]
         settled = [finding for finding in findings if finding.shown or finding.refusal]
-        can_be_drawn = len(settled) == len(findings) and (
-            part.shows_refusals or any(finding.shown for finding in findings)
-        )
+        has_answer = any(finding.shown for finding in findings)
+        can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or has_answer)
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             later = self._later_findings(part, state)
             template = [f"views/{view.name}/{part.name}.html", "views/any.html"]

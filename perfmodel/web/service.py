@@ -96,9 +96,7 @@ def _only_dropped(folder: Path) -> Iterator[None]:
         raise SpecError(hidden(str(error), folder)) from None
 
 
-_WARM_UP = SimulateRequest(
-    flags=(("model", "llama-3.1-8b"), ("hardware", "h100-sxm-80gb")), overrides=("traffic.num_requests=8",)
-)
+_WARM_UP = request_of(SimulateRequest, PageState(), "traffic.num_requests=8")
 
 
 @dataclass(frozen=True)

@@ -110,16 +110,13 @@ _MAX_STRINGS = 1 << 16  # of tokens, each decoded by itself
 _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment will do
 
 
-class _Endpoint:
+class _Endpoint(NamedTuple):
     """An ASGI application for one path: to Starlette, a function would be one of a request and no more."""
 
-    path: str
-
-    def __init__(self, answer: Callable[[Call], Awaitable[None]]) -> None:
-        self._answer = answer
+    answer: Callable[[Call], Awaitable[None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(Call(scope, receive, send))
+        await self.answer(Call(scope, receive, send))
 
 
 class _Routes(Generation):
@@ -242,9 +239,8 @@ def routes(
     server, made = _Routes(emulator, settings, replica, metrics), []
     for row in PATHS:
         answer = getattr(server, row.answer)
-        # An endpoint of its own for each route, by which `path_of` knows it.
+        # An endpoint of its own for each route, by which `_Application` knows it.
         endpoint = _Endpoint(answer) if hasattr(Generation, row.answer) else partial(answer)
-        endpoint.path = row.path  # type: ignore[union-attr]
         route = Route(row.path, endpoint, methods=row.methods)
         if row.path == "/metrics":
             route.methods = None  # whatever the method, as a mounted application answers
@@ -252,11 +248,6 @@ def routes(
             route.methods.discard("HEAD")  # which Starlette adds to GET, and FastAPI does not
         made.append(route)
     return made
-
-
-def path_of(scope: Scope) -> str | None:
-    """The path of the route that has answered a request, as `PATHS` has it."""
-    return getattr(scope.get("endpoint"), "path", None)
 
 
 _log = logging.getLogger("perfmodel.serve")
@@ -273,9 +264,8 @@ def build_app(
 
     Raises SpecError for a tokenizer file that cannot be read.
     """
-    router = Router(routes(emulator, settings, metrics, replica), redirect_slashes=True)
     guard, http = Guard(settings, emulator.clock), None if metrics is None else metrics.http
-    return _Application(router, guard, http, emulator.clock)
+    return _Application(routes(emulator, settings, metrics, replica), guard, http, emulator.clock)
 
 
 class _Application:
@@ -284,8 +274,9 @@ class _Application:
     http: counts requests; clock: its speed is reported in response headers
     """
 
-    def __init__(self, router: Router, guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
-        self._router, self._guard, self._http, self._clock = router, guard, http, clock
+    def __init__(self, routes: list[Route], guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
+        self._router, self._guard, self._http, self._clock = Router(routes), guard, http, clock
+        self._paths = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -296,10 +287,11 @@ class _Application:
                 await self._answer(scope, receive, noting)
             finally:
                 if self._http is not None and noting.status:
-                    handler = path_of(scope) if noting.status != HTTPStatus.METHOD_NOT_ALLOWED else None
+                    is_route = noting.status != HTTPStatus.METHOD_NOT_ALLOWED
+                    handler = self._paths.get(scope.get("endpoint"), "none") if is_route else "none"
                     sizes = content_length(scope["headers"]), content_length(noting.headers)
                     seconds = time.perf_counter() - began
-                    self._http.add(handler or "none", scope["method"], noting.status, sizes, seconds)
+                    self._http.add(handler, scope["method"], noting.status, sizes, seconds)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -326,9 +318,8 @@ class _Application:
             return  # the server ends, and has waited long enough
         except Exception:
             _log.exception("a request could not be answered: a bug of perfmodel")
-            answer = HttpError(
-                500, "the server could not answer: a bug, which its log describes", "InternalServerError"
-            )
+            text = "the server could not answer: a bug, which its log describes"
+            answer = HttpError(500, text, "InternalServerError")
         with suppress(RuntimeError):  # of a server whose client has the beginning of an answer already
             await send_error(send, answer)
 

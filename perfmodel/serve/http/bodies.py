@@ -37,7 +37,7 @@ def _refuse(*checks: tuple[Any, str, str | None]) -> None:
             raise FieldError(message, param)
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
     """Fields that are not named here are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
@@ -69,7 +69,7 @@ class CalledTool(NamedTuple):
     is_forced: bool
 
 
-class GenerationBody(_Body):
+class GenerationBody(RequestBody):
     """What both kinds of generation take."""
 
     max_tokens: int | None = Field(default=None, ge=1)
@@ -114,17 +114,14 @@ class GenerationBody(_Body):
         with_stream = "prompt_logprobs: not in a stream; leave it or stream out"
         options = "stream_options: only with stream: true"
         stops = f"stop: expected at most {_MAX_STOPS} texts, none of them empty"
+        fewer = f"min_tokens: got {least}; expected at most max_tokens ({most})"
         _refuse(
             (self.n > 1 and is_greedy, same, None),
             (self.use_beam_search, "use_beam_search: beams are not modelled; leave it out", None),
             (self.stream and self.prompt_logprobs is not None, with_stream, "prompt_logprobs"),
             (self.stream_options is not None and not self.stream, options, "stream_options"),
             (len(self.stops) > _MAX_STOPS or not all(self.stops), stops, None),
-            (
-                least > (least if most is None else most),
-                f"min_tokens: got {least}; expected at most max_tokens ({most})",
-                None,
-            ),
+            (most is not None and least > most, fewer, None),
         )
         try:
             if (guide := self.guide) is not None:
@@ -204,9 +201,8 @@ def _structured(given: dict[str, Any]) -> Guide:
     names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
     kinds = [name for name in names if given.get(name) not in (None, False)]
     if len(kinds) != 1:
-        raise FieldError(
-            f"structured_outputs: got {', '.join(kinds) or 'none'}; expected one of json, regex, choice, json_object"
-        )
+        expected = "expected one of json, regex, choice, json_object"
+        raise FieldError(f"structured_outputs: got {', '.join(kinds) or 'none'}; {expected}")
     (kind,) = kinds
     if kind in ("json", "json_object"):
         return Guide("json", _parsed(given["json"]) if kind == "json" else {})
@@ -233,14 +229,11 @@ class CompletionBody(GenerationBody):
     def _is_plain(self) -> "CompletionBody":
         count, prompts = self.logprobs, self.prompts
         place = None if self.prompt == [] else "prompt"
+        is_beyond = count is not None and not 0 <= count <= _MAX_LOGPROBS
         _refuse(
             (self.prompt_embeds is not None, "prompt_embeds: not modelled here; give a prompt", "prompt_embeds"),
             (self.suffix, "suffix: not modelled here, as in vLLM; leave it out", None),
-            (
-                count is not None and not 0 <= count <= _MAX_LOGPROBS,
-                f"logprobs: got {count}; expected 0 to {_MAX_LOGPROBS}",
-                "logprobs",
-            ),
+            (is_beyond, f"logprobs: got {count}; expected 0 to {_MAX_LOGPROBS}", "logprobs"),
             (not prompts or not all(prompts), "prompt: got none, or an empty one; give at least a token", place),
         )
         return self
@@ -314,7 +307,7 @@ def _conversation_of(messages: Iterable[_MessageBody], tools: Iterable[_Tool] | 
     return texts + [ChatMessage(message.role, message.text) for message in messages]
 
 
-class _TurnBody(_Body):
+class _TurnBody(RequestBody):
     """The turn after a conversation: a new message, or the rest of the last."""
 
     add_generation_prompt: bool = True
@@ -441,7 +434,7 @@ class TokenizeBody(_TurnBody):
         return self
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(RequestBody):
     """/detokenize: token ids."""
 
     tokens: TokenIdList

@@ -19,7 +19,7 @@ from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, Gen
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
 from perfmodel.serve.http.reading import Body, HttpError, checked, in_style, not_a_model, read_any, read_json
 from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
-from perfmodel.serve.http.shapes import AnswerHead, AnswerShape, AskedAnswer, ChatShape, CompletionShape, ScoringShape
+from perfmodel.serve.http.shapes import AnswerSet, AnswerShape, AskedAnswer, ChatShape, CompletionShape, ScoringShape
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import (
     AnswerWriter,
@@ -29,7 +29,6 @@ from perfmodel.serve.tokens import (
     FileTokens,
     LimitError,
     TokenIds,
-    Vocabulary,
     block_hashes,
     chat_prompt,
 )
@@ -48,7 +47,7 @@ class Call(NamedTuple):
 
 
 _Generated = TypeVar("_Generated", bound=GenerationBody)
-_ShapeOf = Callable[[_Generated, Vocabulary, AnswerHead, list[AskedAnswer]], AnswerShape]
+_ShapeOf = Callable[[_Generated, AnswerSet], AnswerShape]
 
 
 class Generation:
@@ -172,7 +171,7 @@ class Generation:
     async def _answer(
         self, body: _Generated, prompts: list[TokenIds], model: str, shape_of: _ShapeOf[_Generated], call: Call
     ) -> None:
-        """Answer `prompts`, in the shape that `shape_of` makes of the request, its head and its answers."""
+        """Answer `prompts`, in the shape that `shape_of` makes of the request and its answers."""
         limit, num_answers = self._settings.max_answers, len(prompts) * body.n
         if num_answers > limit:
             text = f"n: got {num_answers} answers (prompts times n); expected at most {limit}"
@@ -188,7 +187,7 @@ class Generation:
         if breaks_at is not None:
             outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
         request_id = headers.get("x-request-id", "")[:_LONGEST_ID] or f"{hashed(self._stream, self._num_taken):016x}"
-        shape = shape_of(body, self._vocabulary, AnswerHead(request_id, int(time.time()), model), asked)
+        shape = shape_of(body, AnswerSet(request_id, int(time.time()), model, self._vocabulary, asked))
         has_counts = body.options.continuous_usage_stats
         reply = HttpReply(self._emulator, self._counts, outlet, shape, asked, body.stream, has_counts)
         self.num_open += 1

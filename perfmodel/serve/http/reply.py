@@ -162,10 +162,8 @@ class HttpReply:
     ) -> None:
         self.emulator, self.counts, self.with_counts, self.outlet = emulator, counts, with_counts, outlet
         self.is_over = False  # nothing more is to be sent
-        self._shape, self._is_streamed, self._has_begun = shape, is_streamed, False
-        self._choices = [
-            _Streamed(self, one, shape, index) if is_streamed else _Choice(self, one) for index, one in enumerate(asked)
-        ]
+        self.shape, self._is_streamed, self._has_begun = shape, is_streamed, False
+        self._choices = [_Streamed(self, one, i) if is_streamed else _Choice(self, one) for i, one in enumerate(asked)]
         self._num_open = len(asked)
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
@@ -186,8 +184,8 @@ class HttpReply:
         if not self._has_begun:
             self._has_begun = True
             self.outlet.start(200, _EVENTS)
-            if self._shape.preamble:
-                self.outlet.body(self._shape.preamble)
+            if self.shape.preamble:
+                self.outlet.body(self.shape.preamble)
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -202,10 +200,10 @@ class HttpReply:
             return
         self.is_over = True
         if self._is_streamed:
-            done = _DONE if self._shape.has_done else b""
-            self.outlet.body(self._shape.closing(self._usage()) + done, is_last=True)
+            done = _DONE if self.shape.has_done else b""
+            self.outlet.body(self.shape.closing(self._usage()) + done, is_last=True)
         else:
-            self._send_whole(200, self._shape.whole(self._usage()), {})
+            self._send_whole(200, self.shape.whole(self._usage()), {})
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
@@ -220,9 +218,9 @@ class HttpReply:
 
     def _fail(self, error: HttpError) -> None:
         self.abort()
-        body = error_body(error, self._shape.error_style)
+        body = error_body(error, self.shape.error_style)
         if self._has_begun:
-            head, done = (b"data: ", _DONE) if self._shape.has_done else (b"event: error\ndata: ", b"")
+            head, done = (b"data: ", _DONE) if self.shape.has_done else (b"event: error\ndata: ", b"")
             self.outlet.body(head + body + b"\n\n" + done, is_last=True)
         else:
             self._send_whole(error.status, body, error.headers)
@@ -285,9 +283,9 @@ class _Choice:
 class _Streamed(_Choice):
     """A `Listener` that passes on each token."""
 
-    def __init__(self, reply: HttpReply, asked: AskedAnswer, shape: AnswerShape, index: int) -> None:
+    def __init__(self, reply: HttpReply, asked: AskedAnswer, index: int) -> None:
         super().__init__(reply, asked)
-        self._shape, self._index, self._frame = shape, index, None if reply.with_counts else shape.frame(index)
+        self._index, self._frame = index, None if reply.with_counts else reply.shape.frame(index)
         self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
         self._num_sent = 0
 
@@ -301,8 +299,8 @@ class _Streamed(_Choice):
             return
         self.reply.begin()
         self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self._shape.opening(self._index)]
+        parts = [] if first else [self.reply.shape.opening(self._index)]
         for place in range(first, end):
             usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
-            parts.append(self._shape.token(self._index, place, usage))
+            parts.append(self.reply.shape.token(self._index, place, usage))
         self.reply.outlet.body(b"".join(parts))

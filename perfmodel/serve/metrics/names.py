@@ -73,10 +73,8 @@ _NO_MFU = "0, as without vLLM's --enable-mfu-metrics."
 _QUERIES, _HITS = "Tokens looked up in the prefix cache.", "Tokens found in the prefix cache."
 _HIT_RATE, _USAGE = "Found of the tokens looked up in the prefix cache.", "KV cache in use; 1 is all of it."
 _RIGHT, _BY_POSITION = "Drafted tokens that were right.", "Drafted tokens that were right, by their position."
-_AWAKE, _SLEEP_STATES = (
-    "Whether the engine is awake; it never sleeps.",
-    {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-)
+_AWAKE = "Whether the engine is awake; it never sleeps."
+_SLEEP_STATES = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _ROWS = (
