@@ -133,6 +133,7 @@ class Bounds:
     max_connections:  open at once
     arrival_s:        seconds for a request's headers to come in
     stalled_s:        seconds that a client may read nothing of what is sent to it before its connection is cut off
+                      (nginx's send_timeout is as long)
     """
 
     max_header_bytes: int = 64 * 2**10

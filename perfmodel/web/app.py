@@ -153,8 +153,7 @@ class _Site:
         view, state = find_view(request.path_params["view"]), read_state(request.url.query)
         if view is None:
             return self._sentence(request, 404, f"there is no page {request.scope['path'][:80]!r}.")
-        ways = {"main": self._pages.main, "answers": self._pages.answers}
-        return await _drawn(ways.get(request.headers.get("hx-target", ""), self._pages.whole), view, state)
+        return await _drawn(self._pages.page, view, state, request.headers.get("hx-target", ""))
 
     async def _open(self, request: Request) -> Response:
         """Register an open tab, as any of its requests does."""

@@ -53,19 +53,17 @@ class Pages:
             "used_in": _used_in,
         }
 
-    def whole(self, view: View, state: PageState) -> str:
-        """A view's page with closed forms answered; earlier refusals are retried."""
-        self._desk.known.forget_refusals()
-        scenario = self._resolved(state)
-        return self._draw("page.html", view, state, token=self._token, scenario=scenario)
+    def page(self, view: View, state: PageState, target: str = "") -> str:
+        """A view's page with closed forms answered; earlier refusals are retried.
 
-    def main(self, view: View, state: PageState) -> str:
-        """Content beside the form."""
-        return self._draw("main.html", view, state, scenario=self._resolved(state))
-
-    def answers(self, view: View, state: PageState) -> str:
-        """A view without controls: updates while dragging. Simulations start once the pointer rests."""
-        return self._draw("answers.html", view, state, _PAUSE_MS, scenario=self._resolved(state))
+        target: its `main` content beside the form, or its `answers` without controls, updates while dragging, of which
+                simulations start once the pointer rests; else all of it
+        """
+        is_whole = target not in ("main", "answers")
+        if is_whole:
+            self._desk.known.forget_refusals()
+        template, pause_ms = "page.html" if is_whole else f"{target}.html", _PAUSE_MS if target == "answers" else 0
+        return self._draw(template, view, state, pause_ms, token=self._token, scenario=self._resolved(state))
 
     def part(self, view: View, part: ViewPart, state: PageState, pause_ms: int = 0) -> Markup:
         """Part `part` of `view` in `state`, at any stage; pause_ms: delay before the page starts it."""

@@ -363,4 +363,4 @@ async def serve(
     def refusal(status: int, message: str) -> tuple[str, bytes]:
         return "application/json", error_body(HttpError(status, message))
 
-    await serve_apps(apps, settings.host, settings.bounds, settings.drain_s, refusal, on_ready, on_stalled)
+    await serve_apps(apps, settings.host, settings, settings.drain_s, refusal, on_ready, on_stalled)

@@ -188,8 +188,7 @@ class Generation:
             outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
         request_id = headers.get("x-request-id", "")[:_LONGEST_ID] or f"{hashed(self._stream, self._num_taken):016x}"
         shape = shape_of(body, AnswerSet(request_id, int(time.time()), model, self._vocabulary, asked))
-        has_counts = body.options.continuous_usage_stats
-        reply = HttpReply(self._emulator, self._counts, outlet, shape, asked, body.stream, has_counts)
+        reply = HttpReply(self._emulator, self._counts, outlet, shape, body, asked)
         self.num_open += 1
         try:
             reply.submit(self._replica, call.scope.get(ARRIVED))

@@ -17,6 +17,7 @@ from starlette.types import Message, Send
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Fate, Observer
+from perfmodel.serve.http.bodies import GenerationBody
 from perfmodel.serve.http.reading import HttpError, error_body
 from perfmodel.serve.http.shapes import AnswerShape, AskedAnswer, TokenCounts
 from perfmodel.serve.settings import InjectedFaults
@@ -145,9 +146,7 @@ class HttpReply:
 
     emulator, counts: whose answers they are; what caches had of them
     outlet, shape:    over which they are sent, and how they are written
-    asked:            all that the request asks for, in the order of their indices
-    is_streamed:      token by token; else all at the end
-    with_counts:      of tokens, in each chunk
+    body, asked:      the request, and all that it asks for, in the order of their indices
     """
 
     def __init__(
@@ -156,14 +155,13 @@ class HttpReply:
         counts: CachedCounts,
         outlet: Outlet,
         shape: AnswerShape,
+        body: GenerationBody,
         asked: list[AskedAnswer],
-        is_streamed: bool = False,
-        with_counts: bool = False,
     ) -> None:
-        self.emulator, self.counts, self.with_counts, self.outlet = emulator, counts, with_counts, outlet
-        self.is_over = False  # nothing more is to be sent
-        self.shape, self._is_streamed, self._has_begun = shape, is_streamed, False
-        self._choices = [_Streamed(self, one, i) if is_streamed else _Choice(self, one) for i, one in enumerate(asked)]
+        self.emulator, self.counts, self.outlet, self.shape = emulator, counts, outlet, shape
+        self.is_streamed, self.with_counts = body.stream, body.options.continuous_usage_stats
+        self.is_over = self._has_begun = False  # nothing more is to be sent; a stream has begun
+        self._choices = [_Choice(self, one, index) for index, one in enumerate(asked)]
         self._num_open = len(asked)
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
@@ -174,7 +172,7 @@ class HttpReply:
                     choice.submit(replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self._is_streamed:
+        if self.is_streamed:
             self.emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
             if not self.is_over:
                 self.begin()
@@ -199,7 +197,7 @@ class HttpReply:
         if self._num_open or self.is_over:
             return
         self.is_over = True
-        if self._is_streamed:
+        if self.is_streamed:
             done = _DONE if self.shape.has_done else b""
             self.outlet.body(self.shape.closing(self._usage()) + done, is_last=True)
         else:
@@ -240,12 +238,16 @@ class HttpReply:
 
 
 class _Choice:
-    """A `Listener` that waits for its whole answer."""
+    """A `Listener` that passes on each token, or waits for its whole answer."""
 
-    def __init__(self, reply: HttpReply, asked: AskedAnswer) -> None:
+    def __init__(self, reply: HttpReply, asked: AskedAnswer, index: int) -> None:
         self.reply, self.asked, self.num_cached_tokens = reply, asked, 0
         self._number: int | None = None
         self._is_over = False
+        is_framed = reply.is_streamed and not reply.with_counts
+        self._index, self._frame = index, reply.shape.frame(index) if is_framed else None
+        self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
+        self._num_sent = 0
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
         """Send it to the emulator; both as of its `submit`."""
@@ -263,7 +265,20 @@ class _Choice:
             self.reply.emulator.abort(number)
 
     def on_tokens(self, num_tokens: int) -> None:
-        """As of a `Listener`."""
+        if self.reply.is_over or not self.reply.is_streamed:
+            return
+        first, last, frame = self._num_sent, self._last, self._frame
+        if num_tokens == 1 and 0 < first < last - 1 and frame is not None:
+            self._num_sent = first + 1  # nearly all calls: what can be ready is
+            self._send(frame[0] + encode_basestring_ascii(self._pieces[first]).encode() + frame[1])
+            return
+        self.reply.begin()
+        self._num_sent = end = min(first + num_tokens, last)
+        parts = [] if first else [self.reply.shape.opening(self._index)]
+        for place in range(first, end):
+            usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
+            parts.append(self.reply.shape.token(self._index, place, usage))
+        self.reply.outlet.body(b"".join(parts))
 
     def on_end(self, fate: Fate) -> None:
         self._close()
@@ -278,29 +293,3 @@ class _Choice:
         if number is not None:
             self.reply.counts.choices.pop(number, None)
         return number
-
-
-class _Streamed(_Choice):
-    """A `Listener` that passes on each token."""
-
-    def __init__(self, reply: HttpReply, asked: AskedAnswer, index: int) -> None:
-        super().__init__(reply, asked)
-        self._index, self._frame = index, None if reply.with_counts else reply.shape.frame(index)
-        self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
-        self._num_sent = 0
-
-    def on_tokens(self, num_tokens: int) -> None:
-        if self.reply.is_over:
-            return
-        first, last, frame = self._num_sent, self._last, self._frame
-        if num_tokens == 1 and 0 < first < last - 1 and frame is not None:
-            self._num_sent = first + 1  # nearly all calls: what can be ready is
-            self._send(frame[0] + encode_basestring_ascii(self._pieces[first]).encode() + frame[1])
-            return
-        self.reply.begin()
-        self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self.reply.shape.opening(self._index)]
-        for place in range(first, end):
-            usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
-            parts.append(self.reply.shape.token(self._index, place, usage))
-        self.reply.outlet.body(b"".join(parts))

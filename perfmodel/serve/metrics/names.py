@@ -333,10 +333,10 @@ _SLOWED = "Seconds by which the clock was slowed, as the machine could not keep 
 _STALLED = "Connections that were cut off, as their clients read nothing of an answer for long."
 
 
-def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float, num_stalled: int) -> Iterator[Metric]:
+def own_families(emulator: Emulator, lateness: Histogram, num_stalled: int) -> Iterator[Metric]:
     """The emulator's own.
 
-    lateness: of events of the clock of `emulator`, in seconds; slowed_s: seconds by which it was slowed
+    lateness: of events of the clock of `emulator`, in seconds
     num_stalled: clients that were cut off as they did not read
     """
     fates = ("finished", "failed", "timed_out", "aborted")
@@ -347,7 +347,7 @@ def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float, num_s
         ("gauge", "build_info", "The version of perfmodel.", version),
         ("gauge", "speed_ratio", "Simulated seconds per second that were asked for (--speed).", clock.speed),
         ("counter", "simulated_seconds", "Simulated seconds since the start.", clock.elapsed_s),
-        ("counter", "clock_slowed_seconds", _SLOWED, slowed_s),
+        ("counter", "clock_slowed_seconds", _SLOWED, clock.slowed_s),
         ("histogram", "step_lateness_seconds", "Seconds by which ends of steps and other events came late.", lateness),
         ("counter", "requests_sent", "Requests that clients sent.", emulator.num_sent),
         ("counter", "requests_ended", "Requests by what became of them.", ended),

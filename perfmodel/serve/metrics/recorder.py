@@ -135,7 +135,7 @@ class Metrics(MetricsPage, Observer):
         self._shadows = {index for index, pool in self._pool_of.items() if pool.spec.shadow}
         self._silent = self._shadows | {i for i, pool in self._pool_of.items() if pool.spec.role == "prefill"}
         self._lateness = Histogram(LATE_BOUNDS)
-        self._slowed_s, self._num_stalled = 0.0, 0
+        self._num_stalled = 0
         super().__init__(partial(self._families, emulator.cluster.engines), HttpCounts() if names == "vllm" else None)
         emulator.observers.append(self)
 
@@ -150,7 +150,7 @@ class Metrics(MetricsPage, Observer):
             for number, engine in enumerate(engines)
         ]
         yield from self._naming.families(views)
-        yield from own_families(self._emulator, self._lateness, self._slowed_s, self._num_stalled)
+        yield from own_families(self._emulator, self._lateness, self._num_stalled)
 
     def _adapters(self) -> tuple[Sequence[str], Sequence[str]]:
         named = [(one.params.adapter, one.has_token) for one in self._known.values() if one.params.adapter]
@@ -160,10 +160,6 @@ class Metrics(MetricsPage, Observer):
     def add_late(self, seconds: float) -> None:
         """An event of the clock came so late."""
         self._lateness.add(seconds)
-
-    def add_slowed(self, seconds: float) -> None:
-        """The clock was slowed by so much."""
-        self._slowed_s += seconds
 
     def add_stalled(self) -> None:
         """A client was cut off that did not read its answer."""

@@ -240,8 +240,9 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
 
     answer = WrittenAnswer(np.arange(3), ["a ", "b ", "c "], "length")
     asked = [AskedAnswer(Order(1, 3), answer, choice) for choice in range(2)]
-    shape = ChatShape(ChatBody(**HELLO), AnswerSet("x", 0, "m", ByteTokens(), asked))
-    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, is_streamed=True)
+    body = ChatBody(**HELLO, stream=True)
+    shape = ChatShape(body, AnswerSet("x", 0, "m", ByteTokens(), asked))
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, body, asked)
     reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
 

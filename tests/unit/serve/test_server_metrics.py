@@ -209,10 +209,10 @@ def test_a_replica_s_page_has_its_own_engines():
 
 
 def test_lateness_and_a_slowed_clock_are_told():
-    _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
+    emulator, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
     for seconds in (0.0, 0.002, 0.3):
         metrics.add_late(seconds)
-    metrics.add_slowed(0.3)
+    emulator.clock.slowed_s = 0.3
     page = Page(metrics.render())
     assert page.histogram("perfmodel_step_lateness_seconds")[:2] == (3, pytest.approx(0.302))
     assert page("perfmodel_step_lateness_seconds_bucket", le="0.003") == 2
