@@ -114,9 +114,9 @@ class _Site:
             Route("/file/{view}/{part}/{name}", self._file),
             Route("/{view}", self._view),
         ]
-        around = Middleware(BaseHTTPMiddleware, dispatch=self._guarded), Middleware(GZipMiddleware, compresslevel=4)
+        middleware = Middleware(BaseHTTPMiddleware, dispatch=self._guarded), Middleware(GZipMiddleware, compresslevel=4)
         handlers = dict.fromkeys((404, 405), self._no_page)
-        self.app = Starlette(routes=routes, middleware=around, exception_handlers=handlers)
+        self.app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def _guarded(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = self._guard.refusal(request)

@@ -110,7 +110,7 @@ class QueryState:
 
 
 class QueryService:
-    """Answers requests. drops: uploads; known: result cache; jobs: job queue"""
+    """Answers requests. uploads: files that pages were given; known: result cache; jobs: job queue"""
 
     def __init__(self) -> None:
         self.uploads = Uploads()

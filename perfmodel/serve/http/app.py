@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -110,7 +111,8 @@ _MAX_STRINGS = 1 << 16  # of tokens, each decoded by itself
 _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment will do
 
 
-class _Endpoint(NamedTuple):
+@dataclass(eq=False)
+class _Endpoint:
     """An ASGI application for one path: to Starlette, a function would be one of a request and no more."""
 
     answer: Callable[[Call], Awaitable[None]]
@@ -276,7 +278,7 @@ class _Application:
 
     def __init__(self, routes: list[Route], guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
         self._router, self._guard, self._http, self._clock = Router(routes), guard, http, clock
-        self._paths = {route.endpoint: route.path for route in routes}
+        self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

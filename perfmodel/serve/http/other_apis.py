@@ -238,7 +238,8 @@ def no_response(name: str) -> HttpError:
 class ResponsesShape(AnswerShape):
     """A response, of which there is one answer: a message, or the call of a tool.
 
-    body, chat: the request, and the same as a chat; answers: of which there is one
+    body, chat: the request, and the same as a chat; answers: of which there is one. Each event has its number, so no
+    token has a frame
     """
 
     def __init__(self, body: ResponsesBody, chat: ChatBody, answers: AnswerSet) -> None:
