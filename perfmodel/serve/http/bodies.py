@@ -176,11 +176,6 @@ class GenerationBody(RequestBody):
         """Whether the request wants logprobs of prompt tokens: by `prompt_logprobs`, or by `echo` with logprobs."""
         return self.prompt_logprobs is not None or (self.echo and self.num_logprobs is not None)
 
-    @property
-    def called(self) -> CalledTool | None:
-        """The tool that the answer has to call."""
-        return None
-
     def wanted(self) -> GenerationLimits:
         """What it says of its answers."""
         return GenerationLimits(
@@ -357,7 +352,7 @@ class _ConversationBody(GenerationBody, _TurnBody):
 
     @property
     def called(self) -> CalledTool | None:
-        """As of `GenerationBody`: the first tool where any will do."""
+        """The tool that the answer has to call, if any: the first where any will do."""
         if self.tool_choice in (None, "none", "auto") or not self.tools:
             return None
         is_forced = isinstance(self.tool_choice, dict)
