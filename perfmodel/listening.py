@@ -2,7 +2,7 @@
 
 It knows HTTP as uvicorn speaks it, and not what is answered: that is an ASGI application's. uvicorn bounds neither the
 size of headers, with httptools, nor the time that they take, nor connections that are silent or do not read;
-`BoundedProtocol` stands before its protocol and passes on what is within the bounds. starlette's
+`BoundedProtocol` is its protocol within bounds. starlette's
 `TrustedHostMiddleware` has no addresses in figures, which a server that is bound beyond loopback answers to.
 """
 
@@ -133,6 +133,7 @@ class Bounds:
     max_connections:  open at once
     arrival_s:        seconds for a request's headers to come in
     stalled_s:        seconds that a client may read nothing of what is sent to it before its connection is cut off
+                      (nginx's send_timeout is as long)
     """
 
     max_header_bytes: int = 64 * 2**10
@@ -158,7 +159,7 @@ def plain_refusal(status: int, message: str) -> tuple[str, bytes]:
     return "text/plain; charset=utf-8", message.encode()
 
 
-class BoundedProtocol(asyncio.Protocol):
+class BoundedProtocol(HttpToolsProtocol):
     """One connection within `bounds`, beyond which it is answered as `refusal` says. `on_stalled` is called when it is
     cut off as its client does not read. The other parameters are those of uvicorn's protocols."""
 
@@ -173,75 +174,66 @@ class BoundedProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """See `BoundedProtocol`: bounds, refusal, on_stalled; config, server_state, app_state, _loop."""
+        super().__init__(config, server_state, app_state, _loop)
         self._bounds, self._refusal, self._on_stalled = bounds, refusal, on_stalled
-        self._connections = server_state.connections
-        self._inner = HttpToolsProtocol(config, server_state, app_state, _loop)
-        self._transport: asyncio.Transport | None = None
         self._arriving: asyncio.TimerHandle | None = None  # until headers have to be there
         self._stalled: asyncio.Handle | None = None
         self._num_bytes = 0  # of headers that are not complete
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        if len(self._connections) >= self._bounds.max_connections:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        if len(self.connections) >= self._bounds.max_connections:
+            self.transport = transport
             self._refuse(503, f"{self._bounds.max_connections} connections are open; try again")
             return
         transport.set_write_buffer_limits(high=0)  # so that `pause_writing` says whenever something is not taken
-        self._inner.connection_made(transport)
+        super().connection_made(transport)
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
         """As of a protocol. A request has arrived when its last byte has."""
-        now, cycle = asyncio.get_running_loop().time(), self._inner.cycle
+        now, cycle = asyncio.get_running_loop().time(), self.cycle
         if cycle is None or cycle.response_complete:
             self._num_bytes += len(data)
             if self._arriving is None:
                 self._wait_for_headers()
-        self._inner.data_received(data)
-        if self._inner.cycle is not None and not self._inner.cycle.response_started:
-            self._inner.cycle.scope[ARRIVED] = now  # type: ignore[literal-required]  # ours
-        if self._inner.cycle is not cycle:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.scope[ARRIVED] = now  # type: ignore[literal-required]  # ours
+        if self.cycle is not cycle:
             self._num_bytes = 0
             self._arriving = _cancelled(self._arriving)
         elif self._num_bytes > self._bounds.max_header_bytes:
             self._refuse(431, self._bounds.too_large)
 
-    def eof_received(self) -> None:
-        self._inner.eof_received()
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._arriving, self._stalled = _cancelled(self._arriving), _cancelled(self._stalled)
-        if self._inner.transport is not None:
-            self._inner.connection_lost(exc)
+        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """As of a protocol. What is left is watched from when the rest of the message is there, too."""
         self._stalled = asyncio.get_running_loop().call_soon(self._look_again, sys.maxsize)
-        self._inner.pause_writing()
+        super().pause_writing()
 
     def resume_writing(self) -> None:
         self._stalled = _cancelled(self._stalled)
-        self._inner.resume_writing()
+        super().resume_writing()
 
     def _look_again(self, before: int) -> None:
         """Cut it off unless some of the `before` unsent bytes are gone: nothing is added while writing is paused."""
-        assert self._transport is not None
-        now = self._transport.get_write_buffer_size()
+        now = self.transport.get_write_buffer_size()
         if now < before:
             self._stalled = asyncio.get_running_loop().call_later(self._bounds.stalled_s, self._look_again, now)
         else:
             self._on_stalled()
-            sock = self._transport.get_extra_info("socket")
+            sock = self.transport.get_extra_info("socket")
             if sock is not None:  # else the kernel would keep what it has not sent
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-            self._transport.abort()
+            self.transport.abort()
 
     def _wait_for_headers(self) -> None:
         seconds, loop = self._bounds.arrival_s, asyncio.get_running_loop()
-        self._arriving = loop.call_later(
-            seconds, self._refuse, 408, f"the headers took more than {seconds:g} s to come"
-        )
+        late = f"the headers took more than {seconds:g} s to come"
+        self._arriving = loop.call_later(seconds, self._refuse, 408, late)
 
     def _refuse(self, status: int, message: str) -> None:
         media, body = self._refusal(status, message)
@@ -250,9 +242,9 @@ class BoundedProtocol(asyncio.Protocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self._arriving = _cancelled(self._arriving)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(head.encode() + body)
-            self._transport.close()
+        if not self.transport.is_closing():
+            self.transport.write(head.encode() + body)
+            self.transport.close()
 
 
 def _cancelled(handle: asyncio.Handle | None) -> asyncio.TimerHandle | None:
@@ -308,9 +300,8 @@ async def serve_apps(
     }
     servers = [_Server(uvicorn.Config(one.app, **config)) for one in apps]
     with _ended_by_signals(servers):
-        running = [
-            asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
-        ]
+        pairs = zip(servers, sockets, strict=True)
+        running = [asyncio.ensure_future(server.serve(sockets=[sock])) for server, sock in pairs]
         while not all(server.started for server in servers) and not any(task.done() for task in running):
             await asyncio.sleep(_STARTED_S)
         on_ready([sock.getsockname()[1] for sock in sockets])

@@ -30,9 +30,8 @@ def beyond_context(max_model_len: int, excess: str, way_out: str) -> WorkloadErr
 
     max_model_len: tokens of the context; excess: what does not fit; way_out: what the client can do
     """
-    return WorkloadError(
-        f"This model's maximum context length is {max_model_len} tokens. However, {excess}; {way_out}."
-    )
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    return WorkloadError(f"{limit} However, {excess}; {way_out}.")
 
 
 class RequestParams(NamedTuple):

@@ -169,7 +169,6 @@ class EmulatorServer:
 
     def _on_slowed(self, seconds: float) -> None:
         """Say in the log that the clock was slowed: at once, and then now and then."""
-        self.metrics.add_slowed(seconds)
         self._lost_s += seconds
         now = asyncio.get_running_loop().time()
         if now - self._warned_at >= _SAY_EVERY_S:

@@ -58,8 +58,9 @@ class InjectedFaults:
 
 
 @dataclass(frozen=True)
-class ServerSettings:
-    """How the emulator serves. Raises SpecError for what no server can do.
+class ServerSettings(Bounds):
+    """How the emulator serves, and within which bounds: a body has `arrival_s` to come in, too, and the request of a
+    client that reads nothing for `stalled_s` is aborted. Raises SpecError for what no server can do.
 
     host, port:      where it listens; port 0 = any free one
     allowed_hosts:   names that a Host header may have beside those of this machine; "*" = any. What is bound beyond
@@ -74,11 +75,7 @@ class ServerSettings:
     faults:          what fails on purpose
     cold_start_s:    simulated seconds that it answers 503, as if weights were loading
     drain_s:         seconds, once told to end, for answers under way
-    arrival_s:       seconds for a request's headers and body to come in
-    stalled_s:       seconds that a client may read nothing of its answer (nginx's send_timeout is as long): then its
-                     connection is cut off, and its request aborted
-    max_body_bytes, max_header_bytes: of a request
-    max_connections: open at once
+    max_body_bytes:  of a request
     max_answers:     of one request: its prompts times `n`
     """
 
@@ -94,11 +91,7 @@ class ServerSettings:
     faults: InjectedFaults = InjectedFaults()
     cold_start_s: float = 0.0
     drain_s: float = 30.0
-    arrival_s: float = 20.0
-    stalled_s: float = 60.0
     max_body_bytes: int = 8 * 2**20
-    max_header_bytes: int = 64 * 2**10
-    max_connections: int = 4096
     max_answers: int = 1024
 
     def __post_init__(self) -> None:
@@ -117,8 +110,3 @@ class ServerSettings:
         for name in names:
             if not name or names.count(name) > 1:
                 raise SpecError(f"served_names, lora_names: got {name!r} empty or twice; name each differently")
-
-    @property
-    def bounds(self) -> Bounds:
-        """What connections may take."""
-        return Bounds(self.max_header_bytes, self.max_connections, self.arrival_s, self.stalled_s)

@@ -114,13 +114,9 @@ class _Site:
             Route("/file/{view}/{part}/{name}", self._file),
             Route("/{view}", self._view),
         ]
-        middleware = [
-            Middleware(BaseHTTPMiddleware, dispatch=self._guarded),
-            Middleware(GZipMiddleware, compresslevel=4),
-        ]
-        self.app = Starlette(
-            routes=routes, middleware=middleware, exception_handlers={404: self._no_page, 405: self._no_page}
-        )
+        middleware = Middleware(BaseHTTPMiddleware, dispatch=self._guarded), Middleware(GZipMiddleware, compresslevel=4)
+        handlers = dict.fromkeys((404, 405), self._no_page)
+        self.app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def _guarded(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = self._guard.refusal(request)
@@ -157,10 +153,7 @@ class _Site:
         view, state = find_view(request.path_params["view"]), read_state(request.url.query)
         if view is None:
             return self._sentence(request, 404, f"there is no page {request.scope['path'][:80]!r}.")
-        draw = {"main": self._pages.main, "answers": self._pages.answers}.get(
-            request.headers.get("hx-target", ""), self._pages.whole
-        )
-        return await _drawn(draw, view, state)
+        return await _drawn(self._pages.page, view, state, request.headers.get("hx-target", ""))
 
     async def _open(self, request: Request) -> Response:
         """Register an open tab, as any of its requests does."""
@@ -241,9 +234,8 @@ class _Site:
         name = request.path_params["name"]
         texts = [answer.files[name] for answer in self._answers(part, state) if name in answer.files]
         if not texts:
-            return self._sentence(
-                request, 404, f"there is no {name[:80]!r} yet: it comes with the answer; start it first."
-            )
+            text = f"there is no {name[:80]!r} yet: it comes with the answer; start it first."
+            return self._sentence(request, 404, text)
         return Response(texts[0], media_type="application/octet-stream", headers=_attached(name))
 
     async def _drop(self, request: Request) -> Response:

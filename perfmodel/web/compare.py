@@ -71,9 +71,8 @@ def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_column
     changes = [_changes(columns[0], column) for column in columns]
     compared_rows = []
     for row in rows:
-        values = [
-            None if (shown := column[row.of].shown) is None else value_at(shown.data, row.path) for column in columns
-        ]
+        answers = [column[row.of].shown for column in columns]
+        values = [None if answer is None else value_at(answer.data, row.path) for answer in answers]
         values = [value if isinstance(value, int | float) else None for value in values]
         most, cells = max((value for value in values if value is not None), default=0) or 1, []
         for number, (column, value) in enumerate(zip(columns, values, strict=True)):

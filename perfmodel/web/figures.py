@@ -27,9 +27,8 @@ def figure(data: Any, path: str, form: str = "") -> Markup:
     value = value_at(data, path)
     text = NUMBER_FORMS[form](value) if form else _metric(data, path, value)
     raw = "" if value is None else repr(value) if isinstance(value, float) else str(value)
-    return Markup('<data class="figure" value="{}" data-path="{}" data-form="{}">{}</data>').format(
-        raw, path, form, text
-    )
+    element = Markup('<data class="figure" value="{}" data-path="{}" data-form="{}">{}</data>')
+    return element.format(raw, path, form, text)
 
 
 def value_at(data: Any, path: str) -> Any:
@@ -142,10 +141,8 @@ def _flag(key: str, label: str, kind: Kind, meaning: str, **more: Any) -> Field:
 
 
 _MODEL = "A model of the catalog or a Hub id that it knows; or drop a config.json or a GGUF file on the page."
-_REPLICAS = Field(
-    *("cluster.replicas", "replicas", "number", "Copies of the deployment behind a router.", (), 1, 10_000, 1),
-    resolved="cluster.replicas",
-)
+_REPLICAS = "Copies of the deployment behind a router."
+_TRAFFIC, _PRICE = "Arrivals, prompt and answer lengths, by name.", "What a device costs in an hour."
 _RATE = {"low": 0.1, "high": 200, "unit": "req/s", "resolved": FLAG_FIELDS["rate"]}
 _TTFT = "Time to first token that 90 % of requests are to keep within, as in 500ms or 1s."
 GROUPS: Sequence[FieldGroup] = (
@@ -155,16 +152,13 @@ GROUPS: Sequence[FieldGroup] = (
             _flag("model", "model", "names", _MODEL),
             _flag("hardware", "hardware", "names", "The device, by its name or an alias."),
             _engine("tensor_parallel_size", "choice", _POWERS),
-            _REPLICAS,
+            Field("cluster.replicas", "replicas", "number", _REPLICAS, (), 1, 10_000, 1, resolved="cluster.replicas"),
         ),
     ),
     FieldGroup(
         "Traffic",
         (
-            _flag(
-                *("traffic", "traffic", "names", "Arrivals, prompt and answer lengths, by name."),
-                resolved="traffic.name",
-            ),
+            _flag("traffic", "traffic", "names", _TRAFFIC, resolved="traffic.name"),
             _flag("rate", "request rate", "slider", "Requests that arrive in a second, on average.", **_RATE),
         ),
     ),
@@ -194,10 +188,7 @@ GROUPS: Sequence[FieldGroup] = (
             _engine("enable_chunked_prefill", "switch"),
             _engine("async_scheduling", "switch"),
             _engine("enforce_eager", "switch"),
-            Field(
-                *("price.usd_per_gpu_hour", "price", "number", "What a device costs in an hour.", (), 0, 1000, 0.01),
-                unit="USD/h",
-            ),
+            Field("price.usd_per_gpu_hour", "price", "number", _PRICE, (), 0, 1000, 0.01, "USD/h"),
         ),
         is_open=False,
     ),

@@ -15,32 +15,14 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.planning.metrics import study_metric
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.version import __version__
-from perfmodel.web import pictures, views
-from perfmodel.web.compare import OF_DEPLOYMENTS, OF_TRAFFIC, compared, headings
+from perfmodel.web import compare, pictures, views
 from perfmodel.web.figures import GROUPS, choices_of, default_of, figure
 from perfmodel.web.results import without_marks
 from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
-from perfmodel.web.views import ALONG, ALTERNATIVES, SERVICE_LEVELS, VIEWS, WHATIF_METRICS, View, ViewPart, asked_rate
+from perfmodel.web.views import View, ViewPart
 
 _PAUSE_MS = 150  # without movement until the pointer rests
-_FUNCTIONS = (
-    *(
-        asked_rate,
-        choices_of,
-        views.columns_of,
-        compared,
-        default_of,
-        views.deployment_of,
-        views.fields_of,
-        figure,
-        headings,
-    ),
-    *(views.is_preview, views.main_of, views.opened, views.priced_devices),
-    *(pictures.against_lines, pictures.bounds_plot, pictures.column_bars, pictures.devices_bars, pictures.front_plot),
-    *(pictures.goodput_curve, pictures.latency_curve, pictures.measured_dots, pictures.memory_bar),
-    *(pictures.prompt_curve, pictures.step_curve, pictures.tornado),
-)
 
 
 class Pages:
@@ -56,20 +38,10 @@ class Pages:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.globals |= {
-            "alternatives": ALTERNATIVES,
-            "along": ALONG,
-            "groups": GROUPS,
-            "metric_of": study_metric,
-            "of_deployments": OF_DEPLOYMENTS,
-            "of_traffic": OF_TRAFFIC,
-            "others_of": _others,
-            "plan_defaults": PlanSpec(),
-            "resolved_fields": _resolved_fields,
-            "service_levels": SERVICE_LEVELS,
-            "version": __version__,
-            "views": VIEWS,
-            "whatif_metrics": WHATIF_METRICS,
-            **{function.__name__: function for function in _FUNCTIONS},
+            **{"choices_of": choices_of, "default_of": default_of, "figure": figure, "groups": GROUPS},
+            **{"compare": compare, "metric_of": study_metric, "others_of": _others, "pictures": pictures},
+            **{"plan_defaults": PlanSpec(), "resolved_fields": _resolved_fields},
+            **{"version": __version__, "views": views},
         }
         self._templates.filters |= {
             "code": _code,
@@ -81,19 +53,17 @@ class Pages:
             "used_in": _used_in,
         }
 
-    def whole(self, view: View, state: PageState) -> str:
-        """A view's page with closed forms answered; earlier refusals are retried."""
-        self._desk.known.forget_refusals()
-        scenario = self._resolved(state)
-        return self._draw("page.html", view, state, token=self._token, scenario=scenario)
+    def page(self, view: View, state: PageState, target: str = "") -> str:
+        """A view's page with closed forms answered; earlier refusals are retried.
 
-    def main(self, view: View, state: PageState) -> str:
-        """Content beside the form."""
-        return self._draw("main.html", view, state, scenario=self._resolved(state))
-
-    def answers(self, view: View, state: PageState) -> str:
-        """A view without controls: updates while dragging. Simulations start once the pointer rests."""
-        return self._draw("answers.html", view, state, _PAUSE_MS, scenario=self._resolved(state))
+        target: its `main` content beside the form, or its `answers` without controls, updates while dragging, of which
+                simulations start once the pointer rests; else all of it
+        """
+        is_whole = target not in ("main", "answers")
+        if is_whole:
+            self._desk.known.forget_refusals()
+        template, pause_ms = "page.html" if is_whole else f"{target}.html", _PAUSE_MS if target == "answers" else 0
+        return self._draw(template, view, state, pause_ms, token=self._token, scenario=self._resolved(state))
 
     def part(self, view: View, part: ViewPart, state: PageState, pause_ms: int = 0) -> Markup:
         """Part `part` of `view` in `state`, at any stage; pause_ms: delay before the page starts it."""
@@ -103,9 +73,8 @@ class Pages:
             return self._refused(str(error), [])
         findings = [self._finding(part, request) for request in requests]
         settled = [finding for finding in findings if finding.shown or finding.refusal]
-        can_be_drawn = len(settled) == len(findings) and (
-            part.shows_refusals or any(finding.shown for finding in findings)
-        )
+        has_answer = any(finding.shown for finding in findings)
+        can_be_drawn = len(settled) == len(findings) and (part.shows_refusals or has_answer)
         if all(finding.shown for finding in findings) or (len(findings) > 1 and can_be_drawn):
             later = self._later_findings(part, state)
             template = [f"views/{view.name}/{part.name}.html", "views/any.html"]

@@ -96,9 +96,7 @@ def _only_dropped(folder: Path) -> Iterator[None]:
         raise SpecError(hidden(str(error), folder)) from None
 
 
-_WARM_UP = SimulateRequest(
-    flags=(("model", "llama-3.1-8b"), ("hardware", "h100-sxm-80gb")), overrides=("traffic.num_requests=8",)
-)
+_WARM_UP = request_of(SimulateRequest, PageState(), "traffic.num_requests=8")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class QueryState:
 
 
 class QueryService:
-    """Answers requests. drops: uploads; known: result cache; jobs: job queue"""
+    """Answers requests. uploads: files that pages were given; known: result cache; jobs: job queue"""
 
     def __init__(self) -> None:
         self.uploads = Uploads()

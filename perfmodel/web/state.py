@@ -91,48 +91,44 @@ def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: A
 def read_state(query: str) -> PageState:
     """State of an address query, without empty and unknown fields. SpecError for duplicate keys, or too long."""
     if len(query) > _LONGEST_QUERY:
-        raise SpecError(
-            f"the address has {len(query):,} characters; expected at most {_LONGEST_QUERY:,}; change fewer fields."
-        )
+        expected = f"expected at most {_LONGEST_QUERY:,}; change fewer fields."
+        raise SpecError(f"the address has {len(query):,} characters; {expected}")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except ValueError:
         raise SpecError(f"the address: not a query of at most {_MAX_FIELDS} fields in UTF-8.") from None
     others = tuple(read_state(value).alone() for key, value in pairs if key == _OTHER)
     if len(others) > MAX_DEPLOYMENTS - 1:
-        raise SpecError(
-            f"the address: {1 + len(others)} deployments; expected at most {MAX_DEPLOYMENTS}; take one out."
-        )
+        expected = f"expected at most {MAX_DEPLOYMENTS}; take one out."
+        raise SpecError(f"the address: {1 + len(others)} deployments; {expected}")
     own = [(key, value) for key, value in pairs if key != _OTHER]
-    unknown = [_unknown(key) for key, _ in own if not _is_known(key)]
+    known = (*FLAGS, *_ALONE, *_OF_VIEWS)
+    unknown = [
+        f"The address has the unknown key {key!r}, which is left out.{did_you_mean(key, known)}"
+        for key in (name[:60] for name, _ in own if not _is_known(name))
+    ]
     left_out = dict.fromkeys((*unknown, *(sentence for other in others for sentence in other.left_out)))
     return PageState(tuple(_checked(item for item in own if _is_known(item[0]))), others, tuple(left_out))
 
 
-def _unknown(key: str) -> str:
-    known = (*FLAGS, *_ALONE, *_OF_VIEWS)
-    return f"The address has the unknown key {key[:60]!r}, which is left out.{did_you_mean(key[:60], known)}"
-
-
 def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Those with a value. Raises SpecError for a key that comes twice, and for what the command line would read as an
+    option, a path or stdin.
+    """
     seen = set()
-    for key, value in pairs:
+    for key, text in pairs:
         if key in seen:
             raise SpecError(f"the address: {key} comes twice; say it once.")
         seen.add(key)
-        if len(value) > _LONGEST_VALUE or not value.isprintable():
+        if len(text) > _LONGEST_VALUE or not text.isprintable():
             raise SpecError(f"{key}: expected at most {_LONGEST_VALUE:,} printable characters.")
-        if value.strip():
-            yield key, _said(key, value.strip())
-
-
-def _said(key: str, value: str) -> str:
-    """`value`, escaped where the command line would read an option or stdin."""
-    if key == _ALONE[0] and _SCENARIO.fullmatch(value) is None:
-        raise SpecError(f"scenario: got {value[:60]!r}; expected a name of `perfmodel scenarios list`.")
-    if key in (*FLAGS, *_OF_VIEWS) and value.startswith("-"):
-        raise SpecError(f"{key}: got {value[:60]!r}, which begins with a minus; no such value does.")
-    return value
+        value = text.strip()
+        if value and key == _ALONE[0] and _SCENARIO.fullmatch(value) is None:
+            raise SpecError(f"scenario: got {value[:60]!r}; expected a name of `perfmodel scenarios list`.")
+        if key in (*FLAGS, *_OF_VIEWS) and value.startswith("-"):
+            raise SpecError(f"{key}: got {value[:60]!r}, which begins with a minus; no such value does.")
+        if value:
+            yield key, value
 
 
 def _is_known(key: str) -> bool:

@@ -21,7 +21,6 @@ from perfmodel.serve import Emulator
 from perfmodel.serve.http.app import routes
 from perfmodel.serve.metrics import Metrics
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.tokens import ByteTokens
 from perfmodel.specs import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +175,7 @@ def test_the_command_is_one(name):
 
 def test_what_is_asked_of_the_server_is_a_route(emulator):
     """Probes, the health check and the scrape."""
-    known = {route.path for route in routes(emulator, ServerSettings(), ByteTokens(), None, None)}
+    known = {route.path for route in routes(emulator, ServerSettings(), None, None)}
     asked = {CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")}
     asked.add(POD["metadata"]["annotations"]["prometheus.io/path"])
     asked |= set(re.findall(r"http://127\.0\.0\.1:8000(/\w+)", read("Dockerfile")))

@@ -7,9 +7,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
@@ -24,13 +25,13 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.listening import Listening, serve_apps
 from perfmodel.serve.emulator import Emulator, ReplicaDownError
 from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, DetokenizeBody, ScoringBody, TokenizeBody
-from perfmodel.serve.http.generation import Call, Generation, Models
+from perfmodel.serve.http.generation import Call, Generation
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, ResponsesBody, no_response
 from perfmodel.serve.http.reading import Guard, HttpError, content_length, error_body, read_json, send_error
-from perfmodel.serve.metrics import HttpCounts, content_type, wants_openmetrics
+from perfmodel.serve.metrics import HttpCounts, MetricsPage, content_type, wants_openmetrics
 from perfmodel.serve.paced_clock import ClockStoppedError, PacedClock
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.tokens import BoundedTokens, ByteTokens, FileTokens, Vocabulary, chat_prompt
+from perfmodel.serve.tokens import chat_prompt
 from perfmodel.version import __version__
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -110,43 +111,24 @@ _MAX_STRINGS = 1 << 16  # of tokens, each decoded by itself
 _CREATED = 1_700_000_000  # of the model, in seconds of the epoch: any moment will do
 
 
-class Rendered(Protocol):
-    """What is scraped. http: where requests are counted, if they are"""
-
-    @property
-    def http(self) -> HttpCounts | None: ...
-
-    def render(self, openmetrics: bool = False) -> bytes:
-        """The metrics as they are now, in Prometheus's text or OpenMetrics'."""
-
-
+@dataclass(eq=False)
 class _Endpoint:
     """An ASGI application for one path: to Starlette, a function would be one of a request and no more."""
 
-    path: str
-
-    def __init__(self, answer: Callable[[Call], Awaitable[None]]) -> None:
-        self._answer = answer
+    answer: Callable[[Call], Awaitable[None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(Call(scope, receive, send))
+        await self.answer(Call(scope, receive, send))
 
 
-class _Plain:
-    """Routes that answer at once."""
+class _Routes(Generation):
+    """Those that answer at once, too. metrics: what /metrics shows; the others as of `Generation`"""
 
     def __init__(
-        self,
-        emulator: Emulator,
-        settings: ServerSettings,
-        vocabulary: Vocabulary,
-        generation: Generation,
-        metrics: Rendered | None,
-        replica: int | None,
+        self, emulator: Emulator, settings: ServerSettings, replica: int | None, metrics: MetricsPage | None
     ) -> None:
-        self._emulator, self._settings, self._vocabulary, self._replica = emulator, settings, vocabulary, replica
-        self._generation, self._metrics = generation, metrics
-        self._models = Models(emulator, settings)
+        super().__init__(emulator, settings, replica)
+        self._metrics = metrics
 
     async def health(self, request: HttpRequest) -> Response:
         is_up = self._replica is None or self._emulator.is_up(self._replica)
@@ -157,17 +139,17 @@ class _Plain:
         return JSONResponse({"version": str(engine.asked or engine.described or __version__)})
 
     async def load(self, request: HttpRequest) -> Response:
-        return JSONResponse({"server_load": self._generation.num_open})
+        return JSONResponse({"server_load": self.num_open})
 
     async def models(self, request: HttpRequest) -> Response:
-        root, owner = self._models.names[0], self._emulator.scenario.engine.profile
-        cards = [_card(name, root, None, self._emulator.max_model_len, owner) for name in self._models.names]
-        cards += [_card(name, name, root, None, owner) for name in self._models.adapters]
+        root, owner = self._names[0], self._emulator.scenario.engine.profile
+        cards = [_card(name, root, None, self._emulator.max_model_len, owner) for name in self._names]
+        cards += [_card(name, name, root, None, owner) for name in self._settings.lora_names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def tokenize(self, request: HttpRequest) -> Response:
         body = await read_json(request.scope, request.receive, self._settings, TokenizeBody)
-        self._models.check(body.model)
+        self._model(body.model)
         if body.prompt is None:
             ids = chat_prompt(self._vocabulary, body.conversation, body.add_generation_prompt)
         else:
@@ -180,7 +162,7 @@ class _Plain:
 
     async def detokenize(self, request: HttpRequest) -> Response:
         body = await read_json(request.scope, request.receive, self._settings, DetokenizeBody)
-        self._models.check(body.model)
+        self._model(body.model)
         text = self._vocabulary.decode(np.array(body.tokens, dtype=np.int64))
         return JSONResponse({"prompt": text})
 
@@ -223,7 +205,7 @@ def _card(name: str, root: str, parent: str | None, max_model_len: int | None, o
 
 
 _GET, _POST = ("GET",), ("POST",)
-# What answers is a method of `Generation`, if it has one of that name, or of `_Plain`.
+# What answers is a method of `_Routes`.
 PATHS = (
     PathRow(
         "/v1/completions", _POST, "complete", "An answer that goes on with a prompt.", CompletionBody, is_streamed=True
@@ -253,22 +235,14 @@ PATHS = (
 
 
 def routes(
-    emulator: Emulator, settings: ServerSettings, vocabulary: Vocabulary, metrics: Rendered | None, replica: int | None
+    emulator: Emulator, settings: ServerSettings, metrics: MetricsPage | None, replica: int | None
 ) -> list[Route]:
-    """Every route of the server, in the order of `PATHS`.
-
-    emulator, settings: what answers; to whom, and how
-    vocabulary: what prompts are counted by
-    metrics:    what /metrics shows; None: it is not there
-    replica:    as of `Emulator.submit`
-    """
-    generation = Generation(emulator, settings, vocabulary, replica)
-    plain, made = _Plain(emulator, settings, vocabulary, generation, metrics, replica), []
+    """Every route of the server, in the order of `PATHS`; emulator, settings, metrics, replica: as of `build_app`."""
+    server, made = _Routes(emulator, settings, replica, metrics), []
     for row in PATHS:
-        answer = getattr(generation, row.answer, None)
-        # An endpoint of its own for each route, by which `path_of` knows it.
-        endpoint = partial(getattr(plain, row.answer)) if answer is None else _Endpoint(answer)
-        endpoint.path = row.path  # type: ignore[union-attr]
+        answer = getattr(server, row.answer)
+        # An endpoint of its own for each route, by which `_Application` knows it.
+        endpoint = _Endpoint(answer) if hasattr(Generation, row.answer) else partial(answer)
         route = Route(row.path, endpoint, methods=row.methods)
         if row.path == "/metrics":
             route.methods = None  # whatever the method, as a mounted application answers
@@ -278,16 +252,11 @@ def routes(
     return made
 
 
-def path_of(scope: Scope) -> str | None:
-    """The path of the route that has answered a request, as `PATHS` has it."""
-    return getattr(scope.get("endpoint"), "path", None)
-
-
 _log = logging.getLogger("perfmodel.serve")
 
 
 def build_app(
-    emulator: Emulator, settings: ServerSettings, metrics: Rendered | None = None, replica: int | None = None
+    emulator: Emulator, settings: ServerSettings, metrics: MetricsPage | None = None, replica: int | None = None
 ) -> ASGIApp:
     """The server of `emulator`, to be run by any ASGI server on the event loop in which the emulator was started.
 
@@ -297,11 +266,8 @@ def build_app(
 
     Raises SpecError for a tokenizer file that cannot be read.
     """
-    vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
-    bounded = BoundedTokens(vocabulary, emulator.max_model_len)
-    router = Router(routes(emulator, settings, bounded, metrics, replica), redirect_slashes=True)
     guard, http = Guard(settings, emulator.clock), None if metrics is None else metrics.http
-    return _Application(router, guard, http, emulator.clock)
+    return _Application(routes(emulator, settings, metrics, replica), guard, http, emulator.clock)
 
 
 class _Application:
@@ -310,8 +276,9 @@ class _Application:
     http: counts requests; clock: its speed is reported in response headers
     """
 
-    def __init__(self, router: Router, guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
-        self._router, self._guard, self._http, self._clock = router, guard, http, clock
+    def __init__(self, routes: list[Route], guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
+        self._router, self._guard, self._http, self._clock = Router(routes), guard, http, clock
+        self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -322,10 +289,11 @@ class _Application:
                 await self._answer(scope, receive, noting)
             finally:
                 if self._http is not None and noting.status:
-                    handler = path_of(scope) if noting.status != HTTPStatus.METHOD_NOT_ALLOWED else None
+                    is_route = noting.status != HTTPStatus.METHOD_NOT_ALLOWED
+                    handler = self._paths.get(scope.get("endpoint"), "none") if is_route else "none"
                     sizes = content_length(scope["headers"]), content_length(noting.headers)
                     seconds = time.perf_counter() - began
-                    self._http.add(handler or "none", scope["method"], noting.status, sizes, seconds)
+                    self._http.add(handler, scope["method"], noting.status, sizes, seconds)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -352,9 +320,8 @@ class _Application:
             return  # the server ends, and has waited long enough
         except Exception:
             _log.exception("a request could not be answered: a bug of perfmodel")
-            answer = HttpError(
-                500, "the server could not answer: a bug, which its log describes", "InternalServerError"
-            )
+            text = "the server could not answer: a bug, which its log describes"
+            answer = HttpError(500, text, "InternalServerError")
         with suppress(RuntimeError):  # of a server whose client has the beginning of an answer already
             await send_error(send, answer)
 
@@ -398,4 +365,4 @@ async def serve(
     def refusal(status: int, message: str) -> tuple[str, bytes]:
         return "application/json", error_body(HttpError(status, message))
 
-    await serve_apps(apps, settings.host, settings.bounds, settings.drain_s, refusal, on_ready, on_stalled)
+    await serve_apps(apps, settings.host, settings, settings.drain_s, refusal, on_ready, on_stalled)

@@ -37,7 +37,7 @@ def _refuse(*checks: tuple[Any, str, str | None]) -> None:
             raise FieldError(message, param)
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
     """Fields that are not named here are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
@@ -69,7 +69,7 @@ class CalledTool(NamedTuple):
     is_forced: bool
 
 
-class GenerationBody(_Body):
+class GenerationBody(RequestBody):
     """What both kinds of generation take."""
 
     max_tokens: int | None = Field(default=None, ge=1)
@@ -114,17 +114,14 @@ class GenerationBody(_Body):
         with_stream = "prompt_logprobs: not in a stream; leave it or stream out"
         options = "stream_options: only with stream: true"
         stops = f"stop: expected at most {_MAX_STOPS} texts, none of them empty"
+        fewer = f"min_tokens: got {least}; expected at most max_tokens ({most})"
         _refuse(
             (self.n > 1 and is_greedy, same, None),
             (self.use_beam_search, "use_beam_search: beams are not modelled; leave it out", None),
             (self.stream and self.prompt_logprobs is not None, with_stream, "prompt_logprobs"),
             (self.stream_options is not None and not self.stream, options, "stream_options"),
             (len(self.stops) > _MAX_STOPS or not all(self.stops), stops, None),
-            (
-                least > (least if most is None else most),
-                f"min_tokens: got {least}; expected at most max_tokens ({most})",
-                None,
-            ),
+            (most is not None and least > most, fewer, None),
         )
         try:
             if (guide := self.guide) is not None:
@@ -160,6 +157,11 @@ class GenerationBody(_Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def options(self) -> StreamOptions:
+        """What its stream has beside tokens."""
+        return self.stream_options or StreamOptions()
+
+    @property
     def most_tokens(self) -> int | None:
         """The most tokens of an answer; None where the request does not say."""
         return self.max_tokens
@@ -173,11 +175,6 @@ class GenerationBody(_Body):
     def has_prompt_logprobs(self) -> bool:
         """Whether the request wants logprobs of prompt tokens: by `prompt_logprobs`, or by `echo` with logprobs."""
         return self.prompt_logprobs is not None or (self.echo and self.num_logprobs is not None)
-
-    @property
-    def called(self) -> CalledTool | None:
-        """The tool that the answer has to call."""
-        return None
 
     def wanted(self) -> GenerationLimits:
         """What it says of its answers."""
@@ -199,9 +196,8 @@ def _structured(given: dict[str, Any]) -> Guide:
     names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
     kinds = [name for name in names if given.get(name) not in (None, False)]
     if len(kinds) != 1:
-        raise FieldError(
-            f"structured_outputs: got {', '.join(kinds) or 'none'}; expected one of json, regex, choice, json_object"
-        )
+        expected = "expected one of json, regex, choice, json_object"
+        raise FieldError(f"structured_outputs: got {', '.join(kinds) or 'none'}; {expected}")
     (kind,) = kinds
     if kind in ("json", "json_object"):
         return Guide("json", _parsed(given["json"]) if kind == "json" else {})
@@ -228,14 +224,11 @@ class CompletionBody(GenerationBody):
     def _is_plain(self) -> "CompletionBody":
         count, prompts = self.logprobs, self.prompts
         place = None if self.prompt == [] else "prompt"
+        is_beyond = count is not None and not 0 <= count <= _MAX_LOGPROBS
         _refuse(
             (self.prompt_embeds is not None, "prompt_embeds: not modelled here; give a prompt", "prompt_embeds"),
             (self.suffix, "suffix: not modelled here, as in vLLM; leave it out", None),
-            (
-                count is not None and not 0 <= count <= _MAX_LOGPROBS,
-                f"logprobs: got {count}; expected 0 to {_MAX_LOGPROBS}",
-                "logprobs",
-            ),
+            (is_beyond, f"logprobs: got {count}; expected 0 to {_MAX_LOGPROBS}", "logprobs"),
             (not prompts or not all(prompts), "prompt: got none, or an empty one; give at least a token", place),
         )
         return self
@@ -309,7 +302,7 @@ def _conversation_of(messages: Iterable[_MessageBody], tools: Iterable[_Tool] | 
     return texts + [ChatMessage(message.role, message.text) for message in messages]
 
 
-class _TurnBody(_Body):
+class _TurnBody(RequestBody):
     """The turn after a conversation: a new message, or the rest of the last."""
 
     add_generation_prompt: bool = True
@@ -359,7 +352,7 @@ class _ConversationBody(GenerationBody, _TurnBody):
 
     @property
     def called(self) -> CalledTool | None:
-        """As of `GenerationBody`: the first tool where any will do."""
+        """The tool that the answer has to call, if any: the first where any will do."""
         if self.tool_choice in (None, "none", "auto") or not self.tools:
             return None
         is_forced = isinstance(self.tool_choice, dict)
@@ -436,7 +429,7 @@ class TokenizeBody(_TurnBody):
         return self
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(RequestBody):
     """/detokenize: token ids."""
 
     tokens: TokenIdList

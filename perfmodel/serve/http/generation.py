@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from starlette.datastructures import Headers
@@ -19,22 +19,16 @@ from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, Gen
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
 from perfmodel.serve.http.reading import Body, HttpError, checked, in_style, not_a_model, read_any, read_json
 from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
-from perfmodel.serve.http.shapes import (
-    AnswerHead,
-    AskedAnswer,
-    ChatShape,
-    CompletionShape,
-    ScoringShape,
-    StreamShape,
-    WholeShape,
-)
+from perfmodel.serve.http.shapes import AnswerSet, AnswerShape, AskedAnswer, ChatShape, CompletionShape, ScoringShape
 from perfmodel.serve.settings import ServerSettings
 from perfmodel.serve.tokens import (
     AnswerWriter,
+    BoundedTokens,
+    ByteTokens,
     ChatMessage,
+    FileTokens,
     LimitError,
     TokenIds,
-    Vocabulary,
     block_hashes,
     chat_prompt,
 )
@@ -42,26 +36,6 @@ from perfmodel.sim.traffic.distributions import hashed
 
 _LONGEST_ID = 128
 _MAX_TOKENS = 1 << 20  # of one request: they are written and hashed before anything else is looked at
-
-
-class Models:
-    """What the server's models are called: the one that it emulates, and its adapters."""
-
-    def __init__(self, emulator: Emulator, settings: ServerSettings) -> None:
-        self.names = settings.served_names or (emulator.scenario.model.name,)
-        self.adapters = settings.lora_names
-
-    def check(self, name: str | None) -> str:
-        """`name`, or the first if none is given. Raises HttpError for one that there is not."""
-        if not name:
-            return self.names[0]
-        if name not in self.names and name not in self.adapters:
-            raise not_a_model(name)
-        return name
-
-    def adapter(self, name: str) -> str | None:
-        """The adapter that the model `name` is, if it is one."""
-        return name if name in self.adapters else None
 
 
 class Call(NamedTuple):
@@ -72,25 +46,29 @@ class Call(NamedTuple):
     send: Send
 
 
+_Generated = TypeVar("_Generated", bound=GenerationBody)
+_ShapeOf = Callable[[_Generated, AnswerSet], AnswerShape]
+
+
 class Generation:
     """What answers requests with tokens, of any kind, and counts how many it is answering (`num_open`).
 
     emulator, settings: what answers; to whom, and how
-    vocabulary:         what prompts are counted by
     replica:            as of `Emulator.submit`
+
+    Raises SpecError for a tokenizer file that cannot be read.
     """
 
-    def __init__(
-        self, emulator: Emulator, settings: ServerSettings, vocabulary: Vocabulary, replica: int | None
-    ) -> None:
+    def __init__(self, emulator: Emulator, settings: ServerSettings, replica: int | None) -> None:
         self.num_open = 0
-        self._emulator, self._settings, self._vocabulary, self._replica = emulator, settings, vocabulary, replica
-        self._models = Models(emulator, settings)
+        vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
+        self._emulator, self._settings, self._replica = emulator, settings, replica
+        self._vocabulary = BoundedTokens(vocabulary, emulator.max_model_len)
+        self._names = settings.served_names or (emulator.scenario.model.name,)  # of the model, its own first
         # Of what falls to requests by their number, which are counted port by port.
         self._stream = settings.seed if replica is None else hashed(settings.seed, replica + 1)
-        self._writer = AnswerWriter(
-            vocabulary, emulator.scenario.traffic, emulator.max_model_len, settings, self._stream
-        )
+        traffic, longest = emulator.scenario.traffic, emulator.max_model_len
+        self._writer = AnswerWriter(self._vocabulary, traffic, longest, settings, self._stream)
         self._counts = CachedCounts()
         self._faults = FaultDraws(settings.faults, self._stream)
         self._num_taken = 0
@@ -99,57 +77,54 @@ class Generation:
     async def complete(self, call: Call) -> None:
         """/v1/completions"""
         body = await self._read(call, CompletionBody)
-        await self._complete(body, self._models.check(body.model), call)
+        await self._complete(body, self._model(body.model), call)
 
     async def _complete(self, body: CompletionBody, model: str, call: Call) -> None:
-        prompts = [self._ids(prompt) for prompt in body.prompts]
-        await self._answer(body, prompts, model, partial(CompletionShape, body, self._vocabulary), call)
+        await self._answer(body, [self._ids(prompt) for prompt in body.prompts], model, CompletionShape, call)
 
     async def chat(self, call: Call) -> None:
         """/v1/chat/completions"""
         body = await self._read(call, ChatBody)
-        await self._chat(body, self._models.check(body.model), call)
+        await self._chat(body, self._model(body.model), ChatShape, call)
 
-    async def _chat(self, body: ChatBody, model: str, call: Call) -> None:
-        prompt = self._prompt(body.conversation, body.add_generation_prompt)
-        await self._answer(body, [prompt], model, partial(ChatShape, body, self._vocabulary), call)
+    async def _chat(self, body: ChatBody, model: str, shape_of: _ShapeOf[ChatBody], call: Call) -> None:
+        await self._answer(body, [self._prompt(body.conversation, body.add_generation_prompt)], model, shape_of, call)
 
     async def batch(self, call: Call) -> None:
         """/v1/chat/completions/batch, which has no stream"""
         body = (await self._read(call, BatchBody)).model_copy(update={"stream": False})
-        model, prompts = self._models.check(body.model), [self._prompt(messages) for messages in body.conversations]
-        await self._answer(body, prompts, model, partial(ChatShape, body, self._vocabulary), call)
+        model, prompts = self._model(body.model), [self._prompt(messages) for messages in body.conversations]
+        await self._answer(body, prompts, model, ChatShape, call)
 
     async def respond(self, call: Call) -> None:
         """/v1/responses"""
         body = await self._read(call, ResponsesBody)
-        model, chat = self._models.check(body.model), checked(body.chat)
-        shape = partial(ResponsesShape, body, chat, self._vocabulary)
-        await self._answer(chat, [self._prompt(chat.conversation)], model, shape, call)
+        model = self._model(body.model)
+        await self._chat(checked(body.chat), model, partial(ResponsesShape, body), call)
 
     async def message(self, call: Call) -> None:
         """/v1/messages"""
         body = await self._read(call, MessagesBody)
         with in_style("anthropic"):
-            model, chat = self._models.check(body.model), checked(body.chat)
-            await self._answer(chat, [self._prompt(chat.conversation)], model, partial(MessagesShape, chat), call)
+            model = self._model(body.model)
+            await self._chat(checked(body.chat), model, MessagesShape, call)
 
     async def count_tokens(self, call: Call) -> None:
         """/v1/messages/count_tokens"""
         body = await self._read(call, CountBody)
         with in_style("anthropic"):
-            self._models.check(body.model)
+            self._model(body.model)
             count = len(self._prompt(checked(body.chat).conversation))
         counted = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
         await JSONResponse(counted)(*call)
 
     async def invoke(self, call: Call) -> None:
         """/invocations, of SageMaker: a chat or a completion, of whatever model"""
-        data, model = await read_any(call.scope, call.receive, self._settings), self._models.names[0]
+        data, model = await read_any(call.scope, call.receive, self._settings), self._names[0]
         if not isinstance(data, dict):
             raise HttpError(400, "body: expected an object, of a chat or a completion", "BadRequestError")
         if "messages" in data:
-            await self._chat(checked(lambda: ChatBody.model_validate(data)), model, call)
+            await self._chat(checked(lambda: ChatBody.model_validate(data)), model, ChatShape, call)
         else:
             await self._complete(checked(lambda: CompletionBody.model_validate(data)), model, call)
 
@@ -157,11 +132,17 @@ class Generation:
         """/generative_scoring: each item with the query is a prompt, for one token"""
         body = await self._read(call, ScoringBody)
         body = body.model_copy(update={"stream": False})  # scores are not streamed; vLLM's request has no such field
-        model = self._models.check(body.model)
+        model = self._model(body.model)
         if max(body.label_token_ids or ()) >= self._vocabulary.size:
             raise HttpError(400, "label_token_ids: got one that is not in the vocabulary", "BadRequestError")
         prompts = [np.concatenate([self._ids(part) for part in parts]) for parts in body.parts]
         await self._answer(body, prompts, model, ScoringShape, call)
+
+    def _model(self, name: str | None) -> str:
+        """`name`, or the first if none is given. Raises HttpError for one that there is not."""
+        if name and name not in self._names and name not in self._settings.lora_names:
+            raise not_a_model(name)
+        return name or self._names[0]
 
     async def _read(self, call: Call, kind: type[Body]) -> Body:
         return await read_json(call.scope, call.receive, self._settings, kind)
@@ -188,27 +169,26 @@ class Generation:
         return HttpError(400, str(error), "BadRequestError", param)
 
     async def _answer(
-        self, body: GenerationBody, prompts: list[TokenIds], model: str, shape_of: Callable[..., WholeShape], call: Call
+        self, body: _Generated, prompts: list[TokenIds], model: str, shape_of: _ShapeOf[_Generated], call: Call
     ) -> None:
-        """Answer `prompts`, in the shape that `shape_of` makes of what the request has, its head and its answers."""
+        """Answer `prompts`, in the shape that `shape_of` makes of the request and its answers."""
         limit, num_answers = self._settings.max_answers, len(prompts) * body.n
         if num_answers > limit:
             text = f"n: got {num_answers} answers (prompts times n); expected at most {limit}"
             raise HttpError(400, text, "BadRequestError", "n")
         if any(not name.isdecimal() or int(name) >= self._vocabulary.size for name in body.logit_bias or ()):
             raise HttpError(400, "logit_bias: got a token that the vocabulary lacks", "BadRequestError", "logit_bias")
-        headers, options = Headers(scope=call.scope), body.stream_options
+        headers = Headers(scope=call.scope)
         self._num_taken += 1
         breaks_at = self._faults.check(self._num_taken)
-        asked = self._asked(body, prompts, self._models.adapter(model), headers.get("x-session-id"))
+        adapter = model if model in self._settings.lora_names else None
+        asked = self._asked(body, prompts, adapter, headers.get("x-session-id"))
         outlet = Outlet(call.send)
         if breaks_at is not None:
             outlet = BreakingOutlet(call.send, 1 + int(breaks_at * sum(len(one.answer.pieces) for one in asked)))
         request_id = headers.get("x-request-id", "")[:_LONGEST_ID] or f"{hashed(self._stream, self._num_taken):016x}"
-        shape = shape_of(AnswerHead(request_id, int(time.time()), model), asked)
-        stream = cast(StreamShape, shape) if body.stream else None
-        has_counts = options is not None and options.continuous_usage_stats
-        reply = HttpReply(self._emulator, self._counts, outlet, shape, asked, stream, has_counts)
+        shape = shape_of(body, AnswerSet(request_id, int(time.time()), model, self._vocabulary, asked))
+        reply = HttpReply(self._emulator, self._counts, outlet, shape, body, asked)
         self.num_open += 1
         try:
             reply.submit(self._replica, call.scope.get(ARRIVED))
@@ -235,7 +215,7 @@ class Generation:
             prompts = [prompt[max(len(prompt) - most, 0) :] for prompt in prompts]
         asked: list[AskedAnswer] = []
         num_tokens = 0
-        for (number, prompt), choice in product(enumerate(prompts), range(body.n)):
+        for prompt, choice in product(prompts, range(body.n)):
             try:
                 answer = self._writer.write(wanted, prompt, choice)
             except WorkloadError as error:
@@ -248,7 +228,7 @@ class Generation:
             blocks, n = block_hashes(ids, self._emulator.block_size, salt, adapter), None if choice else body.n
             params = RequestParams(answer.finish_reason, wanted.max_tokens, n, adapter, ids)
             order = Order(len(prompt), len(answer.ids), blocks, body.priority, session or body.user or None, params)
-            asked.append(AskedAnswer(order, answer, number, choice))
+            asked.append(AskedAnswer(order, answer, choice))
         return asked
 
 

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from perfmodel.serve.http.bodies import ChatBody
+from perfmodel.serve.http.bodies import ChatBody, RequestBody
 from perfmodel.serve.http.reading import ErrorStyle, FieldError, HttpError
-from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, TokenCounts, chat_logprobs, compact
-from perfmodel.serve.tokens import Vocabulary
+from perfmodel.serve.http.shapes import AnswerSet, AnswerShape, Json, TokenCounts, chat_logprobs, compact
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -22,9 +21,9 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | list[Json]
 
-    def as_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> Json:
         """As a chat has it: calls of tools and their results are texts there."""
         if isinstance(self.content, str):
             return {"role": self.role, "content": self.content}
@@ -37,16 +36,14 @@ class _Message(BaseModel):
         return {"role": self.role, "content": parts}
 
 
-class CountBody(BaseModel):
+class CountBody(RequestBody):
     """/v1/messages/count_tokens: a conversation."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
     model: str
     messages: list[_Message]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    system: str | list[Json] | None = None
+    tools: list[Json] | None = None
+    tool_choice: Json | None = None
 
     def chat(self, **more: Any) -> ChatBody:
         """The same as a chat, with `more` of its fields. Raises ValidationError as of that."""
@@ -77,23 +74,22 @@ class MessagesBody(CountBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Json | None = None
 
     def chat(self, **more: Any) -> ChatBody:
         same = {name: getattr(self, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
         return super().chat(**same, stop=self.stop_sequences, user=(self.metadata or {}).get("user_id"), **more)
 
 
-class MessagesShape:
+class MessagesShape(AnswerShape):
     """A message, of which there is one answer: a text, or the use of a tool."""
 
     error_style: ErrorStyle = "anthropic"
-    preamble, has_done = b"", False
 
-    def __init__(self, chat: ChatBody, head: AnswerHead, asked: list[AskedAnswer]) -> None:
-        self._answer, self._called, self._order = asked[0].answer, chat.called, asked[0].order
-        self._head = {"id": f"chatcmpl-{head.request_id}", "type": "message", "role": "assistant", "model": head.model}
-        self._call_id, reason = f"toolu_{head.request_id}", self._answer.stop_reason
+    def __init__(self, chat: ChatBody, answers: AnswerSet) -> None:
+        number, (self._order, self._answer, _) = answers.request_id, answers.asked[0]
+        self._head = {"id": f"chatcmpl-{number}", "type": "message", "role": "assistant", "model": answers.model}
+        self._called, self._call_id, reason = chat.called, f"toolu_{number}", self._answer.stop_reason
         self._stop = {"stop_reason": "end_turn", "stop_sequence": reason if isinstance(reason, str) else None}
         if self._answer.finish_reason == "length":
             self._stop["stop_reason"] = "max_tokens"
@@ -104,12 +100,9 @@ class MessagesShape:
 
     def opening(self, index: int) -> bytes:
         usage = {"input_tokens": self._order.num_prompt_tokens, "output_tokens": 0}
-        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         start = _event("message_start", message={**self._head, **empty})
         return start + _event("content_block_start", index=0, content_block=self._block("", {}))
-
-    def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         kind, name = ("text_delta", "text") if self._called is None else ("input_json_delta", "partial_json")
@@ -127,7 +120,7 @@ class MessagesShape:
         value = {**self._head, "content": [self._block(text, arguments)], "stop_reason": self._stop["stop_reason"]}
         return compact({**value, "usage": self._counts(usage), **sequence})
 
-    def _block(self, text: str, arguments: Any) -> dict[str, Any]:
+    def _block(self, text: str, arguments: Any) -> Json:
         if self._called is None:
             return {"type": "text", "text": text}
         return {"type": "tool_use", "id": self._call_id, "name": self._called.name, "input": arguments}
@@ -148,30 +141,27 @@ _NEVER = ("max_tool_calls", "previous_response_id", "prompt", "kv_transfer_param
 _UNSET_TOOL = ("strict", "allowed_callers", "async", "defer_loading", "description", "output_schema")
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(RequestBody):
     """What is read of a request for a response."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-    model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | list[Json]
     instructions: str | None = None
     max_output_tokens: int | None = None
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    text: Json | None = None
     background: bool = False
     store: bool = True
     previous_response_id: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Json | None = None
     user: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     top_logprobs: int | None = None
     include: list[str] | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Json | None = None
     parallel_tool_calls: bool = True
     service_tier: str = "auto"
     presence_penalty: float | None = None
@@ -204,7 +194,7 @@ class ResponsesBody(BaseModel):
             }
         )
 
-    def _message(self, item: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, item: Json) -> Json:
         kind = item.get("type", "message")
         if kind == "function_call":
             call = {"name": item.get("name"), "arguments": item.get("arguments")}
@@ -216,7 +206,7 @@ class ResponsesBody(BaseModel):
         return item
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """What a response repeats of its request."""
         unset = {"context": None, "generate_summary": None, "mode": None, "summary": None}
         text = self.text
@@ -245,21 +235,18 @@ def no_response(name: str) -> HttpError:
     return HttpError(404, f"Response `{name[:80]}` is not stored here.", "invalid_request_error", "response_id")
 
 
-class ResponsesShape:
+class ResponsesShape(AnswerShape):
     """A response, of which there is one answer: a message, or the call of a tool.
 
-    body, chat: the request, and the same as a chat; vocabulary, head, asked: as of a `ChatShape`
+    body, chat: the request, and the same as a chat; answers: of which there is one. Each event has its number, so no
+    token has a frame
     """
 
-    error_style: ErrorStyle = "openai"
-    has_done = False
-
-    def __init__(
-        self, body: ResponsesBody, chat: ChatBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
-    ) -> None:
-        self._body, self._chat, self._answer, self._vocabulary = body, chat, asked[0].answer, vocabulary
-        self._head = {"id": f"resp_{head.request_id}", "created_at": head.created, "model": head.model}
-        self._item_id, self._called = f"{'msg' if chat.called is None else 'fc'}_{head.request_id}", chat.called
+    def __init__(self, body: ResponsesBody, chat: ChatBody, answers: AnswerSet) -> None:
+        self._body, self._chat, self._answer, number = body, chat, answers.asked[0].answer, answers.request_id
+        self._vocabulary, self._called = answers.vocabulary, chat.called
+        self._head = {"id": f"resp_{number}", "created_at": answers.created, "model": answers.model}
+        self._item_id = f"{'msg' if chat.called is None else 'fc'}_{number}"
         self._num_events, begun = 0, self._response("in_progress", [], None)
         self.preamble = self._event("response.created", response=begun)
         self.preamble += self._event("response.in_progress", response=begun)
@@ -269,10 +256,6 @@ class ResponsesShape:
         if self._called is not None:
             return added
         return added + self._item_event("response.content_part.added", content_index=0, part=self._part("", []))
-
-    def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """As of a `StreamShape`: each event has a number."""
-        return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         piece = self._answer.pieces[place]
@@ -294,7 +277,7 @@ class ResponsesShape:
     def whole(self, usage: TokenCounts) -> bytes:
         return compact(self._ended(usage))
 
-    def _ended(self, usage: TokenCounts) -> dict[str, Any]:
+    def _ended(self, usage: TokenCounts) -> Json:
         per_turn: dict[str, list[int]] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
         tool = {"tool_output_tokens": 0, "output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
         counts = {
@@ -307,12 +290,12 @@ class ResponsesShape:
         status = "incomplete" if self._answer.finish_reason == "length" else "completed"
         return self._response(status, [self._item("completed")], counts)
 
-    def _response(self, status: str, output: list[Any], usage: Any) -> dict[str, Any]:
+    def _response(self, status: str, output: list[Any], usage: Any) -> Json:
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         state = {"object": "response", "status": status, "incomplete_details": reason}
         return {**self._head, **self._body.description, **state, "output": output, "usage": usage}
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: str) -> Json:
         """The message or the call, of which nothing is there yet while in progress."""
         is_done, text, logprobs = status == "completed", self._answer.text, None
         if self._called is not None:
@@ -325,7 +308,7 @@ class ResponsesShape:
         fields = {"type": "message", "role": "assistant", "status": status, "content": content, "phase": None}
         return {"id": self._item_id, **fields}
 
-    def _part(self, text: str, logprobs: list[Any] | None) -> dict[str, Any]:
+    def _part(self, text: str, logprobs: list[Any] | None) -> Json:
         return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
 
     def _item_event(self, kind: str, **fields: Any) -> bytes:

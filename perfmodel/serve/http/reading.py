@@ -170,7 +170,7 @@ class Guard:
     def check(self, scope: Scope) -> None:
         """Raises HttpError for a request that is not to be answered."""
         headers, path = Headers(scope=scope), scope["path"]
-        if (why := self._settings.bounds.refusal(scope)) is not None:
+        if (why := self._settings.refusal(scope)) is not None:
             raise HttpError(431, why)
         if (why := self._hosts.refusal(headers.get("host"))) is not None:
             raise HttpError(400, why)

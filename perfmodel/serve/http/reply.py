@@ -17,8 +17,9 @@ from starlette.types import Message, Send
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.serve.emulator import Emulator, Fate, Observer
+from perfmodel.serve.http.bodies import GenerationBody
 from perfmodel.serve.http.reading import HttpError, error_body
-from perfmodel.serve.http.shapes import AskedAnswer, StreamShape, TokenCounts, WholeShape
+from perfmodel.serve.http.shapes import AnswerShape, AskedAnswer, TokenCounts
 from perfmodel.serve.settings import InjectedFaults
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.distributions import Shares, uniform_draws
@@ -145,9 +146,7 @@ class HttpReply:
 
     emulator, counts: whose answers they are; what caches had of them
     outlet, shape:    over which they are sent, and how they are written
-    asked:            all that the request asks for, in the order of their indices
-    stream:           how they are written token by token; None: all at the end
-    with_counts:      of tokens, in each chunk
+    body, asked:      the request, and all that it asks for, in the order of their indices
     """
 
     def __init__(
@@ -155,18 +154,14 @@ class HttpReply:
         emulator: Emulator,
         counts: CachedCounts,
         outlet: Outlet,
-        shape: WholeShape,
+        shape: AnswerShape,
+        body: GenerationBody,
         asked: list[AskedAnswer],
-        stream: StreamShape | None = None,
-        with_counts: bool = False,
     ) -> None:
-        self.emulator, self.counts, self.with_counts, self.outlet = emulator, counts, with_counts, outlet
-        self.is_over = False  # nothing more is to be sent
-        self._shape, self._stream, self._has_begun = shape, stream, False
-        self._choices = [
-            _Choice(self, one) if stream is None else _Streamed(self, one, stream, index)
-            for index, one in enumerate(asked)
-        ]
+        self.emulator, self.counts, self.outlet, self.shape = emulator, counts, outlet, shape
+        self.is_streamed, self.with_counts = body.stream, body.options.continuous_usage_stats
+        self.is_over = self._has_begun = False  # nothing more is to be sent; a stream has begun
+        self._choices = [_Choice(self, one, index) for index, one in enumerate(asked)]
         self._num_open = len(asked)
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
@@ -177,7 +172,7 @@ class HttpReply:
                     choice.submit(replica, arrived)
         except WorkloadError as error:
             self._fail(HttpError(400, str(error), "BadRequestError"))
-        if self._stream is not None:
+        if self.is_streamed:
             self.emulator.clock.catch_up()  # what is refused is known by now, and needs no stream
             if not self.is_over:
                 self.begin()
@@ -187,8 +182,8 @@ class HttpReply:
         if not self._has_begun:
             self._has_begun = True
             self.outlet.start(200, _EVENTS)
-            if self._stream is not None and self._stream.preamble:
-                self.outlet.body(self._stream.preamble)
+            if self.shape.preamble:
+                self.outlet.body(self.shape.preamble)
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -202,11 +197,11 @@ class HttpReply:
         if self._num_open or self.is_over:
             return
         self.is_over = True
-        if self._stream is None:
-            self._send_whole(200, self._shape.whole(self._usage()), {})
+        if self.is_streamed:
+            done = _DONE if self.shape.has_done else b""
+            self.outlet.body(self.shape.closing(self._usage()) + done, is_last=True)
         else:
-            done = _DONE if self._stream.has_done else b""
-            self.outlet.body(self._stream.closing(self._usage()) + done, is_last=True)
+            self._send_whole(200, self.shape.whole(self._usage()), {})
 
     def lose(self, fate: Fate) -> None:
         """The deployment has lost one of them, and so all."""
@@ -221,10 +216,9 @@ class HttpReply:
 
     def _fail(self, error: HttpError) -> None:
         self.abort()
-        body = error_body(error, self._shape.error_style)
+        body = error_body(error, self.shape.error_style)
         if self._has_begun:
-            has_done = self._stream is not None and self._stream.has_done
-            head, done = (b"data: ", _DONE) if has_done else (b"event: error\ndata: ", b"")
+            head, done = (b"data: ", _DONE) if self.shape.has_done else (b"event: error\ndata: ", b"")
             self.outlet.body(head + body + b"\n\n" + done, is_last=True)
         else:
             self._send_whole(error.status, body, error.headers)
@@ -244,12 +238,16 @@ class HttpReply:
 
 
 class _Choice:
-    """A `Listener` that waits for its whole answer."""
+    """A `Listener` that passes on each token, or waits for its whole answer."""
 
-    def __init__(self, reply: HttpReply, asked: AskedAnswer) -> None:
+    def __init__(self, reply: HttpReply, asked: AskedAnswer, index: int) -> None:
         self.reply, self.asked, self.num_cached_tokens = reply, asked, 0
         self._number: int | None = None
         self._is_over = False
+        is_framed = reply.is_streamed and not reply.with_counts
+        self._index, self._frame = index, reply.shape.frame(index) if is_framed else None
+        self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
+        self._num_sent = 0
 
     def submit(self, replica: int | None, arrived: float | None) -> None:
         """Send it to the emulator; both as of its `submit`."""
@@ -267,7 +265,20 @@ class _Choice:
             self.reply.emulator.abort(number)
 
     def on_tokens(self, num_tokens: int) -> None:
-        """As of a `Listener`."""
+        if self.reply.is_over or not self.reply.is_streamed:
+            return
+        first, last, frame = self._num_sent, self._last, self._frame
+        if num_tokens == 1 and 0 < first < last - 1 and frame is not None:
+            self._num_sent = first + 1  # nearly all calls: what can be ready is
+            self._send(frame[0] + encode_basestring_ascii(self._pieces[first]).encode() + frame[1])
+            return
+        self.reply.begin()
+        self._num_sent = end = min(first + num_tokens, last)
+        parts = [] if first else [self.reply.shape.opening(self._index)]
+        for place in range(first, end):
+            usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
+            parts.append(self.reply.shape.token(self._index, place, usage))
+        self.reply.outlet.body(b"".join(parts))
 
     def on_end(self, fate: Fate) -> None:
         self._close()
@@ -282,29 +293,3 @@ class _Choice:
         if number is not None:
             self.reply.counts.choices.pop(number, None)
         return number
-
-
-class _Streamed(_Choice):
-    """A `Listener` that passes on each token."""
-
-    def __init__(self, reply: HttpReply, asked: AskedAnswer, stream: StreamShape, index: int) -> None:
-        super().__init__(reply, asked)
-        self._stream, self._index, self._frame = stream, index, None if reply.with_counts else stream.frame(index)
-        self._pieces, self._last, self._send = asked.answer.pieces, len(asked.answer.pieces), reply.outlet.body
-        self._num_sent = 0
-
-    def on_tokens(self, num_tokens: int) -> None:
-        if self.reply.is_over:
-            return
-        first, last, frame = self._num_sent, self._last, self._frame
-        if num_tokens == 1 and 0 < first < last - 1 and frame is not None:
-            self._num_sent = first + 1  # nearly all calls: what can be ready is
-            self._send(frame[0] + encode_basestring_ascii(self._pieces[first]).encode() + frame[1])
-            return
-        self.reply.begin()
-        self._num_sent = end = min(first + num_tokens, last)
-        parts = [] if first else [self._stream.opening(self._index)]
-        for place in range(first, end):
-            usage = TokenCounts(self.asked.order.num_prompt_tokens, place + 1) if self.reply.with_counts else None
-            parts.append(self._stream.token(self._index, place, usage))
-        self.reply.outlet.body(b"".join(parts))

@@ -7,16 +7,17 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate, islice
 from json.encoder import encode_basestring_ascii
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.serve.emulator import Order
-from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from perfmodel.serve.http.bodies import BatchBody, ChatBody, GenerationBody, ScoringBody
 from perfmodel.serve.http.reading import ErrorStyle
 from perfmodel.serve.tokens import TokenIds, Vocabulary, WrittenAnswer
 from perfmodel.sim.traffic.distributions import hashed, uniform_draws
 
+Json = dict[str, Any]
 _BEST, _STEP = -0.1, -0.5  # logprobs: of the first rank, and between ranks
 
 
@@ -31,7 +32,7 @@ def _ranked(vocabulary: Vocabulary, token_id: int, text: str, count: int) -> lis
     return ranked
 
 
-def chat_logprobs(vocabulary: Vocabulary, ids: TokenIds, texts: Sequence[str], count: int) -> list[dict[str, Any]]:
+def chat_logprobs(vocabulary: Vocabulary, ids: TokenIds, texts: Sequence[str], count: int) -> list[Json]:
     """Logprobs as chats and responses have them.
 
     ids, texts: tokens, and what each adds to the text; count: alternatives of each, words of `vocabulary`
@@ -48,7 +49,7 @@ def chat_logprobs(vocabulary: Vocabulary, ids: TokenIds, texts: Sequence[str], c
 
 def completion_logprobs(
     vocabulary: Vocabulary, ids: TokenIds, texts: Sequence[str], count: int, as_ids: bool, start: int = 0
-) -> dict[str, Any]:
+) -> Json:
     """Logprobs as completions have them.
 
     vocabulary, ids, texts, count: as of `chat_logprobs`
@@ -69,11 +70,11 @@ def completion_logprobs(
     }
 
 
-def _prompt_logprobs(vocabulary: Vocabulary, ids: TokenIds, count: int | None) -> list[dict[str, Any] | None] | None:
+def _prompt_logprobs(vocabulary: Vocabulary, ids: TokenIds, count: int | None) -> list[Json | None] | None:
     """As vLLM has them: of each token of a prompt but the first, whose is null."""
     if count is None:
         return None
-    rows: list[dict[str, Any] | None] = [None]
+    rows: list[Json | None] = [None]
     for token_id in ids[1:].tolist():
         ranked = _ranked(vocabulary, token_id, vocabulary.decode(np.array([token_id])), count)
         rows.append(
@@ -98,7 +99,7 @@ class TokenCounts(NamedTuple):
         """Prompt and output tokens."""
         return self.num_prompt_tokens + self.num_output_tokens
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """In OpenAI's words, without details."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
@@ -106,17 +107,16 @@ class TokenCounts(NamedTuple):
             "completion_tokens": self.num_output_tokens,
         }
 
-    def detailed(self, **details: Any) -> dict[str, Any]:
+    def detailed(self, **details: Any) -> Json:
         """The same with what is known of prompt tokens: those cached, and `details`."""
         return {**self.as_json(), "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, **details}}
 
 
 class AskedAnswer(NamedTuple):
-    """One answer that a request asks for: the number of its prompt, and which of the prompt's answers it is."""
+    """One answer that a request asks for, and which of its prompt's answers it is."""
 
     order: Order
     answer: WrittenAnswer
-    prompt: int
     choice: int
 
     @property
@@ -126,51 +126,56 @@ class AskedAnswer(NamedTuple):
         return np.empty(0, np.int64) if ids is None else ids[: self.order.num_prompt_tokens]
 
 
-class AnswerHead(NamedTuple):
-    """What all answers of one request begin with.
+class AnswerSet(NamedTuple):
+    """All answers of one request, in the order of their indices (`asked`), and what they begin with.
 
-    request_id:  of the request, without what says its kind
-    created:     seconds of the epoch
-    model:       the name that it asked for
-    fingerprint: of the server
+    request_id: of the request, without what says its kind
+    created:    seconds of the epoch
+    model:      the name that it asked for
+    vocabulary: what tokens are made of
     """
 
     request_id: str
     created: int
     model: str
-    fingerprint: str = "perfmodel"
+    vocabulary: Vocabulary
+    asked: list[AskedAnswer]
+
+    def head(self, id_prefix: str) -> Json:
+        """What each object of OpenAI's APIs begins with."""
+        return {"id": f"{id_prefix}-{self.request_id}", "created": self.created, "model": self.model}
 
 
-class WholeShape(Protocol):
-    """How all answers of one request are written at once."""
+class AnswerShape:
+    """How all answers of one request are written, at once and token by token; a stream has them by their indices.
 
-    error_style: ErrorStyle
+    error_style: of what goes wrong; preamble: the events of a stream before any answer
+    has_done: a stream ends with [DONE], and its events have no names
+    """
+
+    error_style: ErrorStyle = "openai"
+    preamble, has_done = b"", False
 
     def whole(self, usage: TokenCounts) -> bytes:
         """All answers."""
-
-
-class StreamShape(WholeShape, Protocol):
-    """How they are written token by token, too, in the order of their indices.
-
-    preamble: the events of a stream before any answer; has_done: it ends with [DONE], and its events have no names
-    """
-
-    preamble: bytes
-    has_done: bool
+        raise NotImplementedError
 
     def opening(self, index: int) -> bytes:
         """The events before the first token of answer `index`."""
+        raise NotImplementedError
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         """What stands before and after the text of a token of answer `index` that is not its last; None: it depends on
         the token."""
+        return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
         """The events of token `place` of answer `index`; usage: the counts so far, if each chunk has them."""
+        raise NotImplementedError
 
     def closing(self, usage: TokenCounts) -> bytes:
         """The events after all answers, but for [DONE]."""
+        raise NotImplementedError
 
 
 def compact(value: Any) -> bytes:
@@ -178,53 +183,50 @@ def compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+_FINGERPRINT = {"system_fingerprint": "perfmodel"}
 _MARK = "\0"  # stands for a text in the chunk that becomes a frame
 _UNUSED = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 
-class _OpenAiShape:
-    """What chats and completions have in common: a head, chunks, the fingerprint at their end, a chunk of counts."""
+class _OpenAiShape(AnswerShape):
+    """What chats and completions have in common: a head, chunks, the fingerprint at their end, a chunk of counts.
 
-    error_style: ErrorStyle = "openai"
-    preamble, has_done = b"", True
-    _body: GenerationBody
+    body, answers: the request, and all of its answers
+    id_prefix, kind, chunk_kind: of this kind of generation, as its answers say it
+    """
 
-    def __init__(
-        self, id_prefix: str, chunk_kind: str, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
-    ) -> None:
-        self._vocabulary, self._asked = vocabulary, asked
-        self._head = {"id": f"{id_prefix}-{head.request_id}", "created": head.created, "model": head.model}
-        self._chunk_kind, self._fingerprint = {"object": chunk_kind}, {"system_fingerprint": head.fingerprint}
+    has_done = True
+    id_prefix: str
+    kind: str
+    chunk_kind: str
 
-    @property
-    def _has_usage(self) -> bool:
-        return self._body.stream_options is not None and self._body.stream_options.include_usage
+    def __init__(self, body: GenerationBody, answers: AnswerSet) -> None:
+        self._body, self._vocabulary, self._asked = body, answers.vocabulary, answers.asked
+        self._head = answers.head(self.id_prefix)
 
-    def _chunk(self, choice: dict[str, Any], usage: Any = None, is_last: bool = False, **more: Any) -> bytes:
-        """A chunk with one choice; is_last: of its answer."""
-        value = {**self._head, **self._chunk_kind, "choices": [choice], **more}
+    def _chunk(self, choice: Json | None, usage: Any = None, is_last: bool = False, **more: Any) -> bytes:
+        """A chunk with one choice, or none after all of them; is_last: of its answer."""
+        choices = [] if choice is None else [choice]
+        value = {**self._head, "object": self.chunk_kind, "choices": choices, **more}
         if usage is not None:
             value["usage"] = usage
-        if is_last and not self._has_usage:
-            value |= self._fingerprint
+        if choice is None or (is_last and not self._body.options.include_usage):
+            value |= _FINGERPRINT
         return b"data: " + compact(value) + b"\n\n"
 
-    def _framed(self, choice: dict[str, Any]) -> tuple[bytes, bytes] | None:
+    def _framed(self, choice: Json) -> tuple[bytes, bytes] | None:
         """What stands before and after the text in a chunk whose text is the mark, if nothing else in it changes."""
         if self._body.num_logprobs is not None or self._body.return_token_ids:
             return None
         before, after = self._chunk(choice).split(encode_basestring_ascii(_MARK).encode())
         return before, after
 
-    def _usage_chunk(self, usage: dict[str, Any]) -> bytes:
+    def _usage_chunk(self, usage: Json) -> bytes:
         """The counts, if they are asked for."""
-        if not self._has_usage:
-            return b""
-        value = {**self._head, **self._chunk_kind, "choices": [], "usage": usage, **self._fingerprint}
-        return b"data: " + compact(value) + b"\n\n"
+        return self._chunk(None, usage) if self._body.options.include_usage else b""
 
-    def _whole(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any], **more: Any) -> bytes:
-        value = {**self._head, "object": kind, "choices": choices, "service_tier": None, **self._fingerprint}
+    def _whole(self, choices: list[Json], usage: Json, **more: Any) -> bytes:
+        value = {**self._head, "object": self.kind, "choices": choices, "service_tier": None, **_FINGERPRINT}
         return compact({**value, "usage": {**usage, "completion_tokens_details": None}, **more, **_UNUSED})
 
     def _ids(self, ids: TokenIds) -> list[int] | None:
@@ -232,23 +234,19 @@ class _OpenAiShape:
 
 
 class ChatShape(_OpenAiShape):
-    """Chats, and several conversations at once.
+    """Chats, and several conversations at once."""
 
-    body, head, asked: the request, what its answers begin with, and all of them; vocabulary: what tokens are made of
-    """
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self, body: ChatBody | BatchBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
-    ) -> None:
-        super().__init__("chatcmpl", "chat.completion.chunk", vocabulary, head, asked)
-        self._body, self._call_id = body, f"chatcmpl-tool-{head.request_id}"
+    def __init__(self, body: ChatBody | BatchBody, answers: AnswerSet) -> None:
+        super().__init__(body, answers)
+        self._call_id = f"chatcmpl-tool-{answers.request_id}"
         # Of several conversations none calls a tool, whatever they choose: vLLM takes the text as it is.
         self._role, self._called = (body.role, body.called) if isinstance(body, ChatBody) else ("assistant", None)
 
     def opening(self, index: int) -> bytes:
-        """As of a `StreamShape`: whose turn it is, and the name of the tool that is called."""
-        asked, options = self._asked[index], self._body.stream_options
-        has_counts = options is not None and options.continuous_usage_stats
+        """As of an `AnswerShape`: whose turn it is, and the name of the tool that is called."""
+        asked, has_counts = self._asked[index], self._body.options.continuous_usage_stats
         usage = _in_chunk(TokenCounts(asked.order.num_prompt_tokens, 0)) if has_counts else None
         choice = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
         opening = self._chunk(choice, usage, prompt_token_ids=self._ids(asked.prompt_ids), prompt_text=None)
@@ -269,17 +267,15 @@ class ChatShape(_OpenAiShape):
         last = self._chunk(self._choice(index, {}, place, is_last), counts, is_last)
         return self._chunk(self._choice(index, delta, place), counts) + last
 
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, text: str) -> Json:
         if self._called is None:
             return {"content": text}
         return {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": text}}]}
 
-    def _choice(
-        self, index: int, delta: dict[str, Any], place: int | None = None, is_last: bool = False
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, delta: Json, place: int | None = None, is_last: bool = False) -> Json:
         """The choice of a chunk, which adds `delta`; place: of its token, if it is one's."""
         answer = self._asked[index].answer
-        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        choice: Json = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         if is_last:
             choice |= {"finish_reason": self._finish(answer), "stop_reason": answer.stop_reason}
         if place is None:
@@ -297,7 +293,6 @@ class ChatShape(_OpenAiShape):
             counts["prompt_tokens_details"] = None
         num_prompt_logprobs = 0 if body.prompt_logprobs is None and body.echo else body.prompt_logprobs
         return self._whole(
-            "chat.completion",
             [self._whole_choice(index) for index in range(len(self._asked))],
             counts,
             prompt_logprobs=_prompt_logprobs(self._vocabulary, ids, num_prompt_logprobs),
@@ -305,9 +300,9 @@ class ChatShape(_OpenAiShape):
             prompt_text=None,
         )
 
-    def _whole_choice(self, index: int) -> dict[str, Any]:
+    def _whole_choice(self, index: int) -> Json:
         answer, body = self._asked[index].answer, self._body
-        message: dict[str, Any] = {"role": self._role, "content": answer.text}
+        message: Json = {"role": self._role, "content": answer.text}
         message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
         if body.echo and isinstance(body, ChatBody) and body.messages:
             message["content"] = body.messages[-1].text + answer.text
@@ -325,7 +320,7 @@ class ChatShape(_OpenAiShape):
             "routed_experts": None,
         }
 
-    def _logprobs(self, answer: WrittenAnswer, start: int, end: int) -> dict[str, Any] | None:
+    def _logprobs(self, answer: WrittenAnswer, start: int, end: int) -> Json | None:
         count = self._body.num_logprobs
         if count is None:
             return None
@@ -338,21 +333,17 @@ class ChatShape(_OpenAiShape):
         return "tool_calls"
 
 
-def _in_chunk(usage: TokenCounts) -> dict[str, Any]:
+def _in_chunk(usage: TokenCounts) -> Json:
     return {**usage.as_json(), "completion_tokens_details": None}
 
 
 class CompletionShape(_OpenAiShape):
-    """Completions. body, vocabulary, head, asked: as of a `ChatShape`"""
+    """Completions."""
 
-    def __init__(
-        self, body: CompletionBody, vocabulary: Vocabulary, head: AnswerHead, asked: list[AskedAnswer]
-    ) -> None:
-        super().__init__("cmpl", "text_completion", vocabulary, head, asked)
-        self._body = body
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def opening(self, index: int) -> bytes:
-        """As of a `StreamShape`: the prompt, where it is to be echoed."""
+        """As of an `AnswerShape`: the prompt, where it is to be echoed."""
         if not self._body.echo:
             return b""
         ids = self._asked[index].prompt_ids
@@ -381,9 +372,9 @@ class CompletionShape(_OpenAiShape):
     def whole(self, usage: TokenCounts) -> bytes:
         choices = [self._whole_choice(index, asked) for index, asked in enumerate(self._asked)]
         counts = usage.detailed(created_cache_tokens=None, multimodal_tokens=None)
-        return self._whole("text_completion", choices, counts)
+        return self._whole(choices, counts)
 
-    def _whole_choice(self, index: int, asked: AskedAnswer) -> dict[str, Any]:
+    def _whole_choice(self, index: int, asked: AskedAnswer) -> Json:
         body, vocabulary, answer, ids = self._body, self._vocabulary, asked.answer, asked.prompt_ids
         before = vocabulary.decode(ids) if body.echo else ""
         logprobs = self._logprobs(answer, 0, len(answer.pieces), len(before))
@@ -407,7 +398,7 @@ class CompletionShape(_OpenAiShape):
             "routed_experts": None,
         }
 
-    def _logprobs(self, answer: WrittenAnswer, start: int, end: int, offset: int = 0) -> dict[str, Any] | None:
+    def _logprobs(self, answer: WrittenAnswer, start: int, end: int, offset: int = 0) -> Json | None:
         body = self._body
         if body.num_logprobs is None:
             return None
@@ -417,20 +408,19 @@ class CompletionShape(_OpenAiShape):
         return completion_logprobs(self._vocabulary, ids, pieces, body.num_logprobs, as_ids, offset)
 
 
-def _text_choice(index: int, text: str, **given: Any) -> dict[str, Any]:
+def _text_choice(index: int, text: str, **given: Any) -> Json:
     """The choice of a chunk of a completion."""
     unset = ("logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
     return {"index": index, "text": text, **dict.fromkeys(unset), **given}
 
 
-class ScoringShape:
+class ScoringShape(AnswerShape):
     """The scores, of which there is no stream."""
 
-    error_style: ErrorStyle = "openai"
-
-    def __init__(self, head: AnswerHead, asked: list[AskedAnswer]) -> None:
-        self._head = {"id": f"generative-scoring-{head.request_id}", "created": head.created, "model": head.model}
-        self._scores = [uniform_draws(int(one.answer.ids[0]), index, 1)[0] for index, one in enumerate(asked)]
+    def __init__(self, body: ScoringBody, answers: AnswerSet) -> None:
+        self._head = answers.head("generative-scoring")
+        firsts = [int(one.answer.ids[0]) for one in answers.asked]
+        self._scores = [uniform_draws(first, index, 1)[0] for index, first in enumerate(firsts)]
 
     def whole(self, usage: TokenCounts) -> bytes:
         rows = [{"index": i, "object": "score", "score": float(score)} for i, score in enumerate(self._scores)]

@@ -333,6 +333,6 @@ class SizeRow(NamedTuple):
     key: str
     bounds: tuple[float, ...] | None
 
-    def family(self, samples: Sequence[tuple[LabelSet, Histogram]]) -> Metric:
-        """The metric of these values."""
-        return family("histogram", self.name, self.text, samples)
+    def family(self, labelled: Sequence[tuple[LabelSet, EngineView]]) -> Metric:
+        """The metric of these engines."""
+        return family("histogram", self.name, self.text, [(labels, v.counts.of[self.key]) for labels, v in labelled])

@@ -73,10 +73,8 @@ _NO_MFU = "0, as without vLLM's --enable-mfu-metrics."
 _QUERIES, _HITS = "Tokens looked up in the prefix cache.", "Tokens found in the prefix cache."
 _HIT_RATE, _USAGE = "Found of the tokens looked up in the prefix cache.", "KV cache in use; 1 is all of it."
 _RIGHT, _BY_POSITION = "Drafted tokens that were right.", "Drafted tokens that were right, by their position."
-_AWAKE, _SLEEP_STATES = (
-    "Whether the engine is awake; it never sleeps.",
-    {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-)
+_AWAKE = "Whether the engine is awake; it never sleeps."
+_SLEEP_STATES = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _ROWS = (
@@ -204,7 +202,7 @@ class VllmNames:
             labels = LabelSet(max_lora=str(len(self._loras)), **names)
             yield family("gauge", "vllm:lora_requests_info", text, [(labels, time.time())])
         for size in self._sizes:
-            yield size.family([(labels, view.counts.of[size.key]) for labels, view in labelled])
+            yield size.family(labelled)
 
 
 def _has_drafts(views: Sequence[EngineView]) -> bool:
@@ -273,9 +271,7 @@ _SGLANG_DRAFT_ROWS = (
         lambda v: 1 + v.counts.num_accepted_tokens / max(v.counts.num_drafts, 1),
     ),
     _gauge(
-        "sglang:spec_accept_rate",
-        _RIGHT,
-        lambda v: v.counts.num_accepted_tokens / max(v.counts.num_draft_tokens, 1),
+        "sglang:spec_accept_rate", _RIGHT, lambda v: v.counts.num_accepted_tokens / max(v.counts.num_draft_tokens, 1)
     ),
 )
 # Of the tokenizer manager: sums over all engines.
@@ -290,7 +286,7 @@ _SUMS = (
     ),
     _counter("sglang:num_aborted_requests", "Requests whose client has gone.", lambda v: v.counts.ended["abort"]),
 )
-_SCHEDULER_SIZES = (SizeRow("sglang:queue_time_seconds", "From arrival until scheduled" + _SECONDS, "queue", _QUEUE),)
+_SGLANG_QUEUE = SizeRow("sglang:queue_time_seconds", "From arrival until scheduled" + _SECONDS, "queue", _QUEUE)
 _SGLANG_SIZES = (
     SizeRow("sglang:time_to_first_token_seconds", "Until the first token" + _SECONDS, "ttft", _SGLANG_TTFT),
     SizeRow("sglang:inter_token_latency_seconds", "Between tokens" + _SECONDS, "itl", _ITL),
@@ -311,20 +307,18 @@ class SglangNames:
 
     def bounds(self, max_model_len: int) -> Mapping[str, Sequence[float]]:
         """Buckets of `HISTOGRAMS`, whatever is the longest sequence."""
-        return {row.key: row.bounds or () for row in (*_SCHEDULER_SIZES, *_SGLANG_SIZES)}
+        return {row.key: row.bounds or () for row in (_SGLANG_QUEUE, *_SGLANG_SIZES)}
 
     def families(self, views: Sequence[EngineView]) -> Iterator[Metric]:
         """All metrics of these engines."""
         labelled = [(self._labels(view, len(views) > 1), view) for view in views]
-        for row in (*_SGLANG_ROWS, *(_SGLANG_DRAFT_ROWS if _has_drafts(views) else ())):
+        for row in (*_SGLANG_ROWS, *(_SGLANG_DRAFT_ROWS if _has_drafts(views) else ()), _SGLANG_QUEUE):
             yield row.family(labelled)
-        for size in _SCHEDULER_SIZES:
-            yield size.family([(labels, view.counts.of[size.key]) for labels, view in labelled])
         for total in _SUMS:
             yield family("counter", total.name, total.text, [(self._server, sum(map(total.read, views)))])
         for size in _SGLANG_SIZES:
             both = reduce(Histogram.plus, [view.counts.of[size.key] for view in views])
-            yield size.family([(self._server, both)])
+            yield family("histogram", size.name, size.text, [(self._server, both)])
 
     def _labels(self, view: EngineView, has_others: bool) -> LabelSet:
         labels = self._server.plus("engine_type", view.pool.spec.role)
@@ -339,10 +333,10 @@ _SLOWED = "Seconds by which the clock was slowed, as the machine could not keep 
 _STALLED = "Connections that were cut off, as their clients read nothing of an answer for long."
 
 
-def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float, num_stalled: int) -> Iterator[Metric]:
+def own_families(emulator: Emulator, lateness: Histogram, num_stalled: int) -> Iterator[Metric]:
     """The emulator's own.
 
-    lateness: of events of the clock of `emulator`, in seconds; slowed_s: seconds by which it was slowed
+    lateness: of events of the clock of `emulator`, in seconds
     num_stalled: clients that were cut off as they did not read
     """
     fates = ("finished", "failed", "timed_out", "aborted")
@@ -353,7 +347,7 @@ def own_families(emulator: Emulator, lateness: Histogram, slowed_s: float, num_s
         ("gauge", "build_info", "The version of perfmodel.", version),
         ("gauge", "speed_ratio", "Simulated seconds per second that were asked for (--speed).", clock.speed),
         ("counter", "simulated_seconds", "Simulated seconds since the start.", clock.elapsed_s),
-        ("counter", "clock_slowed_seconds", _SLOWED, slowed_s),
+        ("counter", "clock_slowed_seconds", _SLOWED, clock.slowed_s),
         ("histogram", "step_lateness_seconds", "Seconds by which ends of steps and other events came late.", lateness),
         ("counter", "requests_sent", "Requests that clients sent.", emulator.num_sent),
         ("counter", "requests_ended", "Requests by what became of them.", ended),

@@ -8,6 +8,7 @@ those of the wall. Those of the process are prometheus_client's own collectors.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
@@ -15,14 +16,7 @@ from prometheus_client.core import Metric, Sample, SummaryMetricFamily
 
 from perfmodel.engine import Request, RequestStatus, StepPlan, StepRecord
 from perfmodel.serve.emulator import Emulator, Fate, Observer, RequestParams
-from perfmodel.serve.metrics.counts import (
-    EngineCounts,
-    EngineView,
-    Histogram,
-    LabelSet,
-    family,
-    page_text,
-)
+from perfmodel.serve.metrics.counts import EngineCounts, EngineView, Histogram, LabelSet, family, page_text
 from perfmodel.serve.metrics.names import LATE_BOUNDS, SglangNames, VllmNames, own_families
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.replica.replica import EngineRank
@@ -112,15 +106,14 @@ class MetricsPage:
         return page_text(self.collect(), openmetrics)
 
 
-class Metrics(Observer):
-    """What a server of `emulator` publishes at /metrics; an `Observer`, which it enters itself.
+class Metrics(MetricsPage, Observer):
+    """What a server of `emulator` publishes at /metrics, `engine` being the engine's number in the cluster; an
+    `Observer`, which it enters itself.
 
     model_name: as served
     names:      whose names, types, labels and buckets
     legacy:     with names that vLLM has given up, too
     loras:      names of the adapters that are served
-
-    page: of all engines, `engine` being their number in the cluster; http, render: of that
     """
 
     def __init__(
@@ -142,18 +135,14 @@ class Metrics(Observer):
         self._shadows = {index for index, pool in self._pool_of.items() if pool.spec.shadow}
         self._silent = self._shadows | {i for i, pool in self._pool_of.items() if pool.spec.role == "prefill"}
         self._lateness = Histogram(LATE_BOUNDS)
-        self._slowed_s, self._num_stalled = 0.0, 0
-        self._has_http = names == "vllm"
-        self.page = self._page_of(emulator.cluster.engines)
-        self.http, self.render = self.page.http, self.page.render
+        self._num_stalled = 0
+        super().__init__(partial(self._families, emulator.cluster.engines), HttpCounts() if names == "vllm" else None)
         emulator.observers.append(self)
-
-    def _page_of(self, engines: Sequence[EngineRank]) -> MetricsPage:
-        return MetricsPage(lambda: self._families(engines), HttpCounts() if self._has_http else None)
 
     def of_replica(self, replica: int) -> MetricsPage:
         """A page for the replica of this number alone, `engine` being the data-parallel rank."""
-        return self._page_of(self._emulator.replicas[replica].ranks)
+        families = partial(self._families, self._emulator.replicas[replica].ranks)
+        return MetricsPage(families, None if self.http is None else HttpCounts())
 
     def _families(self, engines: Sequence[EngineRank]) -> Iterator[Metric]:
         views = [
@@ -161,7 +150,7 @@ class Metrics(Observer):
             for number, engine in enumerate(engines)
         ]
         yield from self._naming.families(views)
-        yield from own_families(self._emulator, self._lateness, self._slowed_s, self._num_stalled)
+        yield from own_families(self._emulator, self._lateness, self._num_stalled)
 
     def _adapters(self) -> tuple[Sequence[str], Sequence[str]]:
         named = [(one.params.adapter, one.has_token) for one in self._known.values() if one.params.adapter]
@@ -171,10 +160,6 @@ class Metrics(Observer):
     def add_late(self, seconds: float) -> None:
         """An event of the clock came so late."""
         self._lateness.add(seconds)
-
-    def add_slowed(self, seconds: float) -> None:
-        """The clock was slowed by so much."""
-        self._slowed_s += seconds
 
     def add_stalled(self) -> None:
         """A client was cut off that did not read its answer."""

@@ -11,7 +11,7 @@ from virtual_time import run
 from perfmodel.serve import Order
 from perfmodel.serve.http.bodies import ChatBody
 from perfmodel.serve.http.reply import CachedCounts, HttpReply, Outlet
-from perfmodel.serve.http.shapes import AnswerHead, AskedAnswer, ChatShape
+from perfmodel.serve.http.shapes import AnswerSet, AskedAnswer, ChatShape
 from perfmodel.serve.tokens import ByteTokens, WrittenAnswer
 
 
@@ -239,9 +239,10 @@ def test_tokens_that_come_before_all_is_submitted_come_after_the_beginning():
         sent.append(message["type"])
 
     answer = WrittenAnswer(np.arange(3), ["a ", "b ", "c "], "length")
-    asked = [AskedAnswer(Order(1, 3), answer, 0, choice) for choice in range(2)]
-    shape = ChatShape(ChatBody(**HELLO), ByteTokens(), AnswerHead("x", 0, "m"), asked)
-    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, asked, stream=shape)
+    asked = [AskedAnswer(Order(1, 3), answer, choice) for choice in range(2)]
+    body = ChatBody(**HELLO, stream=True)
+    shape = ChatShape(body, AnswerSet("x", 0, "m", ByteTokens(), asked))
+    reply = HttpReply(Hasty(), CachedCounts(), Outlet(send), shape, body, asked)
     reply.submit(None, None)
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
 

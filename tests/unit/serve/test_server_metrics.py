@@ -209,10 +209,10 @@ def test_a_replica_s_page_has_its_own_engines():
 
 
 def test_lateness_and_a_slowed_clock_are_told():
-    _, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
+    emulator, metrics, _, _ = run(served(load_scenario("llama-3.1-8b-a100", SMALL)))
     for seconds in (0.0, 0.002, 0.3):
         metrics.add_late(seconds)
-    metrics.add_slowed(0.3)
+    emulator.clock.slowed_s = 0.3
     page = Page(metrics.render())
     assert page.histogram("perfmodel_step_lateness_seconds")[:2] == (3, pytest.approx(0.302))
     assert page("perfmodel_step_lateness_seconds_bucket", le="0.003") == 2
@@ -253,7 +253,7 @@ def test_pages_are_what_prometheus_client_writes(names, legacy):
     scenario = load_scenario("llama-3.1-8b-a100", [*SMALL, DRAFTS, "cluster.replicas=2"])
     metrics = run(served(scenario, names, legacy, model='a "quoted" \\ model'))[1]
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics.page)
+    registry.register(metrics)
     assert lasting(metrics.render()) == lasting(generate_latest(registry))
     again = exposition.generate_latest(registry, escaping=exposition.ALLOWUTF8)
     assert lasting(metrics.render(openmetrics=True)) == lasting(again)
