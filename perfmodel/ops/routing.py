@@ -190,29 +190,9 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> 
     return lambda num_experts, top_k: np.full((1, num_experts), min(1.0, top_k / num_experts))
 
 
-def power_law_routing(
-    exponent: float, num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
-) -> Routing:
-    """Popularity drawn from density x^-exponent; load of the slowest rank, mean over seeded draws.
-
-    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts. num_draws: of
-    popularity, once per block shape; seed: of all draws
-    """
-    return _skewed(_power_law_chances(exponent, num_draws, seed), num_redundant, seed)
-
-
-def recorded_routing(
-    popularity: Sequence[float], num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
-) -> Routing:
-    """Routing in proportion to recorded counts per expert; load of the slowest rank.
-
-    popularity: tokens per expert; blocks with another number of experts use its quantiles, most popular first.
-    num_redundant, num_draws, seed: as in `power_law_routing`
-    """
-    return _skewed(_recorded_chances(popularity, num_draws, seed), num_redundant, seed)
-
-
 def _power_law_chances(exponent: float, num_draws: int, seed: int) -> Chances:
+    """Popularity of density x^-exponent."""
+
     @lru_cache(maxsize=256)
     def chances(num_experts: int, top_k: int) -> Values:
         draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
@@ -222,6 +202,7 @@ def _power_law_chances(exponent: float, num_draws: int, seed: int) -> Chances:
 
 
 def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) -> Chances:
+    """In proportion to recorded counts per expert; blocks with another number of experts use their quantiles."""
     recorded = np.sort(np.asarray(popularity, dtype=np.float64))[::-1]
 
     @lru_cache(maxsize=256)
@@ -234,7 +215,16 @@ def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) ->
     return chances
 
 
-def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routing:
+def skewed_routing(
+    spec: ExpertRouting, num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
+) -> Routing:
+    """Load of the slowest rank under the popularity that `spec` gives, mean over seeded draws.
+
+    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts. num_draws: of
+    popularity, once per block shape; seed: of all draws
+    """
+    chances_of = popularity_of(spec, num_draws=num_draws, seed=seed)
+
     @lru_cache(maxsize=256)
     def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
         chances = chances_of(num_experts, top_k)

@@ -43,8 +43,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit
-from perfmodel.cost.kernel_models.messages.collective import over_link
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, over_link
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec

@@ -19,7 +19,7 @@ import datetime
 
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit
+from perfmodel.cost.kernel_models.messages.collective import ExchangeFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
@@ -28,8 +28,7 @@ from perfmodel.ops.routing import (
     ExpertLoad,
     Routing,
     dispersed_routing,
-    power_law_routing,
-    recorded_routing,
+    skewed_routing,
     slowest_uniform_routing,
     with_capacity,
 )
@@ -94,10 +93,8 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
     if spec.capacity_factor is not None:
         return with_capacity(spec.capacity_factor)
     num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
-    if spec.alpha is not None:
-        return power_law_routing(spec.alpha, num_redundant)
-    if spec.popularity is not None:
-        return recorded_routing(spec.popularity, num_redundant)
+    if spec.alpha is not None or spec.popularity is not None:
+        return skewed_routing(spec, num_redundant)
     if _is_uniform(spec, engine):
         return slowest_uniform_routing
     if spec.dispersion is not None:

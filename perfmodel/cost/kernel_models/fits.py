@@ -62,10 +62,7 @@ def distance(fit: object, traits: KernelTraits | None) -> float:
 
 
 class Residuals(Spec):
-    """Quantiles of log(measured / predicted) over the rows of the fit: one row in ten is above by more than exp(p90) -
-    1.
-
-    """
+    """Quantiles of log(measured / predicted) over the rows of the fit: a tenth is above by more than exp(p90) - 1."""
 
     num_rows: int = 0
     p10: float = 0.0

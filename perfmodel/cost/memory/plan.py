@@ -119,10 +119,7 @@ class MemoryPlan(Renderable):
         return self.num_kv_blocks // max(1, len(self.kv_groups)) * self.block_size
 
     def max_batch(self, context: int) -> int:
-        """Sequences of `context` tokens that fit at once, regardless of `max_num_seqs` (unless states were reserved for
-        it).
-
-        """
+        """Sequences of `context` tokens that fit at once; at most `max_num_seqs` where states were reserved for it."""
         held = context if self.rolling_span is None else min(context, self.rolling_span)
         held = held if self.reserved_tokens is None else max(held, self.reserved_tokens)
         rows = -(-held // self.block_size)
@@ -231,10 +228,7 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
 
 
 def _is_table_with_host(engine: EngineSpec, hardware: HardwareSpec) -> bool:
-    """Engines with CPU offload never load the embedding table to a device (llama.cpp, `dev_input` in
-    src/llama-model.cpp).
-
-    """
+    """Engines with CPU offload load no embedding table to a device (llama.cpp, `dev_input` in src/llama-model.cpp)."""
     return hardware.kind != "cpu" and bool(engine.described.facts.offloads_from_tokens)
 
 

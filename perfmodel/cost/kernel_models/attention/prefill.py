@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveInt
@@ -108,8 +108,6 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     Work with a share of its prompts' FLOPs (a pipeline's microbatch, an indexer's keys) takes that share of the
     products' time; bytes are its own.
     """
-    if not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     problem = work.problem_as(PrefillSize)
     kernel, prompts = fit.kernel, _sizes(work, problem)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
@@ -125,7 +123,7 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
     duration = fit.launch_s + compute + memory
-    return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
+    return OperatorTime.of(duration, compute, memory, fit.launch_s)
 
 
 def _sizes(work: Work, problem: PrefillSize) -> list[PrefillSizes]:
