@@ -70,5 +70,5 @@ def tensor_parallel(
 
     collective: a function of this module; name: of the operator; on: `on_tokens`, or `on_samples` for bytes a sample
     """
-    group = context.shard.tp_group
+    group = context.shard.group("tensor")
     return [on(name, lambda n: collective(n * token_bytes, group, name))] if group.tp > 1 else []

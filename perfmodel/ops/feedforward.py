@@ -176,7 +176,7 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if shard.gathers_tokens:
         # Tokens of a tensor-parallel group are on all its devices; under expert parallelism each hands on its part,
         # with what the router said of them.
-        ranks = shard.ep_group if shard.is_expert_parallel else shard.dp_group
+        ranks = shard.group("expert" if shard.is_expert_parallel else "data")
         logits = ffn.num_experts if shard.is_expert_parallel else 0
         payload, name = (width + logits) * context.element_bytes, "moe_all_gather"
         return [on_group(name, lambda n: all_gather(n * payload, ranks, name), shard.dp)]
@@ -186,7 +186,7 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
     """Dispatch or combine; a device handles a tp-th of its rank's tokens."""
     shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
-    group, route, copy = shard.ep_group, shard.route, width * element_bytes / shard.tp
+    group, route, copy = shard.group("expert"), shard.route, width * element_bytes / shard.tp
     sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
     return on_tokens(name, lambda n: all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route)))
 
@@ -199,7 +199,7 @@ def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if not shard.gathers_tokens:
         nodes = [_exchange_node(ffn, context, "combine", size)]
     else:
-        ranks, name = shard.ep_group, "moe_reduce_scatter"
+        ranks, name = shard.group("expert"), "moe_reduce_scatter"
         nodes = [on_group(name, lambda n: reduce_scatter(n * payload, ranks, name), shard.dp)]
     return nodes + tensor_parallel(all_gather, "moe_tp_all_gather", hidden_bytes, context)
 

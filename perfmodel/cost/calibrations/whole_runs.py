@@ -5,12 +5,10 @@ without kernel tables (AMD, Intel, Google, Tenstorrent) it has achieved fraction
 host time per step. It ranks between the datasheet and kernel tables of the device or a relation.
 """
 
-import datetime
-
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, HostFit
-from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.fits import CommittedFits, Residuals
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -49,7 +47,7 @@ class ArchitectureFit(Spec):
     residuals: Residuals = Residuals()
 
 
-class WholeRunFits(Spec):
+class WholeRunFits(CommittedFits):
     """The fits by architecture, and the means of all for architectures that nobody has recorded (`OTHERS`).
 
     operation_j: joules of an operation of matrix units at the full clock (`sustained_share`), by kernels of measured
@@ -59,9 +57,6 @@ class WholeRunFits(Spec):
             was predicted with
     """
 
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
     architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
     operation_j: float = Field(default=0.0, ge=0, le=1e-9)
     tpot_tail: float = Field(default=1.0, ge=1, le=10)

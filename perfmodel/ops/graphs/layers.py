@@ -132,8 +132,8 @@ def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[Op
     Each tensor-parallel rank sends its part; the receivers all-gather.
     Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
     """
-    shard = context.shard
-    pair, token_bytes = shard.next_stage(stage), context.hidden * context.element_bytes * (2 if context.is_fused else 1)
+    shard, token_bytes = context.shard, context.hidden * context.element_bytes * (2 if context.is_fused else 1)
+    pair = shard.group("pipeline", stage)
     nodes = [on_tokens("send_recv", lambda n: send_recv(n * token_bytes / shard.tp, pair))]
     return nodes + tensor_parallel(all_gather, "stage_all_gather", token_bytes, context)
 

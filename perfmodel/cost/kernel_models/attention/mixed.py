@@ -64,18 +64,12 @@ class MixedSizes(NamedTuple):
     longest: Values
 
 
-def mixed_seconds(
-    sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, rate: str = "bf16", xp: Any = np
-) -> KernelSeconds:
-    """The formula of this module, for one prompt per batch.
-
-    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; xp: numpy, or
-    scalar functions; device: that runs it
-    """
+def mixed_seconds(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts) -> KernelSeconds:
+    """The formula of this module, for one prompt per batch; products in bf16, unless the fit has a rate of its own."""
     kernel = fit.kernel
-    tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
+    tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, np)
     empty = sizes.decodes * (tiles[1] - 1)
-    return _seconds(tiles, empty, sizes.tokens + sizes.cached, sizes, fit, device, rate, xp)
+    return _seconds(tiles, empty, sizes.tokens + sizes.cached, sizes, fit, device, "bf16", np)
 
 
 def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> OperatorTime:

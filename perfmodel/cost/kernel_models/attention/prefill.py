@@ -90,16 +90,10 @@ class PrefillSizes(NamedTuple):
 _Tiles = tuple[Values, Values, Values]
 
 
-def prefill_seconds(
-    sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16"
-) -> KernelSeconds:
-    """The formula of this module.
-
-    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; device: runs
-    it
-    """
+def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts) -> KernelSeconds:
+    """The formula of this module; products in bf16, unless the fit has a rate of its own."""
     tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
-    return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, rate, np)
+    return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, "bf16", np)
 
 
 def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
