@@ -17,9 +17,7 @@ from perfmodel.files.units import FittedSeconds
 from perfmodel.specs.architectures import find_architecture, generations_between
 from perfmodel.specs.hardware import HardwareSpec
 
-_FILE = "whole_runs.yaml"
 _SPREAD_PER_GENERATION = 1.5
-_TRANSFER = "collective"
 OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
 _SPREAD_OTHERS = 2.0
 _NO_SERVERS = ("datasheet", "perfmodel")  # engines that no such run was of, nor any like it
@@ -66,7 +64,7 @@ class WholeRunFits(CommittedFits):
 
 def load_whole_runs() -> WholeRunFits:
     """The committed fits, or none."""
-    file = data_dir("calibrations") / _FILE
+    file = data_dir("calibrations") / "whole_runs.yaml"
     return load_fitted(WholeRunFits, file) if file.is_file() else WholeRunFits()
 
 
@@ -101,7 +99,7 @@ def whole_run_calibration(
         source=f"whole runs on {architecture}: {fits.source}",
         date=fits.date,
         command=fits.command,
-        families={_TRANSFER: whole.model_copy(update={"memory_fraction": fit.link_fraction})},
+        families={"collective": whole.model_copy(update={"memory_fraction": fit.link_fraction})},
         default=whole,
         host=HostFit(serial_step_s=fit.step_s, replays_graphs=True),
         step_residuals=fit.residuals,

@@ -12,8 +12,6 @@ from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
 
-_FILE = "overheads.yaml"
-
 
 class OverPcieFit(Spec):
     """What messages take over PCIe: fractions of the link's declared rate, hops of NCCL's low-latency protocol.
@@ -57,4 +55,4 @@ class OverheadFits(CommittedFits):
 
 def load_overheads() -> OverheadFits:
     """The committed fits. Raises SpecError for a file that is missing or malformed."""
-    return load_fitted(OverheadFits, data_dir("calibrations") / _FILE)
+    return load_fitted(OverheadFits, data_dir("calibrations") / "overheads.yaml")
