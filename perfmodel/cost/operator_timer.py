@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime, bound_of
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.registry import KernelFit, time_work
 from perfmodel.cost.power import Load, PowerCap
 from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
-
-_NOTHING = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 
 
 class OperatorTimer:
@@ -46,7 +44,7 @@ class OperatorTimer:
 
     def _free(self, fit: KernelFit | None, work: Work) -> OperatorTime:
         if fit is None:
-            return _NOTHING
+            return NO_TIME
         time = time_work(work, fit, self.device)
         return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
 

@@ -21,7 +21,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.experts import ExpertSizes
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.cost.kernel_models.gemm import GemmSizes
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveSizes
+from perfmodel.cost.kernel_models.messages.collective import CollectiveSizes
 from perfmodel.evidence.fit.kernels import timed
 from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
 from perfmodel.evidence.sources.kernels import Group

@@ -5,7 +5,10 @@ reduce-scatter, all that a rank sends in an all-to-all (its own share included),
 group, or a number of neighbours.
 """
 
+from collections.abc import Callable
+
 from perfmodel.ops.messages import Exchange, Message, RankGroup
+from perfmodel.ops.node import LayerContext, OperatorNode, on_tokens
 from perfmodel.ops.work import Work
 
 Ranks = int | RankGroup
@@ -54,3 +57,18 @@ def all_to_all(
 def send_recv(payload_bytes: float, ranks: Ranks = 2, name: str = "send_recv") -> Work:
     """One message from a rank to the next."""
     return _collective(name, "send_recv", payload_bytes, ranks)
+
+
+def tensor_parallel(
+    collective: Callable[[float, Ranks, str], Work],
+    name: str,
+    token_bytes: float,
+    context: LayerContext,
+    on: Callable[[str, Callable[[int], Work]], OperatorNode] = on_tokens,
+) -> list[OperatorNode]:
+    """A collective of the tensor-parallel group, `token_bytes` a token; no node without tensor parallelism.
+
+    collective: a function of this module; name: of the operator; on: `on_tokens`, or `on_samples` for bytes a sample
+    """
+    group = context.shard.group("tensor")
+    return [on(name, lambda n: collective(n * token_bytes, group, name))] if group.tp > 1 else []

@@ -8,6 +8,28 @@ _ARITHMETIC_KERNELS = 6  # square, mean, + epsilon, 1/sqrt, times it, times the 
 _CAST_KERNELS = 2  # to fp32 and back, for narrower models
 
 
+def elementwise(
+    name: str,
+    flops: float,
+    activation_bytes: float,
+    num_kernels: int = 1,
+    *,
+    weight_bytes: float = 0.0,
+    kv_bytes: float = 0.0,
+) -> Work:
+    """The work of operator `name` on vector units, in `num_kernels` launches; bytes as in `Work`."""
+    return Work(
+        name,
+        "elementwise",
+        flops=flops,
+        rate="vector",
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        kv_bytes=kv_bytes,
+        num_kernels=num_kernels,
+    )
+
+
 def rms_norm(
     name: str,
     num_tokens: float,
@@ -35,15 +57,8 @@ def rms_norm(
     else:
         num_kernels = num_tensors * (_ARITHMETIC_KERNELS + _CAST_KERNELS * casts)
         bytes_each = (2 + 2 * casts) * element_bytes + (5 + 2 * casts) * FP32_BYTES
-    return Work(
-        name,
-        "elementwise",
-        flops=(4.0 + adds_residual) * elements,
-        rate="vector",
-        weight_bytes=size * element_bytes,
-        activation_bytes=bytes_each * elements,
-        num_kernels=num_kernels,
-    )
+    flops = (4.0 + adds_residual) * elements
+    return elementwise(name, flops, bytes_each * elements, num_kernels, weight_bytes=size * element_bytes)
 
 
 def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) -> Work:
@@ -52,13 +67,7 @@ def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) 
     name: of the operator; num_tokens n; size d; element_bytes b
     """
     elements = num_tokens * size
-    return Work(
-        name,
-        "elementwise",
-        flops=elements,
-        rate="vector",
-        activation_bytes=3 * elements * element_bytes,
-    )
+    return elementwise(name, elements, 3 * elements * element_bytes)
 
 
 _FLOPS_PER_ELEMENT = {"relu": 1.0, "relu2": 2.0, "silu": 5.0, "gelu": 8.0}  # an exponential counted as four
@@ -78,14 +87,9 @@ def activation(
     elements = num_tokens * size
     kernels = 1 if is_fused else 1 + is_gated + (function == "relu2")
     passes = 2 * kernels + is_gated
-    return Work(
-        f"{function}_and_mul" if is_gated else function,
-        "elementwise",
-        flops=(_FLOPS_PER_ELEMENT.get(function, 5.0) + is_gated) * elements,
-        rate="vector",
-        activation_bytes=passes * elements * element_bytes,
-        num_kernels=kernels,
-    )
+    name = f"{function}_and_mul" if is_gated else function
+    flops = (_FLOPS_PER_ELEMENT.get(function, 5.0) + is_gated) * elements
+    return elementwise(name, flops, passes * elements * element_bytes, kernels)
 
 
 def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fused: bool = True) -> Work:
@@ -94,18 +98,13 @@ def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fu
     name: of the operator; num_tokens n; element_bytes b; is_fused: in one kernel
     """
     elements = num_tokens * size
-    return Work(
-        name,
-        "elementwise",
-        flops=6.0 * elements,
-        rate="vector",
-        activation_bytes=(3 if is_fused else 5) * elements * element_bytes,
-        num_kernels=1 if is_fused else 2,
-    )
+    passes, num_kernels = (3, 1) if is_fused else (5, 2)
+    return elementwise(name, 6.0 * elements, passes * elements * element_bytes, num_kernels)
 
 
-_EAGER_KERNELS = 10  # q and k each: negate one half, concatenate the halves, times sin, times cos, sum
-_EAGER_PASSES = 10  # (half + half) + 2 + 2 + 2 + 3; the tables stay in cache
+# q and k each: negate one half, concatenate the halves, times sin, times cos, sum: (half + half) + 2 + 2 + 2 + 3
+# passes, as the tables stay in cache.
+_EAGER_KERNELS, _EAGER_PASSES = 10, 10
 
 
 def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused: bool = True) -> Work:
@@ -118,14 +117,8 @@ def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused
     Face's apply_rotary_pos_emb.
     """
     elements = num_tokens * num_elements
-    return Work(
-        "rope" if is_fused else "rope_unfused",
-        "elementwise",
-        flops=3.0 * elements,
-        rate="vector",
-        activation_bytes=(2 if is_fused else _EAGER_PASSES) * elements * element_bytes,
-        num_kernels=1 if is_fused else _EAGER_KERNELS,
-    )
+    name, passes, num_kernels = ("rope", 2, 1) if is_fused else ("rope_unfused", _EAGER_PASSES, _EAGER_KERNELS)
+    return elementwise(name, 3.0 * elements, passes * elements * element_bytes, num_kernels)
 
 
 def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_tables: int = 1) -> Work:
@@ -154,14 +147,8 @@ def kv_write(
     num_tokens n: new; element_bytes b, kv_element_bytes b_kv: before and in the cache. Source: identity.
     """
     elements = num_tokens * num_elements
-    return Work(
-        "kv_write" if is_fused else "kv_write_unfused",
-        "elementwise",
-        activation_bytes=elements * element_bytes,
-        kv_bytes=elements * kv_element_bytes,
-        rate="vector",
-        num_kernels=1 if is_fused else 2,
-    )
+    name, num_kernels = ("kv_write", 1) if is_fused else ("kv_write_unfused", 2)
+    return elementwise(name, 0.0, elements * element_bytes, num_kernels, kv_bytes=elements * kv_element_bytes)
 
 
 def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: float, sizes: tuple[float, float]) -> Work:
@@ -174,14 +161,8 @@ def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: floa
     DynamicCache.
     """
     element_bytes, kv_element_bytes = sizes
-    return Work(
-        name,
-        "elementwise",
-        activation_bytes=new_elements * element_bytes,
-        kv_bytes=2.0 * cached_bytes - new_elements * kv_element_bytes,
-        rate="vector",
-        num_kernels=2 * num_calls,
-    )
+    kv_bytes = 2.0 * cached_bytes - new_elements * kv_element_bytes
+    return elementwise(name, 0.0, new_elements * element_bytes, 2 * num_calls, kv_bytes=kv_bytes)
 
 
 # HBM traffic per logit, counted. greedy: cast to fp32 (2 read, 4 written), argmax (4 read). random: cast 6, temperature

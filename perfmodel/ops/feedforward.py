@@ -18,8 +18,8 @@ from functools import partial
 from math import ceil
 
 from perfmodel.models.architecture import DenseFFN, MoEFFN
-from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from perfmodel.ops.elementwise import activation, gate
+from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, tensor_parallel
+from perfmodel.ops.elementwise import activation, elementwise, gate
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.messages import Exchange, distinct_ranks
@@ -42,14 +42,8 @@ def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = T
     integers (16 n k E bytes). num_tokens n; num_experts E; top_k k; is_fused: one kernel
     """
     extra = 0.0 if is_fused else (14.0 + 16.0 * top_k) * num_experts
-    return Work(
-        "topk",
-        "elementwise",
-        flops=8.0 * num_tokens * num_experts,
-        rate="vector",
-        activation_bytes=num_tokens * (4.0 * num_experts + 8.0 * top_k + extra),
-        num_kernels=1 if is_fused else _EAGER_ROUTE_KERNELS,
-    )
+    num_bytes = num_tokens * (4.0 * num_experts + 8.0 * top_k + extra)
+    return elementwise("topk", 8.0 * num_tokens * num_experts, num_bytes, 1 if is_fused else _EAGER_ROUTE_KERNELS)
 
 
 def experts(
@@ -182,7 +176,7 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     if shard.gathers_tokens:
         # Tokens of a tensor-parallel group are on all its devices; under expert parallelism each hands on its part,
         # with what the router said of them.
-        ranks = shard.ep_group if shard.is_expert_parallel else shard.dp_group
+        ranks = shard.group("expert" if shard.is_expert_parallel else "data")
         logits = ffn.num_experts if shard.is_expert_parallel else 0
         payload, name = (width + logits) * context.element_bytes, "moe_all_gather"
         return [on_group(name, lambda n: all_gather(n * payload, ranks, name), shard.dp)]
@@ -192,28 +186,22 @@ def _dispatch_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
 def _exchange_node(ffn: MoEFFN, context: LayerContext, kernel: str, element_bytes: float) -> OperatorNode:
     """Dispatch or combine; a device handles a tp-th of its rank's tokens."""
     shard, name, width = context.shard, f"moe_{kernel}", ffn.latent_size or context.hidden
-    group, route, copy = shard.ep_group, shard.route, width * element_bytes / shard.tp
+    group, route, copy = shard.group("expert"), shard.route, width * element_bytes / shard.tp
     sent = distinct_ranks(ffn, shard.ep) * width * element_bytes / shard.tp
     return on_tokens(name, lambda n: all_to_all(n * sent, group, name, kernel, Exchange(ffn, n * copy, route)))
 
 
 def _combine_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
     shard, size = context.shard, context.element_bytes
-    hidden, width = context.hidden, ffn.latent_size or context.hidden
+    hidden_bytes, payload = context.hidden * size, (ffn.latent_size or context.hidden) * size
     if shard.dp == 1:
-        if shard.tp == 1:
-            return []
-        group = shard.tp_group
-        return [on_tokens("moe_all_reduce", lambda n: all_reduce(n * hidden * size, group, "moe_all_reduce"))]
+        return tensor_parallel(all_reduce, "moe_all_reduce", hidden_bytes, context)
     if not shard.gathers_tokens:
         nodes = [_exchange_node(ffn, context, "combine", size)]
     else:
-        payload, ranks, name = width * size, shard.ep_group, "moe_reduce_scatter"
+        ranks, name = shard.group("expert"), "moe_reduce_scatter"
         nodes = [on_group(name, lambda n: reduce_scatter(n * payload, ranks, name), shard.dp)]
-    if shard.tp > 1:
-        gathered, group, gather = hidden * size, shard.tp_group, "moe_tp_all_gather"
-        nodes.append(on_tokens(gather, lambda n: all_gather(n * gathered, group, gather)))
-    return nodes
+    return nodes + tensor_parallel(all_gather, "moe_tp_all_gather", hidden_bytes, context)
 
 
 def dense_ffn_nodes(ffn: DenseFFN, context: LayerContext) -> list[OperatorNode]:

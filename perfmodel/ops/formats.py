@@ -188,16 +188,12 @@ def _multiplied(engine: EngineSpec, hardware: HardwareSpec, quantization: Quanti
 
 
 def _static(quantization: QuantizationSpec) -> QuantizationSpec:
-    if quantization.inputs_come_quantized or not _has_static_scales(quantization):
+    """Scales are static of FP8 per tensor, and of NVFP4 beside its block scales; others depend on the input."""
+    weights = quantization.weights
+    is_static = weights == "nvfp4" or (weights == "fp8" and not quantization.group_size)
+    if weights != quantization.activations or not is_static or quantization.inputs_come_quantized:
         return quantization
     return replace(quantization, inputs_come_quantized=True)
-
-
-def _has_static_scales(quantization: QuantizationSpec) -> bool:
-    """FP8 with a scale per tensor, and NVFP4 with that scale beside its block scales; others depend on the input."""
-    if quantization.weights != quantization.activations:
-        return False
-    return quantization.weights == "nvfp4" or (quantization.weights == "fp8" and not quantization.group_size)
 
 
 def _kernel_format(weights: str, activations: str, group_size: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from math import ceil
 
+from perfmodel.ops.elementwise import elementwise
 from perfmodel.ops.formats import LinearFormat
 from perfmodel.ops.node import OperatorNode, on_tokens
 from perfmodel.ops.problem_sizes import GemmSize
@@ -60,17 +61,18 @@ def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> li
     size = form.output_bytes
     apart = LinearFormat(form.outlier_rate, form.weight_bytes, size, size)
     columns = max(1, ceil(form.outlier_share * num_in))
+
+    def touching(operator: str, elements: int, element_bytes: float) -> OperatorNode:
+        return on_tokens(
+            operator, lambda m: elementwise(operator, m * elements, element_bytes * m * elements, int(m > 0))
+        )
+
     return [
-        on_tokens(f"{name}_find", lambda m: _pass(f"{name}_find", m * num_in, m * num_in * size)),
+        touching(f"{name}_find", num_in, size),
         on_tokens(f"{name}_outliers", partial(gemm, f"{name}_outliers", n=width, k=columns, form=apart)),
-        on_tokens(f"{name}_dequantize", lambda m: _pass(f"{name}_dequantize", m * width, 2 * _SUM_BYTES * m * width)),
-        on_tokens(f"{name}_add", lambda m: _pass(f"{name}_add", m * width, 3 * size * m * width)),
+        touching(f"{name}_dequantize", width, 2 * _SUM_BYTES),
+        touching(f"{name}_add", width, 3 * size),
     ]
-
-
-def _pass(name: str, elements: float, num_bytes: float) -> Work:
-    kernels = 1 if elements else 0
-    return Work(name, "elementwise", flops=elements, rate="vector", activation_bytes=num_bytes, num_kernels=kernels)
 
 
 def linear_nodes(

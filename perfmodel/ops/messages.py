@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 
 from perfmodel.models.architecture import MoEFFN
 
+RankAxis = Literal["tensor", "pipeline", "data", "expert"]
+
 
 class RankGroup(NamedTuple):
     """The groups along one axis of tp x pp x dp ranks.
 
-    tensor:   tp ranks each; data: dp ranks of equal place; expert: tp * dp ranks of a stage
+    tensor:   tp ranks each, which share out heads and columns; data: dp ranks of equal place
+    expert:   all tp * dp ranks of a stage, which share out experts, whole or by columns
     pipeline: a rank and its peer in the next stage; `stage`: only of this one
     """
 
-    axis: Literal["tensor", "pipeline", "data", "expert"]
+    axis: RankAxis
     tp: int
     pp: int = 1
     dp: int = 1

@@ -34,7 +34,7 @@ Source: Skellam 1948 (beta-binomial). Phi is fitted to servers (`perfmodel calib
 balance their experts over a corpus do not do so over the tokens of a batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from math import ceil, exp, lgamma, sqrt
 from statistics import NormalDist
@@ -52,6 +52,7 @@ TILE_ROWS = (16, 32, 64, 128, 256)  # rows of the tiles that grouped GEMM kernel
 _TILES = np.array(TILE_ROWS, dtype=np.float64)
 _EXACT_BELOW = 64.0  # rows per expert up to which the binomial is summed; above, a normal's quantiles stand for it
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])
+_SEED = 0  # of what is drawn of popularity
 _MAX_POPULAR = 200.0  # how much more often than the least the most popular expert may be drawn [assumed]
 
 
@@ -181,60 +182,36 @@ def _uniform(num_experts: int, num_tokens: int, probability: float) -> ExpertLoa
 Chances = Callable[[int, int], Values]  # (experts, top_k) -> (draws, experts): how likely each is among a token's k
 
 
-def popularity_of(spec: ExpertRouting, *, num_draws: int = 8, seed: int = 0) -> Chances:
-    """Each expert's chance to be among a token's k, as the scenario says; random ones are drawn `num_draws` times."""
-    if spec.alpha is not None:
-        return _power_law_chances(spec.alpha, num_draws, seed)
-    if spec.popularity is not None:
-        return _recorded_chances(spec.popularity, num_draws, seed)
-    return lambda num_experts, top_k: np.full((1, num_experts), min(1.0, top_k / num_experts))
+def popularity_of(spec: ExpertRouting, *, num_draws: int = 8) -> Chances:
+    """Each expert's chance to be among a token's k, as the scenario says; random ones are drawn `num_draws` times.
 
-
-def power_law_routing(
-    exponent: float, num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
-) -> Routing:
-    """Popularity drawn from density x^-exponent; load of the slowest rank, mean over seeded draws.
-
-    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts. num_draws: of
-    popularity, once per block shape; seed: of all draws
+    Popularity has the density x^-alpha, or is in proportion to recorded counts per expert, of which blocks with another
+    number of experts use the quantiles.
     """
-    return _skewed(_power_law_chances(exponent, num_draws, seed), num_redundant, seed)
-
-
-def recorded_routing(
-    popularity: Sequence[float], num_redundant: int | None = None, *, num_draws: int = 8, seed: int = 0
-) -> Routing:
-    """Routing in proportion to recorded counts per expert; load of the slowest rank.
-
-    popularity: tokens per expert; blocks with another number of experts use its quantiles, most popular first.
-    num_redundant, num_draws, seed: as in `power_law_routing`
-    """
-    return _skewed(_recorded_chances(popularity, num_draws, seed), num_redundant, seed)
-
-
-def _power_law_chances(exponent: float, num_draws: int, seed: int) -> Chances:
-    @lru_cache(maxsize=256)
-    def chances(num_experts: int, top_k: int) -> Values:
-        draws = np.random.default_rng((seed, num_experts, top_k)).random((num_draws, num_experts))
-        return _inclusion(_power_law(draws, exponent), top_k)
-
-    return chances
-
-
-def _recorded_chances(popularity: Sequence[float], num_draws: int, seed: int) -> Chances:
-    recorded = np.sort(np.asarray(popularity, dtype=np.float64))[::-1]
 
     @lru_cache(maxsize=256)
     def chances(num_experts: int, top_k: int) -> Values:
+        if spec.alpha is not None:
+            draws = np.random.default_rng((_SEED, num_experts, top_k)).random((num_draws, num_experts))
+            return _inclusion(_power_law(draws, spec.alpha), top_k)
+        if spec.popularity is None:
+            return np.full((1, num_experts), min(1.0, top_k / num_experts))
+        recorded = np.sort(np.asarray(spec.popularity, dtype=np.float64))[::-1]
         places = (np.arange(num_experts) + 0.5) / num_experts * len(recorded) - 0.5
         counts = np.interp(places, np.arange(len(recorded)), recorded)
-        draws = np.random.default_rng((seed, num_experts)).permuted(np.tile(counts, (num_draws, 1)), axis=1)
+        draws = np.random.default_rng((_SEED, num_experts)).permuted(np.tile(counts, (num_draws, 1)), axis=1)
         return _inclusion(draws, top_k)
 
     return chances
 
 
-def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routing:
+def skewed_routing(spec: ExpertRouting, num_redundant: int | None = None, *, num_draws: int = 8) -> Routing:
+    """Load of the slowest rank under the popularity that `spec` gives, mean over draws, once per block shape.
+
+    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts
+    """
+    chances_of = popularity_of(spec, num_draws=num_draws)
+
     @lru_cache(maxsize=256)
     def placements(num_experts: int, top_k: int, num_ranks: int) -> list[Placement]:
         chances = chances_of(num_experts, top_k)
@@ -244,7 +221,7 @@ def _skewed(chances_of: Chances, num_redundant: int | None, seed: int) -> Routin
 
     def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
         top_k = min(ffn.top_k, ffn.num_experts)
-        counts = np.random.default_rng((seed, num_tokens)).binomial(num_tokens, chances_of(ffn.num_experts, top_k))
+        counts = np.random.default_rng((_SEED, num_tokens)).binomial(num_tokens, chances_of(ffn.num_experts, top_k))
         places = placements(ffn.num_experts, top_k, num_ranks)
         rows = np.array([placed.rows(count) for placed, count in zip(places, counts, strict=True)])
         heaviest = rows[np.arange(len(rows)), rows.sum(axis=2).argmax(axis=1)]

@@ -6,7 +6,7 @@ Sizes that do not divide are rounded up: the largest share sets the time.
 from dataclasses import dataclass
 from math import ceil
 
-from perfmodel.ops.messages import RankGroup, Route
+from perfmodel.ops.messages import RankAxis, RankGroup, Route
 from perfmodel.specs.engine.spec import EngineSpec
 
 # How tokens reach their experts. DeepEP (README, "normal" and "low-latency" kernels): the first sends a token once to
@@ -50,24 +50,9 @@ class Sharding:
             route=_ROUTES.get(engine.all2all_backend or ""),
         )
 
-    @property
-    def tp_group(self) -> RankGroup:
-        """Ranks that share out heads and columns."""
-        return RankGroup("tensor", self.tp, self.pp, self.dp)
-
-    @property
-    def dp_group(self) -> RankGroup:
-        """Ranks of equal place in all data-parallel ranks."""
-        return RankGroup("data", self.tp, self.pp, self.dp)
-
-    @property
-    def ep_group(self) -> RankGroup:
-        """All ranks of a stage, which share experts (whole or by columns)."""
-        return RankGroup("expert", self.tp, self.pp, self.dp)
-
-    def next_stage(self, stage: int | None = None) -> RankGroup:
-        """A rank and its peer in the stage after `stage`, or after any."""
-        return RankGroup("pipeline", self.tp, self.pp, self.dp, stage)
+    def group(self, axis: RankAxis, stage: int | None = None) -> RankGroup:
+        """Ranks that share out what is cut along `axis`; "pipeline": peers in `stage` and the next, or in any two."""
+        return RankGroup(axis, self.tp, self.pp, self.dp, stage)
 
     @property
     def ep(self) -> int:

@@ -21,9 +21,7 @@ from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.files import load_calibration
-from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit
-from perfmodel.cost.kernel_models.blocks.on_host import OnHostFit
-from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit
+from perfmodel.cost.kernel_models.blocks import BlockMatmulFit, BlockStreamFit, OnHostFit
 from perfmodel.cost.kernel_models.device import peak_flops_per_s
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.roofline import FamilyFit
@@ -169,9 +167,7 @@ def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: Backen
     fit = fits.backends.get(name) or fits.backends[fits.like]
     generation = generation_of(hardware)
     is_seen = name in fits.backends and (generation in fit.by_generation or not fit.by_generation)
-    rates = product_rates(facts.backends[name], hardware)
-    device = _Device(fit, hardware, described.version.described, is_flash=engine.attention == "flash")
-    families = _families(device, *rates, engine)
+    families = _families(fit, hardware, engine, product_rates(facts.backends[name], hardware))
     if engine.cpu is not None:
         families |= _on_host(families, hardware, engine, fits)
     return Calibration(
@@ -226,73 +222,48 @@ def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:
     return min((item for item in later if item[0] >= number), key=lambda item: item[0], default=((), Factors()))[1]
 
 
-class _Device:
-    """A backend's numbers on one device under one version.
+def _families(fit: BackendFit, hardware: HardwareSpec, engine: EngineSpec, rates: tuple[str, str]) -> dict[str, Any]:
+    """Fits of all operator families on one device under one version; rates: as of `product_rates`.
 
     Bandwidth is capped at the declared one: owners' memory may be faster than a CPU's specification, and the fits are
     to theirs.
     """
+    own = fit.by_generation.get(generation_of(hardware), Factors())
+    old = _of_version(fit.by_version, engine.described.version.described)
+    cores, tdp_w = hardware.declared.compute_units, hardware.declared.tdp_w or _DEFAULT_TDP_W
+    slower = power_factor(fit.core_w, fit.power, cores, tdp_w) if hardware.kind == "cpu" else 1.0
+    computing = slower * (fit.small_cores if has_small_cores(hardware) else 1.0)
+    launch_s = (fit.launch_s + fit.unit_launch_s * cores) * own.launch * old.launch
+    reached = fit.memory_fraction * own.memory * old.memory / slower
+    is_flash, size = engine.attention == "flash", engine.ubatch_size
+    kv = fit.kv_fraction if is_flash else fit.score_kv_fraction
+    attention = fit.attention_fraction if is_flash else fit.score_fraction
+    blocks = fit.compute_fraction * own.compute * old.compute / computing
+    floats = fit.float_compute_fraction * own.compute * old.float_compute / computing
 
-    def __init__(self, fit: BackendFit, hardware: HardwareSpec, version: str, *, is_flash: bool) -> None:
-        own = fit.by_generation.get(generation_of(hardware), Factors())
-        old = _of_version(fit.by_version, version)
-        cores = hardware.declared.compute_units
-        tdp_w = hardware.declared.tdp_w or _DEFAULT_TDP_W
-        slower = power_factor(fit.core_w, fit.power, cores, tdp_w) if hardware.kind == "cpu" else 1.0
-        computing = slower * (fit.small_cores if has_small_cores(hardware) else 1.0)
-        self.fit = fit
-        self.launch_s = (fit.launch_s + fit.unit_launch_s * cores) * own.launch * old.launch
-        self.reached = fit.memory_fraction * own.memory * old.memory / slower
-        kv = fit.kv_fraction if is_flash else fit.score_kv_fraction
-        self.kv = min(1.0, kv * own.memory * old.memory / slower)
-        self.slower = computing * own.cycles
-        self.compute = fit.compute_fraction * own.compute * old.compute / computing
-        self.float_compute = fit.float_compute_fraction * own.compute * old.float_compute / computing
-        attention = fit.attention_fraction if is_flash else fit.score_fraction
-        self.attention = attention * own.compute * old.attention / computing
-
-    def matmul(self, rate: str, form: str, micro_batch: int, *, is_experts: bool) -> BlockMatmulFit:
-        """GEMM with weights of a format, "float" for 16 bits."""
-        fit = self.fit
-        compute = self.float_compute if form == "float" else self.compute
+    def matmul(rate: str, compute: float, form: str, is_experts: bool) -> BlockMatmulFit:
         return BlockMatmulFit(
             rate=rate,
-            launch_s=self.launch_s,
-            memory_fraction=min(1.0, self.reached * (fit.expert_memory if is_experts else 1.0)),
-            weight_cycles=fit.cycles.get(form, fit.other_cycles) * self.slower,
-            row_share=fit.row_share,
-            vector_knee=fit.vector_knee,
+            launch_s=launch_s,
+            memory_fraction=min(1.0, reached * (fit.expert_memory if is_experts else 1.0)),
+            weight_cycles=fit.cycles.get(form, fit.other_cycles) * (computing * own.cycles),
             compute_fraction=compute * (fit.expert_compute if is_experts else 1.0),
-            tile=fit.tile,
-            half_rows=fit.half_rows,
-            knee=fit.knee,
-            micro_batch=micro_batch,
+            micro_batch=size,
+            **{name: getattr(fit, name) for name in ("row_share", "vector_knee", "tile", "half_rows", "knee")},
         )
 
-    def stream(self, rate: str, micro_batch: int) -> BlockStreamFit:
-        """Attention and elementwise kernels."""
-        return BlockStreamFit(
-            rate=rate,
-            launch_s=self.launch_s,
-            memory_fraction=min(1.0, self.reached),
-            kv_fraction=self.kv,
-            compute_fraction=self.attention,
-            micro_batch=micro_batch,
-        )
-
-
-def _families(device: _Device, rate: str, float_rate: str, engine: EngineSpec) -> dict[str, Any]:
-    size = engine.ubatch_size
     families: dict[str, Any] = {}
-    for family in ("gemm", "moe"):
-        is_experts = family == "moe"
-        families[family] = device.matmul(float_rate, "float", size, is_experts=is_experts)
-        for form in _WEIGHT_FORMATS:
-            families[f"{family}/{form}_wo"] = device.matmul(rate, form, size, is_experts=is_experts)
-    stream = device.stream(float_rate, size)
-    streamed = device.stream("vector", 0).model_copy(update={"compute_fraction": 1.0})
-    for family in ("attention_prefill", "attention_decode"):
-        families[family] = stream
-    for family in ("elementwise", "embedding", "scan", "sampling"):
-        families[family] = streamed
-    return families
+    for family, is_experts in (("gemm", False), ("moe", True)):
+        families[family] = matmul(rates[1], floats, "float", is_experts)
+        families |= {f"{family}/{form}_wo": matmul(rates[0], blocks, form, is_experts) for form in _WEIGHT_FORMATS}
+    stream = BlockStreamFit(
+        rate=rates[1],
+        launch_s=launch_s,
+        memory_fraction=min(1.0, reached),
+        kv_fraction=min(1.0, kv * own.memory * old.memory / slower),
+        compute_fraction=attention * own.compute * old.attention / computing,
+        micro_batch=size,
+    )
+    families |= dict.fromkeys(("attention_prefill", "attention_decode"), stream)
+    streamed = stream.model_copy(update={"rate": "vector", "compute_fraction": 1.0, "micro_batch": 0})
+    return families | dict.fromkeys(("elementwise", "embedding", "scan", "sampling"), streamed)

@@ -66,14 +66,10 @@ class HostFit(Spec):
         return self.serial_step_s + self.serial_per_sequence_s * num_sequences
 
     def launches_s(self, num_layers: int, num_moe_layers: int, num_latent_layers: int) -> float:
-        """Seconds to launch a step with prompts, beside the device: for num_layers, num_moe_layers and
-        num_latent_layers.
-
-        """
-        layers_s = self.hidden_prompt_layer_s * num_layers
-        of_experts_s = self.hidden_prompt_moe_layer_s * num_moe_layers
-        of_latents_s = self.hidden_prompt_latent_layer_s * num_latent_layers
-        return self.hidden_prompt_step_s + layers_s + of_experts_s + of_latents_s
+        """Seconds to launch a step with prompts, beside the device."""
+        seconds = self.hidden_prompt_step_s + self.hidden_prompt_layer_s * num_layers
+        seconds += self.hidden_prompt_moe_layer_s * num_moe_layers
+        return seconds + self.hidden_prompt_latent_layer_s * num_latent_layers
 
     def hidden_s(self, num_sequences: int) -> float:
         """Seconds of a step that overlap with the device."""

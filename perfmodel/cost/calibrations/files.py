@@ -43,8 +43,7 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit
-from perfmodel.cost.kernel_models.messages.collective import over_link
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, over_link
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
 from perfmodel.files.base import Spec
@@ -122,8 +121,6 @@ def _experts(row: ExpertsRow | None, library: Calibration | None) -> dict[str, A
 
 
 _FAMILIES = {"nvfp4": "nvfp4", "mxfp4": "w4a8_mxfp4"}  # number formats as descriptions and as calibrations name them
-_OF_COMPUTE = ("compute_fraction", "tensor_fraction")
-_OF_MEMORY = ("memory_fraction",)
 
 
 class GenerationFit(Spec):
@@ -149,13 +146,11 @@ class GenerationFit(Spec):
         return calibration.model_copy(update={"families": families, "default": self._of(calibration.default)})
 
     def _of(self, fit: Any) -> Any:
-        update = {}
-        for names, factor in ((_OF_COMPUTE, self.compute), (_OF_MEMORY, self.memory)):
-            for name in names:
-                value = getattr(fit, name, None)
-                if value is not None:
-                    update[name] = min(1.0, value * factor)
-        return fit.model_copy(update=update)
+        left = {"compute_fraction": self.compute, "tensor_fraction": self.compute, "memory_fraction": self.memory}
+        values = {name: getattr(fit, name, None) for name in left}
+        return fit.model_copy(
+            update={name: min(1.0, value * left[name]) for name, value in values.items() if value is not None}
+        )
 
 
 def load_generation(architecture: str | None) -> GenerationFit | None:
@@ -222,10 +217,6 @@ def save_calibration(calibration: Calibration, path: str | Path) -> Path:
         data["families"][key] = {"form": fit.form} | data["families"][key]  # a default, but the reader goes by it
     data = {"device": calibration.device, "engine": calibration.engine, "origin": calibration.origin} | data
     return write_fitted(data, Path(path))
-
-
-def _architecture(device: str) -> str | None:
-    return _listed(device).declared.architecture
 
 
 def _listed(device: str) -> HardwareSpec:
@@ -296,9 +287,9 @@ def _transfer_distance(relation: tuple[float, Path]) -> tuple[float, bool, str]:
 
 def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
     fitted = load_fitted(Calibration, file)
-    if generation is not None and _architecture(fitted.device) != generation.architecture:
-        fitted = generation.applied_to(fitted)
     device = _listed(fitted.device)
+    if generation is not None and device.declared.architecture != generation.architecture:
+        fitted = generation.applied_to(fitted)
     families = dict(fitted.families)
     if device.declared.architecture == hardware.declared.architecture:
         its, own = DeviceFacts.of(device), DeviceFacts.of(hardware)
@@ -325,7 +316,7 @@ def _transfer_candidates(hardware: HardwareSpec, engine: str) -> Iterator[tuple[
     for device, other_engine, file in calibrated_kernels(engine):
         if (device, other_engine) == (hardware.name, engine):
             continue
-        steps = generations_between(hardware.declared.architecture, _architecture(device))
+        steps = generations_between(hardware.declared.architecture, _listed(device).declared.architecture)
         if steps is None:
             continue
         spread = 1.0 if device == hardware.name else SPREAD_SIBLING

@@ -15,12 +15,10 @@ persist within a run, others average out.
 All are in `hardware_specs/calibrations/`.
 """
 
-import datetime
-
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit
-from perfmodel.files.base import Spec
+from perfmodel.cost.kernel_models.fits import CommittedFits
+from perfmodel.cost.kernel_models.messages.collective import ExchangeFit
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
 from perfmodel.models.architecture import MoEFFN
@@ -28,8 +26,7 @@ from perfmodel.ops.routing import (
     ExpertLoad,
     Routing,
     dispersed_routing,
-    power_law_routing,
-    recorded_routing,
+    skewed_routing,
     slowest_uniform_routing,
     with_capacity,
 )
@@ -40,12 +37,9 @@ from perfmodel.specs.traffic import ExpertRouting
 _EXPERTS = 128
 
 
-class RoutingFit(Spec):
+class RoutingFit(CommittedFits):
     """dispersion: variance of an expert's chance to be chosen, in units of its mean squared, among 128 experts."""
 
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
     dispersion: float = Field(default=0.0, ge=0, le=10)
 
     def among(self, num_experts: int) -> float:
@@ -94,10 +88,8 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
     if spec.capacity_factor is not None:
         return with_capacity(spec.capacity_factor)
     num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
-    if spec.alpha is not None:
-        return power_law_routing(spec.alpha, num_redundant)
-    if spec.popularity is not None:
-        return recorded_routing(spec.popularity, num_redundant)
+    if spec.alpha is not None or spec.popularity is not None:
+        return skewed_routing(spec, num_redundant)
     if _is_uniform(spec, engine):
         return slowest_uniform_routing
     if spec.dispersion is not None:
@@ -105,12 +97,9 @@ def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
     return (fit or load_routing_fit()).routing(engine.enable_eplb)
 
 
-class ExchangeFits(Spec):
+class ExchangeFits(CommittedFits):
     """The fits of both directions, and where they come from."""
 
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
     dispatch: ExchangeFit
     combine: ExchangeFit
 
@@ -120,12 +109,9 @@ def load_exchange_fits() -> ExchangeFits:
     return load_fitted(ExchangeFits, data_dir("calibrations") / "exchange.yaml")
 
 
-class KernelErrors(Spec):
+class KernelErrors(CommittedFits):
     """common: by operator family, the standard deviation that all calls share over that of the residuals"""
 
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
     common: dict[str, float] = Field(min_length=1)
 
     def of(self, family: str) -> float:

@@ -41,19 +41,18 @@ class FittedSource:
     @classmethod
     def of(cls, fitted: Fit) -> "FittedSource":
         date = fitted.date.isoformat() if fitted.date else ""
+        source, name = fitted.source, ""
         if isinstance(fitted, EngineProfile):
-            key, source = f"engine@{fitted.name or fitted.engine}", fitted.source or "not fitted: adds nothing"
-            return cls(key, source, date, key, _digest(fitted))
-        if isinstance(fitted, BackendFits):
+            key, source = f"engine@{fitted.name or fitted.engine}", source or "not fitted: adds nothing"
+        elif isinstance(fitted, BackendFits):
             key = f"backend@{fitted.engine}"
-            return cls(key, fitted.source, date, key, _digest(fitted))
-        if isinstance(fitted, GenerationFit):
+        elif isinstance(fitted, GenerationFit):
             key = f"generation@{fitted.architecture}"
-            return cls(key, fitted.source, date, key, _digest(fitted))
-        key = f"{fitted.device}@{fitted.engine}"
-        is_own = fitted.origin != "datasheet" and not fitted.is_passed_on
-        name = key if is_own else f"{fitted.device}, no file of its own"
-        return cls(name, fitted.source, date, key, _digest(fitted))
+        else:
+            key = f"{fitted.device}@{fitted.engine}"
+            if fitted.origin == "datasheet" or fitted.is_passed_on:
+                name = f"{fitted.device}, no file of its own"
+        return cls(name or key, source, date, key, _digest(fitted))
 
     def to_json(self) -> dict[str, str]:
         return {"name": self.name, "source": self.source, "date": self.date}

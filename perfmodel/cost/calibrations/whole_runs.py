@@ -5,12 +5,10 @@ without kernel tables (AMD, Intel, Google, Tenstorrent) it has achieved fraction
 host time per step. It ranks between the datasheet and kernel tables of the device or a relation.
 """
 
-import datetime
-
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, HostFit
-from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.kernel_models.fits import CommittedFits, Residuals
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -19,9 +17,7 @@ from perfmodel.files.units import FittedSeconds
 from perfmodel.specs.architectures import find_architecture, generations_between
 from perfmodel.specs.hardware import HardwareSpec
 
-_FILE = "whole_runs.yaml"
 _SPREAD_PER_GENERATION = 1.5
-_TRANSFER = "collective"
 OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
 _SPREAD_OTHERS = 2.0
 _NO_SERVERS = ("datasheet", "perfmodel")  # engines that no such run was of, nor any like it
@@ -49,7 +45,7 @@ class ArchitectureFit(Spec):
     residuals: Residuals = Residuals()
 
 
-class WholeRunFits(Spec):
+class WholeRunFits(CommittedFits):
     """The fits by architecture, and the means of all for architectures that nobody has recorded (`OTHERS`).
 
     operation_j: joules of an operation of matrix units at the full clock (`sustained_share`), by kernels of measured
@@ -58,9 +54,6 @@ class WholeRunFits(Spec):
             predicted with
     """
 
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
     architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
     operation_j: float = Field(default=0.0, ge=0, le=1e-9)
     widths: dict[str, Residuals] = Field(default_factory=dict)
@@ -68,7 +61,7 @@ class WholeRunFits(Spec):
 
 def load_whole_runs() -> WholeRunFits:
     """The committed fits, or none."""
-    file = data_dir("calibrations") / _FILE
+    file = data_dir("calibrations") / "whole_runs.yaml"
     return load_fitted(WholeRunFits, file) if file.is_file() else WholeRunFits()
 
 
@@ -103,7 +96,7 @@ def whole_run_calibration(
         source=f"whole runs on {architecture}: {fits.source}",
         date=fits.date,
         command=fits.command,
-        families={_TRANSFER: whole.model_copy(update={"memory_fraction": fit.link_fraction})},
+        families={"collective": whole.model_copy(update={"memory_fraction": fit.link_fraction})},
         default=whole,
         host=HostFit(serial_step_s=fit.step_s, replays_graphs=True),
         step_residuals=fit.residuals,

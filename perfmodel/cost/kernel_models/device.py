@@ -147,6 +147,21 @@ class OperatorTime(NamedTuple):
     bound: str
     clock: float = 1.0
 
+    @classmethod
+    def of(
+        cls, duration: float, compute: float, memory: float, overhead: float | None = None, communication: float = 0.0
+    ) -> "OperatorTime":
+        """The time with its bound, from seconds. overhead: None: what neither compute nor memory explains"""
+        if overhead is None:
+            overhead = max(0.0, duration - max(compute, memory))
+        bound = bound_of(compute, memory, communication, overhead)
+        return cls(duration, compute, memory, communication, overhead, bound)
+
+    @classmethod
+    def on_the_wire(cls, duration: float) -> "OperatorTime":
+        """The time of a message; latency counts as communication."""
+        return cls(duration, 0.0, 0.0, duration, 0.0, "communication")
+
 
 def bound_of(compute: float, memory: float, communication: float, overhead: float) -> str:
     """The resource that takes longest, of seconds of compute, memory, communication and overhead."""
@@ -157,6 +172,8 @@ def bound_of(compute: float, memory: float, communication: float, overhead: floa
         return "compute"
     return "communication" if largest == communication else "overhead"
 
+
+NO_TIME = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
 
 # Where a file declares no TDP [assumed]; a CPU by core (Xeon 8480+: 350 W for 56 cores).
 _TDP_W = {"gpu": 400.0, "tpu": 200.0, "npu": 600.0, "fpga": 100.0}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import Domain, KernelSeconds, Residuals, joined, take
 from perfmodel.cost.kernel_models.gemm import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
@@ -124,12 +124,10 @@ def _allowed(problem: ExpertsSize, fit: GroupedExpertsFit) -> NDArray[np.bool_] 
 
 
 def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> OperatorTime:
-    if not work.num_kernels or not work.flops:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    if not work.flops:
+        return NO_TIME
     parts = _parts(_sizes(work), fit.replayed(work.num_kernels), device)
-    duration, compute, memory = float(parts.duration[0]), float(parts.compute[0]), float(parts.memory[0])
-    overhead = max(0.0, duration - max(compute, memory))
-    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+    return OperatorTime.of(*(float(column[0]) for column in parts))
 
 
 def _sizes(work: Work) -> ExpertSizes:

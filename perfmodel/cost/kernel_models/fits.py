@@ -9,6 +9,7 @@ for all rows. Functions come from a namespace `xp`: numpy for tables and fits, `
 operators, some ten times faster than arrays of size one.
 """
 
+import datetime
 import math
 from collections.abc import Callable, Sequence
 from math import log2
@@ -62,10 +63,7 @@ def distance(fit: object, traits: KernelTraits | None) -> float:
 
 
 class Residuals(Spec):
-    """Quantiles of log(measured / predicted) over the rows of the fit: one row in ten is above by more than exp(p90) -
-    1.
-
-    """
+    """Quantiles of log(measured / predicted) over the rows of the fit: a tenth is above by more than exp(p90) - 1."""
 
     num_rows: int = 0
     p10: float = 0.0
@@ -76,6 +74,14 @@ class Residuals(Spec):
         """The quantiles `factor` times as far from the median."""
         low, high = (self.p50 + factor * (end - self.p50) for end in (self.p10, self.p90))
         return self.model_copy(update={"p10": low, "p90": high})
+
+
+class CommittedFits(Spec):
+    """A file of `hardware_specs/calibrations/` that holds for all devices: where its numbers come from."""
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
 
 
 FitT = TypeVar("FitT", bound=Spec)
@@ -117,24 +123,23 @@ Sizes = TypeVar("Sizes", bound=tuple[Any, ...])
 
 def take(sizes: Sizes, rows: NDArray[Any] | slice) -> Sizes:
     """Rows by index array, mask or slice."""
-    return type(sizes)(*(_rows_of(value, rows) for value in sizes))
-
-
-def _rows_of(value: Any, rows: NDArray[Any] | slice) -> Any:
-    if isinstance(value, np.ndarray):
-        return value[rows]
-    return take(value, rows) if hasattr(value, "_fields") else value
+    return _of_columns([sizes], lambda columns: columns[0][rows])
 
 
 def joined(parts: Sequence[Sizes]) -> Sizes:
     """Concatenated rows of several tables; scalars are those of the first."""
-    return type(parts[0])(*(_one_after_the_other(values) for values in zip(*parts, strict=True)))
+    return _of_columns(parts, np.concatenate)
 
 
-def _one_after_the_other(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], np.ndarray):
-        return np.concatenate(values)
-    return joined(values) if hasattr(values[0], "_fields") else values[0]
+def _of_columns(parts: Sequence[Sizes], change: Callable[[Sequence[Any]], Any]) -> Sizes:
+    """`change` of equal columns of all parts, however deep; scalars are those of the first part."""
+
+    def of(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], np.ndarray):
+            return change(values)
+        return _of_columns(values, change) if hasattr(values[0], "_fields") else values[0]
+
+    return type(parts[0])(*(of(values) for values in zip(*parts, strict=True)))
 
 
 class KernelSeconds(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import KernelSeconds, Residuals, joined, take
 from perfmodel.files.base import Spec
 from perfmodel.ops.formats import SPARSE_RATE
@@ -230,8 +230,6 @@ _plans: dict[tuple[Any, ...], tuple[TiledGemmFit, DeviceFacts, _Plan]] = {}
 
 def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTime:
     """The time of one run of `work` in a CUDA graph."""
-    if not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     problem = work.problem_as(GemmSize)
     per_element = problem.weight_bytes, problem.input_bytes
     key = (id(fit), id(device), problem.n, problem.k, problem.batch, work.rate, *per_element)
@@ -242,9 +240,7 @@ def time_gemm(work: Work, fit: TiledGemmFit, device: DeviceFacts) -> OperatorTim
             _plans.clear()
         entry = _plans[key] = (fit, device, _plan(sizes, fit, device))
     parts = _parts(sizes, entry[2], fit, device)
-    duration, compute, memory = float(parts.duration[0]), float(parts.compute[0]), float(parts.memory[0])
-    overhead = max(0.0, duration - max(compute, memory))
-    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+    return OperatorTime.of(*(float(column[0]) for column in parts))
 
 
 def _sizes(work: Work, problem: GemmSize) -> GemmSizes:

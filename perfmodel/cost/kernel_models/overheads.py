@@ -5,15 +5,12 @@ One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel ca
 from layer profiles of two cards.
 """
 
-import datetime
-
 from pydantic import Field
 
+from perfmodel.cost.kernel_models.fits import CommittedFits
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
-
-_FILE = "overheads.yaml"
 
 
 class OverPcieFit(Spec):
@@ -35,7 +32,7 @@ class OverPcieFit(Spec):
     kernels_fraction: float = Field(ge=0.1, le=1.0)
 
 
-class OverheadFits(Spec):
+class OverheadFits(CommittedFits):
     """The fits, and where they come from.
 
     engine_launch_s: host time of an operator whose kernels a serving engine launches, its model's Python between
@@ -47,9 +44,6 @@ class OverheadFits(Spec):
     softmax_ops:     vector operations for each score of attention
     """
 
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
     over_pcie: OverPcieFit
     engine_launch_s: float = Field(ge=1e-6, le=1e-3)
     sampling_bytes_per_logit: float = Field(ge=10, le=2000)
@@ -61,4 +55,4 @@ class OverheadFits(Spec):
 
 def load_overheads() -> OverheadFits:
     """The committed fits. Raises SpecError for a file that is missing or malformed."""
-    return load_fitted(OverheadFits, data_dir("calibrations") / _FILE)
+    return load_fitted(OverheadFits, data_dir("calibrations") / "overheads.yaml")

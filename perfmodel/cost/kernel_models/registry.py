@@ -19,16 +19,26 @@ from perfmodel.cost.kernel_models.attention.latent import (
 )
 from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, mixed_time
 from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, prefill_time
-from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit, block_matmul_time
-from perfmodel.cost.kernel_models.blocks.on_host import OnHostFit, on_host_time
-from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.blocks import (
+    BlockMatmulFit,
+    BlockStreamFit,
+    OnHostFit,
+    block_matmul_time,
+    block_stream_time,
+    on_host_time,
+)
+from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.experts import GroupedExpertsFit, time_experts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit, time_gemm
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, collective_time, custom_time
-from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit, exchange_time
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.messages.collective import (
+    CollectiveFit,
+    CustomAllReduceFit,
+    ExchangeFit,
+    collective_time,
+    custom_time,
+    exchange_time,
+)
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.files.base import Spec
 from perfmodel.files.validation import unknown_key
@@ -104,5 +114,7 @@ else:
 
 
 def time_work(work: Work, fit: KernelFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work` under `fit`."""
+    """The time of one run of `work` under `fit`; none for a work without kernels."""
+    if not work.num_kernels:
+        return NO_TIME
     return KERNEL_MODELS[fit.form].time(work, fit, device)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of, sustained_share
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, sustained_share
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, network_time
 from perfmodel.files.base import Spec
@@ -64,8 +64,7 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
     if work.message is not None:
         communication = _message_s(work.message, fit, device)
     duration = overhead + communication + knee(compute, memory, fit.knee)
-    bound = bound_of(compute, memory, communication, overhead)
-    return OperatorTime(duration, compute, memory, communication, overhead, bound)
+    return OperatorTime.of(duration, compute, memory, overhead, communication)
 
 
 def _message_s(message: Message, fit: FamilyFit, device: DeviceFacts) -> float:

@@ -40,11 +40,10 @@ from perfmodel.models.architecture import (
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.attention.linear import linear_heads
 from perfmodel.ops.attention.prefill import SCORE_SUM_BYTES
 from perfmodel.ops.formats import linear_format, served_model
 from perfmodel.ops.graphs.drafting import draft_engine, draft_model_of, medusa_weights
-from perfmodel.ops.recurrent import STATE_BYTES, conv_channels, state_shape
+from perfmodel.ops.recurrent import STATE_BYTES, conv_channels, linear_heads, state_shape
 from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 

@@ -119,10 +119,7 @@ class MemoryPlan(Renderable):
         return self.num_kv_blocks // max(1, len(self.kv_groups)) * self.block_size
 
     def max_batch(self, context: int) -> int:
-        """Sequences of `context` tokens that fit at once, regardless of `max_num_seqs` (unless states were reserved for
-        it).
-
-        """
+        """Sequences of `context` tokens that fit at once; at most `max_num_seqs` where states were reserved for it."""
         held = context if self.rolling_span is None else min(context, self.rolling_span)
         held = held if self.reserved_tokens is None else max(held, self.reserved_tokens)
         rows = -(-held // self.block_size)
@@ -154,8 +151,8 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec | N
     Raises DoesNotFitError, with the bytes needed and the smallest tensor_parallel_size that fits, if no KV block fits.
     """
     engine = engine or EngineSpec()
-    plan, room = _limiting_plan(served_model(on_device(model, hardware), engine, hardware), hardware, engine)
-    if plan.num_kv_blocks < 1 or room < 0:
+    plan, fits = _limiting_plan(model, hardware, engine)
+    if not fits:
         raise DoesNotFitError(_does_not_fit(plan, model, hardware, engine))
     return plan
 
@@ -166,15 +163,14 @@ def smallest_fitting_tp(model: ModelSpec, hardware: HardwareSpec, engine: Engine
         if tp <= engine.tensor_parallel_size or not heads_divide(model, tp):
             continue
         wider = engine.model_copy(update={"tensor_parallel_size": tp})
-        plan, room = _limiting_plan(served_model(on_device(model, hardware), wider, hardware), hardware, wider)
-        if plan.num_kv_blocks >= 1 and room >= 0:
+        if _limiting_plan(model, hardware, wider)[1]:
             return tp
     return None
 
 
-def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[MemoryPlan, float]:
-    """The plan of the stage with the fewest blocks, and the bytes for them (negative: too little)."""
-    shard = Sharding.of(engine)
+def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> tuple[MemoryPlan, bool]:
+    """The plan of the stage with the fewest blocks, and whether one fits."""
+    model, shard = served_model(on_device(model, hardware), engine, hardware), Sharding.of(engine)
     layers, groups = list(model.iter_layers()), layer_groups(model, hardware, engine)
     states = None if groups else state_blocks(model, hardware, engine)
     drafter, has_table = draft_footprint(model, engine), not _is_table_with_host(engine, hardware)
@@ -215,7 +211,8 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             kv_groups=tuple(group.group for group in groups),
         )
         plans.append(_best_layout(plan, model, engine, shard, stage))
-    return min(plans, key=lambda plan: plan[0].num_kv_blocks)
+    plan, room = min(plans, key=lambda plan: plan[0].num_kv_blocks)
+    return plan, plan.num_kv_blocks >= 1 and room >= 0
 
 
 def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequence[Layer], bool, bool]]:
@@ -231,10 +228,7 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
 
 
 def _is_table_with_host(engine: EngineSpec, hardware: HardwareSpec) -> bool:
-    """Engines with CPU offload never load the embedding table to a device (llama.cpp, `dev_input` in
-    src/llama-model.cpp).
-
-    """
+    """Engines with CPU offload load no embedding table to a device (llama.cpp, `dev_input` in src/llama-model.cpp)."""
     return hardware.kind != "cpu" and bool(engine.described.facts.offloads_from_tokens)
 
 

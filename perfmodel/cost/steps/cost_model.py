@@ -92,10 +92,7 @@ class _Memo:
 
 
 class _Batch:
-    """Costs of steps with given tokens, samples, decodes and prompts at any context, and their uses; `curves`:
-    attention.
-
-    """
+    """Costs of steps with given tokens, samples, decodes and prompts at any context, and uses; `curves`: attention."""
 
     __slots__ = ("curves", "duration", "hidden", "serial", "used", "uses")
 

@@ -138,10 +138,7 @@ def draft_tables(
 
 
 def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
-    """Host time of a pass: launches hidden behind the device (every kernel without CUDA graphs); prompts as the
-    model's.
-
-    """
+    """Host time of a pass: launches behind the device (all kernels without CUDA graphs); prompts as the model's."""
     is_gpu = hardware.kind == "gpu"
     return HostFit(
         hidden_step_s=_LAUNCHES_BETWEEN * EAGER_LAUNCH_S if is_gpu else 0.0,
@@ -189,10 +186,7 @@ class _Part(NamedTuple):
 
 
 class SpeculativeCostModel:
-    """Prices rounds: `tables` for the model's steps, `drafts` for drafting and verifying. draw: error factors, for
-    ensembles
-
-    """
+    """Prices rounds: `tables` for the model's steps, `drafts` for drafting and verifying. draw: as of GraphCostModel"""
 
     def __init__(self, tables: StepTables, drafts: DraftTables, draw: Draw | None = None) -> None:
         self.has_runs = False

@@ -25,7 +25,7 @@ One piece, as in decode-only steps, gains nothing. Source: GPipe (Huang et al. 2
 `llama_context::decode`, which hands over all pieces of a batch before it waits for the first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -77,13 +77,10 @@ class StageTimes(NamedTuple):
 
 def round_time(plans: Mapping[StageTimes, int]) -> float:
     """The time in which all `plans` (with their counts) pass all stages once more."""
-    busy = [sum(count * item for count, item in zip(plans.values(), stage, strict=True)) for stage in _by_stage(plans)]
+    by_stage: Iterable[tuple[float, ...]] = zip(*(times.stages for times in plans), strict=True)
+    busy = [sum(count * item for count, item in zip(plans.values(), stage, strict=True)) for stage in by_stage]
     host = sum(count * (times.serial + times.hidden) for times, count in plans.items())
     return max(*busy, host, *(times.latency for times in plans))
-
-
-def _by_stage(plans: Mapping[StageTimes, int]) -> list[tuple[float, ...]]:
-    return list(zip(*(times.stages for times in plans), strict=True))
 
 
 def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:

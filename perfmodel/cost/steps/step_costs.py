@@ -62,10 +62,7 @@ class StepCosts:
         return SpeculativeCostModel(self.tables, self.drafts, draw)
 
     def draft_depth(self, shape: BatchShape) -> int:
-        """Draft depth of the decodes of `shape`: full, none in large batches, or, adaptively, the depth with most
-        tokens/s.
-
-        """
+        """Draft depth of the decodes of `shape`: full, none in large batches, or, adaptively, that of most tokens/s."""
         config = self.drafts.config if self.drafts is not None else None
         batch = shape.num_decodes
         if config is None or not batch or shape.decode_tokens:
@@ -88,10 +85,7 @@ class StepCosts:
         return config.expected_tokens(self.draft_depth(shape))
 
     def estimate(self, shape: BatchShape) -> StepEstimate:
-        """A step of `shape`, operator by operator; with speculation, drafting, verification and the drafter's prompts
-        included.
-
-        """
+        """A step of `shape`, operator by operator; with speculation, drafting and the drafter's prompts included."""
         if self.drafts is None:
             return estimate_step(self.graph, self.timer, shape)
         return self.speculative_cost_model().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))

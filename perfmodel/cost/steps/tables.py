@@ -166,7 +166,7 @@ class StepTables:
         runs = [(count, work, self.timer.fit(work)) for count, work in works]
         for (count, work, fit), time in zip(runs, self.timer.times(runs), strict=True):
             seconds += count * time.duration_s
-            number = self._number_of(work.family, fit)
+            number = self.fit_number(work.family, fit)
             parts[number] = parts.get(number, 0.0) + count * time.duration_s
             usage.flops += count * work.flops
             peak_compute_s = count * at_peak_s(work, fit)
@@ -181,11 +181,8 @@ class StepTables:
         """The time of one run of `work`."""
         return self.timer.time(work)
 
-    def fit_number(self, work: Work) -> int:
-        """The index in `fits` of the fit for `work`."""
-        return self._number_of(work.family, self.timer.fit(work))
-
-    def _number_of(self, family: str, fit: KernelFit | None) -> int:
+    def fit_number(self, family: str, fit: KernelFit | None) -> int:
+        """The index in `fits` of a fit for works of `family`."""
         key = (family, id(fit))  # the calibration keeps its fits alive
         number = self._fit_numbers.get(key)
         if number is None:
@@ -244,8 +241,9 @@ class DrawnTables:
 
     def time(self, work: Work) -> OperatorTime:
         """See `StepTables.time`."""
-        time = self._tables.time(work)
-        return time._replace(duration_s=time.duration_s * self._factor(self._tables.fit_number(work)))
+        tables = self._tables
+        time, number = tables.time(work), tables.fit_number(work.family, tables.timer.fit(work))
+        return time._replace(duration_s=time.duration_s * self._factor(number))
 
     def _drawn(self, cost: StepCost) -> StepCost:
         seconds = sum(self._factor(number) * part for number, part in cost.parts)

@@ -28,15 +28,16 @@ from perfmodel.cost.calibrations.backends import (
     power_factor,
     product_rates,
 )
-from perfmodel.cost.kernel_models.blocks.matmul import (
+from perfmodel.cost.kernel_models.blocks import (
     BlockSizes,
     MatmulRates,
+    StreamRates,
     block_sizes,
     matmul_seconds,
     piece_of,
     pieces,
+    stream_seconds,
 )
-from perfmodel.cost.kernel_models.blocks.stream import StreamRates, StreamSizes, stream_seconds
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
@@ -439,7 +440,7 @@ class _Problem:
             np.minimum(1.0, reached) * self._bandwidth,
             np.minimum(1.0, share * of_memory / slower) * self._bandwidth,
         )
-        passed = stream_seconds(StreamSizes(sizes.flops, sizes.num_bytes, columns.kv_bytes, sizes.kernels), streamed)
+        passed = stream_seconds(sizes, columns.kv_bytes, streamed)
         multiplied: Vector = matmul_seconds(sizes, rates, np).duration
         multiplied[columns.form < 0] = passed[columns.form < 0]
         return multiplied

@@ -9,9 +9,8 @@ import numpy as np
 
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CollectiveSizes, CustomAllReduceFit
 from perfmodel.cost.kernel_models.messages.links import link_for
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes
 from perfmodel.evidence.fit.kernels import KernelModule, fit_group, with_residuals
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_name, format_bytes, numbers
 from perfmodel.specs.architectures import find_architecture

@@ -19,9 +19,8 @@ from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.experts import ExpertSizes, expert_seconds
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, custom_seconds
+from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, collective_seconds, custom_seconds
 from perfmodel.cost.kernel_models.messages.links import link_for
-from perfmodel.cost.kernel_models.messages.nccl import collective_seconds
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.base import Spec
 

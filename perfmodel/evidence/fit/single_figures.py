@@ -25,8 +25,12 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.for_all import ExchangeFits
 from perfmodel.cost.kernel_models.device import DEFAULT_LINK, DeviceFacts
-from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.kernel_models.messages.collective import (
+    CollectiveFit,
+    CollectiveSizes,
+    ExchangeFit,
+    collective_seconds,
+)
 from perfmodel.cost.kernel_models.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError

@@ -1,3 +1,3 @@
-"""Softmax and linear attention operators: prefill, decode, mixed kernels, MLA, and their layers."""
+"""Softmax attention operators: prefill, decode, mixed kernels, MLA, and their layers."""
 
 __all__: list[str] = []

@@ -67,7 +67,6 @@ def attention_decode(
     is_module: bool = False,
     queries: float = 1.0,
     spread: ContextSpread | None = None,
-    name: str = "attention_decode",
 ) -> Work:
     """`num_seqs` sequences of `queries` new tokens each; `context` is the visible KV tokens summed over sequences
     (block-sparse heads see a share).
@@ -85,11 +84,11 @@ def attention_decode(
     `spread`: of contexts (default: equal lengths). `is_flash=False` writes and reads the scores (4 b H C bytes,
     3 kernels). Without `is_fused`, KV heads are first copied per query head (`Heads.copy_bytes`, 2 kernels).
     `is_module`: score operators as in `Heads.module_scores`. Score-based eviction reads and writes the sums (8 H C
-    bytes in fp32) in one more kernel, which also finds the lowest. `name`: of the operator.
+    bytes in fp32) in one more kernel, which also finds the lowest.
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
     """
     if num_seqs == 0:
-        return Work(name, "attention_decode", rate=heads.dtype, num_kernels=0)
+        return Work("attention_decode", "attention_decode", rate=heads.dtype, num_kernels=0)
     context = heads.visible(context, num_seqs)
     group = queries * heads.num_heads / heads.num_kv_heads
     spreads = splits_kv or not is_flash  # products of matrices spread over the keys by themselves
@@ -108,7 +107,7 @@ def attention_decode(
         score_bytes += 2.0 * SCORE_SUM_BYTES * heads.num_heads * context
         num_kernels += 1
     return Work(
-        name,
+        "attention_decode",
         "attention_decode",
         flops=2.0 * queries * context * heads.query_elements,
         rate=heads.dtype,
@@ -137,20 +136,19 @@ def mixed_attention(
     *,
     queries: float = 1.0,
     spread: ContextSpread | None = None,
-    name: str = "attention_mixed",
 ) -> Work:
     """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` in one launch.
 
     No work unless the batch has both. queries: new tokens per decode; heads: on one device; spread: of the decodes'
-    contexts; name: of the operator
+    contexts
     """
     if not prefills or not num_decodes:
-        return Work(name, "attention_mixed", rate=heads.dtype, num_kernels=0)
+        return Work("attention_mixed", "attention_mixed", rate=heads.dtype, num_kernels=0)
     prompts = flash_prefill(prefills, heads)
     decodes = attention_decode(num_decodes, context, heads, queries=queries, spread=spread)
     return replace(
         prompts,
-        name=name,
+        name="attention_mixed",
         family="attention_mixed",
         flops=prompts.flops + decodes.flops,
         activation_bytes=prompts.activation_bytes + decodes.activation_bytes,

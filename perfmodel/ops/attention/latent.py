@@ -10,7 +10,7 @@ tokens, engines run dense prefill: sglang, nsa_backend.py, set_nsa_prefill_impl;
 (`prefill_max_seq_len <= topk_tokens`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,6 @@ from perfmodel.ops.problem_sizes import DecodeSize, GemmSize, HeadShape, Prefill
 from perfmodel.ops.work import Work
 
 Prompts = Sequence[tuple[int, int]]  # new tokens and cached ones of each
-OfPrompts = Callable[[Prompts], Work]
 
 
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
@@ -181,20 +180,17 @@ def _index_heads(indexer: Indexer) -> HeadShape:
 def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[OperatorNode]:
     """Down- and up-projections, norms of the latents, RoPE, KV write, attention, output projection."""
     num_heads, size = context.shard.columns(mixer.num_heads), context.element_bytes
-    latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim
-    nodes = _projections(mixer, context, num_heads)
     rotated = (num_heads + 1) * mixer.qk_rope_head_dim
-    nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)))
-    nodes += _written(latent, context)
-    if mixer.indexer is None:
-        nodes += [*_dense_prefill(mixer, context, num_heads), *_decode(mixer, context, num_heads, None)]
-    else:
-        nodes += _index_nodes(mixer, mixer.indexer, context)
-        nodes += _sparse_prefill(mixer, context, num_heads, mixer.indexer)
-        nodes += _decode(mixer, context, num_heads, mixer.indexer)
     form, width = context.format("attention"), num_heads * mixer.v_head_dim
-    nodes.append(on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)))
-    return nodes
+    return [
+        *_projections(mixer, context, num_heads),
+        on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)),
+        *_written(mixer.kv_lora_rank + mixer.qk_rope_head_dim, context),
+        *(_index_nodes(mixer, mixer.indexer, context) if mixer.indexer is not None else []),
+        *_prefill(mixer, context, num_heads),
+        *_decode(mixer, context, num_heads),
+        on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)),
+    ]
 
 
 def _written(latent: int, context: LayerContext) -> list[OperatorNode]:
@@ -233,55 +229,41 @@ def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) 
     return nodes
 
 
-def _standard(context: LayerContext) -> Callable[..., Work]:
-    return partial(standard_prefill, is_fused=context.is_fused, is_module=not context.is_fused)
-
-
-def _dense_prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
-    expand, attend = _dense(mixer, context, num_heads)
-    return [on_prefills("kv_b_proj", expand), on_prefills("attention_prefill", attend)]
-
-
-def _dense(mixer: LatentAttention, context: LayerContext, num_heads: int) -> tuple[OfPrompts, OfPrompts]:
-    """Expand keys and values of all visible tokens, cached included, then attend."""
-    form = context.format("attention")
+def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
+    """Keys and values of all visible tokens expanded, cached ones included, then attention. With an indexer that leaves
+    some out: absorbed attention to its choice, in whole tiles of heads.
+    """
+    form, indexer, size = context.format("attention"), mixer.indexer, context.element_bytes
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-    heads = expanded_heads(mixer, num_heads, context.dtype, context.element_bytes)
-    attention = flash_prefill if context.is_flash else _standard(context)
+    expanded = expanded_heads(mixer, num_heads, context.dtype, size)
+    standard = partial(standard_prefill, is_fused=context.is_fused, is_module=not context.is_fused)
+    attend_densely = partial(flash_prefill if context.is_flash else standard, heads=expanded)
+    computed = -(-num_heads // context.sparse_heads) * context.sparse_heads
+    latents = latent_heads(mixer, computed, context.dtype, size, context.kv_element_bytes)
+
+    def is_dense(prefills: Prompts) -> bool:
+        return indexer is None or max((new + cached for new, cached in prefills), default=0) <= indexer.top_k
 
     def expand(prefills: Prompts) -> Work:
-        visible = sum(tokens + cached for tokens, cached in prefills)
+        visible = sum(new + cached for new, cached in prefills) if is_dense(prefills) else 0
         return gemm("kv_b_proj", visible, columns, mixer.kv_lora_rank, form)
 
-    return expand, partial(attention, heads=heads)
-
-
-def _sees_all(prefills: Prompts, indexer: Indexer) -> bool:
-    return max((tokens + cached for tokens, cached in prefills), default=0) <= indexer.top_k
-
-
-def _sparse_prefill(
-    mixer: LatentAttention, context: LayerContext, num_heads: int, indexer: Indexer
-) -> list[OperatorNode]:
-    """Absorbed attention to the indexer's choice, in whole tiles of heads; dense if it keeps all tokens."""
-    dtype, size = context.dtype, context.element_bytes
-    computed = -(-num_heads // context.sparse_heads) * context.sparse_heads
-    heads = latent_heads(mixer, computed, dtype, size, context.kv_element_bytes)
-    expand, attend_densely = _dense(mixer, context, num_heads)
-    absorbing = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
-
     def attend(prefills: Prompts) -> Work:
-        if _sees_all(prefills, indexer):
+        if indexer is None or is_dense(prefills):
             return attend_densely(prefills)
-        return sparse_prefill(prefills, heads, indexer.top_k)
+        return sparse_prefill(prefills, latents, indexer.top_k)
 
     def absorbed(name: str, prefills: Prompts) -> Work:
-        return absorbing(name, 0 if _sees_all(prefills, indexer) else sum(tokens for tokens, _ in prefills))
+        num_tokens = 0 if is_dense(prefills) else sum(new for new, _ in prefills)
+        return _absorbed(name, num_tokens, mixer=mixer, context=context, num_heads=num_heads)
 
+    first, attention = on_prefills("kv_b_proj", expand), on_prefills("attention_prefill", attend)
+    if indexer is None:
+        return [first, attention]
     return [
-        on_prefills("kv_b_proj", lambda prefills: expand(prefills if _sees_all(prefills, indexer) else ())),
+        first,
         on_prefills("absorb_query_prefill", partial(absorbed, "absorb_query")),
-        on_prefills("attention_prefill", attend),
+        attention,
         on_prefills("expand_output_prefill", partial(absorbed, "expand_output")),
     ]
 
@@ -292,15 +274,13 @@ def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: 
     return absorb(name, num_tokens, num_heads, n, k, context.dtype, context.element_bytes)
 
 
-def _decode(
-    mixer: LatentAttention, context: LayerContext, num_heads: int, indexer: Indexer | None
-) -> list[OperatorNode]:
+def _decode(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
     heads = latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
     absorbed = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
 
     def attend(num_seqs: int, visible: int, queries: float) -> Work:
-        if indexer is not None:  # the mean context decides: min() of a sum, an upper bound of the sum of min()
-            visible = min(visible, num_seqs * indexer.top_k)
+        if mixer.indexer is not None:  # the mean context decides: min() of a sum, an upper bound of the sum of min()
+            visible = min(visible, num_seqs * mixer.indexer.top_k)
         return latent_decode(num_seqs, visible, heads, splits_kv=context.splits_kv, queries=queries)
 
     return [

@@ -11,7 +11,7 @@ from perfmodel.models.architecture import Attention
 from perfmodel.models.number_formats import kv_surplus, unpack_operations
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
-from perfmodel.ops.collectives import all_reduce
+from perfmodel.ops.collectives import all_reduce, tensor_parallel
 from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
@@ -53,9 +53,8 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.qk_norm:
         norm = partial(rms_norm, "qk_norm", size=rotated, element_bytes=size, is_fused=fused, num_tensors=2)
         nodes.append(on_tokens("qk_norm", norm))
-        if mixer.qk_norm_width == "all_heads" and context.shard.tp > 1:
-            name, group = "qk_norm_all_reduce", context.shard.tp_group
-            nodes.append(on_tokens(name, lambda n: all_reduce(n * _SQUARE_SUMS_BYTES, group, name)))
+        if mixer.qk_norm_width == "all_heads":
+            nodes += tensor_parallel(all_reduce, "qk_norm_all_reduce", _SQUARE_SUMS_BYTES, context)
     if mixer.rope is not None:
         nodes.append(on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=fused)))
     nodes += _written(mixer, context, heads)

@@ -137,7 +137,7 @@ def _problem(prefills: Sequence[tuple[int, int]], heads: Heads, *, has_block_per
     )
 
 
-def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str = "attention_prefill") -> Work:
+def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads) -> Work:
     """Flash attention of `prefills`, (new tokens T, cached tokens P) each, in one kernel.
 
         FLOPs = 2 (h_k + h_v) H sum(pairs)          pairs = visible query-key pairs, T P + T (T+1)/2 if causal
@@ -147,11 +147,11 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
 
     Re-reads of K and V by later query tiles hit L2 and count as `sram_bytes` only. FlashAttention-1 gives each head of
     a prompt one thread block, keys outside and queries inside: per key tile Q is read, O read and written, b H (h_k + 2
-    h_v) x the rows visited. Versions before 3 use mma.sync, not Hopper's fastest instruction. `name`: of the operator.
+    h_v) x the rows visited. Versions before 3 use mma.sync, not Hopper's fastest instruction.
     Source: Dao 2023 (FlashAttention-2), algorithm 1 and section 3.2; Dao et al. 2022, algorithm 1 and theorem 2.
     """
     if not prefills:
-        return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
+        return Work("attention_prefill", "attention_prefill", rate=heads.dtype, num_kernels=0)
     problem = _problem(prefills, heads, has_block_per_head=heads.flash_version == 1)
     num_old = problem.kv_tokens - problem.tokens
     query_bytes = problem.tokens * heads.query_elements * heads.element_bytes
@@ -160,7 +160,7 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
         visited = heads.num_heads * (heads.head_dim + 2 * heads.v_head_dim)
         query_bytes = max(query_bytes, tile_kv * visited * heads.element_bytes)
     return Work(
-        name,
+        "attention_prefill",
         "attention_prefill",
         flops=2.0 * problem.pairs * heads.query_elements,
         rate=heads.dtype + (MMA_SYNC_RATE if heads.flash_version in (1, 2) else ""),
@@ -173,12 +173,7 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, name: str =
 
 
 def standard_prefill(
-    prefills: Sequence[tuple[int, int]],
-    heads: Heads,
-    name: str = "attention_prefill",
-    *,
-    is_fused: bool = True,
-    is_module: bool = False,
+    prefills: Sequence[tuple[int, int]], heads: Heads, *, is_fused: bool = True, is_module: bool = False
 ) -> Work:
     """Attention that materialises the score matrix: S = Q K^T, P = softmax(S), O = P V, one kernel each per prompt.
 
@@ -188,12 +183,11 @@ def standard_prefill(
     Windows and blocks only mask: they save nothing. Unfused, as a framework runs it, the mask is a kernel of its own
     (2 b H sum(T (P + T)) more) and KV heads are copied per query head. `is_module`: as `Heads.module_scores`; the
     output is transposed to token-major. Under eviction each key's scores are summed in fp32, and a chunk of a prompt
-    sees `evicts_to` earlier tokens. prefills: (new tokens T, cached tokens P) per prompt; name: of the operator;
-    is_fused: the mask is applied in a kernel Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging
-    Face's eager_attention_forward.
+    sees `evicts_to` earlier tokens. prefills: (new tokens T, cached tokens P) per prompt; is_fused: no kernel for the
+    mask. Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
     """
     if not prefills:
-        return Work(name, "attention_prefill", rate=heads.dtype, num_kernels=0)
+        return Work("attention_prefill", "attention_prefill", rate=heads.dtype, num_kernels=0)
     if heads.evicts_to is not None:
         prefills = tuple((tokens, min(cached, heads.evicts_to)) for tokens, cached in prefills)
     scores = sum(t * (t + p) for t, p in prefills)
@@ -214,7 +208,7 @@ def standard_prefill(
         num_kernels += 1
         score_bytes += heads.num_heads * (scores * heads.element_bytes + 2 * SCORE_SUM_BYTES * keys)
     return Work(
-        name,
+        "attention_prefill",
         "attention_prefill",
         flops=2.0 * scores * heads.query_elements,
         rate=heads.dtype,

@@ -27,7 +27,7 @@ from perfmodel.models.architecture import (
 from perfmodel.models.architecture import LinearAttention as _Linear
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
-from perfmodel.ops.collectives import all_gather
+from perfmodel.ops.collectives import all_gather, tensor_parallel
 from perfmodel.ops.elementwise import sample
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.step import GraphPart, StepGraph, build_graph
@@ -146,26 +146,21 @@ def draft_engine(engine: EngineSpec, config: SpeculativeConfig) -> EngineSpec:
 def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepGraph:
     served = served_model(model, engine)
     context = LayerContext(served, Sharding.of(engine))
-    hidden, tp, size = context.hidden, context.shard.tp, context.element_bytes
-    vocab, form = served.vocab_size, context.format("lm_head")
+    hidden, vocab, form = context.hidden, served.vocab_size, context.format("lm_head")
     columns = context.shard.columns(vocab)
+    logits_bytes = columns * context.shard.tp * context.element_bytes
     nodes = [
         on_samples("medusa_block", partial(gemm, "medusa_block", n=hidden, k=hidden, form=form)),
         on_samples("medusa_head", partial(gemm, "medusa_head", n=columns, k=hidden, form=form)),
+        *tensor_parallel(all_gather, "medusa_all_gather", logits_bytes, context, on_samples),
+        on_samples("medusa_top_k", lambda b: replace(sample(b, vocab), name="medusa_top_k")),
     ]
-    if tp > 1:
-        name, group = "medusa_all_gather", context.shard.tp_group
-        nodes.append(on_samples(name, lambda b: all_gather(b * columns * tp * size, group, name)))
-    nodes.append(on_samples("medusa_top_k", lambda b: replace(sample(b, vocab), name="medusa_top_k")))
     nodes = [replace(node, count=num_heads) for node in nodes]
     return StepGraph(served, context.shard, tuple(nodes), engine.enforce_eager)
 
 
 def _eagle_model(model: ModelSpec) -> ModelSpec:
-    """One decoder layer of the model's sizes and dtype between embedding and head; dense, as wide as the active
-    experts.
-
-    """
+    """One decoder layer of the model's sizes and dtype between embedding and head; dense, as wide as active experts."""
     layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, Attention | LatentAttention)]
     dense = [layer for layer in layers if getattr(layer.mixer, "span", None) is None]
     chosen = (dense or layers)[-1]

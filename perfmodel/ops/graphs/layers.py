@@ -31,13 +31,12 @@ from perfmodel.models.architecture import (
 )
 from perfmodel.ops.attention.latent import latent_nodes
 from perfmodel.ops.attention.layer import attention_heads, attention_nodes
-from perfmodel.ops.attention.linear import linear_attention_nodes
-from perfmodel.ops.collectives import all_gather, all_reduce, send_recv
+from perfmodel.ops.collectives import all_gather, all_reduce, send_recv, tensor_parallel
 from perfmodel.ops.elementwise import embedding, residual_add, rms_norm, sample
 from perfmodel.ops.feedforward import dense_ffn_nodes, moe_nodes
 from perfmodel.ops.linear import gemm, linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_samples, on_tokens
-from perfmodel.ops.recurrent import delta_net_nodes, mamba_nodes
+from perfmodel.ops.recurrent import delta_net_nodes, linear_attention_nodes, mamba_nodes
 from perfmodel.ops.work import BatchShape, Depends, Work
 
 
@@ -121,13 +120,10 @@ _LABELS = {
 
 
 def embedding_nodes(context: LayerContext) -> list[OperatorNode]:
-    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
+    hidden, size = context.hidden, context.element_bytes
     tables = 2 if context.model.num_learned_positions else 1
     nodes = [on_tokens("embedding", lambda n: embedding(n, hidden, size, num_tables=tables))]
-    if tp > 1:
-        name, group = "embedding_all_reduce", context.shard.tp_group
-        nodes.append(on_tokens(name, lambda n: all_reduce(n * hidden * size, group, name)))
-    return nodes
+    return nodes + _reduce("embedding_all_reduce", context)
 
 
 def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[OperatorNode]:
@@ -136,29 +132,23 @@ def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[Op
     Each tensor-parallel rank sends its part; the receivers all-gather.
     Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
     """
-    shard = context.shard
-    pair, group, name = shard.next_stage(stage), shard.tp_group, "stage_all_gather"
-    token_bytes = context.hidden * context.element_bytes * (2 if context.is_fused else 1)
+    shard, token_bytes = context.shard, context.hidden * context.element_bytes * (2 if context.is_fused else 1)
+    pair = shard.group("pipeline", stage)
     nodes = [on_tokens("send_recv", lambda n: send_recv(n * token_bytes / shard.tp, pair))]
-    if shard.tp > 1:
-        nodes.append(on_tokens(name, lambda n: all_gather(n * token_bytes, group, name)))
-    return nodes
+    return nodes + tensor_parallel(all_gather, "stage_all_gather", token_bytes, context)
 
 
 def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None) -> list[OperatorNode]:
-    hidden, size, tp = context.hidden, context.element_bytes, context.shard.tp
-    vocab, form = context.model.vocab_size, context.format("lm_head")
+    vocab, bias = context.model.vocab_size, context.model.lm_head_bias
     columns = context.shard.columns(vocab)
-    bias = context.model.lm_head_bias
-    nodes = [
+    head = partial(gemm, "lm_head", n=columns, k=context.hidden, form=context.format("lm_head"), has_bias=bias)
+    logits_bytes = columns * context.shard.tp * context.element_bytes
+    return [
         *_norm("final_norm", context, adds_residual=context.is_fused),
-        on_samples("lm_head", lambda b: gemm("lm_head", b, columns, hidden, form, has_bias=bias)),
+        on_samples("lm_head", head),
+        *tensor_parallel(all_gather, "logits_all_gather", logits_bytes, context, on_samples),
+        on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)),
     ]
-    if tp > 1:
-        name, group = "logits_all_gather", context.shard.tp_group
-        nodes.append(on_samples(name, lambda b: all_gather(b * columns * tp * size, group, name)))
-    nodes.append(on_samples("sample", lambda b: sample(b, vocab, method, bytes_per_logit)))
-    return nodes
 
 
 def layer_nodes(
@@ -259,8 +249,7 @@ def _norm(name: str, context: LayerContext, adds_residual: bool = False) -> list
 
 
 def _reduce(name: str, context: LayerContext) -> list[OperatorNode]:
-    group, token_bytes = context.shard.tp_group, context.hidden * context.element_bytes
-    return [on_tokens(name, lambda n: all_reduce(n * token_bytes, group, name))] if group.tp > 1 else []
+    return tensor_parallel(all_reduce, name, context.hidden * context.element_bytes, context)
 
 
 def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Formats], str]:
@@ -298,13 +287,9 @@ def host_family(family: str) -> str:
 
 def on_host(nodes: Iterable[OperatorNode]) -> list[OperatorNode]:
     """`nodes` as the host computes them, renamed."""
-    return [replace(node, name=f"{node.name}@{HOST}", work=_Marked(node)) for node in nodes]
+    return [replace(node, name=f"{node.name}@{HOST}", work=partial(_host_work, node)) for node in nodes]
 
 
-class _Marked:
-    def __init__(self, node: OperatorNode) -> None:
-        self._node = node
-
-    def __call__(self, shape: BatchShape) -> Work:
-        work = self._node.work(shape)
-        return replace(work, family=host_family(work.family))
+def _host_work(node: OperatorNode, shape: BatchShape) -> Work:
+    work = node.work(shape)
+    return replace(work, family=host_family(work.family))

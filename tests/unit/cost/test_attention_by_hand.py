@@ -17,7 +17,7 @@ from perfmodel.cost.kernel_models.attention.decode import (
 )
 from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, mixed_time
 from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, PrefillKernel, prefill_time
-from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.kernel_models.blocks import BlockStreamFit, block_stream_time
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel.ops.problem_sizes import DecodeSize, HeadShape

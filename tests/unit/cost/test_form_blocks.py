@@ -4,9 +4,15 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.cost.kernel_models.blocks.matmul import BlockMatmulFit, block_matmul_time, pieces
-from perfmodel.cost.kernel_models.blocks.on_host import OnHostFit, on_host_time
-from perfmodel.cost.kernel_models.blocks.stream import BlockStreamFit, block_stream_time
+from perfmodel.cost.kernel_models.blocks import (
+    BlockMatmulFit,
+    BlockStreamFit,
+    OnHostFit,
+    block_matmul_time,
+    block_stream_time,
+    on_host_time,
+    pieces,
+)
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.ops.attention.decode import attention_decode
 from perfmodel.ops.attention.prefill import Heads

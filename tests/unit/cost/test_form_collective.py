@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.kernel_models import DeviceFacts
 from perfmodel.cost.kernel_models.messages.collective import (
+    CollectiveFit,
+    CollectiveSizes,
     CustomAllReduceFit,
+    collective_seconds,
     collective_time,
     custom_seconds,
     custom_time,
     over_link,
 )
 from perfmodel.cost.kernel_models.messages.links import link_for
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.ops.collectives import all_gather, all_reduce
 from perfmodel.specs.scenario_file import load_hardware
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perfmodel.cost import OperatorTimer, load_calibration
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.kernel_models import DeviceFacts
-from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.kernel_models.messages.collective import ExchangeFit, exchange_time
 from perfmodel.ops.collectives import all_to_all
 from perfmodel.specs.scenario_file import load_hardware
 

@@ -12,18 +12,23 @@ from perfmodel.cost.kernel_models.experts import GroupedExpertsFit, expert_secon
 from perfmodel.cost.kernel_models.experts import _sizes as sizes_of_work
 from perfmodel.cost.kernel_models.fits import joined
 from perfmodel.cost.kernel_models.gemm import TileStep
+from perfmodel.cost.kernel_models.registry import time_work
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat
-from perfmodel.ops.routing import power_law_routing, slowest_uniform_routing, uniform_routing
-from perfmodel.specs import load_hardware
+from perfmodel.ops.routing import skewed_routing, slowest_uniform_routing, uniform_routing
+from perfmodel.specs import ExpertRouting, load_hardware
 
 DEVICES = [DeviceFacts.of(load_hardware(name)) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm")]
 BLOCKS = [MoEFFN(8, 2, 14336), MoEFFN(128, 8, 768), MoEFFN(256, 8, 2048), MoEFFN(128, 6, 1856, gated=False)]
 SLOW = DeviceFacts.of(load_hardware("h100-sxm-80gb"))
 FAST = DeviceFacts.of(load_hardware("h100-sxm-80gb", ["hardware.hbm.bandwidth=6.7e12"]))
 FORMATS = [LinearFormat("bf16", 2.0, 2.0, 2.0), LinearFormat("fp8", 1.0, 1.0, 2.0, True)]
-ROUTINGS = [uniform_routing, slowest_uniform_routing, power_law_routing(1.2)]
+ROUTINGS = [
+    uniform_routing,
+    slowest_uniform_routing,
+    skewed_routing(ExpertRouting(distribution="power_law", alpha=1.2)),
+]
 FITS = [
     GroupedExpertsFit(),
     GroupedExpertsFit(compute_fraction=1, memory_fraction=1, launch_s=2e-6, tile_s=1e-8, passes=1, knee=20),
@@ -91,7 +96,7 @@ def test_skew_costs_where_multiplying_does_and_spares_reads_where_it_does_not():
 def test_nothing_to_do_takes_no_time():
     ffn = BLOCKS[0]
     none = experts(0, ffn, uniform_routing(ffn, 0, 1), FORMATS[0], width=4096, intermediate=ffn.intermediate_size)
-    time = time_experts(none, FITS[0], DEVICES[0])
+    time = time_work(none, FITS[0], DEVICES[0])
     assert (time.duration_s, time.compute_s, time.memory_s, time.communication_s, time.overhead_s) == (0, 0, 0, 0, 0)
 
 

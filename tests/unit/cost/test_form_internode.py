@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CustomAllReduceFit
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send_recv
 from perfmodel.ops.messages import Exchange, RankGroup, distinct_nodes, distinct_ranks

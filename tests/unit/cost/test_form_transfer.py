@@ -6,8 +6,7 @@ from perfmodel.cost.kernel_models import DeviceFacts
 from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
 from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit
 from perfmodel.cost.kernel_models.fits import transferred
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CustomAllReduceFit
 from perfmodel.specs.scenario_file import load_hardware
 
 A100, H100, H200 = (DeviceFacts.of(load_hardware(n)) for n in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm"))

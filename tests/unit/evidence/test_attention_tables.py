@@ -10,8 +10,7 @@ from perfmodel.cost.kernel_models.attention.decode import DecodeKernel, FlashDec
 from perfmodel.cost.kernel_models.attention.latent import LatentDecodeFit
 from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit
 from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CustomAllReduceFit
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.registry import time_work
 from perfmodel.errors import SpecError

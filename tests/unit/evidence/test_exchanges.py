@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.kernel_models import DeviceFacts
-from perfmodel.cost.kernel_models.messages.exchange import ExchangeFit, exchange_time
+from perfmodel.cost.kernel_models.messages.collective import ExchangeFit, exchange_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.recorded import fit_recorded_for_all
 from perfmodel.evidence.fit.single_figures import fit_exchanges, read_exchanges

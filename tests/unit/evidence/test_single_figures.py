@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.kernel_models import DeviceFacts
-from perfmodel.cost.kernel_models.messages.nccl import CollectiveFit, CollectiveSizes, collective_seconds
+from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CollectiveSizes, collective_seconds
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.recorded import fit_recorded_for_all

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.models.architecture import LinearAttention
-from perfmodel.ops.attention.linear import LinearHeads, _linear_prefill, linear_decode, linear_heads
+from perfmodel.ops.recurrent import LinearHeads, _linear_prefill, linear_decode, linear_heads
 from perfmodel.ops.sharding import Sharding
 
 HEADS, KV_HEADS, HEAD, VALUE, ROWS = 32, 8, 128, 128, 256

@@ -13,7 +13,7 @@ from perfmodel.ops.routing import (
     dropped_share,
     place_experts,
     popularity_of,
-    power_law_routing,
+    skewed_routing,
     uniform_routing,
     with_capacity,
 )
@@ -81,9 +81,9 @@ def test_equal_experts_are_shared_out_evenly(num_redundant):
 
 @pytest.mark.parametrize("num_tokens", [64, 4096])
 def test_balancing_lowers_the_slowest_rank_towards_the_mean_and_copies_more_so(num_tokens):
-    mean = num_tokens * BLOCK.top_k / 8
+    mean, skewed = num_tokens * BLOCK.top_k / 8, ExpertRouting(distribution="power_law", alpha=1.2)
     plain, placed, copied = (
-        power_law_routing(1.2, copies)(BLOCK, num_tokens, 8).assignments for copies in (None, 0, 16)
+        skewed_routing(skewed, copies)(BLOCK, num_tokens, 8).assignments for copies in (None, 0, 16)
     )
     assert mean * 0.98 <= copied < placed < plain
     if num_tokens > 1000:  # beyond the noise of single steps

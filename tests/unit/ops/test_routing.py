@@ -9,13 +9,17 @@ from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import (
     TILE_ROWS,
     expected_tiles,
-    power_law_routing,
-    recorded_routing,
+    skewed_routing,
     slowest_uniform_routing,
     uniform_routing,
 )
+from perfmodel.specs import ExpertRouting
 
 BLOCK = MoEFFN(64, 6, 1408)
+
+
+def recorded(popularity):
+    return ExpertRouting(distribution="recorded", popularity=tuple(popularity))
 
 
 def simulated(num_tokens, ranks, runs=400):
@@ -56,7 +60,7 @@ def test_tiles_hold_all_rows_and_at_least_one_per_expert_hit(num_tokens, probabi
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.2])
 @pytest.mark.parametrize("num_tokens", [16, 1000])
 def test_power_laws_load_the_slowest_rank_more(exponent, num_tokens):
-    route = power_law_routing(exponent)
+    route = skewed_routing(ExpertRouting(distribution="power_law", alpha=exponent))
     skewed, even = route(BLOCK, num_tokens, 8), slowest_uniform_routing(BLOCK, num_tokens, 8)
     assert skewed.assignments > even.assignments
     assert skewed.distinct <= 8
@@ -67,13 +71,13 @@ def test_power_laws_load_the_slowest_rank_more(exponent, num_tokens):
 
 
 def test_an_expert_never_gets_more_tokens_than_there_are():
-    load = power_law_routing(1.2)(MoEFFN(4, 3, 1024), 10, 1)
+    load = skewed_routing(ExpertRouting(distribution="power_law", alpha=1.2))(MoEFFN(4, 3, 1024), 10, 1)
     assert load.distinct <= 4
     assert load.assignments <= 40
 
 
 def test_a_record_of_equal_counts_is_uniform_routing():
-    load = recorded_routing([7] * BLOCK.num_experts, num_draws=200)(BLOCK, 64, 1)
+    load = skewed_routing(recorded([7] * BLOCK.num_experts), num_draws=200)(BLOCK, 64, 1)
     even = uniform_routing(BLOCK, 64, 1)
     assert load.distinct == pytest.approx(even.distinct, rel=0.01)
     assert load.tiles == pytest.approx(even.tiles, rel=0.02)
@@ -81,7 +85,7 @@ def test_a_record_of_equal_counts_is_uniform_routing():
 
 def test_a_record_with_idle_experts_reads_no_more_than_the_busy_ones():
     busy = [1.0] * 16 + [0.0] * 48
-    load = recorded_routing(busy)(BLOCK, 500, 1)
+    load = skewed_routing(recorded(busy))(BLOCK, 500, 1)
     assert load.distinct == 16
     assert load.assignments == pytest.approx(500 * BLOCK.top_k, rel=0.02)
 

@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.files.base import Spec
@@ -202,8 +202,6 @@ def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, 
 
 def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
     """The time of one run of `work`, KV from HBM."""
-    if not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     problem = work.problem_as(DecodeSize)
     sizes = _sizes(work, problem, fit.kernel)
     if not problem.splits_kv:
@@ -216,8 +214,7 @@ def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> Operato
             duration += _outlasting(longest, sizes, fit.kernel, device.compute_units) * max(memory, compute)
         elif not fit.kernel.is_balanced:
             duration += _ragged_seconds(longest, work, sizes, fit, device, duration - fit.launch_s)
-    overhead = max(0.0, duration - max(compute, memory))
-    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+    return OperatorTime.of(duration, compute, memory)
 
 
 def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:
@@ -234,8 +231,7 @@ def _unsplit_time(work: Work, sizes: DecodeSizes, fit: FlashDecodeFit, device: D
     memory = work.kv_bytes / (bandwidth * min(1.0, fit.block_bandwidth * blocks / units)) + sizes.io_bytes / bandwidth
     high, low = max(compute, memory), min(compute, memory)
     duration = fit.launch_s + high * (1 + (low / max(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
-    overhead = duration - high
-    return OperatorTime(duration, compute, memory, 0.0, overhead, bound_of(compute, memory, 0.0, overhead))
+    return OperatorTime.of(duration, compute, memory)
 
 
 def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> float:
@@ -245,10 +241,7 @@ def _seconds_per_score(sizes: DecodeSizes, work: Work, fit: FlashDecodeFit, devi
 
 
 def _outlasting(longest: float, sizes: DecodeSizes, kernel: DecodeKernel, units: int) -> float:
-    """Extra time of a persistent kernel over its streaming time; contexts lie evenly within +-(longest - mean) of the
-    mean.
-
-    """
+    """Extra time of a persistent kernel over its streaming; contexts lie evenly around the mean, up to `longest`."""
     problem, kv_heads = sizes.problem, sizes.problem.heads.num_kv_heads
     blocks = problem.num_seqs * kv_heads * ceil(problem.query_rows / kv_heads / kernel.heads_per_block)
     share = blocks * sizes.length / units

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.cost.kernel_models.attention.prefill import PrefillKernel, prompt_tiles
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.ops.problem_sizes import HeadShape, MixedSize, Values
@@ -64,23 +64,15 @@ class MixedSizes(NamedTuple):
     longest: Values
 
 
-def mixed_seconds(
-    sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts, rate: str = "bf16", xp: Any = np
-) -> KernelSeconds:
-    """The formula of this module, for one prompt per batch.
-
-    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; xp: numpy, or
-    scalar functions; device: that runs it
-    """
+def mixed_seconds(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts) -> KernelSeconds:
+    """The formula of this module, for one prompt per batch; products in bf16, unless the fit has a rate of its own."""
     kernel = fit.kernel
-    tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, xp)
+    tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, np)
     empty = sizes.decodes * (tiles[1] - 1)
-    return _seconds(tiles, empty, sizes.tokens + sizes.cached, sizes, fit, device, rate, xp)
+    return _seconds(tiles, empty, sizes.tokens + sizes.cached, sizes, fit, device, "bf16", np)
 
 
 def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> OperatorTime:
-    if not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     problem = work.problem_as(MixedSize)
     kernel, heads, prompts = fit.kernel, problem.prompts.heads, problem.prompts.prefills
     tiles = [prompt_tiles(new, cached, 0, kernel, kernel.rows, SCALARS) for new, cached in prompts]
@@ -100,8 +92,7 @@ def mixed_time(work: Work, fit: MixedAttentionFit, device: DeviceFacts) -> Opera
     keys = sum(new + cached for new, cached in prompts)
     together = sum(visited), sum(numbers), max(longest)
     parts = _seconds(together, empty, keys, sizes, fit, device, work.rate, SCALARS)
-    bound = bound_of(parts.compute, parts.memory, 0.0, fit.launch_s)
-    return OperatorTime(parts.duration, parts.compute, parts.memory, 0.0, fit.launch_s, bound)
+    return OperatorTime.of(parts.duration, parts.compute, parts.memory, fit.launch_s)
 
 
 def _seconds(

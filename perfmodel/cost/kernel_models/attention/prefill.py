@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveInt
@@ -90,16 +90,10 @@ class PrefillSizes(NamedTuple):
 _Tiles = tuple[Values, Values, Values]
 
 
-def prefill_seconds(
-    sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str = "bf16"
-) -> KernelSeconds:
-    """The formula of this module.
-
-    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; device: runs
-    it
-    """
+def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts) -> KernelSeconds:
+    """The formula of this module; products in bf16, unless the fit has a rate of its own."""
     tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
-    return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, rate, np)
+    return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, "bf16", np)
 
 
 def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
@@ -108,8 +102,6 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     Work with a share of its prompts' FLOPs (a pipeline's microbatch, an indexer's keys) takes that share of the
     products' time; bytes are its own.
     """
-    if not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     problem = work.problem_as(PrefillSize)
     kernel, prompts = fit.kernel, _sizes(work, problem)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
@@ -125,7 +117,7 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
     duration = fit.launch_s + compute + memory
-    return OperatorTime(duration, compute, memory, 0.0, fit.launch_s, bound_of(compute, memory, 0.0, fit.launch_s))
+    return OperatorTime.of(duration, compute, memory, fit.launch_s)
 
 
 def _sizes(work: Work, problem: PrefillSize) -> list[PrefillSizes]:

@@ -1,4 +1,5 @@
-"""Collectives: NCCL's two protocols, and engines' custom all-reduce for small messages.
+"""Collectives: NCCL's two protocols, engines' custom all-reduce for small messages, and the exchange of tokens for
+their experts; within a node and between nodes.
 
     NCCL    t = launch + hop steps + memory_touches S / W + min( min(wire / (first_channel L), ramp) + wire / (ll L),
                                                                  start + wire / (simple L) )
@@ -13,36 +14,168 @@ S is the payload as in nccl-tests, L the link's declared one-way bandwidth, W th
 (LL, LL128) sends flags with the data over few channels first, then many; the simple one starts later and reaches the
 link's rate. Each byte is touched a few times in local memory. Hops scale with the link's declared latency; PCIe has its
 own hops and fractions, and others where cards lack peer access: `over_link`, from `kernel_models.overheads`.
+
+Between nodes:
+
+    NCCL      t = launch + h hop + min( n net + max(touches + ramp + within / (ll L), between / (LL V)),
+                                        start + n slow net + max(touches + within / (simple L), between / (SIMPLE V)) )
+
+h, n: hops within nodes and between them, `within` and `between` the bytes of an algorithm (`two_level`; the fastest
+counts, as NCCL's tuner would have it), V a device's share of the network, touches the time of the payload's way through
+memory. What concerns a node is as fitted on one (`CollectiveFit`). Kernels of the
+engines' own for small messages do not leave a node (vLLM custom_all_reduce.py: "disabled because this process group
+spans across nodes"), so NCCL serves all sizes.
+
+The exchange of expert parallelism: tokens to the ranks of their experts (dispatch), and results back (combine).
+
+    within a node   t = max( floor, start + wire / (fraction L) )        wire = S (k - 1) / k
+    between nodes   t = start + max( within / (fraction L), between / (SIMPLE V) )
+
+S is what a rank sends to all k. Unlike NCCL's all-to-all, these kernels write to (or read from) peer memory and wait
+for all peers, with a routing table to fill. Decode steps pay the floor, three times a small NCCL message. The first
+formula is for ranks that a switch joins; on other nodes the time is that of the all-to-all in `beyond`. A token takes
+one of three routes to its experts (`Exchange`): once to each node, where NVLink brings it to the ranks of its experts;
+once to each rank; or once to each expert. Between nodes `start` is at least `between_nodes_s`, and one hop more where
+tokens are handed on.
+The parameters are in `hardware_specs/calibrations/exchange.yaml`: those within a node from dispatch and combine on
+GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in NVIDIA's "Optimizing MoE Communication with
+One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18), of whose 48 figures each 80 % lie within -7 and +11 %
+of this formula. What engines other than TensorRT-LLM have (DeepEP's low-latency kernels, FlashInfer's) is said there to
+be no faster. The start between nodes from DeepEP's README: 40 us more than the bytes between nodes take.
 Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
 """
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Residuals
-from perfmodel.cost.kernel_models.messages.links import most_ranks_of_own_kernels
-from perfmodel.cost.kernel_models.messages.nccl import (
-    CollectiveFit,
-    CollectiveParts,
-    CollectiveSizes,
-    collective_seconds,
-    latency_ratio,
-    nccl_between_nodes,
-)
+from perfmodel.cost.kernel_models.messages.links import TwoLevel, most_ranks_of_own_kernels, ways_of
 from perfmodel.cost.kernel_models.overheads import OverPcieFit, load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveFloat, PositiveInt
-from perfmodel.ops.messages import Message
+from perfmodel.ops.messages import Message, Spread
+from perfmodel.ops.problem_sizes import Values
 from perfmodel.ops.work import Work
 from perfmodel.specs.networks import Link
 
 Fit = TypeVar("Fit")
-
-
 _ANY_RANKS = 1 << 16
+# (steps per k - 1, fixed steps, wire per payload and (k - 1) / k, fixed wire per payload)
+_SHAPES = {
+    "all_reduce": (2, 0, 2, 0),
+    "all_gather": (1, 0, 1, 0),
+    "reduce_scatter": (1, 0, 1, 0),
+    "all_to_all": (0, 1, 1, 0),
+    "send_recv": (0, 1, 0, 1),
+}
+# What a protocol reaches of a card's line rate. Simple: nccl-tests between DGX H100 with eight 400 Gbit/s cards report
+# 370 to 390 GB/s for large messages; DeepEP's kernels 45 to 47 GB/s of 50. LL sends a flag with every 4 bytes.
+_SIMPLE = 0.95
+_LOW_LATENCY = 0.5 * _SIMPLE
+# NCCL, src/graph/tuning.cc, hops over the network in us: LL trees 5.0, rings 2.7, simple 14. A network's declared
+# latency is the first. Rings of one rank a node have the trees' latency.
+_RING_HOP, _SIMPLE_HOP = 2.7 / 5.0, 14.0 / 5.0
+_POST_S = 1e-6  # same file: no hop of a group on several nodes takes less, since the network's requests are posted
+
+
+class CollectiveFit(Spec):
+    """NCCL for one kind of collective. Times in seconds; fractions of the declared link bandwidth.
+
+    link_latency_s: the declared latency of the link it was fitted on; None: hops are not scaled
+    """
+
+    form: Literal["collective"] = "collective"
+    launch_s: float = Field(default=6e-6, ge=1e-6, le=5e-5)
+    hop_s: float = Field(default=1e-6, ge=1e-8, le=1e-5)  # one step of the low-latency protocol
+    first_channel: float = Field(default=0.02, ge=0.003, le=0.3)  # fraction of the link while channels are few
+    ramp_s: float = Field(default=2e-6, ge=1e-8, le=1e-5)  # until all channels run
+    low_latency_fraction: float = Field(default=0.35, ge=0.05, le=0.8)
+    simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
+    simple_fraction: float = Field(default=0.85, ge=0.5, le=1.0)
+    memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
+    switch_ranks: PositiveInt | None = None  # from so many ranks on a switch adds, on a link that has one
+    switch_bytes: PositiveFloat = 3e7  # payload from which it does
+    link_latency_s: PositiveFloat | None = None
+    residuals: Residuals = Residuals()
+
+
+class CollectiveSizes(NamedTuple):
+    """One message between `ranks` devices, or many as arrays.
+
+    payload: bytes as nccl-tests counts them; steps, wire: see the module; switched: 1 where a switch could add
+    """
+
+    payload: Values
+    ranks: Values
+    steps: Values
+    wire: Values
+    switched: Values
+
+    @classmethod
+    def of(cls, kind: str, payload: Values, ranks: Values, switched: Values = 1.0) -> "CollectiveSizes":
+        """Messages of one `kind`, of `payload` bytes as in nccl-tests; `switched`: in a number format that a switch can
+        add; ranks: of the group
+        """
+        per_rank, fixed, share, whole = _SHAPES[kind]
+        others = ranks - 1
+        wire = payload * (share * others / ranks + whole)
+        return cls(payload, ranks, per_rank * others + fixed, wire, switched * (kind == "all_reduce"))
+
+
+class CollectiveParts(NamedTuple):
+    """Seconds in all, and those in which bytes are on the wire."""
+
+    duration: Values
+    wire: Values
+
+
+def collective_seconds(
+    sizes: CollectiveSizes, fit: CollectiveFit, device: DeviceFacts, link: Link, xp: Any = np
+) -> CollectiveParts:
+    """NCCL's time; 0 for one rank.
+
+    sizes: numbers or columns; fit: of NCCL; device, link: the ranks', and theirs; xp: numpy, or scalar functions
+    """
+    rate = link.bandwidth_bytes_per_s
+    fixed = fit.launch_s + fit.hop_s * _latency_ratio(fit.link_latency_s, link) * sizes.steps
+    fixed = fixed + fit.memory_touches * sizes.payload / device.bandwidth
+    low_latency = sizes.wire / (fit.low_latency_fraction * rate)
+    ramp = xp.minimum(sizes.wire / (fit.first_channel * rate), fit.ramp_s)
+    wire = sizes.wire
+    if fit.switch_ranks is not None and link.has_switch:
+        adds = (sizes.switched > 0) & (sizes.ranks >= fit.switch_ranks) & (sizes.payload > fit.switch_bytes)
+        wire = xp.where(adds, xp.minimum(wire, sizes.payload * (1 + 1 / sizes.ranks)), wire)
+    simple = wire / (fit.simple_fraction * rate)
+    duration = fixed + xp.minimum(ramp + low_latency, fit.simple_start_s + simple)
+    return CollectiveParts(xp.where(sizes.ranks > 1, duration, 0.0), xp.minimum(low_latency, simple))
+
+
+def _latency_ratio(fitted: float | None, link: Link) -> float:
+    """Hop latency relative to the fitted link."""
+    return link.latency_s / fitted if fitted and link.latency_s else 1.0
+
+
+def _between_nodes(message: Message, spread: Spread, fit: CollectiveFit, device: DeviceFacts) -> float:
+    hop_s = max(fit.hop_s * _latency_ratio(fit.link_latency_s, device.link), _POST_S)
+    return min(_way_seconds(message.bytes_, item, spread, fit, hop_s, device) for item in ways_of(message, spread))
+
+
+def _way_seconds(
+    payload: float, way: TwoLevel, spread: Spread, fit: CollectiveFit, hop_s: float, device: DeviceFacts
+) -> float:
+    network, rate = device.network, device.link.bandwidth_bytes_per_s
+    within, between = payload * way.within, payload * way.between / network.bandwidth_bytes_per_s
+    touches = fit.memory_touches * payload / device.bandwidth
+    ramp = min(within / (fit.first_channel * rate), fit.ramp_s)
+    hops_s = way.hops_between * network.latency_s
+    fast = (_RING_HOP if way.name == "ring" and spread.most > 1 else 1.0) * hops_s
+    fast += max(touches + ramp + within / (fit.low_latency_fraction * rate), between / _LOW_LATENCY)
+    simple = fit.simple_start_s + _SIMPLE_HOP * hops_s
+    simple += max(touches + within / (fit.simple_fraction * rate), between / _SIMPLE)
+    return fit.launch_s + way.hops_within * hop_s + min(fast, simple)
 
 
 class CustomAllReduceFit(Spec):
@@ -76,7 +209,7 @@ def custom_seconds(
     one_shot = others * sizes.payload / (fit.one_shot_fraction * rate)
     two_shot = sizes.wire / (fit.two_shot_fraction * rate)
     is_two = (sizes.ranks > 2) & (fit.sync_s + two_shot < one_shot)
-    peers_s = fit.peer_s * latency_ratio(fit.link_latency_s, link) * others
+    peers_s = fit.peer_s * _latency_ratio(fit.link_latency_s, link) * others
     fixed = fit.launch_s + peers_s + xp.where(is_two, fit.sync_s, 0.0)
     wire = xp.where(is_two, two_shot, one_shot)
     beyond = collective_seconds(sizes, fit.beyond, device, link, xp)
@@ -120,19 +253,19 @@ def _nccl_over_pcie(pcie: OverPcieFit, link: Link) -> dict[str, Any]:
 
 
 def collective_time(work: Work, fit: CollectiveFit, device: DeviceFacts) -> OperatorTime:
-    if work.message is None or not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
-    return _operator_time(_nccl_seconds(work.message, fit, device))
+    if work.message is None:
+        return NO_TIME
+    return OperatorTime.on_the_wire(_nccl_seconds(work.message, fit, device))
 
 
 def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> OperatorTime:
     """The time of the all-reduce of `work`; NCCL's for other collectives."""
-    if work.message is None or not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
+    if work.message is None:
+        return NO_TIME
     if work.message.kind != "all_reduce" or device.spread(work.message).num_nodes > 1:
-        return _operator_time(_nccl_seconds(work.message, fit.beyond, device))
+        return OperatorTime.on_the_wire(_nccl_seconds(work.message, fit.beyond, device))
     parts = custom_seconds(_sizes(work.message), fit, device, device.link, SCALARS)
-    return _operator_time(parts.duration)
+    return OperatorTime.on_the_wire(parts.duration)
 
 
 def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> float:
@@ -141,8 +274,7 @@ def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> 
     leaving = float(spread.num_nodes > 1) if message.kind != "send_recv" else spread.crossing
     seconds = 0.0
     if leaving:
-        hop_s = fit.hop_s * latency_ratio(fit.link_latency_s, link)
-        seconds = leaving * nccl_between_nodes(message, spread, fit, hop_s, device)
+        seconds = leaving * _between_nodes(message, spread, fit, device)
     if leaving < 1.0:
         on_node = collective_seconds(_sizes(message), fit, device, link, SCALARS)
         seconds += (1.0 - leaving) * float(on_node.duration)
@@ -153,6 +285,42 @@ def _sizes(message: Message) -> CollectiveSizes:
     return CollectiveSizes.of(message.kind, message.bytes_, message.num_ranks)
 
 
-def _operator_time(duration_s: float) -> OperatorTime:
-    """Latency counts as communication."""
-    return OperatorTime(duration_s, 0.0, 0.0, duration_s, 0.0, "communication")
+class ExchangeFit(Spec):
+    """One direction. Times in seconds; fraction of the declared link bandwidth.
+
+    between_nodes_s: the least start of an exchange that leaves a node
+    """
+
+    form: Literal["expert_exchange"] = "expert_exchange"
+    floor_s: float = Field(ge=1e-6, le=1e-3)
+    start_s: float = Field(ge=1e-7, le=1e-3)
+    link_fraction: float = Field(ge=0.05, le=1.0)
+    between_nodes_s: float = Field(default=0.0, ge=0, le=1e-3)
+    beyond: CollectiveFit = CollectiveFit()
+    residuals: Residuals = Residuals()
+
+
+def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> OperatorTime:
+    """The time of the exchange of `work`; latency counts as communication."""
+    if work.message is None:
+        return NO_TIME
+    ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)
+    if spread.num_nodes > 1:
+        return OperatorTime.on_the_wire(_exchange_between_nodes(work.message, spread, fit, device))
+    if not link.has_switch:
+        return collective_time(work, fit.beyond, device)
+    wire = work.message.bytes_ * (ranks - 1) / ranks
+    duration = max(fit.floor_s, fit.start_s + wire / (fit.link_fraction * link.bandwidth_bytes_per_s))
+    return OperatorTime.on_the_wire(duration)
+
+
+def _exchange_between_nodes(message: Message, spread: Spread, fit: ExchangeFit, device: DeviceFacts) -> float:
+    start_s, network = max(fit.start_s, fit.between_nodes_s), device.network
+    rate = fit.link_fraction * device.link.bandwidth_bytes_per_s
+    network_rate = _SIMPLE * network.bandwidth_bytes_per_s
+    return min(
+        start_s
+        + (item.hops_between - 1) * network.latency_s
+        + message.bytes_ * max(item.within / rate, item.between / network_rate)
+        for item in ways_of(message, spread)
+    )

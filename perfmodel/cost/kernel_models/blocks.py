@@ -1,4 +1,6 @@
-"""GEMM with block-quantized weights: one kernel for few rows, another for many.
+"""Kernels of single-machine engines on block-quantized weights (GGUF, MLX), for any backend.
+
+GEMM: one kernel for few rows, another for many.
 
     few rows   knee_v( bytes / (memory_fraction B), weights c (1 + s (rows - 1)) / (units clock) )
     many rows  knee_m( FLOPs / (compute_fraction peak) (1 + tile units / outputs + half_rows / rows),
@@ -10,20 +12,32 @@ further row takes the share s of it. Devices with high bandwidth per unit are bo
 its bandwidth, an L4 at nine tenths. The kernel for many rows computes tiles: few tiles leave units idle (`tile`:
 outputs per unit at which half are), few rows leave tiles partly empty. knee(a, b) = (a**p + b**p) ** (1/p).
 
-Engines compute a batch in pieces of up to `micro_batch` tokens, each of which reads the weights again.
-Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal.
+Other kernels (attention over a cache, norms, activations, elementwise operators):
+
+    t = launch_s * kernels + FLOPs / (compute_fraction peak) + bytes / (memory_fraction B) + KV bytes / (kv_fraction B)
+
+Engines compute a batch in pieces of up to `micro_batch` tokens, each with its own launches, which read the weights
+again.
+
+CPU-offloaded layers: the CPU computes small steps, the device large ones. In steps of `from_tokens` tokens or more the
+device multiplies weights, read over its link once per micro-batch. Operators without weights (attention over the
+host's KV) stay on the CPU.
+Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal; llama.cpp's
+--op-offload (ggml_backend_cuda_device_offload_op: batches of 32 and more).
 """
 
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, bound_of
+from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, KernelSeconds, Namespace, Residuals
 from perfmodel.files.base import Spec
-from perfmodel.files.units import FittedSeconds, NonNegativeInt
-from perfmodel.ops.problem_sizes import ExpertsSize, GemmSize, Values
+from perfmodel.files.units import FittedSeconds, NonNegativeInt, PositiveFloat
+from perfmodel.ops.problem_sizes import ExpertsSize, GemmSize, PrefillSize, Values
 from perfmodel.ops.work import Work
+from perfmodel.specs.hardware import HardwareSpec
 
 
 class BlockMatmulFit(Spec):
@@ -48,7 +62,7 @@ class BlockMatmulFit(Spec):
 
 
 class BlockSizes(NamedTuple):
-    """What is multiplied.
+    """What is multiplied, or of other kernels FLOPs, bytes and launches; numbers or columns.
 
     flops, num_bytes, kernels: of all matrices together; num_bytes: of weights and activations
     weights: their number; rows: that each matrix is multiplied with; outputs: elements of all products
@@ -57,9 +71,9 @@ class BlockSizes(NamedTuple):
     flops: Values
     num_bytes: Values
     kernels: Values
-    weights: Values
-    rows: Values
-    outputs: Values
+    weights: Values = 0.0
+    rows: Values = 1.0
+    outputs: Values = 1.0
 
 
 class MatmulRates(NamedTuple):
@@ -143,11 +157,16 @@ def piece_of(sizes: BlockSizes, weight_bytes: float, share: float) -> BlockSizes
     return sizes._replace(flops=share * sizes.flops, num_bytes=num_bytes, rows=rows, outputs=share * sizes.outputs)
 
 
+def _rows(work: Work) -> float:
+    """Tokens multiplied with weights; 0 without weights."""
+    if isinstance(work.problem, ExpertsSize):
+        return float(work.problem.tokens)
+    return float(work.problem.m) if isinstance(work.problem, GemmSize) else 0.0
+
+
 def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> OperatorTime:
-    if not work.num_kernels:
-        return OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")
     sizes, rates = block_sizes(work), _rates(fit, device)
-    tokens = float(work.problem.tokens if isinstance(work.problem, ExpertsSize) else sizes.rows)
+    tokens = _rows(work)
     duration = compute = memory = launched = 0.0
     for count, size in pieces(tokens, fit.micro_batch):
         parts = matmul_seconds(piece_of(sizes, work.weight_bytes, size / tokens), rates)
@@ -155,4 +174,78 @@ def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> O
         compute += count * float(parts.compute)
         memory += count * float(parts.memory)
         launched += count * fit.launch_s * work.num_kernels
-    return OperatorTime(duration, compute, memory, 0.0, launched, bound_of(compute, memory, 0.0, launched))
+    return OperatorTime.of(duration, compute, memory, launched)
+
+
+class BlockStreamFit(Spec):
+    """How a backend runs such a kernel on one device; see the module. rate: a key of `peak_flops_per_s`"""
+
+    form: Literal["block_stream"] = "block_stream"
+    rate: str = "vector"
+    launch_s: FittedSeconds
+    memory_fraction: float = Field(gt=0, le=1)
+    kv_fraction: float = Field(default=1.0, gt=0, le=1)
+    compute_fraction: float = Field(default=1.0, gt=0)
+    micro_batch: int = Field(default=0, ge=0)
+    residuals: Residuals = Residuals()
+
+
+class StreamRates(NamedTuple):
+    """A fit on a device, in the formula's units; numbers or columns."""
+
+    launch_s: Values
+    flops_per_s: Values
+    bandwidth: Values
+    kv_bandwidth: Values
+
+
+def stream_seconds(sizes: BlockSizes, kv_bytes: Values, rates: StreamRates) -> Values:
+    moved = sizes.num_bytes / rates.bandwidth + kv_bytes / rates.kv_bandwidth
+    return rates.launch_s * sizes.kernels + sizes.flops / rates.flops_per_s + moved
+
+
+def block_stream_time(work: Work, fit: BlockStreamFit, device: DeviceFacts) -> OperatorTime:
+    tokens = work.problem.tokens if isinstance(work.problem, PrefillSize) else 0.0
+    launches = work.num_kernels * (ceil(tokens / fit.micro_batch) if fit.micro_batch and tokens else 1)
+    rates = StreamRates(
+        fit.launch_s,
+        fit.compute_fraction * device.peak(fit.rate),
+        fit.memory_fraction * device.bandwidth,
+        fit.kv_fraction * device.bandwidth,
+    )
+    sizes = BlockSizes(work.flops, work.weight_bytes + work.activation_bytes, launches)
+    compute, overhead = work.flops / rates.flops_per_s, fit.launch_s * launches
+    duration = float(stream_seconds(sizes, work.kv_bytes, rates))
+    return OperatorTime.of(duration, compute, duration - compute - overhead, overhead)
+
+
+class OnHostFit(Spec):
+    """What times an operator of such a layer.
+
+    host: the CPU; on_cpu, on_device: fits of the operator there
+    link_bytes_per_s: of the device to the host's memory; from_tokens: 0: the device never computes it
+    """
+
+    form: Literal["on_host"] = "on_host"
+    host: HardwareSpec
+    on_cpu: BlockMatmulFit | BlockStreamFit
+    on_device: BlockMatmulFit | BlockStreamFit
+    link_bytes_per_s: PositiveFloat
+    from_tokens: NonNegativeInt
+    residuals: Residuals = Residuals()
+
+
+def on_host_time(work: Work, fit: OnHostFit, device: DeviceFacts) -> OperatorTime:
+    tokens = _rows(work)
+    if not (fit.from_tokens and tokens >= fit.from_tokens and isinstance(fit.on_device, BlockMatmulFit)):
+        cpu = DeviceFacts.of(fit.host)
+        if isinstance(fit.on_cpu, BlockMatmulFit):
+            return block_matmul_time(work, fit.on_cpu, cpu)
+        return block_stream_time(work, fit.on_cpu, cpu)
+    there = block_matmul_time(work, fit.on_device, device)
+    copies = sum(count for count, _ in pieces(tokens, fit.on_device.micro_batch))
+    copied = copies * work.weight_bytes / fit.link_bytes_per_s
+    duration = there.duration_s + copied
+    return there._replace(
+        duration_s=duration, communication_s=copied, bound="communication" if copied > there.duration_s else there.bound
+    )
