@@ -27,10 +27,13 @@ _HEADLINES = (
     *("kernels", "steps", "systems", "system ratios", "memory"),  # of published figures
     *("speedup", "throughput", "static_throughput", "decode_tokens_per_s", "prompt_tokens_per_s"),
 )
-_HEAD = ("rows", "median", "mean", "p90", "bias", "in 80 % interval")
+_HEAD = ("rows", "median", "trivial", "mean", "p90", "bias", "in interval")
 _ERRORS = (
-    "Errors are |predicted / measured - 1| of single rows; bias is mean(predicted) / mean(measured) - 1; the last "
-    "column is the share of rows whose measured value lies in the prediction's 80 % interval."
+    "Errors are |predicted / measured - 1| of single rows; trivial is the median error of the simplest predictor: the "
+    "benchmark's limit, the declared peaks of a kernel, else the median of the device's other rows; bias is "
+    "mean(predicted) / mean(measured) - 1; in interval is the share of rows whose measured value lies in the "
+    "prediction's 80 % interval, width the median of its high over its low end, and the last column how wide the "
+    "simplest predictor's has to be."
 )
 _SPEEDUPS = (
     "Speedups say how many times better the metric is than the baseline's; quotient is simulated / executed, the "
@@ -44,11 +47,14 @@ def validation_view(report: ValidationReport, command: str = "") -> Document:
     """Errors over all rows, single figures, plots, groups, the largest errors with their parts, notes."""
     share = f" ({report.covered / report.rows:.1%})" if report.rows else ""
     basis = [(fit.name, fit.date, fit.source) for fit in report.provenance.fitted]
-    rows = [(metric_of(name).label, *_cells(stats)) for name, stats in report.metrics.items()]
+    rows = [
+        (metric_of(name).label, *_cells(stats), _ratio(stats.interval_width), _ratio(stats.trivial_width))
+        for name, stats in report.metrics.items()
+    ]
     about: list[Block] = [Paragraph(report.about)] if report.about else []
     blocks: list[Block] = [
         doc.Details([*about, Table(("calibration", "date", "source"), basis, "Predicted with", left=3)]),
-        Table(("metric", *_HEAD), rows, "All rows", note=_ERRORS),
+        Table(("metric", *_HEAD, "width", "trivial"), rows, "All rows", note=_ERRORS),
         *_load_tests(report.runs),
         _published(report.figures),
         _techniques(report.techniques),
@@ -64,8 +70,13 @@ def validation_view(report: ValidationReport, command: str = "") -> Document:
 
 def _cells(stats: ErrorStats) -> tuple[str, ...]:
     inside = "" if stats.interval_coverage is None else f"{stats.interval_coverage:.0%}"
-    errors = (f"{value:.1%}" for value in (stats.median_ape, stats.mean_ape, stats.p90_ape))
+    values = (stats.median_ape, stats.trivial_ape, stats.mean_ape, stats.p90_ape)
+    errors = ("" if value is None else f"{value:.1%}" for value in values)
     return (f"{stats.rows:,}", *errors, f"{stats.bias:+.1%}", inside)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _dimensions(comparisons: Sequence[Comparison]) -> Iterator[Table]:
