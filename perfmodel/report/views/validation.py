@@ -46,7 +46,7 @@ _SPEEDUPS = (
 def validation_view(report: ValidationReport, command: str = "") -> Document:
     """Errors over all rows, single figures, plots, groups, the largest errors with their parts, notes."""
     share = f" ({report.covered / report.rows:.1%})" if report.rows else ""
-    basis = [(fit.name, fit.date, fit.source) for fit in report.provenance.fitted]
+    basis = list(dict.fromkeys((fit.name, fit.date, fit.source) for fit in report.provenance.fitted))
     rows = [
         (metric_of(name).label, *_cells(stats), _ratio(stats.interval_width), _ratio(stats.trivial_width))
         for name, stats in report.metrics.items()
