@@ -4,9 +4,12 @@ Each fold leaves out one group: a model, a device, an engine, a number format, o
 version on a device in a number format). The engine's parameters are fitted to the rest, and what was left out is
 simulated with them; without any rest it is simulated with the plausible values that fits start from. Derivatives are
 taken once for all folds (means are all but linear in the parameters). 80 % intervals come from what fits leave
-unexplained of the rest. Parameters of kernels are not refitted: they come from kernel tables; nor are those of all
-engines (routing.yaml, generation@*.yaml). Published results have parameters by architecture (or backend), and those of
-a group left out are the mean of the others.
+unexplained of the rest. Not refitted are parameters of kernels, which come from kernel tables, those of all engines
+(routing.yaml, generation@*.yaml), and those of the engine that the other kind of rows is fitted to (steady states,
+stages).
+
+Published results have parameters by architecture: those of the one left out are the mean of the others. Single machines
+have parameters by backend, fitted without the group. The intervals of both are the committed ones.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +24,7 @@ from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import profiles
-from perfmodel.evidence.fit.backends import held_out
+from perfmodel.evidence.fit.backends import held_out, merged_setup
 from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
 from perfmodel.evidence.fit.whole_runs import without_own
 from perfmodel.evidence.kinds.pooled import report_pooled
@@ -106,7 +109,7 @@ def _serving(path: Path, group: str, progress: Progress | None) -> ValidationRep
         model = LinearErrors.around(begin, profiles.PARAMETERS, errors, here)
         per_row = np.array([len(profiles.stage_log_errors([Prediction(row, row.metrics)])) for row in short])
         for fold in _folds(members, short, per_row, model, GROUPS[group]):
-            residuals = profiles.step_residuals(fold.rest, fold.profile) if fold.rest else Residuals()
+            residuals = profiles.step_residuals(fold.rest, fold.profile) if fold.kept.any() else Residuals()
             profile = fold.profile.model_copy(update={"latency_residuals": residuals})
             pairs += simulate_runs(fold.left_out, progress, profile=profile, intervals=True)
     return report_serving([pair for pair in pairs if not pair.row.is_overloaded], unread)
@@ -117,6 +120,9 @@ def _steady_state(path: Path, group: str, progress: Progress | None) -> Validati
     pairs: list[Prediction] = []
     for engine, members in _by_engine([row for row in rows if row.is_reliable]):
         fitted = profiles.fitting_rows(rows, engine)
+        if not fitted:
+            unread += [(row.name, f"no row of {engine} is small enough to fit to") for row in members]
+            continue
         begin = with_facts(load_engine_profile(engine))
         parameters = profiles.parameters_of(begin, fitted)
 
@@ -125,7 +131,7 @@ def _steady_state(path: Path, group: str, progress: Progress | None) -> Validati
 
         here = np.log(values_of(begin, parameters))  # the committed values, near every fold's
         model = LinearErrors.around(begin, parameters, errors, here)
-        per_row = np.full(len(fitted), len(model.at_here) // len(fitted))
+        per_row = np.full(len(fitted), len(model.at_here) // len(fitted))  # errors of TPOT and of TTFT
         for fold in _folds(members, fitted, per_row, model, GROUPS[group]):
             profile = _with_residuals(fold, model)
             pairs += simulate_steady_states(fold.left_out, progress, profile=profile, intervals=True)
@@ -146,9 +152,12 @@ def _local(path: Path, group: str, progress: Progress | None) -> ValidationRepor
     rows, unread = read_local_rows(path)
     settings, predicted = held_out(rows, path.parent, group)
     rates = {setting.row: rate for setting, rate in zip(settings, predicted.tolist(), strict=True)}
-    pairs = [pair for pair in predict_rows(rows, path.parent, progress) if pair.row.setup in rates]
-    held = [replace(pair, metrics={pair.row.setup.metric: rates[pair.row.setup]}) for pair in pairs]
-    return report_pooled("local", held, unread)
+    pairs: list[Prediction] = []
+    for pair in predict_rows(rows, path.parent, progress):
+        rate = rates.get(merged_setup(pair.row))
+        if pair.reason or rate is not None:
+            pairs.append(pair if rate is None else replace(pair, metrics={pair.row.setup.metric: rate}))
+    return report_pooled("local", pairs, unread)
 
 
 def _published(kind: str, path: Path, progress: Progress | None) -> ValidationReport:

@@ -74,7 +74,7 @@ class Observation:
     group:       shared by rows of one setting
     source:      publisher or tool; flags: the source's caveats
     is_reliable: figures count without caveats
-    limits:      metric -> the most that the benchmark allows, in the metric's unit
+    trivial:     metric -> the simplest prediction, where it is known: the benchmark's limit, a roofline
     window:      arrival interval in seconds, for runs with several stages
     """
 
@@ -90,7 +90,7 @@ class Observation:
     source: str = ""
     flags: str = ""
     is_reliable: bool = True
-    limits: Mapping[str, float] = field(default_factory=dict)
+    trivial: Mapping[str, float] = field(default_factory=dict)
     window: tuple[float, float] | None = None
 
     @property

@@ -6,7 +6,8 @@
 
 For comparison, what needs no model, so that a figure that proves nothing shows it: `trivial_ape` is the median error of
 the simplest predictor, `trivial_width` how wide its 80 % interval has to be. The simplest predictor is the limit for
-rows of a benchmark with limits, the datasheet's roofline for kernels, else the median of the device's other rows.
+rows of a benchmark with limits, what the datasheet's peaks give for kernels and published steps, no effect for a
+technique, else the median of the other rows of the device (or run).
 
 Figures are fractions. A `Comparison` holds all rows of one metric; each row has one group per dimension (device, model,
 load ...). A report's `by` and its tables come from these.
@@ -141,13 +142,27 @@ def median_of_others(measured: ArrayLike, groups: Sequence[str]) -> NDArray[np.f
     """For each row the median of the other rows of its group, of all others where it is alone; nan if it is the only
     one."""
     values, names = np.asarray(measured, dtype=float), np.asarray(groups)
-    result = np.full(len(values), nan)
-    for row in range(len(values)):
-        others = np.arange(len(values)) != row
-        members = others & (names == names[row])
-        chosen = members if members.any() else others
-        if chosen.any():
-            result[row] = np.median(values[chosen])
+    finite = np.isfinite(values)
+    result, of_all = np.full(len(values), nan), np.full(len(values), nan)
+    of_all[finite] = _medians_without(values[finite])
+    for name in dict.fromkeys(names[finite].tolist()):
+        members = finite & (names == name)
+        alone = int(members.sum()) == 1
+        result[members] = of_all[members] if alone else _medians_without(values[members])
+    return result
+
+
+def _medians_without(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each value the median of the others; nan of the only one."""
+    others = len(values) - 1
+    if others < 1:
+        return np.full(len(values), nan)
+    order = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[order] = np.arange(len(values))
+    ordered, low, high = values[order], (others - 1) // 2, others // 2
+    # Without the value of a rank, the ones behind it move up by one.
+    result: NDArray[np.float64] = (ordered[low + (low >= rank)] + ordered[high + (high >= rank)]) / 2
     return result
 
 
@@ -243,19 +258,21 @@ def comparison_of(
     setups = [setup_of(pair.scenario) for pair in members if pair.scenario is not None]
     names = {name: [group_of(pair) for pair in members] for name, group_of in dimensions.items()}
     groups = {name: Dimension.of(values) for name, values in names.items()}
-    rows = rows_of(metric, members, names.get("device"))
+    rows = rows_of(metric, members, names.get("device") or [""] * len(members))
     return Comparison.of(metric, rows, unit, {**groups, **also}, setups)
 
 
 def rows_of(metric: str, pairs: Sequence[Prediction], devices: Sequence[str] | None = None) -> Rows:
-    """Values of one metric. devices: of each pair, for the trivial predictor"""
+    """Values of one metric. devices: of each pair, for the simplest predictor where rows have none of their own"""
     low, high = zip(*(pair.intervals.get(metric, NO_INTERVAL) for pair in pairs), strict=True) if pairs else ((), ())
+    measured = [pair.row.metrics[metric] for pair in pairs]
+    given = np.array([pair.row.trivial.get(metric, nan) for pair in pairs])
     return Rows(
         [pair.metrics.get(metric, nan) for pair in pairs],
-        [pair.row.metrics[metric] for pair in pairs],
+        measured,
         [pair.row.label or pair.row.name for pair in pairs],
         (low, high) if np.isfinite(low).any() else None,
-        nan if devices is None else median_of_others([pair.row.metrics[metric] for pair in pairs], devices),
+        np.where(np.isfinite(given), given, nan if devices is None else median_of_others(measured, devices)),
     )
 
 

@@ -26,7 +26,7 @@ from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.evidence.executed.bridge import Progress
 from perfmodel.evidence.fit.whole_steps import Chunks, EngineSteps, shapes_of
-from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport
+from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport, median_of_others
 from perfmodel.sim import simulate
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
@@ -140,7 +140,7 @@ def _compare_runs(comparison: ExecutorComparison) -> dict[str, list[_Row]]:
 
 def _rows(rows: Sequence[_Row], interval: tuple[float, float] | None = None) -> Rows:
     predicted, measured, labels = zip(*rows, strict=True) if rows else ((), (), ())
-    return Rows(predicted, measured, labels, interval)
+    return Rows(predicted, measured, labels, interval, median_of_others(measured, [""] * len(measured)))
 
 
 # Steps by kind, and those of decodes by batch: the kind, and the range of decodes.

@@ -158,6 +158,7 @@ def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
         [item.simulated for item in verdicts],
         [item.simulated / item.quotient for item in verdicts],
         [item.technique.name for item in verdicts],
+        trivial=1.0,
     )
     names = Dimension.of([item.technique.metric for item in verdicts])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})

@@ -95,10 +95,7 @@ def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
     table, groups = DeviceTable(folder), defaultdict[tuple[str, LocalSetup], list[float]](list)
     for row in rows:
         if row.is_reliable and not any(word in row.flags for word in _NOT_FITTED):
-            setup: LocalSetup = row.setup
-            version, detail = local_engine(setup).version or "", setup.backend_detail[:2]
-            key = replace(setup, build=version, backend_detail=detail, date=None)
-            groups[row.source, key].append(row.metrics[setup.metric])
+            groups[row.source, merged_setup(row)].append(row.metrics[row.setup.metric])
     result = []
     for (_, setup), figures in groups.items():
         try:
@@ -108,6 +105,13 @@ def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
         except PerfmodelError:
             continue
     return result
+
+
+def merged_setup(row: Observation) -> LocalSetup:
+    """The row's setup without what rows of one setting may differ in: builds of one version, and dates."""
+    setup: LocalSetup = row.setup
+    version, detail = local_engine(setup).version or "", setup.backend_detail[:2]
+    return replace(setup, build=version, backend_detail=detail, date=None)
 
 
 class KernelColumns(NamedTuple):
@@ -320,6 +324,8 @@ def held_out(
         keys = problem.chips if by == "device" else [entry.scenario.model.name for entry in problem.settings]
         result += problem.settings
         predicted.append(np.exp(-problem.left_out(vector, keys)))
+    if not result:
+        raise PerfmodelError("the table has no rows that can be fitted to; give one that has.")
     return result, np.concatenate(predicted)
 
 

@@ -16,7 +16,16 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.observation import Prediction, Progress
 from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
-from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled, report_of, rows_of
+from perfmodel.evidence.report import (
+    Comparison,
+    Dimension,
+    Rows,
+    ValidationReport,
+    median_of_others,
+    pooled,
+    report_of,
+    rows_of,
+)
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.planning.typical_step import mean_step
@@ -70,7 +79,8 @@ def _requests(pairs: Sequence[Prediction], metric: str) -> Comparison:
     predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
     measured = [seconds for pair in members for seconds in _measured(pair, metric)]
     runs = [pair.row.name for pair in members for _ in pair.requests[metric]]
-    return Comparison.of(metric, Rows(predicted, measured, labels), "s", {"run": Dimension.of(runs)})
+    rows = Rows(predicted, measured, labels, None, median_of_others(measured, runs))
+    return Comparison.of(metric, rows, "s", {"run": Dimension.of(runs)})
 
 
 def _measured(pair: Prediction, metric: str) -> list[float]:

@@ -7,11 +7,11 @@ the median figure; per device the median over groups. Reported are median, mean 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,10 +56,12 @@ _KINDS = {
         "elsewhere",
         _CONTRADICT,
         "Results of MLPerf Inference's closed division. Offline: tokens per second of a saturated engine. Server and "
-        "Interactive: TTFT and TPOT at the submitted rate, which is close to the server's capacity, where both follow "
-        "small errors of it; a rate beyond the predicted capacity is predicted to overload the server. Lengths are the "
-        "data sets'; over how many devices an instance is spread, and how many samples run together, results do not "
-        "say: of the layouts that keep the limit on TPOT at that rate the one that serves most is taken." + _POOLED,
+        "Interactive: TTFT and TPOT at the submitted rate, over the ten minutes that a run takes at least. It is "
+        "close to the server's capacity, where both follow small errors of it; a rate beyond the predicted capacity is "
+        "predicted to overload the server. Lengths are the data sets'; over how many devices an instance is spread, "
+        "and how many samples run together, results do not say: of the layouts that keep the limit on TPOT at that "
+        "rate the one that serves most is taken. Beam search (GPT-J) is predicted by mean steps, which never queue."
+        + _POOLED,
     ),
     "served": _Kind(
         "elsewhere",
@@ -199,7 +201,7 @@ def _with_trivial(metric: str, members: Sequence[_Figure]) -> list[_Figure]:
     """With the benchmark's limit as the trivial prediction, else the median of the device's other settings."""
     medians = median_of_others([item.measured for item in members], [item.device for item in members]).tolist()
     return [
-        item._replace(trivial=item.row.limits.get(metric, median))
+        item._replace(trivial=item.row.trivial.get(metric, median))
         for item, median in zip(members, medians, strict=True)
     ]
 
@@ -212,21 +214,26 @@ def _stats(figures: Figures) -> dict[str, ErrorStats]:
 
 
 def pooled_over_devices(rows: Rows, devices: Sequence[str]) -> ErrorStats:
-    """Errors of groups (at least one) pooled so that each device counts once. devices: of each row"""
+    """Errors of groups (at least one) pooled so that each device counts once, but for `trivial_width`, which is of all
+    rows. devices: of each row"""
     names = np.asarray(devices)
     parts = [rows.where(names == name) for name in dict.fromkeys(devices)]
     stats = [part.stats() for part in parts]
     ape = np.array([item.median_ape for item in stats])
-    coverages = [item.interval_coverage for item in stats if item.interval_coverage is not None]
-    trivial = [item.trivial_ape for item in stats if item.trivial_ape is not None]
+
+    def of_devices(key: str, pool: Callable[[list[float]], Any] = np.median) -> float | None:
+        values = [value for item in stats if (value := getattr(item, key)) is not None]
+        return float(pool(values)) if values else None
+
     return replace(
         rows.stats(),
         median_ape=float(np.median(ape)),
         mean_ape=float(ape.mean()),
         p90_ape=float(np.quantile(ape, 0.9)),
         bias=float(np.median([np.median(part.errors) for part in parts])),
-        interval_coverage=float(np.mean(coverages)) if coverages else None,
-        trivial_ape=float(np.median(trivial)) if trivial else None,
+        interval_coverage=of_devices("interval_coverage", np.mean),
+        interval_width=of_devices("interval_width"),
+        trivial_ape=of_devices("trivial_ape"),
     )
 
 

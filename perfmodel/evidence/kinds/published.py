@@ -2,6 +2,7 @@
 restated with its source in its own file; none was used in a fit. Predicted is a metric of a run, step, operator, kernel
 or memory. Formats and selection: docs/published.md."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,11 +175,33 @@ def _metric(scenario: Scenario, figure: Published) -> Found:
     return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
 
 
+def _at_peaks(scenario: Scenario, figure: Published, predicted: float) -> dict[str, float]:
+    """What the datasheet's peaks alone give for a kernel's or step's time or rate, by the figure's family."""
+    if figure.baseline or figure.metric in ("share", "roofline_us"):
+        return {}
+    if figure.kernel is not None:
+        work = _kernel_work(scenario, figure.kernel)
+        timer = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile))
+        share = roofline_s(work, scenario.hardware) / timer.time(work).duration_s
+    elif figure.basis in ("step", "operator") and figure.step is not None:
+        estimate = step_costs(scenario).estimate(batch_shape(figure.step, scenario))
+        rows = [row for row in estimate.rows if not figure.operator or _is_named(row, figure.operator)]
+        peaks_s = sum(row.count * roofline_s(row.work, scenario.hardware) for row in rows)
+        share = peaks_s / (sum(row.duration_s for row in rows) if figure.operator else estimate.duration_s)
+    else:
+        return {}
+    return {figure.family: predicted * share if figure.metric_spec.is_better_low else predicted / share}
+
+
+def _is_named(row: OperatorEstimate, names: Sequence[str]) -> bool:
+    return any(name in (row.name, row.name.split("@")[0], row.work.family) for name in names)
+
+
 def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> Found:
     """Operators by name, name without layer label, or family. Raises SpecError for none."""
     named: dict[str, OperatorEstimate] = {}
     for name in figure.operator:
-        rows = [row for row in estimate.rows if name in (row.name, row.name.split("@")[0], row.work.family)]
+        rows = [row for row in estimate.rows if _is_named(row, (name,))]
         if not rows:
             known = sorted({row.name for row in estimate.rows} | {row.work.family for row in estimate.rows})
             near = did_you_mean(name, known)
@@ -315,5 +338,6 @@ def _predicted(file: Path) -> Prediction:
         "reason": ". ".join(part.rstrip(".") for part in (figure.note, made_of) if part),
         "fitted": figure.fitted,
     }
-    row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source)
+    trivial = _at_peaks(scenario, figure, predicted)
+    row = Observation(name, scenario, {family: published}, labels=labels, source=figure.source, trivial=trivial)
     return Prediction(row, {family: predicted}, details=details)

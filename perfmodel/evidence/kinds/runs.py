@@ -27,6 +27,7 @@ from perfmodel.evidence.report import (
     Rows,
     ValidationReport,
     comparison_of,
+    median_of_others,
     pooled,
     range_names,
     report_of,
@@ -316,7 +317,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     comparisons, means = [], {}
     for metric in _REQUEST_METRICS:
         measured_s = getattr(times, f"{metric}_s")
-        rows = Rows(pair.requests[metric], measured_s, labels, None, np.nanmedian(measured_s))
+        rows = Rows(pair.requests[metric], measured_s, labels, None, median_of_others(measured_s, [""] * len(times)))
         comparisons.append(Comparison.of(metric, rows, "s", dimensions, [setup] * len(times)))
         name = f"{metric}_mean"
         of_means = [rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]

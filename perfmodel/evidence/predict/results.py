@@ -1,5 +1,5 @@
 """Predicts published results: saturated engines and beams by mean steps, single-machine tests by their steps, all
-others by simulation; submissions to a benchmark at the submitted rate.
+others by simulation; submissions to a benchmark at the submitted rate, over a whole run.
 
 `MeanSteps`: a saturated engine decodes B requests, as many as its KV blocks hold, and admits a prompt for each that
 ends: with o tokens an answer, p a prompt and T a step, on average
@@ -224,7 +224,7 @@ def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
     return profile
 
 
-_MAX_REQUESTS = 10_000  # ten minutes of an instance at a rate
+_MAX_REQUESTS = 4000  # of a burst
 _UNKNOWN_SHAPE = 1.3  # how much wider the interval of a model without a card is
 _LEAST = 0.02  # half of an interval at least, in logarithms
 _P90 = 1.2816  # of a standard normal: the half-width of an 80 % interval
@@ -302,14 +302,12 @@ def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRu
     widths = (fits or load_whole_runs()).widths
     if setup.load == "saturated":
         metrics = {"tokens_per_s": instances * steps.saturated()}
-    elif setup.beams > 1:
-        metrics = steps.latencies(setup.rate / instances)
     else:
-        metrics = _simulated(setup, scenario, steps, instances)
+        metrics = _served(setup, scenario, steps, instances)
     wider = 1.0 if model.is_known else _UNKNOWN_SHAPE
-    if setup.load == "open" and setup.beams == 1 and "tokens_per_s" in widths:
+    if setup.load == "open" and "tokens_per_s" in widths:
         factors = _interval(widths["tokens_per_s"], wider)
-        slow, fast = (_simulated(setup, scenario, steps, instances, 1 / factor) for factor in factors)
+        slow, fast = (_served(setup, scenario, steps, instances, 1 / factor) for factor in factors)
         intervals = {
             name: (min(slow[name], fast[name]) / value, max(slow[name], fast[name]) / value)
             for name, value in metrics.items()
@@ -350,13 +348,16 @@ def _laid_out(setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> tu
     return max(result, key=lambda item: item[0])[1:]
 
 
-def _simulated(
+def _served(
     setup: Setup, scenario: Scenario, steps: MeanSteps, instances: int, longer: float = 1.0
 ) -> dict[str, float]:
-    """Latencies in ms and output tokens/s of all instances; `longer`: factor on the duration of every step, of arrivals
-    at a rate."""
+    """Latencies in ms and output tokens/s of all instances, simulated; of beams by mean steps. longer: factor on the
+    duration of every step, of arrivals at a rate"""
+    if setup.beams > 1:
+        latencies = steps.latencies(setup.rate / instances * longer)
+        return {name: longer * value for name, value in latencies.items()}
     sent, slots = scenario.traffic.num_requests or 1, scenario.traffic.arrivals.concurrency or 1
-    count = 1 if setup.load == "first_token" else min(sent, _MAX_REQUESTS)
+    count = 1 if setup.load == "first_token" else sent if setup.load == "open" else min(sent, _MAX_REQUESTS)
     if setup.load == "closed":
         count = slots * min(max(sent // slots, 2), 4 if slots > 2 else 2)
     rate = scenario.traffic.arrivals.rate

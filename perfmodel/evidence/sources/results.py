@@ -96,7 +96,7 @@ def _observation(
         group=" ".join(entry.get(key, "") for key in setting),
         flags=flags,
         is_reliable=apart not in flags,
-        limits={
+        trivial={
             f"{name}_{at}": 1e3 * limit_s
             for name, limit_s in (("tpot", setup.tpot_limit_s), ("ttft", setup.ttft_limit_s))
             for at in ("mean", "p99")

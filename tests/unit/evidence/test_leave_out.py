@@ -2,8 +2,9 @@
 
 import pytest
 
-from perfmodel.errors import SpecError
+from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence import leave_out
+from perfmodel.evidence.fit import backends
 from perfmodel.evidence.leave_out import GROUPS, validate_left_out
 from perfmodel.evidence.observation import Observation, Prediction
 from perfmodel.specs import load_scenario
@@ -50,6 +51,43 @@ def test_without_any_rest_predictions_are_those_that_fits_start_from(held_out):
     """All rows are of one engine: without it nothing is left to fit to, neither committed values nor these figures."""
     (alone, slow) = (held_out([row(MODELS[0], time_ms), row(MODELS[1], time_ms)], "engine") for time_ms in (4.0, 40.0))
     assert alone == slow == pytest.approx({MODELS[0]: 3.0, MODELS[1]: 3.0})  # the prior of host.prompt_step_s, 3 ms
+
+
+TABLE = (
+    "id,device,device_class,backend,model,model_params,gguf_type,test,n_prompt,n_gen,tokens_per_s,group,flags\n"
+    + "".join(
+        f"{device}-{test},{device},gpu,cuda,meta-llama/Llama-3.1-8B-Instruct,8e9,Q4_K_M,{test},{sizes},{rate},g{test},\n"
+        for device, factor in (("rtx-4090-24gb", 1.0), ("rtx-3090-24gb", 0.8))
+        for test, sizes, rate in (("tg", "0,128", 130 * factor), ("pp", "512,0", 9000 * factor))
+    )
+)
+
+
+def test_rows_of_single_machines_are_those_of_the_fit_that_left_them_out(tmp_path, monkeypatch):
+    file = tmp_path / "figures.csv"
+    file.write_text(TABLE)
+    usual = validate_left_out("local", file, "device")
+    assert usual.covered == usual.rows == 4
+    monkeypatch.setattr(leave_out, "held_out", lambda rows, folder, by: _doubled(backends.held_out(rows, folder, by)))
+    doubled = validate_left_out("local", file, "device")
+    for before, after in zip(usual.comparisons, doubled.comparisons, strict=True):
+        assert after.rows.predicted == pytest.approx(2 * before.rows.predicted)
+
+
+def _doubled(result):
+    settings, predicted = result
+    return settings, 2 * predicted
+
+
+def test_without_rows_to_fit_a_sentence_says_so(tmp_path):
+    file = tmp_path / "figures.csv"
+    file.write_text(TABLE.splitlines()[0] + "\n")
+    with pytest.raises(PerfmodelError, match="no rows that can be fitted to"):
+        validate_left_out("local", file, "device")
+
+
+def test_an_engine_without_small_rows_is_not_covered(held_out):
+    assert held_out([row(MODELS[0], 4.0, concurrency=64), row(MODELS[1], 4.0, concurrency=64)], "model") == {}
 
 
 def test_what_cannot_be_left_out_is_said():

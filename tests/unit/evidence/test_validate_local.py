@@ -35,6 +35,9 @@ def test_two_thirds_of_the_rows_on_one_device_count_once():
 def test_the_simplest_prediction_is_the_median_of_the_other_rows_of_the_device():
     assert median_of_others([1, 2, 4, 9, 100], ["a", "a", "a", "a", "b"]).tolist() == [4, 4, 2, 2, 3]
     assert math.isnan(median_of_others([1.0], ["a"])[0])
+    values = np.random.default_rng(0).random(41)
+    without = [np.median(np.delete(values, i)) for i in range(41)]
+    assert median_of_others(values, ["a"] * 41) == pytest.approx(without)
 
 
 def test_a_figure_that_proves_nothing_shows_it():
