@@ -131,7 +131,8 @@ def default_at(model: type[BaseModel], path: Sequence[str | int]) -> Any:
         if cls is None:
             return None
         field = cls.model_fields.get(str(part))
-        if field is None:  # a position in a list, or unknown
+        if field is None:  # a position in a list, which has no default of its own, or unknown
+            value = None
             continue
         value = None if field.default is PydanticUndefined else field.default
         cls = _model_in(field.annotation)

@@ -24,7 +24,7 @@ from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.files.sandbox import allow_path, is_only_names, read_json
 from perfmodel.models.hf.config import HF_QUANT_CONFIG, load_config
 from perfmodel.models.spec import ModelSpec, SamplingMethod
-from perfmodel.models.weights.headers import is_format_said, said_fields, stored_beside, stored_settings
+from perfmodel.models.weights.headers import given_fields, states_format, stored_beside, stored_settings
 
 _CONNECT_S = 3.0
 _ANSWER_S = 10.0  # for one small file, retries included: the client itself would try for minutes
@@ -68,8 +68,8 @@ def load_from_hub(name: str) -> ModelSpec:
 def _stored(name: str, config: Path) -> dict[str, Any]:
     """What the weights are stored as, where the configuration leaves it open: by the header of a file in the cache, or
     of the Hub's first."""
-    fields, stored = said_fields(config), stored_beside(config)
-    if stored or not fields or is_format_said(config) or fields & {"dtype", "torch_dtype"}:
+    fields, stored = given_fields(config), stored_beside(config)
+    if stored or not fields or states_format(config) or fields & {"dtype", "torch_dtype"}:
         return stored
     own_file = _folder(name) / "perfmodel-stored.json"  # beside the client's cache, which has no place for it
     try:

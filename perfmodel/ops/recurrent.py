@@ -1,11 +1,12 @@
 """State-space scans and linear attention: a state of constant size per sequence instead of a KV cache.
 
 Linear attention: Performer's features and Linformer's projected rows. Per KV head the state is `size` rows m of r
-columns: h_v sums of values and one of keys (Performer), or projected keys and values, h_k + h_v (Linformer).
+columns: h_v sums of values and one of keys (Performer), or projected keys and values, h_k + h_v (Linformer), always in
+fp32.
 
 Prefill runs GEMMs inside chunks of c tokens and a recurrence between them; decode is bound by reading and writing the
-state. States are kept in fp32, as configurations that name a format have it (Qwen3.5, Nemotron-3), or in the engine's;
-between chunks in fp32. The window of the causal convolution is in the model's dtype.
+state. States of scans are kept in fp32, as configurations that name a format have it (Qwen3.5, Nemotron-3), or in the
+engine's; between chunks in fp32. The window of the causal convolution is in the model's dtype.
 """
 
 from collections.abc import Sequence

@@ -186,7 +186,7 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8) -> Chances:
     """Each expert's chance to be among a token's k, as the scenario says; random ones are drawn `num_draws` times.
 
     Popularity has the density x^-alpha, or is in proportion to recorded counts per expert, of which blocks with another
-    number of experts use the quantiles.
+    number of experts use the quantiles; the most popular first.
     """
 
     @lru_cache(maxsize=256)

@@ -85,7 +85,7 @@ class StepCosts:
         return config.expected_tokens(self.draft_depth(shape))
 
     def estimate(self, shape: BatchShape) -> StepEstimate:
-        """A step of `shape`, operator by operator; with speculation, drafting and the drafter's prompts included."""
+        """A step of `shape` by operator; with drafting, verification and the drafter's prompts where it speculates."""
         if self.drafts is None:
             return estimate_step(self.graph, self.timer, shape)
         return self.speculative_cost_model().explain(self.drafts.with_drafts(shape, self.draft_depth(shape)))

@@ -279,7 +279,8 @@ def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
 
 
 def _rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> Rope:
-    """The rotary positions of a layer whose heads have `head_dim` elements; `is_sliding`: of one with a window."""
+    """The rotary positions (`rope_theta`, `rope_scaling` or `rope_parameters`) of a layer whose heads have `head_dim`
+    elements; `is_sliding`: of one with a window."""
     block = _rope_block(fields, is_sliding)
     theta, is_local = block.get("rope_theta"), is_sliding and fields.has("rope_local_base_freq")
     if theta is None:

@@ -49,7 +49,7 @@ def load_header(path: str | Path) -> ModelSpec:
     name = (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
     config_file = path.with_name("config.json")
     if config_file.is_file():
-        is_open = path.suffix == ".safetensors" and not is_format_said(config_file)
+        is_open = path.suffix == ".safetensors" and not states_format(config_file)
         stored = stored_settings(read_safetensors(path), name) if is_open else {}
         return replace(load_config(config_file, name, stored), weights_path=str(path))
     tensors = {tensor: entry for file in weight_files(path) for tensor, entry in read_safetensors(file).items()}
@@ -81,7 +81,7 @@ def stored_beside(config: Path) -> dict[str, Any]:
     Raises SpecError for weights in a format that names and types leave open.
     """
     files = sorted(config.parent.glob("*.safetensors")) if config.name == "config.json" else []
-    if not files or is_format_said(config):
+    if not files or states_format(config):
         return {}
     try:
         tensors = read_safetensors(files[0])
@@ -90,7 +90,7 @@ def stored_beside(config: Path) -> dict[str, Any]:
     return stored_settings(tensors, config.parent.name)
 
 
-def said_fields(config: Path) -> set[str]:
+def given_fields(config: Path) -> set[str]:
     """The fields of the file that are not null, those of its text model too; none of one that cannot be read."""
     try:
         fields = read_json(config)
@@ -100,9 +100,9 @@ def said_fields(config: Path) -> set[str]:
     return {key for block in blocks if isinstance(block, dict) for key, value in block.items() if value is not None}
 
 
-def is_format_said(config: Path) -> bool:
+def states_format(config: Path) -> bool:
     """Whether the file, or ModelOpt's beside it, says how weights are quantized."""
-    return "quantization_config" in said_fields(config) or config.with_name(HF_QUANT_CONFIG).is_file()
+    return "quantization_config" in given_fields(config) or config.with_name(HF_QUANT_CONFIG).is_file()
 
 
 def stored_settings(tensors: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class DisaggregatedServer:
     """Accepts requests like a replica and passes each from a prefill to a decode replica.
 
     to_prefill, to_decode: routers; cost_of: transfer cost between two engines; transfers: link scheduler
-    front_end: HTTP server, if any; resamples_first: decode replicas sample token 1 again
+    front_end: HTTP server; resamples_first: decode replicas sample token 1 again
     on_finished: callback (last replica, request) for each finished request
     """
 
@@ -91,7 +91,7 @@ class DisaggregatedServer:
         self._moving: dict[_Passage, None] = {}  # transfers that have begun, whether a client still waits or not
 
     def add(self, request: Request) -> None:
-        """`request` arrives now, at the front end if there is one."""
+        """`request` arrives now, at the front end."""
         self._front_end.pass_in(self.env, request, self._enter)
 
     def _enter(self, request: Request) -> None:

@@ -49,7 +49,7 @@ class FrontEnd:
 class EngineRank:
     """An engine under simulated time.
 
-    lockstep: its clock; index: its number in the cluster; loop: its serve loop; front_end: its HTTP server, if any
+    lockstep: its clock; index: its number in the cluster; loop: its serve loop; front_end: its HTTP server
     on_finished: callback (replica, request) per finished request, before the next step is planned; client times
     on_step: callback (replica, record) per step or leap
     """
@@ -74,7 +74,7 @@ class EngineRank:
         lockstep.join(self)
 
     def add(self, request: Request) -> None:
-        """Accept `request` now, through the front end if any."""
+        """Accept `request` now, through the front end."""
         self.expect(request)
         if not self.is_dead:
             self._front_end.pass_in(self._lockstep.env, request, self._enter)

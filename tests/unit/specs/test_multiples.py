@@ -27,6 +27,12 @@ def test_what_has_no_number_cannot_be_multiplied():
         load_scenario("llama-3.1-8b-a100", ["engine.quantization=2x"])
 
 
+def test_a_pools_own_engine_has_nothing_to_multiply_where_the_file_has_none():
+    """What it has comes from the scenario's engine, its version and the device: a multiple of which is not guessed."""
+    with pytest.raises(SpecError, match="got nothing to multiply"):
+        load_scenario("llama-3.1-70b-h100-disaggregated", ["cluster.pools.0.engine.block_size=2x"])
+
+
 @pytest.mark.parametrize(
     ("change", "near"),
     [

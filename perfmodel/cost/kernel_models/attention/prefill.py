@@ -91,7 +91,7 @@ _Tiles = tuple[Values, Values, Values]
 
 
 def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts) -> KernelSeconds:
-    """The formula of this module; products in bf16, unless the fit has a rate of its own."""
+    """The formula of this module over columns of `sizes`; products in bf16, unless the fit has a rate of its own."""
     tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
     return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, "bf16", np)
 
