@@ -119,7 +119,7 @@ class MemoryPlan(Renderable):
         return self.num_kv_blocks // max(1, len(self.kv_groups)) * self.block_size
 
     def max_batch(self, context: int) -> int:
-        """Sequences of `context` tokens that fit at once; `max_num_seqs` counts only where states were reserved for it."""
+        """Sequences of `context` tokens that fit at once; `max_num_seqs` counts only where states were reserved."""
         held = context if self.rolling_span is None else min(context, self.rolling_span)
         held = held if self.reserved_tokens is None else max(held, self.reserved_tokens)
         rows = -(-held // self.block_size)
