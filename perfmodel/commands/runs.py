@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel import sim
 from perfmodel.commands import request as req
 from perfmodel.commands.request import QUIET, SEED_HELP, Answer, Console, Progress, ScenarioRequest, flag, load, view
 from perfmodel.errors import DoesNotFitError, PerfmodelError, SpecError
@@ -182,6 +181,8 @@ def simulated(
     notes: of the answer, before the run's own
     out:   folder to stream records to; step records are kept in memory only beside them
     """
+    from perfmodel import sim
+
     result = sim.simulate(scenario, progress=progress, out=out, keep_steps=None if out else False, intervals=True)
     return replace(result, notes=(*notes, *result.notes))
 
@@ -347,6 +348,8 @@ class ExplainRequest(_StepRequest):
 
     def _run_answer(self, progress: Progress | None) -> Answer:
         """Kinds of steps of a whole run, and what their time went to."""
+        from perfmodel import sim
+
         scenario = self.load(self.seed)
         from perfmodel.report.views.step import kinds_of_steps, kinds_view
 

@@ -27,20 +27,31 @@ TDP itself is no cap here: measured times include its throttling.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from perfmodel.cost.kernel_models.device import OperatorTime, bound_of, tdp_w
 from perfmodel.errors import SpecError
 from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use
 
-if TYPE_CHECKING:
-    from perfmodel.cost.steps.tables import Usage
-
 _MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
 _VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no further [assumed]
 _HALVINGS = 24  # of the range in which a capped clock is looked for
+
+
+class _DeviceUsage(Protocol):
+    """Totals of one device over a run: seconds that FLOPs take at the declared peaks, those whose energy lower clocks
+    have saved, and bytes."""
+
+    @property
+    def peak_compute_s(self) -> float: ...
+
+    @property
+    def unspent_compute_s(self) -> float: ...
+
+    @property
+    def hbm_bytes(self) -> float: ...
 
 
 def _idle_power_w(hardware: HardwareSpec) -> float:
@@ -55,7 +66,7 @@ def device_power_w(hardware: HardwareSpec, compute_share: float, memory_share: f
     return min(limit, idle + (tdp - idle) * (compute_share + _MEMORY_SHARE * memory_share))
 
 
-def energy_j(hardware: HardwareSpec, usage: "Usage", duration_s: float) -> float:
+def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> float:
     """Joules of one device over `duration_s`, idle time included."""
     if duration_s <= 0:
         return 0.0
@@ -64,7 +75,7 @@ def energy_j(hardware: HardwareSpec, usage: "Usage", duration_s: float) -> float
     return device_power_w(hardware, compute, memory) * duration_s
 
 
-def energy_split_j(hardware: HardwareSpec, usage: "Usage", duration_s: float) -> dict[str, float]:
+def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> dict[str, float]:
     """Energy by idle, memory and compute. Beyond the device's limit the latter two shrink in proportion."""
     whole, idle = energy_j(hardware, usage, duration_s), _idle_power_w(hardware) * max(duration_s, 0.0)
     compute = usage.peak_compute_s - usage.unspent_compute_s

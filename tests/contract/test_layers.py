@@ -32,7 +32,7 @@ BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in 
 BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
 # Rooms within rooms, lowest first: each may import those before it.
 WITHIN = {
-    "evidence": ("observation", "sources", "report", "predict", "fit", "breakdown", "kinds", "executed"),
+    "evidence": ("observation", "sources", "report", "predict", "fit", "breakdown", "kinds", "leave_out", "executed"),
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
     "report": (
         "document",
@@ -46,8 +46,8 @@ WITHIN = {
     ),
     "planning": (
         *("spec", "metrics", "comparison", "typical_step", "points", "workers", "sweep", "findings", "axes", "load"),
-        *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "jobs"),
-        *("runs", "search", "export"),
+        *("study", "whatif", "space", "surfaces", "service", "finalist", "screen", "choice", "result", "runs"),
+        *("jobs", "search", "export"),
     ),
 }
 # Third parties that only some rooms may use.

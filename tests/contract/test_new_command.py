@@ -48,7 +48,7 @@ from perfmodel.web.service import QueryService
 from perfmodel.web.state import read_state
 from perfmodel.web.views import find_view
 
-print(Pages(QueryService(), "token").whole(find_view("headroom"), read_state("model=llama-3.1-8b&hardware=h100")))
+print(Pages(QueryService(), "token").page(find_view("headroom"), read_state("model=llama-3.1-8b&hardware=h100")))
 """
 
 

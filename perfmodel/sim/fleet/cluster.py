@@ -10,7 +10,8 @@ from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
 from perfmodel.engine import Request
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
-from perfmodel.sim.fleet.pool import BasisOf, Deployed, FleetRouter, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.deployed import Deployed
+from perfmodel.sim.fleet.pool import BasisOf, FleetRouter, OnFinished, OnStep, Pool
 from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep

@@ -13,9 +13,10 @@ from simpy.events import Event
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
+from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
 from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, LostRequest, RequestServer
-from perfmodel.sim.fleet.pool import Deployed, OnFinished, OnStep, Pool
+from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.distributions import Shares, hashed
 from perfmodel.specs.cluster import AutoscalingSpec, FailuresSpec, GatewaySpec, Slowdown

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from simpy.events import Event
 
 from perfmodel.cost import StageTicks
-from perfmodel.engine import Backend, Request, StepPlan, StepRecord
+from perfmodel.engine import Outcome, Request, StepPlan, StepRecord
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance, Rank
 
@@ -45,11 +45,14 @@ class FlowLine:
         return max(end, self._host_end)
 
 
-class StagedBackend(Backend, Protocol):
+class StagedBackend(Protocol):
     """A backend that times each stage of a plan."""
 
     @property
     def num_stages(self) -> int: ...
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        """Execute a plan alone in the pipeline."""
 
     def pass_through(self, plan: StepPlan) -> StageTicks:
         """Ticks of `plan` in each stage."""

@@ -109,7 +109,7 @@ def test_a_candidate_that_the_screen_underestimates_is_simulated(
     )
     plan = make_plan("llama-3.1-8b-a100", overrides, tmp_path / "points.sqlite", workers=1)
     assert isinstance(plan, PlanResult)
-    devices = {finalist.deployment.screened.candidate.devices for finalist in (*plan.ranked, *plan.missed)}
+    devices = {finalist.screened.candidate.devices for finalist in (*plan.ranked, *plan.missed)}
     assert plan.ratios is not None
     assert plan.ratios.rate[1] > 1.5
     assert len(devices) == 2

@@ -149,7 +149,7 @@ def test_the_screen_answers_before_anything_is_simulated(tmp_path: Path) -> None
     assert isinstance(found, PlanResult)
     labels = [each.screened.candidate.label for each in first.finalists]
     assert found.winner is not None
-    assert found.winner.deployment.screened.candidate.label in labels
+    assert found.winner.screened.candidate.label in labels
     sentence = preliminary_sentence(first)
     assert sentence.startswith(f"Simulating {len(labels)} of {first.num_candidates} candidates")
     assert first.finalists[0].screened.candidate.layout.label in sentence
@@ -170,7 +170,7 @@ def test_the_choice_serves_the_rate_and_nothing_that_does_is_cheaper(result: Pla
     assert winner.num_devices <= 4
     sure = [each for each in result.ranked if result.sufficient(each) >= result.spec.confidence]
     assert winner.usd_per_hour == min(each.usd_per_hour for each in sure or [winner])
-    kinds = [each.deployment.screened.candidate.kind for each in (*result.ranked, *result.missed)]
+    kinds = [each.screened.candidate.kind for each in (*result.ranked, *result.missed)]
     assert len(set(kinds)) == len(kinds)
 
 
@@ -202,7 +202,7 @@ def test_a_result_prints_itself(result: PlanResult) -> None:
 
 
 def test_a_plan_says_which_prices_it_compares(result: PlanResult) -> None:
-    compared = {each.deployment.screened.candidate.layout.scenario.hardware.name for each in result.ranked}
+    compared = {each.screened.candidate.layout.scenario.hardware.name for each in result.ranked}
     told = [note for note in result.notes if note.startswith("Price: ")]
     assert all(any(name in line for line in told) for name in compared)
     assert len(told) == len(set(told))
@@ -244,7 +244,7 @@ def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
     brief = brief_view(result, "What serves it?")
     (options,) = [block for block in brief.blocks if isinstance(block, Table)]
     assert result.winner is not None
-    layout = result.winner.deployment.screened.candidate.layout.label
+    layout = result.winner.screened.candidate.layout.label
     assert plain(brief.blocks[0].line).startswith(f"{result.winner.replicas} x {layout}: ")  # type: ignore[union-attr]
     assert 1 <= len(options.rows) <= 6
     assert [plain(row[0])[0] for row in options.rows].count(">") == 1
@@ -258,11 +258,12 @@ def test_the_default_answer_is_one_screen(result: PlanResult) -> None:
 def test_a_cheaper_option_is_shown_and_why_it_is_not_chosen(result: PlanResult) -> None:
     """Half the price, and too few requests within the SLO: beside the choice, with that share."""
     assert result.winner is not None
-    deployment = result.winner.deployment
-    price = deployment.screened.usd_per_hour
+    screened = result.winner.screened
+    price = screened.candidate.usd_per_hour
     assert price is not None
-    deployment = replace(deployment, screened=replace(deployment.screened, usd_per_hour=price / 2))
-    cheaper = replace(result.winner, deployment=deployment)
+    candidate = replace(screened.candidate)
+    candidate.__dict__["usd_per_hour"] = price / 2
+    cheaper = replace(result.winner, screened=replace(screened, candidate=candidate))
     text = render_text(brief_view(replace(result, missed=[cheaper, *result.missed]), "?"))
     assert f"for {cheaper.usd_per_hour:.2f} USD/h: only {cheaper.attained:.0%} of requests meet the SLO" in text
     unsure = replace(result, ranked=[result.winner, cheaper], missed=[])
@@ -391,9 +392,7 @@ def test_what_is_exported_simulates_to_the_plans_own_answer(
     export_plan(found, tmp_path)
     fields = at_rate(found.scenario, found.rate, 100)
     planned = load_scenario(tmp_path / "llama-3.1-8b-a100-planned.yaml", as_overrides(fields))
-    meant = found.base.load(
-        (*found.winner.deployment.screened.candidate.overrides(found.winner.replicas), *as_overrides(fields))
-    )
+    meant = found.base.load((*found.winner.screened.candidate.overrides(found.winner.replicas), *as_overrides(fields)))
     ran, expected = (sim.simulate(each).summary for each in (planned, meant))
     for metric in ("mean_ttft_ms", "mean_tpot_ms", "usd_total", "energy_wh"):
         assert ran[metric] == expected[metric]

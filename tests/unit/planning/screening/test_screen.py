@@ -127,7 +127,9 @@ def test_a_faster_prefill_engine_helps_where_prompts_bind() -> None:
     (mixed,) = screened(base, **apart, prefill={"hardware": ("h100-sxm-80gb",)})
     (fast,) = screened(base, **apart, hardware=("h100-sxm-80gb",))
     assert slow.rate < mixed.rate <= 1.01 * fast.rate
-    assert slow.usd_per_hour is not None
-    assert mixed.usd_per_hour is not None
-    assert fast.usd_per_hour is not None
-    assert mixed.usd_per_hour == pytest.approx((slow.usd_per_hour + fast.usd_per_hour) / 2)
+    assert slow.candidate.usd_per_hour is not None
+    assert mixed.candidate.usd_per_hour is not None
+    assert fast.candidate.usd_per_hour is not None
+    assert mixed.candidate.usd_per_hour == pytest.approx(
+        (slow.candidate.usd_per_hour + fast.candidate.usd_per_hour) / 2
+    )
