@@ -6,7 +6,7 @@
 #                those that time whole runs
 #   make test-deep   property tests on new examples, twenty times as many: what a night is for
 #   make check   ruff, its formatter, mypy --strict on both packages
-#   make validate    the accuracy table of docs/how-right.md, from measurements/ (some ten minutes); WRITE=1 writes it there,
+#   make validate    the accuracy table of docs/how-right.md, from measurements/ (some fifteen minutes); WRITE=1 writes it there,
 #                    CITED=FOLDER has the files that are cited and not committed
 #   make docs    the documentation as a site in build/site, which works without a network and from the file system;
 #                fails where a link or an anchor leads nowhere

@@ -342,7 +342,7 @@ def stored(file: Path = STORE) -> dict[str, dict[str, Predictions]]:
         result = kept.setdefault(row["set"], {}).setdefault(row["metric"], _Kept())
         result.labels.append(row["row"])
         result.cells.append(row["cell"])
-        result.numbers.append(tuple(float(row[name]) for name in _COLUMNS[4:]))
+        result.numbers.append(tuple(float(row.get(name) or "nan") for name in _COLUMNS[4:]))
     return {name: {metric: _restored(columns) for metric, columns in metrics.items()} for name, metrics in kept.items()}
 
 

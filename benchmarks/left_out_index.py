@@ -16,6 +16,7 @@ from perfmodel.trust.index import LeftOutError
 ROOT = Path(__file__).parents[1]
 _HEAD = "engine,left_out,devices,metric,median_error,p90_error,report"
 _LATENCIES = ("tpot_mean", "ttft_mean")
+_TESTS = {"decode": "decode_tokens_per_s", "prompts": "prompt_tokens_per_s"}
 
 
 def left_out_table() -> str:
@@ -28,9 +29,11 @@ def _lines() -> Iterator[LeftOutError]:
     for cut in ("cell", "model", "device"):  # servers at a fixed concurrency
         yield from _of_groups(f"held-out_steady-state_{cut}_202611.json", cut, "engine ", _LATENCIES)
     for cut in ("model", "device"):
-        tests = "decode_tokens_per_s", "prompt_tokens_per_s"
-        for line in _of_groups(f"held-out_local_{cut}_202611.json", cut, "device class ", tests):
-            yield line._replace(engine="llamacpp", devices=line.engine)
+        for what, errors in _report("local_202611.json")["held_out"][cut].items():
+            test, devices = what.split(", ")
+            if devices != "all":
+                line = _error("llamacpp", cut, _TESTS[test], errors, "local_202611.json")
+                yield line._replace(devices=devices)
     served, published = "held-out_served_architecture_202611.json", "published_figures_202611.json"
     for metric in _LATENCIES:
         yield _error("", "architecture", metric, _report(served)["metrics"][metric], served)
