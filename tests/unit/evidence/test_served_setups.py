@@ -55,6 +55,14 @@ def test_a_saturated_engine_serves_what_the_simulator_serves(tmp_path):
     assert steps.saturated() == pytest.approx(requests.num_output_tokens[order].sum() / span, rel=0.12)
 
 
+def test_a_sequence_has_half_of_its_answer_behind_it_and_takes_a_step_for_each_token_but_the_first(tmp_path):
+    """512 tokens of prompt and, on average, 64 of 128 of the answer; 127 steps after the first token."""
+    steps = steps_of(replace(LLAMA, beams=4, load="open", rate=1.0), tmp_path)
+    latencies = steps.latencies(1.0)
+    assert latencies["e2el_mean"] == pytest.approx(latencies["ttft_mean"] + 127 * latencies["tpot_mean"])
+    assert steps_of(LLAMA, tmp_path)._context == 512 + 64
+
+
 OPEN = replace(LLAMA, load="open", num_requests=400, tpot_limit_s=0.02)
 
 
