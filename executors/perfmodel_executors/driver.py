@@ -116,7 +116,7 @@ class RequestArrivals:
 def plain_arrivals(
     requests: Iterable[Request], concurrency: int | None = None, think_time: ThinkTime = no_think_time
 ) -> RequestArrivals:
-    """Of requests of one turn each, in order of arrival."""
+    """Arrivals of requests of one turn each, in order."""
     return RequestArrivals(([(0, request)] for request in requests), concurrency, think_time)
 
 

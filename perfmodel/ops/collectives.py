@@ -68,7 +68,8 @@ def tensor_parallel(
 ) -> list[OperatorNode]:
     """A collective of the tensor-parallel group, `token_bytes` a token; no node without tensor parallelism.
 
-    collective: a function of this module; name: of the operator; on: `on_tokens`, or `on_samples` for bytes a sample
+    collective: a function of this module; name: of the operator; context: of the layer
+    on: `on_tokens`, or `on_samples` for bytes a sample
     """
     group = context.shard.group("tensor")
     return [on(name, lambda n: collective(n * token_bytes, group, name))] if group.tp > 1 else []

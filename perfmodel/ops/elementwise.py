@@ -17,7 +17,8 @@ def elementwise(
     weight_bytes: float = 0.0,
     kv_bytes: float = 0.0,
 ) -> Work:
-    """The work of operator `name` on vector units, in `num_kernels` launches; bytes as in `Work`."""
+    """The work of operator `name` on vector units, in `num_kernels` launches. flops, activation_bytes, weight_bytes,
+    kv_bytes: as in `Work`"""
     return Work(
         name,
         "elementwise",

@@ -152,7 +152,6 @@ def test_the_page_on_accuracy_has_every_report_with_its_worst_row():
     page = accuracy_page()
     for report in REPORTS:
         content = json.loads((ROOT / "reports" / f"{report.file}.json").read_text(encoding="utf-8"))
-        content = content if report.part is None else content[report.part]
         section = page.split(f"\n### {report.title}\n", 1)[1].split("\n### ", 1)[0]
         worst = max(content["worst"], key=lambda row: abs(row["error"]))
         assert f"| {1 + worst['error']:.2f} |" in section, report.title

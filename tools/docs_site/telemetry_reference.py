@@ -33,7 +33,7 @@ def telemetry_page() -> str:
 def published_families(names: str) -> list[Metric]:
     """All families of the page under these names, those that vLLM has given up among them."""
     emulator = Emulator(load_scenario("llama-3.1-8b-a100", _ALL))
-    page = Metrics(emulator, "a-model", names, legacy=names == "vllm", loras=("adapter",)).page  # type: ignore[arg-type]
+    page = Metrics(emulator, "a-model", names, legacy=names == "vllm", loras=("adapter",))  # type: ignore[arg-type]
     return list(page.collect())
 
 

@@ -33,7 +33,7 @@ _DIGITS_APART = ("smollm",)  # `tokenizer.ggml.pre` of vocabularies that split n
 
 
 def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
-    """From text to token ids, as byte-level BPE of GPT-2's kind, by the vocabulary of a GGUF file. Raises
+    """A function from text to token ids, byte-level BPE of GPT-2's kind, by the vocabulary of a GGUF file. Raises
     MissingExtraError, or PerfmodelError for other kinds of vocabularies."""
     for package in ("gguf", "tokenizers"):
         if find_spec(package) is None:

@@ -144,7 +144,7 @@ class PipelinedProposer(Proposer):
 
 
 class PipelinedSpeculator(Speculator):
-    """With a drafter beside the model. A step takes as long as the longer of both threads, by their CPU
+    """A drafter runs while the model does. A step takes as long as the longer of both threads, by their CPU
     times: on a shared machine the wall's time is that of the neighbours."""
 
     proposer: PipelinedProposer

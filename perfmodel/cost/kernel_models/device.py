@@ -151,7 +151,8 @@ class OperatorTime(NamedTuple):
     def of(
         cls, duration: float, compute: float, memory: float, overhead: float | None = None, communication: float = 0.0
     ) -> "OperatorTime":
-        """The time with its bound, from seconds. overhead: None: what neither compute nor memory explains"""
+        """The time with its bound. duration, compute, memory, communication, overhead: seconds; without overhead it is
+        what neither compute nor memory explains"""
         if overhead is None:
             overhead = max(0.0, duration - max(compute, memory))
         bound = bound_of(compute, memory, communication, overhead)

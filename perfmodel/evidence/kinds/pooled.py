@@ -198,7 +198,7 @@ def _figures(pairs: Sequence[Prediction]) -> Figures:
 
 
 def _with_trivial(metric: str, members: Sequence[_Figure]) -> list[_Figure]:
-    """With the benchmark's limit as the trivial prediction, else the median of the device's other settings."""
+    """Figures with the benchmark's limit as trivial prediction, else the median of the device's other settings."""
     medians = median_of_others([item.measured for item in members], [item.device for item in members]).tolist()
     return [
         item._replace(trivial=item.row.trivial.get(metric, median))
