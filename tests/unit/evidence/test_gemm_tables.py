@@ -25,6 +25,7 @@ from perfmodel.evidence.fit.products import (
     gemms_too_fast,
     rank_load,
 )
+from perfmodel.evidence.kinds.operators import _roofline
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.feedforward import experts
@@ -248,3 +249,15 @@ def test_other_shapes_of_measured_kernels(op, module, engine, key, median, p90):
     error = np.abs(predict(aside, fit, H100) / aside.seconds - 1)
     assert np.median(error) < median
     assert np.quantile(error, 0.9) < p90
+
+
+def test_declared_peaks_alone_by_hand() -> None:
+    """One row reads n k weights of 2 bytes at the bandwidth; 8,192 rows multiply 2 m n k at the peak, in tiles."""
+    columns = {"m": np.array([1, 8192]), "n": np.array([8192, 8192]), "k": np.array([8192, 8192])}
+    (group,) = GEMM.groups(
+        table("gemm", columns, gemm_dtype="bfloat16", engine_version="vllm 0.19.0", kernel_source="x"), H100
+    )
+    few, many = _roofline(group, TiledGemmFit(compute_fraction=0.5, memory_fraction=0.5), H100)
+    assert few == pytest.approx(2 * 8192 * 8192 / H100.bandwidth, rel=0.02)
+    peak = H100.hardware.declared.peak_flops_per_s["bf16"]
+    assert 1.0 <= many / (2 * 8192**3 / peak) < 1.1

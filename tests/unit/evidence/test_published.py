@@ -145,3 +145,14 @@ def test_a_figure_that_is_off_says_why(report):
     """A miss stays, and its file gives the reason: half as much again, or half of what was published."""
     off = [row["file"] for row in report.figures if not 0.5 < row["ratio"] < 1.5]
     assert not [name for name in off if load_scenario(PUBLISHED / name).published.note == ""]
+
+
+@pytest.mark.parametrize(("metric", "unit", "wanted"), [("time_us", "us", 881.2), ("tflops", "TFLOP/s", 312.0)])
+def test_the_simplest_prediction_of_a_kernel_is_what_the_datasheets_peak_gives(tmp_path, metric, unit, wanted):
+    """2 * 8,192 * 4,096 * 4,096 FLOPs at 312 TFLOP/s are 881 us."""
+    file = tmp_path / "figure.yaml"
+    kernel = "{operator: gemm, m: 8192, n: 4096, k: 4096, format: fp16}"
+    block = f"id: a, technique: x, metric: {metric}, value: 1, unit: {unit}, kernel: {kernel}"
+    file.write_text(f"hardware: a100-sxm-80gb\npublished: {{source: by hand, {block}}}\n")
+    (comparison,) = validate_published(file).comparisons
+    assert comparison.rows.trivial == pytest.approx([wanted], rel=1e-3)

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.cost import Residuals
+from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Observation
 from perfmodel.evidence.predict.results import MeanSteps, predict_row
@@ -215,3 +217,13 @@ def test_a_format_is_never_rewritten_until_the_setup_fits(tmp_path):
     setup = replace(LLAMA, device="h200-sxm", model="llama-2-70b", precision="fp16")
     pair = predict_row(Observation("a", setup, {"tokens_per_s": 1.0}), tmp_path)
     assert "the weights need 138.0 GB" in pair.reason
+
+
+def test_a_capacity_that_may_be_lower_lengthens_the_steps_and_one_that_may_be_higher_shortens_them(tmp_path):
+    """Of rates of other devices some were 40 % below their prediction and hardly one above it."""
+    widths = {"tokens_per_s": Residuals(num_rows=9, p10=-0.5, p50=0.0, p90=0.0)}
+    setup = replace(OPEN, rate=0.6 * capacity(tmp_path))
+    pair = predict_row(Observation("a", setup, {}), tmp_path, WholeRunFits(widths=widths))
+    least, most = pair.intervals["tpot_mean"]
+    assert most > 1.5
+    assert 0.9 < least < 1

@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.kinds.pooled import validate_mlperf, validate_served
+from perfmodel.evidence.sources.results import read_mlperf_rows
 
 MLPERF = (
     "id,round,accelerator,num_accelerators,model,precision,framework,scenario,tokens_per_s,osl_mean,target_qps,"
@@ -81,3 +82,11 @@ def test_a_table_of_something_else_is_refused(tmp_path, validate):
         validate(file)
     with pytest.raises(SpecError, match="no such file"):
         validate(tmp_path / "missing.csv")
+
+
+def test_a_submission_is_a_run_of_ten_minutes_and_its_limits_are_the_simplest_prediction(tmp_path):
+    file = tmp_path / "results.csv"
+    file.write_text(MLPERF + "a,v5.1,h100-sxm-80gb,1,llama3.1-8b,fp8,vLLM 0.10.0,Server,,128,20,300,20,2000,100,\n")
+    ((row,), _) = read_mlperf_rows(file)
+    assert row.setup.num_requests == 600 * 20
+    assert row.trivial == {"tpot_mean": 100, "tpot_p99": 100, "ttft_mean": 2000, "ttft_p99": 2000}
