@@ -1,9 +1,11 @@
 """Power and energy of a device from the utilisation of its units, their cost, and power caps.
 
-    P = min(TDP, idle + (TDP - idle) (u_compute + 0.5 u_memory)),    E = P t
+    P = idle (1 - busy) + busy (active + (TDP - active) min(1, memory u_m^p + compute u_c^q)),    E = P t
 
-with u the shares of the declared peaks over time t. A GPU at full tensor rate draws its TDP, one that only streams
-memory about half of the power above idle: decoding on A100s (Splitwise's power traces) stays at 0.43-0.46 of TDP. A
+u_m and u_c are the shares of the declared peaks while kernels run, `busy` is the share of the time t in which they do,
+idle what the device draws without work, and active = active_share TDP what it draws as soon as kernels run, clocks
+raised. Power rises steeply with the first load and flattens: H100s and B200s that decode draw 0.5 to 0.95 of TDP at 0.1
+to 0.7 of the bandwidth. The five numbers are in `hardware_specs/calibrations/power.yaml`, fitted to served models. A
 FLOP at a lower clock takes less energy. Host and cooling are not modelled.
 
 Under a power cap (`PowerCap`), which replaces TDP, a device lowers its clock as far as it must. At the share f of
@@ -29,12 +31,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import Field
+
 from perfmodel.cost.kernel_models.device import OperatorTime, bound_of, tdp_w
+from perfmodel.cost.kernel_models.fits import CommittedFits
 from perfmodel.errors import SpecError
+from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import load_fitted
 from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use
 
-_MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
+_MEMORY_SHARE = 0.5  # under caps: of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
 _VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no further [assumed]
 _HALVINGS = 24  # of the range in which a capped clock is looked for
@@ -42,7 +49,7 @@ _HALVINGS = 24  # of the range in which a capped clock is looked for
 
 class _DeviceUsage(Protocol):
     """Totals of one device over a run: seconds that FLOPs take at the declared peaks, those whose energy lower clocks
-    have saved, and bytes."""
+    have saved, bytes, and seconds in which kernels run."""
 
     @property
     def peak_compute_s(self) -> float: ...
@@ -52,6 +59,8 @@ class _DeviceUsage(Protocol):
 
     @property
     def hbm_bytes(self) -> float: ...
+    @property
+    def busy_s(self) -> float: ...
 
 
 def _idle_power_w(hardware: HardwareSpec) -> float:
@@ -59,29 +68,70 @@ def _idle_power_w(hardware: HardwareSpec) -> float:
     return idle if idle is not None else _IDLE_SHARE * tdp_w(hardware)
 
 
-def device_power_w(hardware: HardwareSpec, compute_share: float, memory_share: float) -> float:
-    """Watts of a device at these utilisations of compute and memory, at full clock."""
+class PowerFit(CommittedFits):
+    """The numbers of the module's formula, for all devices."""
+
+    active_share: float = Field(ge=0.15, le=0.5)  # short kernels alone read 0.18 to 0.25 on H200, B200 and GB200
+    memory: float = Field(ge=0.05, le=2.0)
+    memory_exponent: float = Field(ge=0.1, le=1.5)
+    compute: float = Field(ge=0.1, le=6.0)
+    compute_exponent: float = Field(ge=0.1, le=1.5)
+
+    def drawn(self, compute_share: float, memory_share: float) -> tuple[float, float]:
+        """What compute and memory draw of what is above `active`; together at most 1."""
+        compute = self.compute * compute_share**self.compute_exponent
+        memory = self.memory * memory_share**self.memory_exponent
+        most = max(1.0, compute + memory)
+        return compute / most, memory / most
+
+
+def load_power_fit() -> PowerFit:
+    """The committed fit. Raises SpecError for a file that is missing or malformed."""
+    return load_fitted(PowerFit, data_dir("calibrations") / "power.yaml")
+
+
+def device_power_w(
+    hardware: HardwareSpec, compute_share: float, memory_share: float, busy: float = 1.0, fit: PowerFit | None = None
+) -> float:
+    """Watts of a device at these utilisations of compute and memory while kernels run, a share `busy` of the time."""
+    return sum(_parts_w(hardware, compute_share, memory_share, busy, fit).values())
+
+
+def _parts_w(
+    hardware: HardwareSpec, compute_share: float, memory_share: float, busy: float, fit: PowerFit | None = None
+) -> dict[str, float]:
+    """Watts by idle (what a device draws whatever its kernels do), memory and compute; a cap takes from the latter."""
+    fit = fit or load_power_fit()
     tdp, idle = tdp_w(hardware), _idle_power_w(hardware)
     limit = tdp if hardware.power_cap_w is None else min(tdp, hardware.power_cap_w)
-    return min(limit, idle + (tdp - idle) * (compute_share + _MEMORY_SHARE * memory_share))
+    active = min(max(idle, fit.active_share * tdp), limit)
+    compute, memory = ((tdp - active) * share for share in fit.drawn(compute_share, memory_share))
+    left = busy * min(1.0, (limit - active) / (compute + memory)) if compute + memory else 0.0
+    return {"idle": idle * (1 - busy) + active * busy, "memory": left * memory, "compute": left * compute}
 
 
-def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> float:
-    """Joules of one device over `duration_s`, idle time included."""
+def _shares(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> tuple[float, float, float]:
+    """Utilisation of compute and memory while kernels run, and the share of `duration_s` in which they do."""
+    busy_s = min(usage.busy_s, duration_s)
+    if busy_s <= 0:
+        return 0.0, 0.0, 0.0
+    compute = (usage.peak_compute_s - usage.unspent_compute_s) / busy_s
+    return compute, usage.hbm_bytes / hardware.memory_bandwidth / busy_s, busy_s / duration_s
+
+
+def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float, fit: PowerFit | None = None) -> float:
+    """Joules of one device over `duration_s`, idle time included. fit: default: the committed one"""
     if duration_s <= 0:
         return 0.0
-    compute = (usage.peak_compute_s - usage.unspent_compute_s) / duration_s
-    memory = usage.hbm_bytes / hardware.memory_bandwidth / duration_s
-    return device_power_w(hardware, compute, memory) * duration_s
+    return device_power_w(hardware, *_shares(hardware, usage, duration_s), fit) * duration_s
 
 
 def energy_split_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> dict[str, float]:
-    """Energy by idle, memory and compute. Beyond the device's limit the latter two shrink in proportion."""
-    whole, idle = energy_j(hardware, usage, duration_s), _idle_power_w(hardware) * max(duration_s, 0.0)
-    compute = usage.peak_compute_s - usage.unspent_compute_s
-    memory = _MEMORY_SHARE * usage.hbm_bytes / hardware.memory_bandwidth
-    j_per_s = (whole - idle) / (compute + memory) if compute + memory > 0 else 0.0
-    return {"idle": idle, "memory": j_per_s * memory, "compute": j_per_s * compute}
+    """Energy by idle (what a device draws whatever its kernels do), memory and compute."""
+    if duration_s <= 0:
+        return {"idle": 0.0, "memory": 0.0, "compute": 0.0}
+    parts = _parts_w(hardware, *_shares(hardware, usage, duration_s))
+    return {name: watts * duration_s for name, watts in parts.items()}
 
 
 def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) -> float | None:

@@ -14,6 +14,7 @@ from perfmodel.cost import ServerFit, plan_memory
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.fit.profiles import config_key
 from perfmodel.evidence.observation import Prediction, Progress
+from perfmodel.evidence.predict.energy import predict_all
 from perfmodel.evidence.predict.recorded import (
     num_slices,
     simulate_log,
@@ -33,6 +34,7 @@ from perfmodel.evidence.report import (
     report_of,
     rows_of,
 )
+from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.recorded import METRICS, read_offline_runs, read_request_log, read_serving_runs
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.planning.typical_step import StepChoice, mean_step
@@ -335,3 +337,31 @@ def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Compa
     predicted_ms, measured_ms = 1e3 * float(rows.predicted[number]), 1e3 * float(rows.measured[number])
     ttft_ms = 1e3 * float(pair.requests["ttft"][request])
     return latency_breakdown(comparison.metric, predicted_ms, measured_ms, ttft_ms, typical)
+
+
+_ENERGY_UNITS = {"itl": "ms", "tokens_per_s": "tok/s", "power": "W", "energy_per_token": "J"}
+_ENERGY_DIMENSIONS: Dimensions = {
+    **_DEVICE,
+    **_MODEL,
+    **_PRECISION,
+    "task": lambda pair: pair.row.labels["task"],
+    "batch": lambda pair: f"{pair.row.scenario.engine.max_num_seqs:,}",
+}
+_ENERGY_ABOUT = (
+    "Mean power of a server's GPUs and joules per output token under a steady load of text, beside the mean step at "
+    "the measured mean batch. The numbers of `power.yaml` are fitted to such rows, where its source says so: then "
+    "power is training data; times are not."
+)
+
+
+def validate_energy(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+    """Compare every row of text; the others are listed with the reason."""
+    rows, left_out = read_energy_rows(path)
+    return report_energy(predict_all(rows, None, progress), left_out)
+
+
+def report_energy(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
+    """Errors over all rows, and by device, model, precision, task and batch limit."""
+    covered = [pair for pair in pairs if not pair.reason]
+    comparisons = [comparison_of(metric, unit, covered, _ENERGY_DIMENSIONS) for metric, unit in _ENERGY_UNITS.items()]
+    return report_of("energy", pairs, left_out, comparisons, _ENERGY_ABOUT, 5, lambda comparison, number: {})

@@ -1,0 +1,69 @@
+"""Reads measured power of servers under a steady load: `energy.csv[.gz]`, a row per deployment and batch limit.
+
+Columns: task, model, weight_precision, gpu, num_gpus, tp, ep, dp, max_num_seqs, engine ("vllm 0.11.1"), server_args,
+avg_batch_size, avg_output_len, output_tokens_per_s, itl_p50_ms, power_w (of all GPUs), energy_per_output_token_j. Rows
+of images and video are left out: their encoders are not in the scenario. Lengths of prompts are not in the data.
+"""
+
+from pathlib import Path
+
+from perfmodel.errors import SpecError
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named, recorded_engine
+from perfmodel.evidence.sources.setups import known_device, served_model
+from perfmodel.specs.scenario import Scenario
+from perfmodel.specs.traffic import Arrivals, Lengths, Traffic
+
+_NEEDED = ("task", "model", "gpu", "num_gpus", "dp", "avg_batch_size", "avg_output_len", "itl_p50_ms", "power_w")
+# Mean prompts of the tasks' data sets [assumed: questions of chats and of exams, code around a gap].
+_PROMPTS = {"lm-arena-chat": 250, "gpqa": 320, "sourcegraph-fim": 1200}
+_BUDGET = 8192  # --max-num-batched-tokens of all rows
+
+
+def read_energy_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
+    """(rows, (row, reason) of those left out). Metrics are of all devices: `power` in W, `tokens_per_s` and
+    `energy_per_token` (J) of output tokens; `itl` in ms. Raises SpecError for another file."""
+    return described(named(lenient_rows(path, _NEEDED, "measured power")), _row)
+
+
+def _row(name: str, entry: Entry) -> Observation:
+    task, batch, answer = entry["task"], float(entry["avg_batch_size"]), max(1, round(float(entry["avg_output_len"])))
+    if task not in _PROMPTS:
+        raise SpecError(f"{task}: its images or videos are not modelled.")
+    hardware = known_device(entry["gpu"].lower())
+    if hardware is None:
+        raise SpecError(f"{entry['gpu']}: no such device.")
+    devices, dp = int(entry["num_gpus"]), max(1, int(entry["dp"]))
+    arguments = {
+        "tensor_parallel_size": max(1, devices // dp),  # of attention; `tp` is the experts', which `ep` shares out
+        "data_parallel_size": dp,
+        "enable_expert_parallel": "--enable-expert-parallel" in entry["server_args"],
+        "max_num_seqs": max(1, int(entry["max_num_seqs"])),
+        "max_num_batched_tokens": _BUDGET,
+        "max_model_len": _PROMPTS[task] + 4 * answer + 64,
+    }
+    profile, _, version = entry["engine"].partition(" ")
+    precision = entry["weight_precision"].replace("bfloat16", "bf16")
+    scenario = Scenario(
+        name=name,
+        model=served_model(entry["model"], precision).spec,
+        hardware=hardware,
+        engine=recorded_engine(profile, version, hardware, arguments),
+        traffic=Traffic(
+            arrivals=Arrivals(process="closed_loop", concurrency=max(1, round(batch))),
+            num_requests=max(1, round(batch)),
+            input_tokens=Lengths(distribution="fixed", value=_PROMPTS[task]),
+            output_tokens=Lengths(distribution="fixed", value=answer),
+        ),
+    )
+    figures = {
+        "itl": entry["itl_p50_ms"],
+        "tokens_per_s": entry["output_tokens_per_s"],
+        "power": entry["power_w"],
+        "energy_per_token": entry["energy_per_output_token_j"],
+    }
+    return Observation(
+        name,
+        scenario,
+        {key: float(value) for key, value in figures.items()},
+        labels={"task": task, "devices": entry["num_gpus"]},
+    )
