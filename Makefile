@@ -79,8 +79,8 @@ docs: $(VENV)/.docs
 # (six, needs GuideLLM, AIPerf, Prometheus and haproxy), deployment_files.py (one, downloads linters);
 # web_screenshots.py and web_page.py (three each, need playwright and Chromium); closed_loop.py (eight, needs a
 # server); llama_rates (fourteen on a core of its own, needs what make witness ENGINE=llama.cpp installs);
-# write_measurements.py, which takes the cited files; and cross_validate_attention.py and cross_validate_operators.py,
-# which take folders of kernel tables; left_out_index.py, which reads the reports of `perfmodel validate --leave-out`.
+# write_measurements.py, which takes the cited files; and left_out_index.py, which reads the reports of
+# `perfmodel validate --leave-out`.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/planner_speed.py

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Device = StrEnum("Device", ["cpu"])  # what can be measured in place
 
 # What `calibrate --from` fits, by its flag, field and key in `perfmodel.evidence.fit.recorded`.
-_FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "softmax")
+_FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "power", "prior", "softmax")
 # What each mode reads, by the flag that asks for it, besides --json.
 _READS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -76,11 +76,6 @@ class CalibrateRequest(req.CommandRequest):
     engine: str | None = flag(
         "--engine", "With --from: the engine whose measurements are fitted; vllm, or perfmodel for the executor's."
     )
-    generation: str | None = flag(
-        "--generation",
-        "With --from: fit what this architecture leaves of the fractions that the one before achieves.",
-        metavar="ARCHITECTURE",
-    )
     routing: bool = flag(
         "--routing", "With --from: fit how unequally popular the experts of trained routers are.", False
     )
@@ -95,6 +90,8 @@ class CalibrateRequest(req.CommandRequest):
     kernel_errors: bool = flag(
         "--kernel-errors", "With --from: fit what calls of a kernel in one run err alike by (tables).", False
     )
+    power: bool = flag("--power", "With --from: fit what devices draw at a load (measured power of servers).", False)
+    prior: bool = flag("--prior", "With --from: fit kernels of devices that nobody has measured (tables).", False)
     softmax: bool = flag(
         "--softmax", "With --from: fit what a softmax takes beside its products (two layer profiles).", False
     )
@@ -119,7 +116,6 @@ class CalibrateRequest(req.CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         target = next((f"--{name.replace('_', '-')}" for name in _FITTED if getattr(self, name)), "--engine")
-        target = "--generation" if self.generation is not None and target == "--engine" else target
         modes = {"--on": self.on, "--name": self.name, "--from": self.measurements}
         mode = next((flag for flag, value in modes.items() if value is not None), "")
         self._refuse_unread(mode, target)
@@ -162,7 +158,7 @@ class CalibrateRequest(req.CommandRequest):
         written: list[tuple[Spec, Path]]
         with console.watch("fitting") as progress:
             if kind in FITS_FOR_ALL:
-                written = [fit_recorded_for_all(kind, path, self.out, progress, self.force, self.generation or "")]
+                written = [fit_recorded_for_all(kind, path, self.out, progress, self.force)]
             else:
                 engine = self.engine or ("perfmodel" if (path / "suite.json").is_file() else "vllm")
                 written = [*fit_recorded(path, engine, self.out, progress, self.force)]
@@ -258,6 +254,7 @@ class Kind(StrEnum):
     mlperf = "mlperf"
     served = "served"
     published = "published"
+    energy = "energy"
     techniques = "techniques"
     bench = "bench"
     plans = "plans"
@@ -265,6 +262,7 @@ class Kind(StrEnum):
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
+    Kind.energy: "perfmodel.evidence.kinds.runs:validate_energy",
     Kind.local: "perfmodel.evidence.kinds.pooled:validate_local",
     Kind.mlperf: "perfmodel.evidence.kinds.pooled:validate_mlperf",
     Kind.operators: "perfmodel.evidence.kinds.operators:validate_operators",
@@ -275,7 +273,7 @@ _READERS = {
     Kind.steady_state: "perfmodel.evidence.kinds.runs:validate_steady_state",
     Kind.throughput: "perfmodel.evidence.kinds.runs:validate_throughput",
 }
-_FITTED_TO = (Kind.serving, Kind.steady_state, Kind.local, Kind.mlperf, Kind.served)
+_FITTED_TO = (Kind.operators, Kind.energy, Kind.serving, Kind.steady_state, Kind.local, Kind.mlperf, Kind.served)
 
 
 @dataclass(frozen=True)
@@ -325,9 +323,11 @@ class ValidateRequest(req.FlagsRequest):
     )
     leave_out: str | None = flag(
         "--leave-out",
-        "Predict each row by a fit without its model, device, engine, format, cell (all four) or architecture.",
+        "Predict each row by a fit without its model, device, engine, format, cell (all four), architecture, shape or "
+        "version.",
         metavar="GROUP",
     )
+    full: bool = flag("--full", "With `operators`: all rows, not a sample.", False)
     repeat: int = flag("--repeat", "Execute this many times.", 1, low=1, shows_default=True)
     seed: int | None = flag("--seed", SEED_HELP)
     report: Path | None = flag("--report", req.REPORT_HELP, metavar="FILE")
@@ -356,6 +356,8 @@ class ValidateRequest(req.FlagsRequest):
             raise SpecError("--measured FOLDER goes with `validate executor` alone, without a scenario.")
         if self.leave_out is not None and kind not in _FITTED_TO:
             raise SpecError(f"--leave-out goes with validate {', '.join(_FITTED_TO)}, whose rows are fitted to.")
+        if self.full and kind is not Kind.operators:
+            raise SpecError("--full goes with `validate operators PATH`; the other kinds compare all rows.")
         of_bench = ["scenario"] if self.deployment is not None else list(self.given)
         if of_bench and kind is not Kind.bench:
             raise SpecError(
@@ -402,7 +404,8 @@ class ValidateRequest(req.FlagsRequest):
 
             return validate_left_out(self.kind.value, subject, self.leave_out, progress)
         module, name = _READERS[self.kind].split(":")
-        report: ValidationReport = getattr(import_module(module), name)(subject, progress)
+        more = {"is_full": True} if self.full else {}
+        report: ValidationReport = getattr(import_module(module), name)(subject, progress, **more)
         return report
 
     def _subject(self) -> str:

@@ -22,6 +22,7 @@ from perfmodel.cost.kernel_models.experts import ExpertSizes
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.cost.kernel_models.gemm import GemmSizes
 from perfmodel.cost.kernel_models.messages.collective import CollectiveSizes
+from perfmodel.cost.kernel_models.module import ModuleSizes
 from perfmodel.evidence.fit.kernels import timed
 from perfmodel.evidence.report import NOT_APPLICABLE, Dimension, range_names
 from perfmodel.evidence.sources.kernels import Group
@@ -90,6 +91,8 @@ def kernel_sizes(sizes: Any) -> dict[str, Dimension]:
         case LatentSizes():
             flops, context = _attention(sizes.attention)
             work, rows = 2 * sizes.tokens * sizes.weights + flops, sizes.tokens
+        case ModuleSizes():
+            work, rows = 2 * sizes.tokens * sizes.weights + sizes.attention_flops + sizes.index_flops, sizes.tokens
         case _:
             work, context = _attention(sizes)
     powers = np.clip(np.floor(np.log10(np.maximum(work, 1.0))), 0, _MAX_DECADES - 1).astype(np.int64)

@@ -5,38 +5,48 @@ version on a device in a number format). The engine's parameters are fitted to t
 simulated with them; without any rest it is simulated with the plausible values that fits start from. Derivatives are
 taken once for all folds (means are all but linear in the parameters). 80 % intervals come from what fits leave
 unexplained of the rest. Not refitted are parameters of kernels, which come from kernel tables, those of all engines
-(routing.yaml, generation@*.yaml), and those of the engine that the other kind of rows is fitted to (steady states,
+(routing.yaml), and those of the engine that the other kind of rows is fitted to (steady states,
 stages).
 
 Published results have parameters by architecture: those of the one left out are the mean of the others. Single machines
 have parameters by backend, fitted without the group. The intervals of both are the committed ones.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
+from perfmodel.cost import Calibration, EngineProfile, Residuals, load_calibration, load_engine_profile
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import profiles
 from perfmodel.evidence.fit.backends import held_out, merged_setup
+from perfmodel.evidence.fit.kernels import refitted
 from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
+from perfmodel.evidence.fit.power import fit_power
+from perfmodel.evidence.fit.systems import MODULES, groups_of, key_of
 from perfmodel.evidence.fit.whole_runs import without_own
+from perfmodel.evidence.kinds.operators import PredictedKernel, own_calibration, report_kernels
 from perfmodel.evidence.kinds.pooled import report_pooled
-from perfmodel.evidence.kinds.runs import report_serving, report_steady_state
+from perfmodel.evidence.kinds.runs import report_energy, report_serving, report_steady_state
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
+from perfmodel.evidence.predict.energy import predict_all
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
 from perfmodel.evidence.predict.results import predict_rows, predict_served
 from perfmodel.evidence.report import ValidationReport
+from perfmodel.evidence.sources.energy import read_energy_rows
+from perfmodel.evidence.sources.kernels import Group, KernelTable, read_table, table_files
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.recorded import read_serving_runs
 from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
 from perfmodel.evidence.sources.steady import read_steady_states
+from perfmodel.specs import load_hardware
 from perfmodel.specs.scenario import Scenario
 
 GroupOf = Callable[[Scenario], str]
@@ -47,6 +57,7 @@ GROUPS: Mapping[str, GroupOf] = {
     "engine": lambda scenario: scenario.engine.profile,
     "format": lambda scenario: scenario.model.quantization.weights or scenario.model.dtype,
 }
+_FEWEST_ROWS = 30  # that a kernel is fitted to
 _SERVING_SHARE = 0.1  # of each stage's duration, for fits
 
 
@@ -62,8 +73,9 @@ class _Fold(NamedTuple):
 def validate_left_out(kind: str, path: str | Path, group: str, progress: Progress | None = None) -> ValidationReport:
     """The report of `validate KIND`, each row predicted without its group.
 
-    kind:  serving, steady-state, local, mlperf or served
-    group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model"
+    kind:  operators, serving, steady-state, local, mlperf or served
+    group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model", of
+           kernels "shape", "device", "version", "engine" or "format"
     Raises SpecError for another group, and where the data cannot be read.
     """
     groups, report_by = _KINDS[kind]
@@ -160,16 +172,123 @@ def _local(path: Path, group: str, progress: Progress | None) -> ValidationRepor
     return report_pooled("local", pairs, unread)
 
 
+# ---------------------------------------------------------------- kernels
+
+_KERNEL_ROWS = 100  # of each kernel, version and format of a table
+# Columns that a run varies; the others make a shape.
+_VARIED = ("batch_size", "isl", "step", "m", "num_tokens", "message_size", "seq_len", "latency_ms", "power")
+
+
+class _Rows(NamedTuple):
+    """One kernel's rows on one device, with the number of each row's shape: what a model and its shards fix."""
+
+    table: KernelTable
+    group: Group
+    shapes: NDArray[np.int64]
+
+
+def _operators(path: Path, group: str, progress: Progress | None) -> ValidationReport:
+    kernels: defaultdict[tuple[str | None, str, str, str], list[_Rows]] = defaultdict(list)
+    notes, num_rows = list[str](), 0
+    for file in table_files(path):
+        try:
+            table = read_table(file).sampled(_KERNEL_ROWS)
+        except SpecError as error:
+            notes.append(f"not covered: {error}")
+            continue
+        num_rows += len(table)
+        shapes = table.numbered(tuple(name for name in table.columns if name not in _VARIED))
+        for rows in groups_of(table, file) if table.op in MODULES else ():
+            architecture = rows.device.hardware.declared.architecture
+            kernels[architecture, rows.engine, table.op, rows.key].append(_Rows(table, rows, shapes[rows.rows]))
+    predicted: list[PredictedKernel] = []
+    for done, members in enumerate(kernels.values(), 1):
+        predicted += (kernel for kernel in _without_group(members, group) if kernel is not None)
+        if progress is not None:
+            progress(done, len(kernels))
+    about = "Rows of kernels with no other rows to fit to are predicted by a related kernel's fit."
+    return report_kernels(predicted, num_rows, notes, about)
+
+
+def _without_group(members: Sequence[_Rows], group: str) -> Iterator[PredictedKernel | None]:
+    """Each row of a kernel, predicted without its shape, device, version, engine or format."""
+    if group == "shape":
+        for odd in (0, 1):
+            aside = [rows._replace(group=rows.group.take(rows.shapes % 2 == odd)) for rows in members]
+            rest = [rows.group.take(rows.shapes % 2 != odd) for rows in members]
+            yield from _predicted_by_rest([rows for rows in aside if len(rows.group.rows)], rest, group)
+    elif group in ("device", "version"):
+        name_of = _device_of if group == "device" else attrgetter("group.version")
+        for name in sorted({name_of(rows) for rows in members}):
+            rest = [rows.group for rows in members if name_of(rows) != name]
+            yield from _predicted_by_rest([rows for rows in members if name_of(rows) == name], rest, group)
+    else:
+        yield from _predicted_by_rest(members, [], group)
+
+
+def _device_of(rows: _Rows) -> str:
+    return rows.group.device.hardware.name
+
+
+def _predicted_by_rest(
+    aside: Sequence[_Rows], rest: Sequence[Group], left_out: str
+) -> Iterator[PredictedKernel | None]:
+    rest = [group for group in rest if len(group.rows)]
+    is_fitted = sum(len(group.rows) for group in rest) >= _FEWEST_ROWS
+    fits: dict[str, Any] = {}  # by key, of the rest
+    for table, group, _ in aside:
+        own = own_calibration(table.system, group.engine)
+        key = key_of(group, own)
+        if key is not None and is_fitted:
+            if key not in fits:
+                committed: Any = (own.others | own.families)[key]
+                fits[key] = refitted(committed, rest)
+            yield PredictedKernel.of(table, group, fits[key], own)
+            continue
+        other = _related(group, own, left_out)
+        key = key_of(group, other)
+        yield None if key is None else PredictedKernel.of(table, group, other.families[key], other)
+
+
+def _related(rows: Group, own: Calibration, left_out: str) -> Calibration:
+    """The calibration that stands in for one without the group."""
+    hardware = rows.device.hardware
+    if left_out == "device":
+        architecture = hardware.declared.architecture
+        return load_calibration(
+            hardware, own.engine, without=lambda d, _: load_hardware(d).declared.architecture == architecture
+        )
+    if left_out == "engine":
+        return load_calibration(hardware, own.engine, without=lambda _, engine: engine == own.engine)
+    hidden = rows.key.split("/")[1:2] if left_out == "format" else rows.key.split("/")[1:]
+    families = {key: fit for key, fit in own.families.items() if key.split("/")[1 : 1 + len(hidden)] != hidden}
+    return own.model_copy(update={"families": families, "others": {}})
+
+
 def _published(kind: str, path: Path, progress: Progress | None) -> ValidationReport:
     rows, unread = (read_mlperf_rows if kind == "mlperf" else read_served_rows)(path)
     pairs = predict_served(rows, devices_folder(path), progress, without_own(load_whole_runs()))
     return report_pooled(kind, pairs, unread)
 
 
+def _energy(path: Path, group: str, progress: Progress | None) -> ValidationReport:
+    rows, unread = read_energy_rows(path)
+    names = [GROUPS[group](row.scenario) for row in rows]
+    pairs: list[Prediction] = []
+    for name in sorted(set(names)):
+        aside, rest = (
+            [row for row, its in zip(rows, names, strict=True) if (its == name) is is_out] for is_out in (True, False)
+        )
+        pairs += predict_all(aside, fit_power(rest), progress)
+    return report_energy(pairs, unread)
+
+
 _Report = Callable[[Path, str, Progress | None], ValidationReport]
 _ALL = tuple(GROUPS)
 # By kind: what can be left out, and the report without it.
 _KINDS: Mapping[str, tuple[tuple[str, ...], _Report]] = {
+    "operators": (("shape", "device", "version", "engine", "format"), _operators),
+    "energy": (("model", "device", "format"), _energy),
     "serving": (_ALL, _serving),
     "steady-state": (_ALL, _steady_state),
     "local": (("device", "model"), _local),

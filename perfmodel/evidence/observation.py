@@ -246,6 +246,7 @@ class Origin:
 
 KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
 LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
+MEASURED_POWER = Origin("measured power", "ml-energy/leaderboard")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
 PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")

@@ -138,6 +138,7 @@ class Declared(CheckedSpec):
     peak_flops_per_s: dict[str, Annotated[FlopsPerSecond, Field(gt=0)]] = Field(min_length=1)
     # Non-tensor fp32 rate, where it differs from peak_flops_per_s.fp32
     vector_flops_per_s: FlopsPerSecond | None = Field(default=None, gt=0)
+    exponentials_per_clock: PositiveFloat = 16.0  # of a compute unit; the default is that of GPUs (CUDA C++ guide)
     sparsity_speedup: PositiveFloat = 1.0  # of 2:4 sparse products over dense ones
     sparsity_speedups: dict[str, PositiveFloat] = Field(default={})  # of formats in which it is another
     memory: tuple[MemoryLevel, ...] = Field(min_length=1)

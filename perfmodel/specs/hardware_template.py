@@ -104,6 +104,7 @@ def _figures(like: HardwareSpec, is_here: bool) -> Iterator[str]:
     yield from (f"    {dtype}: {shortest_amount(rate, 'FLOPS')}" for dtype, rate in declared.peak_flops_per_s.items())
     vector = declared.vector_flops_per_s or declared.peak_flops_per_s.get("fp32", 0.0)
     yield f"  vector_flops_per_s: {shortest_amount(vector, 'FLOPS')}  # fp32 without tensor cores; by default peak fp32"
+    yield f"  exponentials_per_clock: {declared.exponentials_per_clock:g}  # of a compute unit; for softmax"
     yield f"  sparsity_speedup: {declared.sparsity_speedup:g}  # of 2:4 sparse products; 1 where there are none"
     others = ", ".join(f"{form}: {speedup:g}" for form, speedup in declared.sparsity_speedups.items())
     yield f"  {'' if others else '# '}sparsity_speedups: {{{others or 'fp4: 1'}}}  # of formats in which it is another"

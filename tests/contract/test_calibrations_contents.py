@@ -14,25 +14,26 @@ from pydantic import TypeAdapter
 
 from perfmodel.cost import Calibration, EngineProfile
 from perfmodel.cost.calibrations.backends import BackendFits
-from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import ExchangeFits, KernelErrors, RoutingFit
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits
 from perfmodel.cost.kernel_models.overheads import OverheadFits
 from perfmodel.cost.kernel_models.registry import KernelFit
+from perfmodel.cost.power import PowerFit
 from perfmodel.files.catalog import data_dir, find_file
 from perfmodel.files.fitted import HEADER
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.cards import load_card
 from perfmodel.specs import list_models
 
-FILES = sorted(data_dir("calibrations").glob("*.yaml"))
+FILES = sorted(data_dir("calibrations").rglob("*.yaml"))
 KINDS = {
     "engine": EngineProfile,
-    "generation": GenerationFit,
+    "prior": Calibration,
     "backend": BackendFits,
     "exchange": ExchangeFits,
     "kernel_errors": KernelErrors,
     "overheads": OverheadFits,
+    "power": PowerFit,
     "routing": RoutingFit,
     "whole_runs": WholeRunFits,
 }  # others are calibrations of a device
@@ -79,7 +80,7 @@ def test_there_are_files() -> None:
     assert len(FILES) > 5
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_file_holds_the_fields_of_its_forms_only(file: Any) -> None:
     """Unknown keys are refused by the forms themselves; this states it of every file, and that a command wrote it."""
     assert file.read_text(encoding="utf-8").startswith(HEADER)
@@ -92,7 +93,7 @@ def test_a_file_holds_the_fields_of_its_forms_only(file: Any) -> None:
             TypeAdapter(KernelFit).validate_python({**fit.model_dump(), "latency_ms": [1.0, 2.0]})
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_file_holds_no_table(file: Any) -> None:
     for path, values in lists_in(load_yaml(file).data):
         numbers = [value for value in values if isinstance(value, int | float)]
@@ -100,7 +101,7 @@ def test_a_file_holds_no_table(file: Any) -> None:
         assert len(values) <= MAX_ENTRIES, f"{file.name}: {path} has {len(values)} entries"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_fit_has_fewer_parameters_than_rows(file: Any) -> None:
     """As many fits as shapes would be a table as well."""
     if file.stem.partition("@")[0] in KINDS:
@@ -109,7 +110,7 @@ def test_a_fit_has_fewer_parameters_than_rows(file: Any) -> None:
         assert num_parameters(fit) < fit["residuals"]["num_rows"], f"{file.name}: {key}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_file_names_no_model_and_no_file_of_measurements(file: Any) -> None:
     text = file.read_text(encoding="utf-8")
     assert not models_in(text)

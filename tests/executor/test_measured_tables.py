@@ -8,10 +8,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.cost.kernel_models.device import DeviceFacts  # noqa: E402
+from perfmodel.cost.kernel_models.experts import GroupedExpertsFit  # noqa: E402
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS  # noqa: E402
 from perfmodel.evidence.fit.device import TABLES, kernel_tables, small_kernels  # noqa: E402
 from perfmodel.evidence.fit.kernels import predict  # noqa: E402
-from perfmodel.evidence.fit.products import GEMM, MOE, experts_start  # noqa: E402
+from perfmodel.evidence.fit.products import GEMM, MOE  # noqa: E402
 from perfmodel.evidence.fit.systems import MODULES as TABLE_MODULES  # noqa: E402
 from perfmodel.evidence.sources.measured import KernelRecord  # noqa: E402
 from perfmodel.specs import load_hardware  # noqa: E402
@@ -152,7 +153,6 @@ def test_times_are_predicted_from_every_group():
     """No form takes less than the memory needs for the weights that are read."""
     for _, module, group, rows in groups():
         if module is MOE:
-            fit = experts_start(group.key, group.engine)
-            seconds = predict(group, fit, DEVICE)
+            seconds = predict(group, GroupedExpertsFit())
             least = np.array([p.work.weight_bytes for p in rows]) / DEVICE.bandwidth
             assert (seconds >= least).all(), group.key

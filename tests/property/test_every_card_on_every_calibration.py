@@ -15,7 +15,7 @@ from perfmodel.specs import EngineSpec, list_models, load_hardware, load_model
 _CALIBRATIONS = sorted(
     file.stem
     for file in data_dir("calibrations").glob("*@*.yaml")
-    if not file.stem.startswith(("engine@", "generation@", "backend@", "cpu@"))
+    if not file.stem.startswith(("engine@", "backend@", "cpu@"))
 )
 _ENGINES = [
     {},

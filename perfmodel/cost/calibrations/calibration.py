@@ -84,12 +84,16 @@ class Calibration(Spec):
     """
 
     device: str
+    devices: tuple[str, ...] = ()  # others of its architecture that were measured: the fits are of all together
     engine: str
     origin: Literal["datasheet", "calibrated"] = "calibrated"
     source: str = ""
     date: datetime.date | None = None
     command: str = ""
     families: dict[str, KernelFit] = Field(default_factory=dict)
+    # The same of kernels that engines do not run by default, and of older versions (`<key>/<versions>`): in a file of
+    # their own.
+    others: dict[str, KernelFit] = Field(default_factory=dict, exclude=True)
     default: FamilyFit = FamilyFit()
     contained: tuple[str, ...] = ()  # operators whose time lies within that of measured attention kernels
     host: HostFit = HostFit()

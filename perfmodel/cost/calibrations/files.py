@@ -3,7 +3,8 @@
 A device without measurements takes the fits of the nearest measured one: a sibling of its architecture (other memory or
 cooling), else the architecture before or after it in its line. Fits are fractions of declared peaks and times per
 kernel, so datasheet differences carry over; intervals widen with transfer distance. Without a relation: whole runs on
-its architecture (`whole_runs`), else the datasheet.
+its architecture (`whole_runs`), else what the kernels of all measured architectures have in common (`prior.yaml`), on
+what is no GPU the datasheet.
 
 Proxies for unmeasured kernels:
 
@@ -21,19 +22,12 @@ moe/nvfp4, moe/w4a8_mxfp4                 block-scaled 4-bit products: the kerne
 attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
                                           FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
                                           the dense 16-bit peak of either (deepseek-ai/FlashMLA, README).
-
-Achieved fractions change between architectures: tensor rates double per generation, and software follows years later.
-One file per architecture, `hardware_specs/calibrations/generation@<architecture>.yaml`, holds the efficiency relative
-to the previous one, fitted by `perfmodel calibrate` to whole serving runs; a device's own kernel tables replace it.
 """
 
-import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import Calibration, datasheet
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
@@ -46,7 +40,6 @@ from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, over_link
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
-from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.device_tables import DeviceSource
 from perfmodel.files.fitted import load_fitted, write_fitted
@@ -58,20 +51,20 @@ from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 
 _ALL_TO_ALL = "all_to_all"
+_OTHERS = "others"  # the folder of fits of kernels that engines do not run by default
 _SPARSE_SHARE = 0.65
 
 
 def with_unmeasured(
     calibration: Calibration,
-    generation: "GenerationFit | None" = None,
     row: ExpertsRow | None = None,
     library: Calibration | None = None,
 ) -> Calibration:
     """`calibration` with proxies for kernels it lacks; unchanged if it has no measured kernel.
 
-    generation: the device's; row: how the engine runs 4-bit experts, if by proxied kernels; library: has those
+    row: how the engine runs 4-bit experts, if by proxied kernels; library: has those
     """
-    result = _exchanges(calibration) | _nvfp4(calibration, generation) | _experts(row, library) | _sparse(calibration)
+    result = _exchanges(calibration) | _nvfp4(calibration) | _experts(row, library) | _sparse(calibration)
     missing = {key: fit for key, fit in result.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
@@ -94,17 +87,11 @@ def _sparse(calibration: Calibration) -> dict[str, Any]:
     return {"attention_sparse": FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=calibration.default.overhead_s)}
 
 
-def _nvfp4(calibration: Calibration, generation: "GenerationFit | None") -> dict[str, Any]:
+def _nvfp4(calibration: Calibration) -> dict[str, Any]:
     static, dynamic = (calibration.families.get(f"gemm/{name}") for name in ("fp8_static", "fp8"))
     if not isinstance(static, TiledGemmFit):
         return {}
     later_s = dynamic.launch_s - static.launch_s if isinstance(dynamic, TiledGemmFit) else 0.0
-    if generation is not None:
-        slower = {
-            "memory_fraction": static.memory_fraction * generation.four_bit_memory,
-            "launch_s": static.launch_s + generation.four_bit_launch_s,
-        }
-        static = static.model_copy(update=slower)
     quantizing = static.launch_s + max(later_s / 2, calibration.default.overhead_s)
     return {"gemm/nvfp4_static": static, "gemm/nvfp4": static.model_copy(update={"launch_s": quantizing})}
 
@@ -123,42 +110,6 @@ def _experts(row: ExpertsRow | None, library: Calibration | None) -> dict[str, A
 _FAMILIES = {"nvfp4": "nvfp4", "mxfp4": "w4a8_mxfp4"}  # number formats as descriptions and as calibrations name them
 
 
-class GenerationFit(Spec):
-    """What is left of the achieved fractions of the generation before.
-
-    compute: of those of the tensor rate; memory: of those of the bandwidth
-    four_bit_memory, four_bit_launch_s: of dense products of 4-bit operands: what they leave of the bandwidth of 8-bit
-    ones, and seconds that they start later
-    """
-
-    architecture: str
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
-    compute: float = Field(default=1.0, ge=0.2, le=1.5)
-    memory: float = Field(default=1.0, ge=0.5, le=1.5)
-    four_bit_memory: float = Field(default=1.0, ge=0.2, le=1.0)
-    four_bit_launch_s: float = Field(default=0.0, ge=0.0, le=1e-5)
-
-    def applied_to(self, calibration: Calibration) -> Calibration:
-        """A calibration of the previous generation, for a device of this one."""
-        families = {key: self._of(fit) for key, fit in calibration.families.items()}
-        return calibration.model_copy(update={"families": families, "default": self._of(calibration.default)})
-
-    def _of(self, fit: Any) -> Any:
-        left = {"compute_fraction": self.compute, "tensor_fraction": self.compute, "memory_fraction": self.memory}
-        values = {name: getattr(fit, name, None) for name in left}
-        return fit.model_copy(
-            update={name: min(1.0, value * left[name]) for name, value in values.items() if value is not None}
-        )
-
-
-def load_generation(architecture: str | None) -> GenerationFit | None:
-    """An architecture's efficiency relative to the one before; None if not fitted."""
-    file = data_dir("calibrations") / f"generation@{architecture}.yaml"
-    return load_fitted(GenerationFit, file) if architecture is not None and file.is_file() else None
-
-
 EXECUTOR = "perfmodel"  # the profile of this project's own executor
 _DEFAULT_PROFILE: str = EngineSpec.model_fields["profile"].default
 _ATTENTION = "attention_decode"  # what `contained` goes with
@@ -173,34 +124,44 @@ def load_calibration(
     hardware: HardwareSpec,
     engine_profile: str = "vllm",
     path: str | Path | None = None,
-    generation: GenerationFit | None = None,
+    without: Callable[[str, str], bool] = lambda device, engine: False,
 ) -> Calibration:
     """The calibration for a device under an engine.
 
     `path` if given, else `<device>@<profile>.yaml`, else the nearest relation's, else whole runs, else the datasheet
     (also for the profile "datasheet"); `origin` and `source` say which. hardware: the device; engine_profile: the
-    engine's name; generation: replaces the fit of its architecture. Raises SpecError for a malformed file, or a missing
-    one if `path` is given.
+    engine's name; without: (device, engine) of files that are not read, for hold-outs. Raises SpecError for a malformed
+    file, or a missing one if `path` is given.
     """
     if path is not None:
         return load_fitted(Calibration, Path(path))
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
-    if generation is None or generation.architecture != hardware.declared.architecture:
-        generation = load_generation(hardware.declared.architecture)
-    inherited = _inherited(hardware, engine_profile, generation)
+    inherited = _inherited(hardware, engine_profile, without)
     row = _proxy_for(engine_profile, hardware)
     library = None
     if row is not None and row.stand_in is not None:
-        library = _inherited(hardware, row.stand_in.engine, generation)
-    if own.is_file():
+        library = _inherited(hardware, row.stand_in.engine, without)
+    if own.is_file() and not without(hardware.name, engine_profile):
         return with_unmeasured(
-            _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware), generation, row, library
+            _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware), row, library
         )
     if inherited is None:
-        return whole_run_calibration(hardware, engine_profile) or datasheet(hardware)
-    return with_unmeasured(inherited, generation, row, library)
+        return whole_run_calibration(hardware, engine_profile) or _prior(hardware, engine_profile)
+    return with_unmeasured(inherited, row, library)
+
+
+def _prior(hardware: HardwareSpec, engine: str) -> Calibration:
+    """What kernels of all measured architectures have in common, for a GPU without a relation; else the datasheet."""
+    file = data_dir("calibrations") / "prior.yaml"
+    if hardware.kind != "gpu" or not file.is_file():
+        return datasheet(hardware)
+    prior = load_fitted(Calibration, file)
+    source = f"of no related device: {prior.source}"
+    contained = describe_engine(engine).facts.attention_contains
+    update = {"device": hardware.name, "engine": engine, "source": source, "contained": contained, "is_passed_on": True}
+    return prior.model_copy(update=update)
 
 
 def _proxy_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
@@ -211,12 +172,27 @@ def _proxy_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
-    """Write a calibration as YAML that reads back equal; parents are made."""
+    """Write a calibration as YAML that reads back equal; parents are made. Fits of kernels that nobody runs by default
+    go to the folder `others` beside it."""
+    path = Path(path)
+    if calibration.others:
+        others = calibration.model_copy(update={"families": calibration.others, "others": {}})
+        save_calibration(others, path.parent / _OTHERS / path.name)
     data = calibration.model_dump(mode="json", exclude_defaults=True)
     for key, fit in calibration.families.items():
         data["families"][key] = {"form": fit.form} | data["families"][key]  # a default, but the reader goes by it
     data = {"device": calibration.device, "engine": calibration.engine, "origin": calibration.origin} | data
-    return write_fitted(data, Path(path))
+    return write_fitted(data, path)
+
+
+def with_others(calibration: Calibration, hardware: HardwareSpec) -> Calibration:
+    """`calibration` of a device with the fits of kernels that its engine does not run by default, where there are."""
+    for device, engine, file in calibrated_kernels(calibration.engine):
+        source, others = _listed(device), file.parent / _OTHERS / file.name
+        is_alike = source.declared.architecture == hardware.declared.architecture
+        if engine == calibration.engine and is_alike and others.is_file():
+            return calibration.model_copy(update={"others": _passed_on(others, hardware).families})
+    return calibration
 
 
 def _listed(device: str) -> HardwareSpec:
@@ -263,18 +239,23 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
     return own.model_copy(update={"families": own.families | others, "contained": contained}) if others else own
 
 
-def _inherited(hardware: HardwareSpec, engine: str, generation: GenerationFit | None) -> Calibration | None:
+def _inherited(hardware: HardwareSpec, engine: str, without: Callable[[str, str], bool]) -> Calibration | None:
     """The nearest relation's fits, spread widened; None without a relation.
 
     Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it.
     """
-    candidates = sorted(_transfer_candidates(hardware, engine), key=_transfer_distance)
+    relations = _transfer_candidates(hardware, engine, without)
+    candidates = sorted(relations, key=_transfer_distance)
     if not candidates:
         return None
     (spread, nearest), *others = candidates
-    completed = _passed_on(nearest, hardware, generation)
+    completed = _passed_on(nearest, hardware)
+    is_measured = hardware.name in completed.devices and completed.engine == engine
     for _, file in others:
-        completed = _completed(completed, _passed_on(file, hardware, generation))
+        completed = _completed(completed, _passed_on(file, hardware))
+    if is_measured:
+        siblings = tuple(name for name in (completed.device, *completed.devices) if name != hardware.name)
+        return completed.model_copy(update={"device": hardware.name, "devices": siblings})
     source = f"passed on from {completed.device} under {completed.engine}: {completed.source}"
     passed_on = {"device": hardware.name, "source": source, "spread": completed.spread * spread, "is_passed_on": True}
     return completed.model_copy(update=passed_on)
@@ -285,17 +266,15 @@ def _transfer_distance(relation: tuple[float, Path]) -> tuple[float, bool, str]:
     return spread, not file.stem.endswith(f"@{_DEFAULT_PROFILE}"), file.name
 
 
-def _passed_on(file: Path, hardware: HardwareSpec, generation: GenerationFit | None) -> Calibration:
+def _passed_on(file: Path, hardware: HardwareSpec) -> Calibration:
     fitted = load_fitted(Calibration, file)
     device = _listed(fitted.device)
-    if generation is not None and device.declared.architecture != generation.architecture:
-        fitted = generation.applied_to(fitted)
     families = dict(fitted.families)
     if device.declared.architecture == hardware.declared.architecture:
         its, own = DeviceFacts.of(device), DeviceFacts.of(hardware)
         families = {key: with_cache_of(fit, its, own) for key, fit in families.items()}
     source, target = device.scale_up_link, hardware.scale_up_link
-    if source is not None and target is not None and source.name != target.name:
+    if source is not None and target is not None:
         families = {key: over_link(fit, source, target) for key, fit in families.items()}
     return fitted.model_copy(update={"families": families})
 
@@ -306,15 +285,17 @@ def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
     """
     for file in sorted(data_dir("calibrations").glob("*@*.yaml")):
         device, _, its_engine = file.stem.partition("@")
-        is_kernels = device not in ("engine", "generation", "backend", "cpu")
+        is_kernels = device not in ("engine", "backend", "cpu")
         if is_kernels and (its_engine != EXECUTOR or engine == EXECUTOR):
             yield device, its_engine, file
 
 
-def _transfer_candidates(hardware: HardwareSpec, engine: str) -> Iterator[tuple[float, Path]]:
+def _transfer_candidates(
+    hardware: HardwareSpec, engine: str, without: Callable[[str, str], bool] = lambda device, engine: False
+) -> Iterator[tuple[float, Path]]:
     """(spread, file) of calibrations of related devices, and of the device under other engines."""
     for device, other_engine, file in calibrated_kernels(engine):
-        if (device, other_engine) == (hardware.name, engine):
+        if (device, other_engine) == (hardware.name, engine) or without(device, other_engine):
             continue
         steps = generations_between(hardware.declared.architecture, _listed(device).declared.architecture)
         if steps is None:

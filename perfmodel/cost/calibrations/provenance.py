@@ -12,7 +12,6 @@ from typing import Any
 from perfmodel.cost.calibrations.backends import BackendFits, engine_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile, profile_of
-from perfmodel.cost.calibrations.files import GenerationFit, load_generation
 from perfmodel.files.base import Spec
 from perfmodel.renderable import to_jsonable
 from perfmodel.specs import list_hardware, load_hardware
@@ -22,14 +21,14 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel.version import RELEASE
 
 _DIGITS = 16  # of a hash: enough to distinguish files
-Fit = Calibration | EngineProfile | GenerationFit | BackendFits
+Fit = Calibration | EngineProfile | BackendFits
 
 
 @dataclass(frozen=True, order=True)
 class FittedSource:
-    """A calibration, an engine's profile or a generation's fit that predictions came from.
+    """A calibration or an engine's profile that predictions came from.
 
-    key: device@engine, engine@name or generation@name; digest: a hash of all that it says
+    key: device@engine or engine@name; digest: a hash of all that it says
     """
 
     name: str
@@ -46,8 +45,6 @@ class FittedSource:
             key, source = f"engine@{fitted.name or fitted.engine}", source or "not fitted: adds nothing"
         elif isinstance(fitted, BackendFits):
             key = f"backend@{fitted.engine}"
-        elif isinstance(fitted, GenerationFit):
-            key = f"generation@{fitted.architecture}"
         else:
             key = f"{fitted.device}@{fitted.engine}"
             if fitted.origin == "datasheet" or fitted.is_passed_on:
@@ -108,8 +105,6 @@ def provenance_of(
     for hardware, engine in asked.values():
         fits.append(calibration or engine_calibration(_as_in_its_file(hardware), engine))
         fits.append(profile or profile_of(engine))
-        generation = load_generation(hardware.declared.architecture) if calibration is None else None
-        fits += [generation] if generation is not None else []
     engines = {EngineSource.of(engine) for _, engine in asked.values()}
     return Provenance(tuple(sorted({FittedSource.of(fit) for fit in fits})), tuple(sorted(engines)))
 

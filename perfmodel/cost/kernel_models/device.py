@@ -40,6 +40,8 @@ FALLBACKS: dict[str, tuple[str, ...]] = {
 _VECTOR_SHARE = 1 / 16  # of the bf16 rate, where neither a vector nor an fp32 rate is declared (A100: 19.5 of 312)
 # Cache to assume where a file declares none: forms only ask whether something fits in it.
 _SMALLEST_L2_BYTES = 4e6
+# Of L2 that one kernel's operands can count on: all are there up to this share, none from twice of it on [assumed].
+CACHED_SHARE = 0.7
 
 
 @lru_cache(maxsize=4096)
@@ -120,9 +122,19 @@ class DeviceFacts:
         return spread_over(message.group or RankGroup("tensor", message.num_ranks), self.devices_per_node)
 
     @property
+    def has_own_host(self) -> bool:
+        """Whether the host is the maker's own CPU, joined by NVLink (GH200, GB200)."""
+        return any(link.name == "nvlink_c2c" for link in self.hardware.declared.links)
+
+    @property
     def vector_instructions(self) -> float:
         """Vector instructions per second: half the FLOP/s, as a multiply-add is two."""
         return self.peak("vector") / 2
+
+    @property
+    def exponentials(self) -> float:
+        """Exponentials per clock and compute unit, in those of GPUs from Volta to Blackwell."""
+        return self.hardware.declared.exponentials_per_clock / 16
 
     def peak(self, rate: str) -> float:
         """Dense FLOP/s of a number format, or of its fallback."""

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import Domain, KernelSeconds, Residuals, joined, take
-from perfmodel.cost.kernel_models.gemm import TileStep, Values, k_step_s, knee_of, tile_allowed, waves
+from perfmodel.cost.kernel_models.gemm import TileStep, Values, cached_share, k_step_s, knee_of, tile_allowed, waves
 from perfmodel.files.base import Spec
 from perfmodel.ops.problem_sizes import ExpertsSize
 from perfmodel.ops.routing import TILE_ROWS
@@ -54,6 +54,7 @@ class GroupedExpertsFit(Spec):
     wave_quantization: float = Field(default=0.5, ge=1e-3, le=1.0)
     passes: float = Field(default=1.5, ge=1.0, le=12.0)  # over the activations between the GEMMs, at full bandwidth
     expert_s: float = Field(default=2e-8, ge=1e-11, le=2e-6)  # per expert of the model: counting and sorting slots
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=8.0)  # of weights that a benchmark finds in L2
     misaligned: float = Field(default=1.0, ge=1.0, le=3.0)  # slow-down of the GEMMs where 16 does not divide f
     kernel_s: float | None = Field(default=None, ge=3e-7, le=1e-5)  # replayed from a CUDA graph, of each kernel
     residuals: Residuals = Residuals()
@@ -76,16 +77,18 @@ class ExpertSizes(NamedTuple):
     rate: str
 
 
-def expert_seconds(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
-    num_rows = len(sizes.problem.tokens)
-    if num_rows <= _ROWS_AT_ONCE:
-        return _parts(sizes, fit, device)
-    starts = range(0, num_rows, _ROWS_AT_ONCE)
-    pieces = [_parts(take(sizes, slice(start, start + _ROWS_AT_ONCE)), fit, device) for start in starts]
-    return joined(pieces)
+def expert_seconds(
+    sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts, *, is_warm: bool = False
+) -> KernelSeconds:
+    """The formula of this module. `is_warm`: weights that fit L2 are there from the last repetition.
+
+    sizes: columns; fit: parameters of the kernels; device: that runs them
+    """
+    starts = range(0, max(1, len(sizes.problem.tokens)), _ROWS_AT_ONCE)
+    return joined([_parts(take(sizes, slice(start, start + _ROWS_AT_ONCE)), fit, device, is_warm) for start in starts])
 
 
-def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> KernelSeconds:
+def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts, is_warm: bool = False) -> KernelSeconds:
     problem = sizes.problem
     rows, columns = np.array(tuple((s.rows, s.columns) for s in fit.tile_rule) or _TILES, dtype=np.float64).T
     peak_per_unit = device.peak(sizes.rate) / device.compute_units
@@ -98,6 +101,10 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts) -> K
     slow = np.where(problem.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
     weight_s = problem.weight_bytes / (device.bandwidth * fit.memory_fraction)
     read = problem.distinct * problem.width * problem.inner * weight_s
+    if is_warm and fit.cache_speedup > 1.0:
+        weights = (problem.gates + 1.0) * problem.distinct * problem.width * problem.inner * problem.weight_bytes
+        hit = cached_share(weights, device)
+        read = read * (1.0 - hit + hit / fit.cache_speedup)
 
     gemms = compute = np.zeros(len(problem.tokens))
     up, down = (problem.gates * problem.inner, problem.width), (problem.width, problem.inner)

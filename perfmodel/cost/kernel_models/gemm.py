@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import KernelSeconds, Residuals, joined, take
 from perfmodel.files.base import Spec
+from perfmodel.files.units import NonNegativeInt
 from perfmodel.ops.formats import SPARSE_RATE
 from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.work import Work
@@ -41,6 +42,7 @@ _NEVER_S = 1e9
 _CUDA_CORES = "fp32"  # the rate of what is not multiplied by tensor cores
 _ROWS_AT_ONCE = 4096
 _MAX_PLANS = 4096
+_COPIES = 6.0  # of the weights that the collectors of the tables cycle through
 
 
 class TileStep(NamedTuple):
@@ -113,6 +115,7 @@ class TiledGemmFit(Spec):
 
     form: Literal["tiled_gemm"] = "tiled_gemm"
     tile_rule: tuple[TileStep, ...] = ()  # by M, without k splits; empty: the fastest of all tiles and splits
+    least_rows: NonNegativeInt = 0  # of a tile, where the fastest counts
     launch_s: float = Field(default=2e-6, ge=3e-7, le=6e-5)  # launches, epilogue; several kernels where it quantizes
     compute_fraction: float = Field(default=0.85, ge=0.3, le=1.0)  # of the tensor peak, in the main loop
     memory_fraction: float = Field(default=0.82, ge=0.3, le=1.0)
@@ -124,9 +127,12 @@ class TiledGemmFit(Spec):
     quantize_fraction: float = Field(default=0.5, ge=0.05, le=1.0)  # of the bandwidth, by the quantizing kernel
     quantize_row_s: float = Field(default=2e-9, ge=1e-11, le=1e-6)  # of one row on one unit, beside its bytes
     # Of kernels measured launched one by one: instead of `launch_s`, and the host's time, below which no measurement
-    # falls. Serving replays CUDA graphs and has neither.
+    # falls; both times `eager_on_own_host` where the host's CPU is the GPU maker's. Serving replays CUDA graphs and has
+    # neither.
     eager_launch_s: float | None = Field(default=None, ge=1e-6, le=1e-4)
     eager_floor_s: float | None = Field(default=None, ge=1e-6, le=1e-3)
+    eager_on_own_host: float = Field(default=1.0, ge=0.3, le=4.0)
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=8.0)  # of operands that a benchmark finds in L2
     residuals: Residuals = Residuals()
 
 
@@ -158,7 +164,9 @@ class _Plan(NamedTuple):
 
 
 def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
-    tiles = tuple((step.rows, step.columns) for step in fit.tile_rule) or _TILES
+    tiles = tuple((step.rows, step.columns) for step in fit.tile_rule)
+    least_rows = 0 if sizes.rate == _CUDA_CORES else fit.least_rows
+    tiles = tiles or tuple(tile for tile in _TILES if tile[0] >= least_rows)
     rows, columns = np.array(tiles, dtype=np.float64).T
     splits = np.array((1,) if fit.tile_rule else _SPLITS, dtype=np.float64)
     problem = sizes.problem
@@ -189,7 +197,9 @@ def _feed_of_fp32(device: DeviceFacts) -> float:
     return 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16")
 
 
-def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts) -> KernelSeconds:
+def _parts(
+    sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts, is_warm: bool = False
+) -> KernelSeconds:
     problem = sizes.problem
     m = problem.m[:, None]
     blocks = np.ceil(m / plan.tile_rows)[:, None, :] * plan.columns
@@ -197,7 +207,8 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
     if fit.tile_rule:
         by_tile = np.where(tile_allowed(fit.tile_rule, problem.m)[:, None, :], by_tile, _NEVER_S)
     compute = by_tile.min(axis=2)
-    memory = sizes.moved_bytes / plan.bandwidth
+    moved_bytes = _past_the_cache(sizes, fit, device) if is_warm else sizes.moved_bytes
+    memory = moved_bytes / plan.bandwidth
     total = knee_of(compute, memory[:, None], fit.knee) + (plan.split_s + m * plan.partial_s_per_row)
     item, best = np.arange(len(total)), total.argmin(axis=1)
     duration = total[item, best] + fit.launch_s
@@ -208,20 +219,39 @@ def _parts(sizes: GemmSizes, plan: _Plan, fit: TiledGemmFit, device: DeviceFacts
     return KernelSeconds(duration, compute[item, best], memory)
 
 
-def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, is_eager: bool = False) -> KernelSeconds:
-    """The formula of this module. `is_eager`: launched one by one, if the fit knows the cost.
+def _past_the_cache(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> Values:
+    """Bytes as if from HBM where a benchmark repeats a product with the same input and `_COPIES` weights in turn: what
+    fits L2 is read faster from there."""
+    weights = sizes.problem.n * sizes.problem.k * sizes.problem.weight_bytes
+    others: Values = sizes.moved_bytes - weights
+    left = 1.0 - 1.0 / fit.cache_speedup
+    hits = weights * cached_share(_COPIES * weights, device) + others * cached_share(others, device)
+    result: Values = sizes.moved_bytes - left * hits
+    return result
+
+
+def cached_share(num_bytes: Values, device: DeviceFacts) -> Values:
+    """The share of `num_bytes` that a repeated benchmark finds in L2: all up to `CACHED_SHARE` of it, none from twice
+    that."""
+    return np.clip(2.0 - num_bytes / (CACHED_SHARE * device.l2_bytes), 0.0, 1.0)
+
+
+def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, as_timed: bool = False) -> KernelSeconds:
+    """The formula of this module. `as_timed`: as tables time kernels: launched one by one, if the fit knows the cost,
+    and operands from L2 if they fit.
 
     sizes: columns; fit: parameters of the kernel; device: that runs it
     """
     pieces = []
     for start in range(0, max(1, len(sizes.problem.m)), _ROWS_AT_ONCE):
         some = take(sizes, slice(start, start + _ROWS_AT_ONCE))
-        pieces.append(_parts(some, _plan(some, fit, device), fit, device))
+        pieces.append(_parts(some, _plan(some, fit, device), fit, device, as_timed and fit.cache_speedup > 1.0))
     parts = joined(pieces)
-    if not is_eager or fit.eager_floor_s is None or fit.eager_launch_s is None:
+    if not as_timed or fit.eager_floor_s is None or fit.eager_launch_s is None:
         return parts
-    duration = parts.duration + (fit.eager_launch_s - fit.launch_s)
-    return parts._replace(duration=np.maximum(duration, fit.eager_floor_s))
+    slower = fit.eager_on_own_host if device.has_own_host else 1.0
+    duration = parts.duration + (fit.eager_launch_s * slower - fit.launch_s)
+    return parts._replace(duration=np.maximum(duration, fit.eager_floor_s * slower))
 
 
 # (fit, device, sizes) -> plan, found by identity, which the entry's own references keep from being reused.

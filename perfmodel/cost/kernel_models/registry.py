@@ -39,6 +39,7 @@ from perfmodel.cost.kernel_models.messages.collective import (
     custom_time,
     exchange_time,
 )
+from perfmodel.cost.kernel_models.module import ModuleFit, module_time
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.files.base import Spec
 from perfmodel.files.validation import unknown_key
@@ -65,6 +66,7 @@ KERNEL_MODELS: dict[str, KernelModel] = {
     "expert_exchange": KernelModel(ExchangeFit, exchange_time),
     "tiled_gemm": KernelModel(TiledGemmFit, time_gemm),
     "grouped_experts": KernelModel(GroupedExpertsFit, time_experts),
+    "module": KernelModel(ModuleFit, module_time),
     "block_matmul": KernelModel(BlockMatmulFit, block_matmul_time),
     "block_stream": KernelModel(BlockStreamFit, block_stream_time),
     "on_host": KernelModel(OnHostFit, on_host_time),

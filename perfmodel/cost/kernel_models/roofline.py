@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime, sustained_share
+from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime, sustained_share
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, network_time
 from perfmodel.files.base import Spec
@@ -23,8 +23,6 @@ from perfmodel.files.units import FittedSeconds
 from perfmodel.ops.messages import Message
 from perfmodel.ops.problem_sizes import ProblemSize
 from perfmodel.ops.work import Work
-
-_CACHE_SHARE = 0.7  # of L2 that one kernel's operands can count on [assumed]
 
 
 class FamilyFit(Spec):
@@ -53,7 +51,7 @@ def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTi
         compute = max(compute, work.vector_ops / (device.vector_instructions * fill))
     activation_bytes = work.activation_bytes
     if fit.cached_speedup > 1:
-        hit = min(max(2.0 - activation_bytes / (_CACHE_SHARE * device.l2_bytes), 0.0), 1.0)
+        hit = min(max(2.0 - activation_bytes / (CACHED_SHARE * device.l2_bytes), 0.0), 1.0)
         activation_bytes *= 1.0 - hit + hit / fit.cached_speedup
     num_bytes = work.weight_bytes + activation_bytes + work.kv_bytes / fill
     memory = num_bytes / (device.bandwidth * fit.memory_fraction)

@@ -17,12 +17,12 @@ from perfmodel.cost.kernel_models.attention.latent import LatentDecodeFit, Laten
 from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, PrefillKernel, PrefillSizes
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Domain
-from perfmodel.evidence.fit.kernels import KernelModule, fit_group
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, best_of, fit_groups, seconds_of
 from perfmodel.evidence.sources.kernels import (
     Group,
     KernelTable,
     bytes_of,
-    engine_name,
+    engine_and_version,
     format_bytes,
     format_name,
     kernel_groups,
@@ -35,12 +35,26 @@ _MAX_ROWS = 2500  # of a fit
 
 
 def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
-    """The kernel of each row by library; SGLang's FlashAttention-3 is another kernel before Hopper."""
+    """The kernel of each row by library. FlashAttention-3 is another kernel before Hopper, and so are TensorRT-LLM's on
+    Hopper and on devices with tensor memory, which FlashInfer ships, too."""
+    flash = "flash3" if _has_wgmma(device) else "flash2"
+    is_gen = device.hardware.level("tensor_memory") is not None
     known = {
-        "vllm_flash_attn": "flash2",
-        "vllm_flash_attn_fa3": "flash3",
+        "fa3": "flash3",
         "flash_attention": "flash3" if _has_wgmma(device) else "flash3_sm80",
-        "torch_flow": "trtllm_sm90" if _has_wgmma(device) else "trtllm",
+        "torch_flow": "trtllm_gen" if is_gen else "trtllm_sm90" if _has_wgmma(device) else "trtllm",
+        "torch_flow_flashinfer": "flashinfer",
+        "trtllm_mha": "trtllm_gen",
+        "vllm_flash_attn": flash,
+        "vllm_flash_attn_fa2": "flash2",
+        "vllm_flash_attn_fa3": "flash3",
+        "vllm_flash_attn_fa4": "flash4",
+        "vllm_flashinfer": "trtllm_gen" if is_gen else "flashinfer",
+        "vllm_flashinfer_fidecode": "flashinfer",
+        "vllm_flashinfer_fiprefill": "flashinfer",
+        "vllm_flashinfer_trtllmdecode": "trtllm_gen",
+        "vllm_flashinfer_trtllmprefill": "trtllm_gen",
+        "vllm_triton_attn": "triton",
     }
     return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")
 
@@ -68,7 +82,7 @@ class _Decodes(NamedTuple):
     """A decode kernel: its rules, extra parameters that its rows determine, and its groups."""
 
     kernel: DecodeKernel = DecodeKernel()
-    free: tuple[str, ...] = ("group_traffic", "cache_speedup")
+    free: tuple[str, ...] = ("group_traffic",)
     groups: tuple[tuple[int, int], ...] = ()
 
 
@@ -76,7 +90,8 @@ _MMHA_ABOVE = 32  # TensorRT-LLM: larger groups, and single heads, run the kerne
 _XQA: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ("group_traffic", "group_block"), ((2, _MMHA_ABOVE),)
 _DECODES = {
     "flash2": _Decodes(
-        DecodeKernel(splits_mha=False, is_balanced=False, window_overlap=128), ("group_traffic", "swap_s")
+        DecodeKernel(splits_mha=False, is_balanced=False, window_overlap=128, window_unpacks=True),
+        ("group_traffic", "swap_s"),
     ),
     "flash3": _Decodes(DecodeKernel(split_share=1.1, window_overlap=128)),
     "flash3_sm80": _Decodes(DecodeKernel(split_tokens=128, whole_splits=True, pays_splits=True, window_overlap=128)),
@@ -86,11 +101,12 @@ _DECODES = {
     "xqa_fp8": _Decodes(DecodeKernel(split_tokens=256), *_XQA),  # Hopper's own: one wave of splits
     "mmha": _Decodes(
         DecodeKernel(heads_per_block=1, rows=1, split_waves=1.5, splits_window=True, pays_splits=True),
-        ("combine_s", "cache_speedup"),
+        ("combine_s",),
         ((1, 1), (_MMHA_ABOVE + 1, 4096)),
     ),
 }
-_DECODE_FREE = ("launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
+_FREE_IF_UNKNOWN = ("group_traffic", "group_block", "combine_s")
+_DECODE_FREE = ("cache_speedup", "launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
 _DECODE_STARTS: tuple[dict[str, float], ...] = (
     {},
     {"block_s": 1e-6, "knee": 1.1},
@@ -105,7 +121,9 @@ def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     names, group = _libraries(table, device), numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
     is_mmha = (group < 2) | (group > _MMHA_ABOVE)
     xqa = np.where(_has_wgmma(device) & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
-    return np.where(table["kernel_source"].astype(str) == "torch_flow", np.where(is_mmha, "mmha", xqa), names)
+    return np.where(
+        np.char.startswith(names, "trtllm") & (names != "trtllm_gen"), np.where(is_mmha, "mmha", xqa), names
+    )
 
 
 def decode_sizes(table: KernelTable) -> DecodeSizes:
@@ -134,25 +152,41 @@ def decodes_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool
 
 def _decode_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     usable = np.flatnonzero(~decodes_too_fast(table, device))
-    return kernel_groups(table, "attention_decode", usable, lambda part: decode_kernels(part, device), decode_sizes)
+    return kernel_groups(
+        table, device, "attention_decode", usable, lambda part: decode_kernels(part, device), decode_sizes
+    )
 
 
-def decode_start(key: str) -> FlashDecodeFit:
-    """Rules and domain of a key's kernel."""
-    _, _, kv_format, head_dim, name = key.split("/")
-    kernel = _DECODES.get(name, _Decodes())
-    return FlashDecodeFit(kernel=kernel.kernel, domain=_domain(kv_format, head_dim, groups=kernel.groups))
-
-
-def _fit_decodes(group: Group, device: DeviceFacts) -> FlashDecodeFit:
-    free = (*_DECODE_FREE, *_DECODES.get(group.key.split("/")[-1], _Decodes()).free)
-    start = decode_start(group.key)
-    return fit_group(group, start, device, free=free, starts=_DECODE_STARTS, most_rows=_MAX_ROWS)
+def _fit_decodes(groups: Groups) -> FlashDecodeFit:
+    _, _, kv_format, head_dim, name = groups[0].key.split("/")
+    known = _DECODES.get(name)
+    kernels = [known] if known else [*_DECODES.values(), _Decodes()]
+    free = (*_DECODE_FREE, *(known.free if known else _FREE_IF_UNKNOWN))
+    if not known and name.endswith("_alone"):  # latents: one KV head for all query heads, which tiles share
+        shapes = ((rows, waves, pays) for rows in (16, 64, 128) for waves in (1.0, 2.0) for pays in (False, True))
+        kernels = [
+            _Decodes(DecodeKernel(heads_per_block=r, rows=r, split_waves=w, pays_splits=p)) for r, w, p in shapes
+        ]
+        free = (*free, "tensor_fraction")
+    starts = [
+        FlashDecodeFit(kernel=k.kernel, domain=_domain(kv_format, head_dim, groups=k.groups if known else ()))
+        for k in kernels
+    ]
+    return best_of(groups, starts, free, _DECODE_STARTS, _MAX_ROWS)
 
 
 # ---------------------------------------------------------------- prompts
 
-_PREFILL_FREE = ("launch_s", "tensor_fraction", "memory_fraction", "block_tokens", "tail", "kv_weight", "write_s")
+_PREFILL_FREE = (
+    "cache_speedup",
+    "launch_s",
+    "tensor_fraction",
+    "memory_fraction",
+    "block_tokens",
+    "tail",
+    "kv_weight",
+    "write_s",
+)
 _PREFILL_STARTS: tuple[dict[str, float], ...] = (
     {},
     {"block_tokens": 300.0, "tail": 1.0},
@@ -189,35 +223,40 @@ def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.boo
 
 def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     usable = np.flatnonzero(~prefills_too_fast(table, device))
-    return kernel_groups(table, "attention_prefill", usable, lambda part: _libraries(part, device), prefill_sizes)
+    return kernel_groups(
+        table, device, "attention_prefill", usable, lambda part: _libraries(part, device), prefill_sizes
+    )
 
 
-def prefill_start(key: str) -> FlashPrefillFit:
-    """Rules and domain of a key's kernel."""
-    _, rate, kv_format, head_dim, name = key.split("/")
-    domain, is_fp8 = _domain(kv_format, head_dim), bytes_of(kv_format.removeprefix("kv_")) == 1
-    kernel = _prefill_kernel(name, domain.head_dim or 0, is_fp8)
-    return FlashPrefillFit(kernel=kernel, domain=domain, rate="fp8" if is_fp8 else rate)
-
-
-def _prefill_kernel(name: str, head_dim: int, is_fp8: bool) -> PrefillKernel:
+def _prefill_kernels(name: str, head_dim: int, is_fp8: bool) -> list[PrefillKernel]:
     """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
-    kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles."""
+    kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles. Of others, all that may
+    be."""
     if name == "trtllm":
-        return PrefillKernel(rows=128, keys=32, packs="never")
+        return [PrefillKernel(rows=128, keys=32, packs="never")]
     if name == "trtllm_sm90":
         narrow, wide = (768.0, 384.0) if is_fp8 else (256.0, 64.0)
-        return PrefillKernel(rows=128, keys=64, packs="never", window_overlap=narrow if head_dim <= 64 else wide)
+        return [PrefillKernel(rows=128, keys=64, packs="never", window_overlap=narrow if head_dim <= 64 else wide)]
     if name == "flash2":
-        return PrefillKernel(rows=64, keys=128, packs="single")
+        return [PrefillKernel(rows=64, keys=128, packs="single")]
     if name == "flash3_sm80":
-        return PrefillKernel(rows=128, keys=64)
-    return PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and is_fp8 else 64)
+        return [PrefillKernel(rows=128, keys=64)]
+    if name == "flash3":
+        return [PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and is_fp8 else 64)]
+    shapes, ways = ((64, 64), (128, 64), (128, 128), (256, 128)), ("never", "worthwhile")
+    return [PrefillKernel(rows=rows, keys=keys, packs=packs) for rows, keys in shapes for packs in ways]
 
 
-def _fit_prefills(group: Group, device: DeviceFacts) -> FlashPrefillFit:
-    start = prefill_start(group.key)
-    return fit_group(group, start, device, free=_PREFILL_FREE, starts=_PREFILL_STARTS, most_rows=_MAX_ROWS)
+def _fit_prefills(groups: Groups) -> FlashPrefillFit:
+    _, rate, kv_format, head_dim, name = groups[0].key.split("/")
+    domain, is_fp8 = _domain(kv_format, head_dim), bytes_of(kv_format.removeprefix("kv_")) == 1
+    kernels = _prefill_kernels(name, domain.head_dim or 0, is_fp8)
+    facts: dict[str, Any] = {"domain": domain, "rate": "fp8" if is_fp8 else rate, "cache_speedup": 1.5}
+    free: tuple[str, ...] = _PREFILL_FREE
+    if len({group.device.exponentials for group in groups}) > 1:  # which tells the softmax from the products
+        free, facts["softmax_ops"] = (*free, "softmax_ops"), 10.0
+    starts = [FlashPrefillFit(kernel=kernel, **facts) for kernel in kernels]
+    return best_of(groups, starts, free, _PREFILL_STARTS, _MAX_ROWS)
 
 
 # ---------------------------------------------------------------- latent
@@ -227,10 +266,12 @@ _HIDDEN, _QUERY_RANK, _RANK, _ROPE, _NOPE, _VALUE = 7168, 1536, 512, 64, 128, 12
 # Query heads that share a tile of the decode kernel, by what its code calls it; Triton pads to 16.
 _ROWS = {"FLASHMLA": 64, "FLASH_ATTN_MLA": 128, "vllm_triton_mla": 16}
 _ROWS_ELSE = 64
+_WITH_PRODUCTS = "vllm"  # kernels whose tables of attention alone have the products in them that expand or absorb
 _LATENT_FREE = ("launch_s", "gemm_fraction", "weight_fraction", "tensor_fraction", "floor_s")
 
 
-def _latent_sizes(table: KernelTable) -> LatentSizes:
+def _latent_sizes(table: KernelTable, is_alone: bool) -> LatentSizes | DecodeSizes | PrefillSizes:
+    """Sizes of modules, or of the attention alone."""
     batch, heads, one = numbers(table, "batch_size"), numbers(table, "num_heads"), np.ones(len(table))
     is_module, is_decode = table.op.endswith("module"), "generation" in table.op
     down = _HIDDEN * (_QUERY_RANK + _RANK + _ROPE)
@@ -245,13 +286,16 @@ def _latent_sizes(table: KernelTable) -> LatentSizes:
             DecodeSize(shared, num_seqs=batch, kv_tokens=batch * length),
             length,
             kv_token_bytes=(_RANK + _ROPE) * kv_bytes,
-            io_bytes=0 * one,
+            io_bytes=2.0 * batch * heads * (2 * _RANK + _ROPE) * is_alone,
             flops_per_token=2.0 * (2 * _RANK + _ROPE) * one,
         )
     else:
         tokens, weights, wide = batch * numbers(table, "isl"), projections + absorbed, 2 * _NOPE + _ROPE + 2 * _VALUE
         expanded = HeadShape(heads, heads, (_NOPE + _ROPE) * one, _VALUE * one, 2 * one, 0 * one)
-        inner = PrefillSizes(expanded, numbers(table, "isl"), 0 * one, batch, io_bytes=0 * one, kv_bytes=0 * one)
+        io_bytes = 2.0 * (_NOPE + _ROPE + _VALUE) * heads * is_alone
+        inner = PrefillSizes(expanded, numbers(table, "isl"), 0 * one, batch, io_bytes=io_bytes, kv_bytes=io_bytes)
+    if is_alone:
+        return inner
     return LatentSizes(
         tokens=tokens,
         weights=weights,
@@ -262,7 +306,7 @@ def _latent_sizes(table: KernelTable) -> LatentSizes:
     )
 
 
-def _latent_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
+def _latent_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     """One group per engine, kernel, KV format and projection format; serving uses decodes with BF16 projections."""
     is_decode, columns = "generation" in table.op, dict(table.columns)
     columns.setdefault("gemm_type", np.full(len(table), "bfloat16"))
@@ -272,23 +316,31 @@ def _latent_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
     for (engine, kernel, kv_format, gemm), rows in KernelTable(table.system, table.op, columns).groups(names):
         serves = is_decode and format_name(gemm) == "bf16"
         family = "attention_decode/bf16" if serves else f"latent_{'decode' if is_decode else 'prefill'}/{gemm}"
-        part, key = table.take(rows), f"{family}/kv_{format_name(kv_format)}/hd{size}/{kernel}"
-        result.append(Group(engine_name(engine), key, _latent_sizes(part), part.seconds, rows))
+        is_alone = not table.op.endswith("module") and not kernel.startswith(_WITH_PRODUCTS)
+        name = f"{kernel}_alone" if is_alone else kernel
+        part, key = table.take(rows), f"{family}/kv_{format_name(kv_format)}/hd{size}/{name}"
+        sizes = _latent_sizes(part, is_alone)
+        result.append(Group(*engine_and_version(engine), key, device, sizes, part.seconds, rows))
     return result
 
 
-def _fit_latents(group: Group, device: DeviceFacts) -> LatentDecodeFit | LatentPrefillFit:
-    *_, kv_format, head_dim, kernel = group.key.split("/")
+def _fit_latents(groups: Groups) -> LatentDecodeFit | LatentPrefillFit | FlashDecodeFit | FlashPrefillFit:
+    sizes = groups[0].sizes
+    if isinstance(sizes, DecodeSizes):
+        return _fit_decodes(groups)
+    if isinstance(sizes, PrefillSizes):
+        return _fit_prefills(groups)
+    *_, kv_format, head_dim, kernel = groups[0].key.split("/")
     domain, rows = _domain(kv_format, head_dim), _ROWS.get(kernel, _ROWS_ELSE)
     start: LatentDecodeFit | LatentPrefillFit
     free: tuple[str, ...]
-    if isinstance(group.sizes.attention, PrefillSizes):
+    if isinstance(sizes.attention, PrefillSizes):
         start, free = LatentPrefillFit(domain=domain), (*_LATENT_FREE, "activation_fraction")
     else:
         start = LatentDecodeFit(kernel=DecodeKernel(heads_per_block=rows, rows=rows), domain=domain)
         free = (*_LATENT_FREE, "memory_fraction", "block_s")
-    starts: tuple[dict[str, float], ...] = ({}, {"floor_s": float(np.min(group.seconds))})
-    return fit_group(group, start, device, free=free, starts=starts)
+    starts: tuple[dict[str, float], ...] = ({}, {"floor_s": float(np.min(seconds_of(groups)))})
+    return fit_groups(groups, start, free=free, starts=starts)
 
 
 DECODES = KernelModule(_decode_groups, _fit_decodes)

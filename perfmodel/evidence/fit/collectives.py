@@ -6,18 +6,19 @@ which CUDA graphs avoid: they are a separate family.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CollectiveSizes, CustomAllReduceFit
 from perfmodel.cost.kernel_models.messages.links import link_for
-from perfmodel.evidence.fit.kernels import KernelModule, fit_group, with_residuals
-from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_name, format_bytes, numbers
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, with_residuals
+from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_version, format_bytes, numbers
 from perfmodel.specs.architectures import find_architecture
 
 _KINDS = {"alltoall": "all_to_all"}
-_FREE_BEYOND = ("simple_start_s", "simple_fraction", "memory_touches")
-_FREE = ("launch_s", "hop_s", "first_channel", "ramp_s", "low_latency_fraction", *_FREE_BEYOND)
+_FREE_BEYOND = ("simple_start_s", "simple_fraction")
+_FREE = ("launch_s", "hop_s", "first_channel", "ramp_s", "low_latency_fraction", "memory_touches", *_FREE_BEYOND)
 _FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction", "two_shot_fraction", "sync_s")
 _STARTS: tuple[dict[str, float], ...] = ({}, {"first_channel": 0.05, "ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
 _STARTS_CUSTOM: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
@@ -35,37 +36,51 @@ def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
     columns = {
         **part.columns,
         "kind": np.array([_KINDS.get(name, name) for name in part["op_name"].astype(str)]),
-        "engine": np.array(["nccl" if is_nccl else engine_name(str(version)) for version in part["engine_version"]]),
         "launch": np.array(["_eager" if name.endswith("eager") else "" for name in part["kernel_source"].astype(str)]),
     }
     is_float = np.array([not name.startswith(("int", "uint")) for name in part[dtype].astype(str)]).astype(np.float64)
     result = []
-    for (engine, kind, how), rows in KernelTable(part.system, part.op, columns).groups(("engine", "kind", "launch")):
+    parts = KernelTable(part.system, part.op, columns).groups(("engine_version", "kind", "launch"))
+    for (called, kind, how), rows in parts:
+        engine, version = engine_and_version(called)
         # switches add floating point only
         sizes = CollectiveSizes.of(kind, payload[usable][rows], ranks[usable][rows], is_float[rows])
         key = f"collective{how}/{kind}{'/nccl' if is_nccl else ''}"
-        result.append(Group(engine, key, sizes, part.seconds[rows], usable[rows]))
+        result.append(
+            Group("nccl" if is_nccl else engine, version, key, device, sizes, part.seconds[rows], usable[rows])
+        )
     return result
 
 
-def _fit(group: Group, device: DeviceFacts) -> CollectiveFit | CustomAllReduceFit:
+def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
     """Fit of one collective; custom all-reduces: the kernels, then what follows them."""
-    latency_s = link_for(device.hardware, 2).latency_s or None
-    switch_ranks = find_architecture(device.hardware.declared.architecture).switch_ranks
+    key, hardware = groups[0].key, groups[0].device.hardware
+    latency_s = link_for(hardware, 2).latency_s or None
+    switch_ranks = find_architecture(hardware.declared.architecture).switch_ranks
+    shared = () if link_for(hardware, 2).has_switch else ("left_per_doubling",)
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)
-    if group.key.endswith("/nccl"):
-        return fit_group(group, nccl, device, free=_FREE, starts=_STARTS)
-    floor = _EAGER_FLOOR_S if group.key.startswith("collective_eager") else None
+    if key.endswith("/nccl"):
+        return fit_groups(groups, nccl, free=(*_FREE, *shared), starts=_STARTS)
+    floor = _EAGER_FLOOR_S if key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
-    is_small = group.sizes.payload <= result.most_bytes
-    large, small = group.take(~is_small), group.take(is_small)
-    if len(large.seconds) > _NO_ROWS:
-        beyond = fit_group(large, nccl, device, free=_FREE_BEYOND).model_copy(update={"residuals": Residuals()})
+    small, large = (
+        [group.take(_is_small(group, result) == is_small) for group in groups] for is_small in (True, False)
+    )
+    if _num_rows(large) > _NO_ROWS:
+        beyond = fit_groups(large, nccl, free=(*_FREE_BEYOND, *shared)).model_copy(update={"residuals": Residuals()})
         result = result.model_copy(update={"beyond": beyond})
-    if len(small.seconds) > _NO_ROWS:
-        free = _FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
-        result = fit_group(small, result, device, free=free, starts=_STARTS_CUSTOM)
-    return with_residuals(result, group, device)
+    if _num_rows(small) > _NO_ROWS:
+        free = (*(_FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])), *shared)
+        result = fit_groups(small, result, free=free, starts=_STARTS_CUSTOM)
+    return with_residuals(result, groups)
+
+
+def _is_small(group: Group, fit: CustomAllReduceFit) -> NDArray[np.bool_]:
+    return np.asarray(group.sizes.payload <= fit.most_bytes)
+
+
+def _num_rows(groups: Groups) -> int:
+    return sum(len(group.seconds) for group in groups)
 
 
 COLLECTIVES = KernelModule(_groups, _fit)

@@ -31,7 +31,7 @@ from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import Floats, KernelModule, predict, residuals_of
 from perfmodel.evidence.fit.layer_profile import fit_small_kernels
-from perfmodel.evidence.fit.systems import GENERIC_SMALL, MODULES
+from perfmodel.evidence.fit.systems import GENERIC_SMALL, MODULES, bare_key, key_of
 from perfmodel.evidence.fit.whole_steps import features, fit_steps
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.evidence.sources.measured import KernelRecord, MeasuredStep, Measurements, Size
@@ -165,9 +165,10 @@ def predict_kernels(
     device = DeviceFacts.of(hardware)
     result: list[tuple[KernelRecord, float, Residuals]] = []
     for _, group, numbers in _groups(records, hardware):
-        fit = calibration.families.get(group.key)
+        key = key_of(group, calibration)
+        fit = calibration.families[key] if key in (group.key, bare_key(group.key)) else None
         if fit is not None:
-            rows = zip(group.rows.tolist(), predict(group, fit, device).tolist(), strict=True)
+            rows = zip(group.rows.tolist(), predict(group, fit).tolist(), strict=True)
             result += ((records[numbers[row]], seconds, fit.residuals) for row, seconds in rows)
     small = calibration.families.get("elementwise")
     if isinstance(small, FamilyFit):
@@ -209,9 +210,8 @@ def _from_steps(hardware: HardwareSpec, steps: Sequence[MeasuredStep]) -> Calibr
 
 
 def _from_kernels(hardware: HardwareSpec, measured: Measurements) -> Calibration:
-    device = DeviceFacts.of(hardware)
     families: dict[str, Any] = {
-        group.key: _without_the_idle(module.fit(group, device))
+        group.key: _without_the_idle(module.fit([group]))
         for module, group, _ in _groups(measured.kernels, hardware)
         if len(group.seconds) >= _MIN_ROWS
     }

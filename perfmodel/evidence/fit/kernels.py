@@ -21,6 +21,7 @@ from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.gemm import GemmSizes, gemm_seconds
 from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, collective_seconds, custom_seconds
 from perfmodel.cost.kernel_models.messages.links import link_for
+from perfmodel.cost.kernel_models.module import ModuleSizes, module_seconds
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.base import Spec
 
@@ -29,20 +30,23 @@ FitT = TypeVar("FitT", bound=Spec)
 
 _LOSS_SCALE = 0.1  # log residuals well below this count squared, well above it by their size
 _MAX_ROWS = 4000
+_FIRST_ROWS = 600  # of a search among kernels' rules
 _PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
 
 
 def timed(sizes: Any, fit: Any, device: DeviceFacts) -> Any:
-    """Seconds of `sizes` as tables time them: eager launches count, small KV stays in L2."""
+    """Seconds of `sizes` as tables time them: eager launches count, what fits L2 stays there."""
     match sizes:
         case GemmSizes():
-            return gemm_seconds(sizes, fit, device, is_eager=True)
+            return gemm_seconds(sizes, fit, device, as_timed=True)
         case ExpertSizes():
-            return expert_seconds(sizes, fit, device)
+            return expert_seconds(sizes, fit, device, is_warm=True)
         case DecodeSizes():
             return decode_seconds(sizes, fit, device, is_warm=True)
         case PrefillSizes():
             return prefill_seconds(sizes, fit, device)
+        case ModuleSizes():
+            return module_seconds(sizes, fit, device)
         case MixedSizes():
             return mixed_seconds(sizes, fit, device)
         case LatentSizes(attention=DecodeSizes()):
@@ -53,41 +57,79 @@ def timed(sizes: Any, fit: Any, device: DeviceFacts) -> Any:
     return seconds(sizes, fit, device, link_for(device.hardware, 2))  # all measured groups: one scale-up domain
 
 
-def predict(group: Group, fit: Any, device: DeviceFacts) -> Floats:
+def predict(group: Group, fit: Any) -> Floats:
     """Seconds of each row under a fit, timed as the table was."""
-    parts = timed(group.sizes, fit, device)
+    parts = timed(group.sizes, fit, group.device)
     return np.asarray(getattr(parts, "duration", parts))
 
 
+# One kernel's rows on the devices of one architecture.
+Groups = Sequence[Group]
+
+
 class KernelModule(NamedTuple):
-    """A kind of kernel: how rows group into kernels, and how one is fitted."""
+    """A kind of kernel: how rows group into kernels, and how one is fitted to its rows on all devices of an
+    architecture, which differ by what they declare."""
 
     groups: Callable[[KernelTable, DeviceFacts], list[Group]]
-    fit: Callable[[Group, DeviceFacts], Any]
+    fit: Callable[[Groups], Any]
 
 
-def fit_group(
-    group: Group,
+def fit_groups(
+    groups: Groups,
     start: FitT,
-    device: DeviceFacts,
     *,
     free: Sequence[str],
     starts: Sequence[Mapping[str, float]] = ({},),
     most_rows: int = _MAX_ROWS,
 ) -> FitT:
-    """Fit one kernel, with residuals. group: its rows, measured on `device`; start, free, starts, most_rows: see
-    `fit_form`"""
+    """Fit one kernel, with residuals. groups: its rows; start, free, starts, most_rows: see `fit_form`"""
+    ends = np.cumsum([0, *(len(group.seconds) for group in groups)])
 
     def seconds(fit: FitT, rows: NDArray[np.int64]) -> Floats:
-        return predict(group.take(rows), fit, device)
+        inside = np.split(rows, np.searchsorted(rows, ends[1:-1]))
+        parts = zip(groups, inside, ends[:-1], strict=True)
+        return np.concatenate([predict(group.take(some - first), fit) for group, some, first in parts if len(some)])
 
-    result = fit_form(seconds, start, group.seconds, free=free, starts=starts, most_rows=most_rows)
-    return with_residuals(result, group, device)
+    result = fit_form(seconds, start, seconds_of(groups), free=free, starts=starts, most_rows=most_rows)
+    return with_residuals(result, groups)
 
 
-def with_residuals(fit: FitT, group: Group, device: DeviceFacts) -> FitT:
-    """`fit` with its residuals over `group`."""
-    return fit.model_copy(update={"residuals": residuals_of(predict(group, fit, device), group.seconds)})
+def best_of(
+    groups: Groups, kernels: Sequence[FitT], free: Sequence[str], starts: Sequence[Mapping[str, float]], most_rows: int
+) -> FitT:
+    """Fit one kernel whose rules the tables do not name: of `kernels`, prior means with different rules, the one that a
+    first search on few rows fits best. free, starts, most_rows: see `fit_form`"""
+    measured = np.log(seconds_of(groups))
+
+    def loss(fit: FitT) -> float:
+        errors = np.log(np.concatenate([predict(group, fit) for group in groups])) - measured
+        return float(np.mean(softened(errors, _LOSS_SCALE) ** 2))
+
+    def first(kernel: FitT) -> float:
+        return loss(fit_groups(groups, kernel, free=free, starts=starts[:1], most_rows=_FIRST_ROWS))
+
+    kernel = kernels[0] if len(kernels) == 1 else min(kernels, key=first)
+    return fit_groups(groups, kernel, free=free, starts=starts, most_rows=most_rows)
+
+
+def refitted(fit: FitT, groups: Groups, most_rows: int = 1000) -> FitT:
+    """`fit`, whose values begin the search and are its priors, fitted to other rows of its kernel."""
+    free = [
+        name for name in sorted(fit.model_fields_set) if isinstance(getattr(fit, name), float) and _has_range(fit, name)
+    ]
+    return fit_groups(groups, fit, free=free, most_rows=most_rows)
+
+
+def seconds_of(groups: Groups) -> Floats:
+    """Measured seconds of all rows."""
+    return np.concatenate([group.seconds for group in groups])
+
+
+def with_residuals(fit: FitT, groups: Groups) -> FitT:
+    """`fit` with its residuals over all rows."""
+    predicted = np.concatenate([predict(group, fit) for group in groups])
+    return fit.model_copy(update={"residuals": residuals_of(predicted, seconds_of(groups))})
 
 
 def fit_form(
@@ -140,10 +182,20 @@ def fit_form(
     return build(min(results, key=lambda result: float(result.cost)).x)
 
 
-def _range(spec: Spec, name: str) -> tuple[float, float]:
+def ends_of(spec: Spec, name: str) -> dict[str, float]:
+    """The plausible range (`ge`, `le`) of a field."""
     constraints = type(spec).model_fields[name].metadata
-    ends = {end: float(getattr(item, end)) for item in constraints for end in ("ge", "le") if hasattr(item, end)}
-    if set(ends) != {"ge", "le"} or ends["ge"] <= 0:
+    return {end: float(getattr(item, end)) for item in constraints for end in ("ge", "le") if hasattr(item, end)}
+
+
+def _has_range(spec: Spec, name: str) -> bool:
+    ends = ends_of(spec, name)
+    return set(ends) == {"ge", "le"} and 0 < ends["ge"] < ends["le"]
+
+
+def _range(spec: Spec, name: str) -> tuple[float, float]:
+    ends = ends_of(spec, name)
+    if not _has_range(spec, name):
         raise TypeError(f"{type(spec).__name__}.{name} has no positive plausible range (ge, le)")
     return ends["ge"], ends["le"]
 

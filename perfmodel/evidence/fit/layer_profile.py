@@ -23,7 +23,7 @@ from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, PROMPTS, decode_sizes, prefill_sizes
-from perfmodel.evidence.fit.kernels import Floats, fit_group, predict, residuals_of
+from perfmodel.evidence.fit.kernels import Floats, Groups, fit_groups, predict, residuals_of
 from perfmodel.evidence.observation import table_rows
 from perfmodel.evidence.sources.kernels import Column, Group, KernelTable
 from perfmodel.files.yaml_loader import load_yaml
@@ -145,17 +145,17 @@ def read_profiles(folder: str | Path) -> list[KernelTable]:
     return profiles
 
 
-def read_cards(folder: str | Path) -> list[tuple[DeviceFacts, Group]]:
+def read_cards(folder: str | Path) -> list[Group]:
     """Each card with a layer profile below `folder`, with its batches that have a prompt."""
     cards = []
     for meta in sorted(Path(folder).glob("*/ops/meta.yaml")):
         device = DeviceFacts.of(load_hardware(str(load_yaml(meta).data["gpu"])))
-        groups = attention_groups(read_profiles(meta.parents[1]))
-        cards += [(device, group) for group in groups if group.key.startswith("attention_mixed")]
+        groups = attention_groups(read_profiles(meta.parents[1]), device)
+        cards += [group for group in groups if group.key.startswith("attention_mixed")]
     return cards
 
 
-def attention_groups(profiles: Sequence[KernelTable]) -> list[Group]:
+def attention_groups(profiles: Sequence[KernelTable], device: DeviceFacts) -> list[Group]:
     """Pure decodes, pure prompts, and batches with a prompt, over all profiles of a card."""
     if not profiles:
         return []
@@ -173,36 +173,36 @@ def attention_groups(profiles: Sequence[KernelTable]) -> list[Group]:
         ("attention_mixed", mixed, is_prompt),
     ):
         rows, key = np.flatnonzero(chosen), f"{family}/bf16/kv_bf16/hd{columns['head_dim'][0]}/flash2"
-        result.append(Group(_ENGINE, key, take(sizes, rows), seconds[rows], rows))
+        result.append(Group(_ENGINE, "", key, device, take(sizes, rows), seconds[rows], rows))
     return result
 
 
-def fit_attention(group: Group, device: DeviceFacts) -> Any:
+def fit_attention(group: Group) -> Any:
     """The fit of one of `attention_groups`."""
     match group.sizes:
         case DecodeSizes():
-            return DECODES.fit(group, device)
+            return DECODES.fit([group])
         case PrefillSizes():
-            return PROMPTS.fit(group, device)
-    return _fit_mixed(group, device, load_overheads().softmax_ops)
+            return PROMPTS.fit([group])
+    return _fit_mixed([group], load_overheads().softmax_ops)
 
 
-def _fit_mixed(group: Group, device: DeviceFacts, softmax_ops: float) -> MixedAttentionFit:
-    domain = Domain(head_dim=int(float(group.sizes.heads.head_dim[0])))
+def _fit_mixed(groups: Groups, softmax_ops: float) -> MixedAttentionFit:
+    domain = Domain(head_dim=int(float(groups[0].sizes.heads.head_dim[0])))
     start = MixedAttentionFit(domain=domain, rate="bf16", softmax_ops=softmax_ops)
     starts: tuple[dict[str, float], ...] = ({}, {"tensor_fraction": 0.9})
-    return fit_group(group, start, device, free=_FREE, starts=starts, most_rows=3000)
+    return fit_groups(groups, start, free=_FREE, starts=starts, most_rows=3000)
 
 
-def fit_softmax(cards: Sequence[tuple[DeviceFacts, Group]]) -> float:
+def fit_softmax(cards: Groups) -> float:
     """Vector operations per score that minimize residuals of batches with a prompt over all cards. One card cannot
     separate the softmax from slower products; cards with different ratios of tensor to vector rate can, as
-    `tensor_fraction` is at most 1. cards: each with its mixed batches. Raises SpecError for fewer than two."""
+    `tensor_fraction` is at most 1. cards: mixed batches of each. Raises SpecError for fewer than two."""
     if len(cards) < 2:
         raise SpecError(f"got {len(cards)} layer profiles; the softmax is told from products by two cards or more.")
 
     def left(softmax_ops: float) -> float:
-        fits = [(group, device, _fit_mixed(group, device, softmax_ops)) for device, group in cards]
-        return sum(float(np.mean(np.abs(np.log(predict(g, fit, d) / g.seconds)))) for g, d, fit in fits)
+        fits = [(group, _fit_mixed([group], softmax_ops)) for group in cards]
+        return sum(float(np.mean(np.abs(np.log(predict(group, fit) / group.seconds)))) for group, fit in fits)
 
     return float(min(_SOFTMAX_OPS, key=left))

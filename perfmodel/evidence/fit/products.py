@@ -7,10 +7,9 @@ moe: num_tokens (of all ranks), hidden_size, inter_size (per expert, before shar
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,162 +19,130 @@ from perfmodel.cost.kernel_models.experts import ExpertSizes, GroupedExpertsFit
 from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.gemm import GemmSizes, TiledGemmFit, TileStep
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.kernels import Floats, KernelModule, fit_group
-from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, Group, KernelTable, WeightFormat, engine_name, numbers
+from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, best_of, seconds_of
+from perfmodel.evidence.sources.kernels import (
+    WEIGHT_FORMATS,
+    Group,
+    KernelTable,
+    WeightFormat,
+    engine_and_version,
+    numbers,
+)
 from perfmodel.ops.problem_sizes import ExpertsSize, GemmSize
 from perfmodel.ops.routing import TILE_ROWS
 
 _MAX_ROWS = 3000  # of a fit
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """Facts about a kernel, from its code or how it was timed.
-
-    start:   of its fit: rules and domain
-    variant: suffix of the calibration key, if an engine has several kernels for a format
-    family:  start of the key, if unusual
-    is_eager: launched one by one
-    computes_masked: the collector's call also computes slots of other ranks' experts (serving does not)
-    has_gate: of the collector's experts; None: as the model has it
-    """
-
-    source: str  # a regular expression for `kernel_source`
-    engine: str
-    format: str  # "" matches all
-    start: Any
-    variant: str = ""
-    family: str = ""
-    is_eager: bool = False
-    computes_masked: bool = False
-    has_gate: bool | None = None
+# Kernels by what the tables call them, the first that fits; a key ends in the name, an empty one in the format.
+_GEMM_NAMES = (
+    ("^FlashInferFp8BlockScaled", "flashinfer"),
+    ("^CutlassFp8BlockScaled", "cutlass"),
+    ("fp8_static$", "static"),
+)
+_MOE_NAMES = (
+    ("nongated", "nongated"),
+    ("min_latency", "min_latency"),
+    ("oaitriton", "triton_kernels"),
+    ("marlin", "marlin"),
+    ("cutedsl", "cutedsl"),
+    ("deepgemm", "deepgemm"),
+    ("flashinfer_trtllm|flashinfer_mxfp4|mxfp4_flashinfer", "trtllm"),
+    ("cutlass", "cutlass"),
+    ("triton|fused_moe", "triton"),
+)
 
 
-def _kernel(kernels: Iterable[_Kernel], engine: str, format: str, matches: Callable[[_Kernel], Any]) -> _Kernel:
-    of_engine = (kernel for kernel in kernels if kernel.engine in ("", engine) and kernel.format in ("", format))
-    return next(filter(matches, of_engine))
-
-
-def _kernel_of_source(kernels: Iterable[_Kernel], source: str, engine: str, format: str) -> _Kernel:
-    return _kernel(kernels, engine, format, lambda kernel: re.search(kernel.source, source))
-
-
-def _kernel_of_key(kernels: Iterable[_Kernel], key: str, engine: str) -> _Kernel:
-    _, format, *variant = key.split("/")
-    return _kernel(kernels, engine, format, lambda kernel: kernel.variant == "".join(variant))
+def _name_of(names: Iterable[tuple[str, str]], source: str) -> str:
+    return next((name for pattern, name in names if re.search(pattern, source)), "")
 
 
 # ---------------------------------------------------------------- dense
 
 
-# CUTLASS without a tuned choice: vLLM's scaled-mm dispatch for Hopper, TensorRT-LLM's blockwise FP8 kernel.
-_CUTLASS = TiledGemmFit(tile_rule=(TileStep(64, 64, 64), TileStep(128, 64, 128), TileStep(0, 128, 128)))
-_PLAIN = TiledGemmFit()
-# vLLM picks among its three kernels for blockwise FP8 by shape: FlashInfer for few rows, CUTLASS where N or K is no
-# multiple of 64 or 128, DeepGEMM for the rest. The eager floor hides what the first two do on the device, so serving
-# takes DeepGEMM's parameters, which have no variant, for all.
-_GEMMS = (
-    _Kernel("^CutlassFP8Scaled", "vllm", "fp8", _CUTLASS),
-    _Kernel("^DeepGemm", "vllm", "fp8_block", _PLAIN, is_eager=True),
-    _Kernel("^FlashInfer", "vllm", "fp8_block", _PLAIN, "flashinfer", is_eager=True),
-    _Kernel("^Cutlass", "vllm", "fp8_block", _PLAIN, "cutlass", is_eager=True),
-    _Kernel("", "trtllm", "fp8_block", _CUTLASS),
-    _Kernel("", "", "", _PLAIN),
-)
-_GEMM_FREE = ("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "wave_quantization")
+# How kernels choose tiles: any, none of few rows, or by M, as vLLM's scaled-mm dispatch for Hopper and TensorRT-LLM's
+# blockwise FP8 kernel do. The tables' names do not say it; what fits the rows best counts.
+_BY_ROWS = (TileStep(64, 64, 64), TileStep(128, 64, 128), TileStep(0, 128, 128))
+_RULES: tuple[dict[str, Any], ...] = ({}, {"least_rows": 64}, {"least_rows": 128}, {"tile_rule": _BY_ROWS})
+_FREE = ("launch_s", "compute_fraction", "memory_fraction", "feed_edge", "knee", "tile_s", "wave_quantization")
+_GEMM_FREE = (*_FREE, "cache_speedup")
 _GEMM_STARTS: tuple[dict[str, float], ...] = (
     {"knee": 4.0, "tile_s": 2.5e-6, "wave_quantization": 0.8, "feed_edge": 60.0},
     {"knee": 4.0, "tile_s": 8e-7, "wave_quantization": 0.02, "feed_edge": 60.0},
     {"knee": 2.0, "tile_s": 1e-6, "wave_quantization": 0.9},
     {"knee": 1.5, "tile_s": 5e-7, "wave_quantization": 0.5, "compute_fraction": 0.7},
 )
+_BEYOND_CACHE = 1.5  # times L2: smaller operands may have come from there
+# Timed launch by launch. The floor hides what FlashInfer's kernel for few rows and CUTLASS's for odd N or K do on the
+# device, so serving takes DeepGEMM's parameters for all.
+_EAGER = ("vllm", "fp8_block")
 _REPLAYED_S = 4e-6  # launches of a quantizing kernel and a GEMM in a CUDA graph, where only eager times are known
 
 
-def gemm_groups(table: KernelTable, _: DeviceFacts) -> list[Group]:
-    """One group per engine, format and kernel, without rows of unknown formats."""
-    parts: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
-    for (version, dtype, source), rows in table.groups(("engine_version", "gemm_dtype", "kernel_source")):
-        if dtype in WEIGHT_FORMATS:
-            engine, format = engine_name(version), WEIGHT_FORMATS[dtype].name
-            key = "/".join(filter(None, ("gemm", format, _kernel_of_source(_GEMMS, source, engine, format).variant)))
-            parts.setdefault((engine, key, dtype), []).append(rows)
+def gemm_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
+    """One group per engine, version, format and kernel, without rows of unknown formats."""
     result = []
-    for (engine, key, dtype), members in parts.items():
-        rows, form = np.concatenate(members), WEIGHT_FORMATS[dtype]
-        part = table.take(rows)
-        m, n, k = (np.asarray(part[name], dtype=np.float64) for name in ("m", "n", "k"))
-        moved = n * k * form.weight_bytes + m * k * form.input_bytes + m * n * 2.0
-        problem = GemmSize(m, n, k, form.weight_bytes, form.input_bytes, m * k * form.quantized_bytes)
-        result.append(Group(engine, key, GemmSizes(problem, moved, form.rate), part.seconds, rows))
+    for (called, dtype, source), rows in table.groups(("engine_version", "gemm_dtype", "kernel_source")):
+        if dtype in WEIGHT_FORMATS:
+            form, part = WEIGHT_FORMATS[dtype], table.take(rows)
+            key = "/".join(filter(None, ("gemm", form.name, _name_of(_GEMM_NAMES, f"{source} {dtype}"))))
+            m, n, k = (np.asarray(part[name], dtype=np.float64) for name in ("m", "n", "k"))
+            moved = n * k * form.weight_bytes + m * k * form.input_bytes + m * n * 2.0
+            problem = GemmSize(m, n, k, form.weight_bytes, form.input_bytes, m * k * form.quantized_bytes)
+            sizes = GemmSizes(problem, moved, form.rate)
+            result.append(Group(*engine_and_version(called), key, device, sizes, part.seconds, rows))
     return result
 
 
-def gemms_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows that beat the declared tensor rate or bandwidth: operands stayed in L2, or something else was timed."""
+def gemms_too_fast(group: Group) -> NDArray[np.bool_]:
+    """Rows that beat the declared tensor rate or, with operands that L2 cannot hold, the bandwidth: something else was
+    timed."""
     sizes: GemmSizes = group.sizes
+    device = group.device
     flops = 2.0 * sizes.problem.m * sizes.problem.n * sizes.problem.k
-    fastest = np.maximum(flops / device.peak(sizes.rate), sizes.moved_bytes / device.bandwidth)
-    return np.asarray(group.seconds < fastest)
+    read = np.where(sizes.moved_bytes < _BEYOND_CACHE * device.l2_bytes, 0.0, sizes.moved_bytes / device.bandwidth)
+    return np.asarray(group.seconds < np.maximum(flops / device.peak(sizes.rate), read))
 
 
-def fit_gemm(group: Group, device: DeviceFacts) -> TiledGemmFit:
+def fit_gemm(groups: Groups) -> TiledGemmFit:
     """Fit one kernel to the rows within the declared peaks."""
-    kernel = _kernel_of_key(_GEMMS, group.key, group.engine)
-    fastest = float(np.quantile(group.seconds, 0.01))
-    free: tuple[str, ...] = _GEMM_FREE
-    changes = {"launch_s": 0.9 * fastest}
-    if not kernel.start.tile_rule:
-        free = (*free, "split_s")
-    if group.sizes.problem.quantized_bytes.any():
+    usable = [group.take(~gemms_too_fast(group)) for group in groups]
+    fastest = max(float(np.quantile(seconds_of(usable), 0.01)), 1e-6)
+    free: tuple[str, ...] = (*_GEMM_FREE, "split_s")
+    changes = {"launch_s": 0.9 * fastest, "cache_speedup": 2.0}
+    if groups[0].sizes.problem.quantized_bytes.any():
         free = (*free, "quantize_fraction", "quantize_row_s")
-    if kernel.is_eager:
+    if (groups[0].engine, groups[0].key.split("/")[1]) == _EAGER:
         free = (*free[1:], "eager_launch_s", "eager_floor_s")
-        changes = {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
-    start: TiledGemmFit = kernel.start.model_copy(update=changes)
-    usable, starts = group.take(~gemms_too_fast(group, device)), tuple({**changes, **item} for item in _GEMM_STARTS)
-    return fit_group(usable, start, device, free=free, starts=starts, most_rows=_MAX_ROWS)
+        if len({group.device.has_own_host for group in groups}) > 1:
+            free = (*free, "eager_on_own_host")
+        changes |= {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
+    starts = tuple({**changes, **item} for item in _GEMM_STARTS)
+    return best_of(usable, [TiledGemmFit(**changes, **rule) for rule in _RULES], free, starts, _MAX_ROWS)
 
 
 # ---------------------------------------------------------------- experts
 
 
-def _experts(
-    tile_rule: tuple[TileStep, ...] = (),
-    rule_counts: Literal["tokens", "tokens_per_expert"] = "tokens",
-    moves_all_slots: bool = False,
-    **domain: Any,
-) -> GroupedExpertsFit:
-    return GroupedExpertsFit(
-        tile_rule=tile_rule, rule_counts=rule_counts, moves_all_slots=moves_all_slots, domain=Domain(**domain)
-    )
-
-
 # Triton's fused_moe without a tuned configuration: by tokens per expert in older versions, by tokens in newer ones.
 _OLD = (TileStep(1, 16, 32), TileStep(0, 64, 64))
 _NEW = (TileStep(32, 16, 64), TileStep(96, 32, 64), TileStep(512, 64, 128), TileStep(0, 128, 128))
-_OLD_TRITON = _experts(_OLD, "tokens_per_expert")
-_OLD_TRITON_ALL_SLOTS = _experts(_OLD, "tokens_per_expert", True)
-_NEW_TRITON = _experts(_NEW, moves_all_slots=True)
-_FP8_TRITON = _experts((TileStep(64, 16, 128), TileStep(0, 64, 128)), moves_all_slots=True, expert_parallel=False)
-_ANY = _experts()
-_ALL_SLOTS = _experts(moves_all_slots=True)
-_MOES = (
-    _Kernel("nongated", "trtllm", "", _experts(gates=1), "nongated", has_gate=False),
-    _Kernel("", "trtllm", "", _experts(gates=2), has_gate=True),
-    _Kernel("fused_moe_triton", "sglang", "bf16", _OLD_TRITON, computes_masked=True, has_gate=True),
-    _Kernel("", "sglang", "", _ANY, computes_masked=True, has_gate=True),
-    _Kernel("vllm_fused_moe", "vllm", "bf16", _OLD_TRITON_ALL_SLOTS, "fused_moe", has_gate=True),
-    _Kernel("unquantizedfusedmoe_triton", "vllm", "bf16", _NEW_TRITON),
-    _Kernel("fp8moe_triton", "vllm", "fp8_block", _FP8_TRITON, "triton"),
-    _Kernel("flashinfer", "vllm", "fp8_block", _experts(expert_parallel=True)),
-    # As it was timed, per-tensor FP8 fell back to a slow tactic (a fifth of the tensor rate and of the bandwidth) that
-    # servers of FP8 checkpoints do not run: a family of its own, which they never find.
-    _Kernel("modeloptfp8moe_flashinfer", "vllm", "fp8", _ANY, family="moe_untuned"),
-    _Kernel("marlin", "vllm", "int4_wo", _ALL_SLOTS),
-    _Kernel("marlin", "vllm", "mxfp4_wo", _ALL_SLOTS, "marlin"),
-    _Kernel("", "", "", _ANY),
+_BLOCKWISE = (TileStep(64, 16, 128), TileStep(0, 64, 128))
+_TRITON_RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"tile_rule": _OLD, "rule_counts": "tokens_per_expert"},
+    {"tile_rule": _NEW},
+    {"tile_rule": _BLOCKWISE},
 )
+# vLLM picks among two kernels for blockwise FP8: Triton's where ranks share out no experts, FlashInfer's where they do.
+_DOMAINS = {
+    ("trtllm", "nongated"): Domain(gates=1),
+    ("trtllm", "cutlass"): Domain(gates=2),
+    ("vllm", "triton"): Domain(expert_parallel=False),
+    ("vllm", "cutlass"): Domain(expert_parallel=True),
+}
+# Where the collector timed the slots of other ranks' experts, too, which serving does not compute.
+_MASKED = {("sglang", "0.5.10", "triton"), ("sglang", "0.5.10", "marlin")}
 _MOE_FREE = (*_GEMM_FREE, "passes", "expert_s")
 _MOE_STARTS: tuple[dict[str, float], ...] = (
     {},
@@ -189,35 +156,29 @@ _ONE_CALL = ("tokens", "top_k", "num_experts", "local_experts", "width", "inner"
 _MIN_MISALIGNED = 50  # rows with odd shards that it takes to fit what they cost
 
 
-def moe_groups(table: KernelTable, _device: DeviceFacts) -> list[Group]:
-    """One group per engine, format and kernel, without rows of unknown formats."""
-    parts: dict[tuple[str, str], list[tuple[WeightFormat, _Kernel, NDArray[np.int64]]]] = {}
-    for (version, dtype, source), rows in table.groups(("engine_version", "moe_dtype", "kernel_source")):
+def moe_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
+    """One group per engine, version, format and kernel, without rows of unknown formats."""
+    known, result = _num_gates(table), []
+    for (called, dtype, source), rows in table.groups(("engine_version", "moe_dtype", "kernel_source")):
         if dtype in WEIGHT_FORMATS:
-            form, engine = WEIGHT_FORMATS[dtype], engine_name(version)
-            kernel = _kernel_of_source(_MOES, source, engine, form.name)
-            key = "/".join(filter(None, (kernel.family or "moe", form.name, kernel.variant)))
-            parts.setdefault((engine, key), []).append((form, kernel, rows))
-    known = _num_gates(table)
-    result = []
-    for (engine, key), members in parts.items():
-        form, kernel, _ = members[0]
-        rows = np.concatenate([places for *_, places in members])
-        part = table.take(rows)
-        gates = known[rows] if kernel.has_gate is None else np.full(len(rows), 1.0 + kernel.has_gate)
-        result.append(Group(engine, key, _expert_sizes(part, form, kernel, gates), part.seconds, rows))
+            engine, version = engine_and_version(called)
+            form, name, part = WEIGHT_FORMATS[dtype], _name_of(_MOE_NAMES, source), table.take(rows)
+            sizes = _expert_sizes(part, form, known[rows], (engine, version, name) in _MASKED)
+            key = "/".join(filter(None, ("moe", form.name, name)))
+            result.append(Group(engine, version, key, device, sizes, part.seconds, rows))
     return result
 
 
-def _expert_sizes(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates: Floats) -> ExpertSizes:
-    """Sizes of one kernel's rows, with the load of the timed rank. gates: matrices of the first product (2 if gated)"""
+def _expert_sizes(table: KernelTable, form: WeightFormat, gates: Floats, is_masked: bool) -> ExpertSizes:
+    """Sizes of one kernel's rows, with the load of the timed rank. gates: matrices of the first product (2 if gated);
+    is_masked: the slots of other ranks' experts are computed, too"""
     tokens, top_k, experts = (numbers(table, name) for name in ("num_tokens", "topk", "num_experts"))
     ranks, width = numbers(table, "moe_ep_size"), numbers(table, "hidden_size")
     inner = numbers(table, "inter_size") / numbers(table, "moe_tp_size")
     keys = zip(tokens, experts, top_k, ranks, table["distribution"], strict=True)
     loads = [rank_load(int(m), int(e), int(k), int(r), str(name)) for m, e, k, r, name in keys]
     distinct, assignments, local_tokens, tiles = (np.array(column) for column in zip(*loads, strict=True))
-    if kernel.computes_masked:
+    if is_masked:
         masked = np.maximum(local_tokens * top_k - assignments, 0.0)
         distinct, assignments = distinct + (masked > 0), assignments + masked
         tiles, tokens = tiles + np.ceil(masked[:, None] / np.array(TILE_ROWS)), local_tokens
@@ -241,38 +202,41 @@ def _expert_sizes(table: KernelTable, form: WeightFormat, kernel: _Kernel, gates
     return ExpertSizes(problem, row_bytes, form.rate)
 
 
-def experts_too_fast(group: Group, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows that beat the declared tensor rate, or the bandwidth for the weights of the experts hit."""
+def experts_too_fast(group: Group) -> NDArray[np.bool_]:
+    """Rows that beat the declared tensor rate or, with experts hit that L2 cannot hold, the bandwidth."""
     sizes: ExpertSizes = group.sizes
+    device = group.device
     problem = sizes.problem
     weights = (problem.gates + 1) * problem.width * problem.inner
     flops = 2.0 * problem.assignments * weights
     read = problem.distinct * weights * problem.weight_bytes
-    fastest = np.maximum(flops / device.peak(sizes.rate), read / device.bandwidth)
-    return np.asarray(group.seconds * _TOO_FAST < fastest)
+    seconds = np.where(read < _BEYOND_CACHE * device.l2_bytes, 0.0, read / device.bandwidth)
+    return np.asarray(group.seconds * _TOO_FAST < np.maximum(flops / device.peak(sizes.rate), seconds))
 
 
-def experts_start(key: str, engine: str) -> GroupedExpertsFit:
-    """Rules and domain of a kernel before fitting."""
-    start: GroupedExpertsFit = _kernel_of_key(_MOES, key, engine).start
-    return start
-
-
-def fit_experts(group: Group, device: DeviceFacts) -> GroupedExpertsFit:
+def fit_experts(groups: Groups) -> GroupedExpertsFit:
     """Fit one kernel to the rows within the declared peaks; repeated measurements count once."""
-    usable = np.flatnonzero(~experts_too_fast(group, device))
-    if not len(usable):
-        raise SpecError(f"{group.key}: all {len(group.rows)} rows are faster than the device's memory allows.")
-    calls = np.column_stack([getattr(group.sizes.problem, name) for name in _ONE_CALL])[usable]
-    part = group.take(usable[np.sort(np.unique(calls, axis=0, return_index=True)[1])])
+    parts = [_once(group.take(~experts_too_fast(group))) for group in groups]
+    if not any(len(part.rows) for part in parts):
+        raise SpecError(f"{groups[0].key}: all {len(seconds_of(groups))} rows beat the declared peaks of the device.")
     free: tuple[str, ...] = _MOE_FREE
-    start = experts_start(group.key, group.engine)
-    if np.count_nonzero(part.sizes.problem.inner % 16) >= _MIN_MISALIGNED:
+    name = groups[0].key.split("/")[-1]
+    facts: dict[str, Any] = {"domain": _DOMAINS.get((groups[0].engine, name), Domain()), "cache_speedup": 1.5}
+    if sum(np.count_nonzero(part.sizes.problem.inner % 16) for part in parts) >= _MIN_MISALIGNED:
         free = (*free, "misaligned")
-        start = start.model_copy(update={"misaligned": 1.3})
-    launch = max(4e-6, 0.7 * float(np.quantile(part.seconds, 0.01)))
+        facts["misaligned"] = 1.3
+    launch = max(4e-6, 0.7 * float(np.quantile(seconds_of(parts), 0.01)))
     starts = tuple({"launch_s": launch, **item} for item in _MOE_STARTS)
-    return fit_group(part, start, device, free=free, starts=starts, most_rows=_MAX_ROWS)
+    rules = _TRITON_RULES if name == "triton" else _TRITON_RULES[:1]
+    kernels = [
+        GroupedExpertsFit(**facts, **rule, moves_all_slots=moves_all) for rule in rules for moves_all in (False, True)
+    ]
+    return best_of(parts, kernels, free, starts, _MAX_ROWS)
+
+
+def _once(group: Group) -> Group:
+    calls = np.column_stack([getattr(group.sizes.problem, name) for name in _ONE_CALL])
+    return group.take(np.sort(np.unique(calls, axis=0, return_index=True)[1]))
 
 
 def _num_gates(table: KernelTable) -> Floats:

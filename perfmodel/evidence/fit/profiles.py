@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from perfmodel.cost import EngineProfile, Residuals
-from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.cost.calibrations.for_all import RoutingFit
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import residuals_of, widen_for_new_group
@@ -222,37 +221,10 @@ def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
 
 # ---------------------------------------------------------------- generations and routers
 
-# Around what the fastest matrix products found leave: 1745 of 2250 TFLOP/s on a B200, 794.5 of 989 on an H100 (bf16,
-# stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"). Prompts that take longer have other reasons.
-_COMPUTE = Parameter("compute", 0.966, 0.87, 1.06)
-_OF_4_BITS = (Parameter("four_bit_memory", 0.8, 0.3, 1.0), Parameter("four_bit_launch_s", 1e-6, 1e-7, 1e-5))
 _DISPERSION = Parameter("dispersion", 0.5, 0.01, 5.0)
 _ROUNDS = 2
-_MAX_SLOTS_OF_GENERATION = 16  # of the fit of a generation: larger batches take long to simulate
 _MAX_SLOTS = 128  # of the fit of routers, which is about how steps grow
 _MAX_ROWS_OF_ALL = 48
-
-
-def fit_generation(
-    architecture: str, rows: Sequence[Observation], *, progress: Progress | None = None
-) -> GenerationFit:
-    """Fit `architecture` to the reliable rows on its devices. Raises SpecError without any."""
-    members = [row for row in rows if row.scenario.hardware.declared.architecture == architecture and row.is_reliable]
-    members = _of_each_cell(members, _MAX_ROWS_OF_ALL, _MAX_SLOTS_OF_GENERATION)
-    if not members:
-        raise SpecError(f"no rows on devices of architecture {architecture!r} to fit")
-    has_dense_4_bits = any(
-        row.scenario.model.quantization.weights == "nvfp4" and not _num_experts(row) for row in members
-    )
-    parameters = [_COMPUTE, *(_OF_4_BITS if has_dense_4_bits else ())]
-
-    def errors(generation: GenerationFit) -> Floats:
-        return steady_log_errors(simulate_steady_states(members, generation=generation))
-
-    begin = GenerationFit(architecture=architecture)
-    best = fit_parameters(begin, parameters, errors, rounds=_ROUNDS, progress=progress)
-    values = zip((p.field for p in parameters), values_of(best, parameters), strict=True)
-    return best.model_copy(update={name: float(f"{value:.4g}") for name, value in values})
 
 
 def _num_experts(row: Observation) -> int:

@@ -16,24 +16,26 @@ from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
 from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
 from perfmodel.evidence.fit.parameters import with_facts
+from perfmodel.evidence.fit.power import fit_power
 from perfmodel.evidence.fit.profiles import (
     fit_engine_profile,
-    fit_generation,
     fit_popularity,
     fit_steady_profile,
     fitting_rows,
 )
 from perfmodel.evidence.fit.single_figures import fit_exchanges, fit_overheads, read_exchanges, read_overhead_rows
-from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors
+from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors, fit_prior
 from perfmodel.evidence.fit.whole_runs import fit_whole_runs
 from perfmodel.evidence.observation import (
     KERNEL_TABLES,
     LAYER_PROFILE,
+    MEASURED_POWER,
     PUBLISHED_RESULTS,
     SERVING_RUNS,
     STEADY_STATES,
     Observation,
 )
+from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.recorded import read_serving_runs
@@ -41,7 +43,7 @@ from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows,
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.fitted import save_fitted
+from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int | None], None]
@@ -68,6 +70,7 @@ def fit_recorded(
             raise SpecError(f"{path}: has measurements of engine {ENGINE!r}; got --engine {engine}.")
         calibrations = [fit_measured(read_measurements(path))] if is_ours else calibrate_folder(path, engine, progress)
         files = [_target(out, f"{c.device}@{c.engine}.yaml", is_forced) for c in calibrations]
+        calibrations = [_beside_others(c, file) for c, file in zip(calibrations, files, strict=True)]
         return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]
     file = _target(out, f"engine@{engine}.yaml", is_forced)
     begin = with_facts(load_engine_profile(engine))
@@ -89,6 +92,27 @@ def fit_recorded(
     return [(profile, save_engine_profile(profile, file))]
 
 
+_OF_PROFILES = ("attention_mixed", "elementwise")  # families that no kernel table has
+
+
+def _beside_others(fitted: Calibration, file: Path) -> Calibration:
+    """`fitted` with what the other kind of recording gave the same file: a layer profile adds what tables, which have
+    more shapes, lack."""
+    before = load_fitted(Calibration, file) if file.is_file() else None
+    publishers = (KERNEL_TABLES.publisher, LAYER_PROFILE.publisher)
+    if before is None:
+        return fitted
+    tables, profile = (fitted, before) if publishers[0] in fitted.source else (before, fitted)
+    if publishers[0] not in tables.source or publishers[1] not in profile.source:
+        return fitted
+    own = {key: fit for key, fit in tables.families.items() if key.split("/")[0] not in _OF_PROFILES}
+    known = {key.split("/")[0] for key in own}
+    families = own | {key: fit for key, fit in profile.families.items() if key.split("/")[0] not in known}
+    sources = [part for c in (tables, profile) for part in c.source.split("; ") if any(p in part for p in publishers)]
+    update = {"families": dict(sorted(families.items())), "source": "; ".join(dict.fromkeys(sources))}
+    return tables.model_copy(update=update | {"default": profile.default, "date": fitted.date})
+
+
 def _target(out: Path | None, name: str, is_forced: bool) -> Path:
     """The file to write. Raises SpecError if it exists, unless `is_forced`."""
     file = (out or data_dir("calibrations")) / name
@@ -103,19 +127,16 @@ def fit_recorded_for_all(
     out: Path | None = None,
     progress: Progress | None = None,
     is_forced: bool = False,
-    architecture: str = "",
 ) -> tuple[Spec, Path]:
     """Fit `path` for all engines and devices alike, and write it as `fit_recorded` does.
 
-    kind:         of `FITS_FOR_ALL`
-    out:          folder, by default among the calibrations; is_forced: overwrite an existing file
-    architecture: of `generation`
+    kind: of `FITS_FOR_ALL`
+    out:  folder, by default among the calibrations; is_forced: overwrite an existing file
 
     Raises SpecError without data of the kind.
     """
-    names = {"softmax": "overheads", "generation": f"generation@{architecture}"}  # otherwise than what is fitted
-    file = _target(out, f"{names.get(kind, kind)}.yaml", is_forced)
-    fits, provenance = FITS_FOR_ALL[kind](path, progress, architecture)
+    file = _target(out, f"{'overheads' if kind == 'softmax' else kind}.yaml", is_forced)
+    fits, provenance = FITS_FOR_ALL[kind](path, progress)
     fits = fits.model_copy(update={**provenance, "date": today()})
     return fits, save_fitted(fits, file)
 
@@ -123,21 +144,17 @@ def fit_recorded_for_all(
 _Fitted = tuple[Spec, dict[str, str]]  # and where it comes from; what is not in it stays as it is
 
 
-def _generation(path: Path, progress: Progress | None, architecture: str) -> _Fitted:
-    fit = fit_generation(architecture, read_steady_states(path)[0], progress=progress)
-    return fit, _of_steady_states(f"--generation {architecture}")
-
-
-def _routing(path: Path, progress: Progress | None, _: str) -> _Fitted:
-    return fit_popularity(read_steady_states(path)[0], progress=progress), _of_steady_states("--routing")
-
-
-def _of_steady_states(flags: str) -> dict[str, str]:
+def _routing(path: Path, progress: Progress | None) -> _Fitted:
     source = STEADY_STATES.source("steady states of servers")
-    return {"source": source, "command": f"{STEADY_STATES.command('any')} {flags}"}
+    fit = fit_popularity(read_steady_states(path)[0], progress=progress)
+    return fit, {"source": source, "command": f"{STEADY_STATES.command('any')} --routing"}
 
 
-def _whole_runs(path: Path, progress: Progress | None, _: str) -> _Fitted:
+def _prior(path: Path, progress: Progress | None) -> _Fitted:
+    return fit_prior(path, progress), {"command": f"{KERNEL_TABLES.command('any')} --prior"}
+
+
+def _whole_runs(path: Path, progress: Progress | None) -> _Fitted:
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
         for read in (read_mlperf_rows, read_served_rows):
@@ -177,13 +194,20 @@ def _kernel_errors(path: Path, *_: object) -> _Fitted:
     return fit_kernel_errors(path), {"source": source, "command": command}
 
 
+def _power(path: Path, *_: object) -> _Fitted:
+    rows, _left_out = read_energy_rows(path)
+    source = MEASURED_POWER.source(f"power of {len(rows)} deployments")
+    return fit_power(rows), {"source": source, "command": f"perfmodel calibrate --from <{MEASURED_POWER.kind}> --power"}
+
+
 # What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
-FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None, str], _Fitted]] = MappingProxyType(
+FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None], _Fitted]] = MappingProxyType(
     {
         "exchange": _exchange,
-        "generation": _generation,
         "kernel_errors": _kernel_errors,
         "overheads": _overheads,
+        "power": _power,
+        "prior": _prior,
         "routing": _routing,
         "softmax": _softmax,
         "whole_runs": _whole_runs,

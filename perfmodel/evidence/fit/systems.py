@@ -8,10 +8,11 @@ deviation of one.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from perfmodel.cost import load_calibration
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.for_all import KernelErrors
 from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
 from perfmodel.evidence.fit.collectives import COLLECTIVES
-from perfmodel.evidence.fit.kernels import Floats, KernelModule, predict
+from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, predict, residuals_of
 from perfmodel.evidence.fit.layer_profile import (
     attention_groups,
     fit_attention,
@@ -32,9 +34,19 @@ from perfmodel.evidence.fit.layer_profile import (
     read_layer_profile,
     read_profiles,
 )
+from perfmodel.evidence.fit.modules import ENCODERS, MODULE_TABLES, WHOLE
 from perfmodel.evidence.fit.products import GEMM, MOE
 from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin, Progress
-from perfmodel.evidence.sources.kernels import Column, Group, KernelTable, op_of, read_table, table_files, understood
+from perfmodel.evidence.sources.kernels import (
+    Column,
+    Group,
+    KernelTable,
+    op_of,
+    read_table,
+    table_files,
+    understood,
+    version_order,
+)
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.description import describe_engine
 
@@ -51,6 +63,8 @@ MODULES: Mapping[str, KernelModule] = MappingProxyType(
         "mla_generation_module": LATENT,
         "moe": MOE,
         "nccl": COLLECTIVES,
+        "encoder_attention": ENCODERS,
+        **dict.fromkeys(MODULE_TABLES, WHOLE),
     }
 )
 
@@ -59,57 +73,252 @@ MODULES: Mapping[str, KernelModule] = MappingProxyType(
 GENERIC_SMALL = FamilyFit(overhead_s=2.2e-6, memory_fraction=0.85, knee=1.0, cached_speedup=3.0)
 
 _EVERY_ENGINE = "nccl"  # a library that all engines call
+_MAX_ROWS = 1500  # of each kernel, format and version of a table
+# Versions whose median error under the fit of a newer one is larger than so many times that one's, and a bit, have
+# their own. Of fewer rows nobody can tell.
+_WORSE, _MUCH_WORSE, _FEWEST_ROWS = 1.3, 0.03, 20
+# Tables whose kernels unmeasured devices are given, rows of each kernel, format and version, and of an architecture.
+_OF_PRIOR, _PRIOR_ROWS, _EVEN_ROWS = ("gemm", "context_attention", "generation_attention", "moe"), 60, 600
+
+
+class _Fitted(NamedTuple):
+    """A kernel's fit, and the versions of the engine and rows that it is of."""
+
+    key: str
+    versions: tuple[str, ...]
+    fit: Any
+    num_rows: int
+
+    @property
+    def kernel_of(self) -> tuple[str, str, Domain | None]:
+        """Family, formats and sizes, of which an engine by default runs one kernel."""
+        family, *formats = self.key.split("/")
+        named = _NAMED.get(family, len(formats))
+        return family, "/".join(formats[:named]), getattr(self.fit, "domain", None)
+
+
+# Parts of a key before the kernel's name: number formats, and of attention the head size.
+_NAMED = {"gemm": 1, "moe": 1, "attention_decode": 3, "attention_prefill": 3, "latent_decode": 3, "latent_prefill": 3}
+
+
+# Families that serving looks up; modules that were timed whole are predicted as the tables have them, and no more.
+_SERVED = ("collective", "collective_eager", "elementwise", *_NAMED)
 
 
 def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = None) -> list[Calibration]:
-    """Calibrations under `engine` of every device in `path`. Raises SpecError without measurements of that engine."""
+    """Calibrations under `engine`, one for all devices of an architecture in `path`. Raises SpecError without
+    measurements of that engine."""
     path = Path(path)
     if (path / "ops" / "meta.yaml").is_file():
         return [_from_profile(path, engine)]
-    fitted: defaultdict[str, list[tuple[Group, Any]]] = defaultdict(list)  # by device
-    files = [(file, MODULES[op_of(file)]) for file in table_files(path) if op_of(file) in MODULES]
-    for done, (file, module) in enumerate(files, 1):
-        table, hardware = read_table(file), load_hardware(file.parent.name)
-        device = DeviceFacts.of(hardware)
-        with understood(file):
-            groups = [group for group in module.groups(table, device) if group.engine in (engine, _EVERY_ENGINE)]
-            fitted[hardware.name] += ((group, module.fit(group, device)) for group in groups)
-        if progress is not None:
-            progress(done, len(files))
-    result = []
-    for name, kernels in fitted.items():
-        if any(group.engine == engine for group, _ in kernels):
-            families = _with_static_scales({group.key: fit for group, fit in kernels})
-            num_rows = sum(len(group.seconds) for group, _ in kernels)
-            what, families = f"{num_rows:,} kernel times of {len(kernels)} kernels", dict(sorted(families.items()))
-            result.append(_calibration(KERNEL_TABLES, what, name, engine, families, GENERIC_SMALL))
-    if not result:
+    kernels: defaultdict[tuple[str, str, str], list[Group]] = defaultdict(list)  # by architecture, operator and key
+    for file in table_files(path):
+        for group in groups_of(read_table(file).sampled(_MAX_ROWS), file) if op_of(file) in MODULES else ():
+            if group.engine in (engine, _EVERY_ENGINE):
+                kernels[_architecture(group), op_of(file), group.key].append(group)
+    measured = {name for (name, _, _), groups in kernels.items() if any(group.engine == engine for group in groups)}
+    if not measured:
         raise SpecError(f"{path}: has no measurements of engine {engine!r}")
+    tasks = [(op, groups) for (name, op, _), groups in kernels.items() if name in measured]
+    fitted: list[list[_Fitted]] = []
+    with ProcessPoolExecutor() as pool:
+        for done, result in enumerate(pool.map(_fit_versions, *zip(*tasks, strict=True)), 1):
+            fitted.append(result)
+            if progress is not None:
+                progress(done, len(tasks))
+    results = []
+    for architecture in sorted(measured):
+        of_it = [
+            (groups, fits) for (_, groups), fits in zip(tasks, fitted, strict=True) if _is_on(architecture, groups)
+        ]
+        devices = sorted({group.device.hardware.name for groups, _ in of_it for group in groups})
+        fits = [fit for _, some in of_it for fit in some]
+        what = f"{sum(fit.num_rows for fit in fits):,} kernel times of {len(fits)} kernels on {' and '.join(devices)}"
+        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, *_named(fits), GENERIC_SMALL))
+    return results
+
+
+def fit_prior(path: Path, progress: Progress | None = None) -> Calibration:
+    """Kernels for devices of architectures that nobody has measured: fits to the rows of all architectures in `path`
+    together, each with equal weight. Residuals are those of each architecture under a fit to the others. Raises
+    SpecError without tables of two architectures."""
+    kernels: defaultdict[tuple[str, str], list[Group]] = defaultdict(list)  # by operator and key
+    for file in table_files(path):
+        for group in groups_of(read_table(file).sampled(_PRIOR_ROWS), file) if op_of(file) in _OF_PRIOR else ():
+            family, *formats = group.key.split("/")
+            kernels[op_of(file), "/".join((family, *formats[: _NAMED[family]]))].append(group)
+    tasks = {name: some for name, some in kernels.items() if len({_architecture(group) for group in some}) > 1}
+    if not tasks:
+        raise SpecError(f"{path}: has no tables of {', '.join(_OF_PRIOR)} of two architectures or more.")
+    families: dict[str, Any] = {}
+    num_rows = 0
+    with ProcessPoolExecutor() as pool:
+        results = pool.map(_fit_to_others, (op for op, _ in tasks), tasks.values())
+        for done, ((_, key), (fit, rows)) in enumerate(zip(tasks, results, strict=True), 1):
+            families[key], num_rows = fit, num_rows + rows
+            if progress is not None:
+                progress(done, len(tasks))
+    names = sorted({_architecture(group) for some in tasks.values() for group in some})
+    source = KERNEL_TABLES.source(f"{num_rows:,} kernel times on {', '.join(names)}")
+    families = dict(sorted(_with_static_scales(families).items()))
+    return Calibration(device="any", engine="any", source=source, families=families, default=GENERIC_SMALL)
+
+
+def _fit_to_others(op: str, groups: Groups) -> tuple[Any, int]:
+    """A kernel's fit to all architectures, with residuals of each under a fit to the others; the number of rows."""
+    of_each: defaultdict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        of_each[_architecture(group)].append(group)
+    most = min(max(_FEWEST_ROWS, *(sum(len(group.rows) for group in some) for some in of_each.values())), _EVEN_ROWS)
+    even = {name: _thinned(some, most) for name, some in of_each.items()}
+    module, errors = MODULES[op], list[Floats]()
+    for name, aside in even.items():
+        rest = module.fit([group for other, some in even.items() if other != name for group in some])
+        errors += (np.log(predict(group, rest) / group.seconds) for group in aside)
+    fit = module.fit([group for some in even.values() for group in some])
+    residuals = residuals_of(np.exp(np.concatenate(errors)), np.ones(sum(map(len, errors))))
+    return fit.model_copy(update={"residuals": residuals}), residuals.num_rows
+
+
+def _thinned(groups: Groups, most: int) -> Groups:
+    """Every k-th row of each group, at most about `most` together."""
+    step = max(1, round(sum(len(group.rows) for group in groups) / most))
+    thin = [group.take(np.arange(len(group.rows)) % step == 0) for group in groups]
+    return [group for group in thin if len(group.rows)]
+
+
+def _architecture(group: Group) -> str:
+    hardware = group.device.hardware
+    return hardware.declared.architecture or hardware.name
+
+
+def _is_on(architecture: str, groups: Groups) -> bool:
+    return _architecture(groups[0]) == architecture
+
+
+def groups_of(table: KernelTable, file: Path) -> list[Group]:
+    """The groups of a table with a module. Raises SpecError for contents that cannot be understood."""
+    with understood(file):
+        return MODULES[table.op].groups(table, DeviceFacts.of(load_hardware(table.system)))
+
+
+def bare_key(key: str) -> str:
+    """The key of an engine's default kernel for the same formats; of attention the kernel's own."""
+    family, *rest = key.split("/")
+    return f"{family}/{rest[0]}" if family in ("gemm", "moe") and rest else key
+
+
+def key_of(group: Group, calibration: Calibration) -> str | None:
+    """The key of a kernel's fit.
+
+    Its own of that version, its own, that of another version or of the engine's default kernel, else the one of its
+    family with the most parts in common.
+    """
+    fits = calibration.families | calibration.others
+    versions = {key: key.rpartition("/")[2] for key in calibration.others if key.rpartition("/")[0] == group.key}
+    for key, known in versions.items():
+        if group.version in known.split(","):
+            return key
+    newest = sorted(versions, key=lambda key: version_order(versions[key]))[-1:]
+    candidates = [group.key, *newest, bare_key(group.key)]
+    if newest and version_order(group.version) > version_order(versions[newest[0]]):
+        candidates = [group.key, bare_key(group.key), *newest]  # the default kernel is that of the newest version
+    for key in candidates:
+        if key in fits:
+            return key
+    parts = group.key.split("/")
+
+    def in_common(key: str) -> tuple[int, tuple[int, ...]]:
+        """Equal parts, then the newer version."""
+        own = key.split("/")
+        return sum(1 for a, b in zip(parts, own, strict=False) if a == b), version_order(own[-1])
+
+    related = [key for key in fits if key.split("/")[0] == parts[0]]
+    return max(related, key=in_common) if related else None
+
+
+def _fit_versions(op: str, groups: Groups) -> list[_Fitted]:
+    """Fits of a kernel to the newest version and those older ones that it describes about as well, then to the newest
+    of the rest, and so on."""
+    module, rest = MODULES[op], sorted({group.version for group in groups}, key=version_order, reverse=True)
+    result = []
+    while rest:
+        newest, *others = rest
+        kept, rest, versions = [group for group in groups if group.version == newest], [], [newest]
+        fit = module.fit(kept)
+        most = _WORSE * _median_error(kept, fit) + _MUCH_WORSE
+        for version in others:
+            older = [group for group in groups if group.version == version]
+            if sum(len(group.rows) for group in older) < _FEWEST_ROWS or _median_error(older, fit) < most:
+                kept, versions = [*kept, *older], [*versions, version]
+            else:
+                rest.append(version)
+        if sum(len(group.rows) for group in kept) < _FEWEST_ROWS:
+            continue
+        fit = module.fit(kept) if len(versions) > 1 else fit
+        result.append(_Fitted(groups[0].key, tuple(versions), fit, sum(len(group.rows) for group in kept)))
     return result
 
 
+def _median_error(groups: Groups, fit: Any) -> float:
+    return float(np.median(np.abs(np.log(np.concatenate([predict(group, fit) / group.seconds for group in groups])))))
+
+
+def _named(fits: Sequence[_Fitted]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fits by their keys in a calibration: of what engines run by default, and of the rest. Among kernels for the same
+    formats and sizes the default is the one that the newest version was measured with most."""
+    by_kernel: defaultdict[Any, list[_Fitted]] = defaultdict(list)
+    for fit in fits:
+        by_kernel[fit.kernel_of].append(fit)
+    families: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for (family, _, _), some in sorted(by_kernel.items(), key=lambda item: -max(fit.num_rows for fit in item[1])):
+        newest = max((fit.versions[0] for fit in some), key=version_order)
+        first = max((fit for fit in some if fit.versions[0] == newest), key=lambda fit: fit.num_rows)
+        bare = bare_key(first.key)
+        for fit in some:
+            if fit is not first:
+                others["/".join((fit.key, ",".join(fit.versions)))] = fit.fit
+            elif family in _SERVED:
+                families[bare if bare not in families else fit.key] = fit.fit
+            else:
+                others[fit.key] = fit.fit
+    return dict(sorted(_with_static_scales(families).items())), dict(sorted(others.items()))
+
+
 def _calibration(
-    origin: Origin, what: str, device: str, engine: str, families: dict[str, Any], small: FamilyFit
+    origin: Origin,
+    what: str,
+    devices: tuple[str, ...],
+    engine: str,
+    families: dict[str, Any],
+    others: dict[str, Any],
+    small: FamilyFit,
 ) -> Calibration:
     has_attention = any(key.startswith("attention_decode/") for key in families)
     return Calibration(
-        device=device,
+        device=devices[0],
+        devices=devices[1:],
         engine=engine,
         source=origin.source(what),
         date=today(),
         command=origin.command(engine),
         families=families,
+        others=others,
         default=small,
         contained=describe_engine(engine).facts.attention_contains if has_attention else (),
     )
 
 
 def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
-    """Add FP8 products of pre-quantized input: measured ones include the launches of the quantizing kernels."""
-    if "gemm/fp8" not in families or "gemm/bf16" not in families:
-        return families
-    launch_s = min(families["gemm/bf16"].launch_s, families["gemm/fp8"].launch_s)
-    return families | {"gemm/fp8_static": families["gemm/fp8"].model_copy(update={"launch_s": launch_s})}
+    """Add FP8 and NVFP4 products of pre-quantized input: measured ones include the launches of the quantizing
+    kernels."""
+    plain, result = families.get("gemm/bf16"), dict(families)
+    for key in ("gemm/fp8", "gemm/nvfp4"):
+        if plain is not None and key in families:
+            launch_s = min(plain.launch_s, families[key].launch_s)
+            result[f"{key}_static"] = families[key].model_copy(update={"launch_s": launch_s})
+    return result
 
 
 def _from_profile(path: Path, engine: str) -> Calibration:
@@ -117,13 +326,13 @@ def _from_profile(path: Path, engine: str) -> Calibration:
     if profile.engine != engine:
         raise SpecError(f"{path}: profiles engine {profile.engine!r}, not {engine!r}")
     device = DeviceFacts.of(profile.hardware)
-    families = {group.key: GEMM.fit(group, device) for group in GEMM.groups(profile.gemms, device)}
-    attention = attention_groups(read_profiles(path))
-    families |= {group.key: fit_attention(group, device) for group in attention}
+    families = {group.key: GEMM.fit([group]) for group in GEMM.groups(profile.gemms, device)}
+    attention = attention_groups(read_profiles(path), device)
+    families |= {group.key: fit_attention(group) for group in attention}
     small = fit_small_kernels(profile.hardware, profile.small)
     num_rows = len(profile.gemms) + len(profile.small) + sum(len(group.seconds) for group in attention)
     what, families = f"{num_rows:,} kernel times of a layer profile", families | {"elementwise": small}
-    return _calibration(LAYER_PROFILE, what, profile.hardware.name, engine, families, small)
+    return _calibration(LAYER_PROFILE, what, (profile.hardware.name,), engine, families, {}, small)
 
 
 # What a model and its shards fix of a table's rows; batches, lengths and tokens vary in a run.
@@ -163,12 +372,14 @@ def _shares(table: KernelTable) -> list[tuple[str, float]]:
     device, result = DeviceFacts.of(hardware), []
     names = [name for name in _SHAPES[table.op] if name in table.columns]
     for group in MODULES[table.op].groups(table, device):
-        fit = load_calibration(hardware, group.engine).families.get(group.key)
+        calibration = load_calibration(hardware, group.engine)
+        key = key_of(group, calibration)
+        fit = calibration.families[key] if key in (group.key, bare_key(group.key)) else None
         numbered = np.stack([np.unique(table[name][group.rows], return_inverse=True)[1] for name in names])
         shapes = np.asarray(np.unique(numbered, axis=1, return_inverse=True)[1])
         if fit is None or len(np.unique(shapes)) < _MIN_SHAPES:
             continue
-        share = common_share(np.log(predict(group, fit, device) / group.seconds), shapes)
+        share = common_share(np.log(predict(group, fit) / group.seconds), shapes)
         family = group.key.split("/")[0]
         result.append((family, share / _SHAPES_IN_A_LAYER.get(family, 1) ** 0.5))
     return result

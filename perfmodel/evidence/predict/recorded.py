@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost import (
-    Calibration,
     EngineProfile,
     ServerFit,
     load_calibration,
@@ -27,7 +26,6 @@ from perfmodel.cost import (
     plan_memory,
     profile_of,
 )
-from perfmodel.cost.calibrations.files import GenerationFit
 from perfmodel.evidence.observation import (
     NO_INTERVAL,
     Interval,
@@ -185,13 +183,12 @@ def simulate_steady_states(
     rows: Sequence[Observation],
     progress: Progress | None = None,
     profile: EngineProfile | None = None,
-    generation: GenerationFit | None = None,
     intervals: bool = False,
 ) -> list[Prediction]:
-    """Predict all rows on all cores; servers measured twice are simulated once. profile, generation: replace the
-    committed ones; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows
+    """Predict all rows on all cores; servers measured twice are simulated once. profile: replaces the committed
+    one; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows
     done"""
-    work = partial(_simulate_steady, profile=profile, generation=generation, intervals=intervals)
+    work = partial(_simulate_steady, profile=profile, intervals=intervals)
 
     def key(row: Observation) -> tuple[bool, str]:
         return row.is_reliable, row.scenario.model_dump_json(exclude={"name"})
@@ -209,20 +206,14 @@ def _server(row: Observation) -> tuple[str, ...]:
     return *server, *map(str, degrees), f"{traffic.input_tokens}", f"{traffic.arrivals.concurrency or 0:05d}"
 
 
-def _simulate_steady(
-    row: Observation, profile: EngineProfile | None, generation: GenerationFit | None, intervals: bool
-) -> Prediction:
+def _simulate_steady(row: Observation, profile: EngineProfile | None, intervals: bool) -> Prediction:
     scenario = row.scenario
-    calibration: Calibration | None = None
-    if generation is not None:
-        calibration = load_calibration(scenario.hardware, scenario.engine.profile, generation=generation)
     count = num_slices(scenario)
     part = scenario if count == 1 else slice_of(scenario, count)
     simulated = shortened(part, row.is_reliable)
     is_small = part.cluster.is_disaggregated and (part.traffic.num_requests or 0) <= _MAX_REQUESTS
     result = simulate(
         simulated,
-        calibration=calibration,
         profile=profile,
         keep_steps=False,
         one_of=count,

@@ -2,9 +2,10 @@
 split into groups (engine, format, kernel) that are fitted separately, as defined by the module of the kernel's kind.
 Names are the tables' own."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import take
 from perfmodel.errors import MissingExtraError, SpecError
 from perfmodel.evidence.observation import MALFORMED, table_rows
@@ -21,11 +23,13 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Columns of one kind of kernel; `system` is the folder's name, an alias of a device."""
+    """Columns of one kind of kernel. system: the folder's name, an alias of a device; untimed: rows of the file that
+    carry no time (failed measurements), which are not here"""
 
     system: str
     op: str
     columns: Mapping[str, Column]
+    untimed: int = 0
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -43,33 +47,58 @@ class KernelTable:
 
     def take(self, rows: Column) -> "KernelTable":
         """Rows of a mask or an index array."""
-        return KernelTable(self.system, self.op, {name: column[rows] for name, column in self.columns.items()})
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return KernelTable(self.system, self.op, columns, self.untimed)
 
     def groups(self, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Column]]:
         """(values of `names`, row indices) of each combination, sorted."""
-        keys = np.array(["\x1f".join(map(str, row)) for row in zip(*(self[n] for n in names), strict=True)])
-        for key in np.unique(keys):
-            yield tuple(str(key).split("\x1f")), np.flatnonzero(keys == key)
+        number = self.numbered(names)
+        if not len(number):
+            return
+        order = np.argsort(number, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            yield tuple(str(self[name][rows[0]]) for name in names), rows
+
+    def sampled(self, most_rows: int) -> "KernelTable":
+        """At most `most_rows` of each combination of texts and head size (kernel, formats, versions), always the
+        same."""
+        names = (name for name, column in self.columns.items() if column.dtype.kind in "OU" or name == "head_dim")
+        number = self.numbered(tuple(names))
+        shuffled = np.random.default_rng(0).permutation(len(self))
+        order = shuffled[np.argsort(number[shuffled], kind="stable")]
+        first = np.searchsorted(number[order], number[order])
+        return self.take(np.sort(order[np.arange(len(order)) - first < most_rows]))
+
+    def numbered(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+        """The number of each row's combination of `names`, in sorted order."""
+        number = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            values, index = np.unique(self[name].astype(str), return_inverse=True)
+            number = np.unique(number * len(values) + index, return_inverse=True)[1].ravel()
+        return number
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one kernel, with engine, calibration key, sizes, and measured seconds.
+    """Rows of one kernel on one device, with engine, calibration key, sizes, and measured seconds.
 
-    key:   family and format (and variant) in `Calibration.families`, e.g. "gemm/fp8"
-    sizes: of the family's kernel model, one entry per row
-    rows:  indices in the table
+    key:     family, formats and kernel, which `Calibration.families` calls them by (`perfmodel.evidence.fit.systems`)
+    version: of the engine
+    sizes:   of the family's kernel model, one entry per row
+    rows:    indices in the table
     """
 
     engine: str
+    version: str
     key: str
+    device: DeviceFacts
     sizes: Any
     seconds: NDArray[np.float64]
     rows: NDArray[np.int64]
 
     def take(self, rows: Column) -> "Group":
         """Rows of a mask or an index array."""
-        return Group(self.engine, self.key, take(self.sizes, rows), self.seconds[rows], self.rows[rows])
+        return replace(self, sizes=take(self.sizes, rows), seconds=self.seconds[rows], rows=self.rows[rows])
 
 
 _SUFFIXES = (".parquet", ".csv", ".csv.gz")
@@ -86,8 +115,8 @@ def op_of(file: Path) -> str:
 
 
 def read_table(path: str | Path) -> KernelTable:
-    """Read `<system>/<op>.parquet`, `.csv` or `.csv.gz`. Raises SpecError for a missing, empty or unreadable file or
-    one without times, MissingExtraError for parquet without pyarrow."""
+    """Read `<system>/<op>.parquet`, `.csv` or `.csv.gz`, without the rows that carry no time. Raises SpecError for a
+    missing, empty or unreadable file or one without times, MissingExtraError for parquet without pyarrow."""
     path = Path(path)
     columns = _parquet(path) if path.suffix == ".parquet" else {}
     if path.suffix != ".parquet":
@@ -98,15 +127,14 @@ def read_table(path: str | Path) -> KernelTable:
                 columns[name] = np.where(column == "", "nan", column).astype(np.float64)
             except ValueError:
                 columns[name] = column
-    if "latency_ms" not in columns or not len(columns["latency_ms"]):
-        raise SpecError(f"{path}: has no rows with latency_ms; expected one measured time per row")
+    if "latency_ms" not in columns:
+        raise SpecError(f"{path}: has no column latency_ms; expected one measured time per row")
     table = KernelTable(path.parent.name, op_of(path), columns)
     with understood(path):
-        wrong = np.flatnonzero(~(np.isfinite(table.seconds) & (table.seconds > 0)))
-    if len(wrong):
-        shown = columns["latency_ms"][wrong[0]]
-        raise SpecError(f"{path}: row {wrong[0] + 1}: latency_ms: got {shown}; expected a number above 0.")
-    return table
+        is_timed = np.isfinite(table.seconds) & (table.seconds > 0)
+    if not is_timed.any():
+        raise SpecError(f"{path}: no row has a latency_ms above 0.")
+    return replace(table.take(is_timed), untimed=int((~is_timed).sum()))
 
 
 @contextmanager
@@ -159,20 +187,29 @@ def format_bytes(table: KernelTable, name: str) -> NDArray[np.float64]:
     return np.array([bytes_of(str(item)) for item in names])[which]
 
 
-def engine_name(version: str) -> str:
-    """The engine in "vllm 0.14.0"."""
-    return version.split()[0]
+def engine_and_version(text: str) -> tuple[str, str]:
+    """The engine and the version in "vllm 0.14.0"."""
+    engine, _, version = text.partition(" ")
+    return engine, version
+
+
+def version_order(version: str) -> tuple[int, ...]:
+    """What versions sort by: all numbers in them, 1.3.0rc20 after 1.3.0rc15 and before 1.3.0."""
+    release, is_candidate, candidate = version.partition("rc")
+    numbers = tuple(map(int, re.findall(r"\d+", release)))
+    return (*numbers, -1, *map(int, re.findall(r"\d+", candidate))) if is_candidate else numbers
 
 
 def kernel_groups(
     table: KernelTable,
+    device: DeviceFacts,
     family: str,
     usable: NDArray[np.int64],
     kernels: Callable[[KernelTable], NDArray[np.str_]],
     sizes_of: Callable[[KernelTable], Any],
 ) -> list[Group]:
-    """Groups of the `usable` rows of `table` by engine, kernel, formats and head size. family: operator; kernels: each
-    row's kernel; sizes_of: sizes of one kernel's rows"""
+    """Groups of the `usable` rows of `table` by engine, kernel, formats and head size. device: that was
+    timed; family: operator; kernels: each row's kernel; sizes_of: sizes of one kernel's rows"""
     part = table.take(usable)
     part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernels(part)})
     result = []
@@ -180,7 +217,7 @@ def kernel_groups(
         engine, kernel, rate, kv_format, head_dim = names
         key = f"{family}/{format_name(rate)}/kv_{format_name(kv_format)}/hd{float(head_dim):.0f}/{kernel}"
         one = part.take(rows)
-        result.append(Group(engine_name(engine), key, sizes_of(one), one.seconds, usable[rows]))
+        result.append(Group(*engine_and_version(engine), key, device, sizes_of(one), one.seconds, usable[rows]))
     return result
 
 

@@ -57,6 +57,7 @@ _REQUESTS_PER_SLOT = 10
 _TOKEN_BUDGET = 8192
 _QUANTIZATION = {"bf16": None, "fp8": "fp8", "fp4": "nvfp4", "int4": "w4a16"}
 _PUBLISHED_SO = {"w4a16": ("mxfp4", "int4")}  # weights that a card states itself, which layers keep theirs included
+_KV_AS_CHECKPOINT = ("sglang",)  # whose servers keep their default; the rows do not say it
 _WEIGHT_ONLY = ("bf16", "int4")  # precisions whose activations, and so keys and values, stay in 16 bits
 
 
@@ -198,7 +199,7 @@ def _engine(entry: Entry, hardware: HardwareSpec, concurrency: int, inputs: int,
         "tensor_parallel_size": int(entry["attention_tp"]),
         "data_parallel_size": int(entry["attention_dp"]),
         "enable_expert_parallel": entry["ep"] not in ("", "1"),
-        "kv_cache_dtype": "auto" if entry["precision"] in _WEIGHT_ONLY else "fp8",
+        "kv_cache_dtype": "auto" if name in _KV_AS_CHECKPOINT or entry["precision"] in _WEIGHT_ONLY else "fp8",
         "max_num_seqs": max(concurrency, 1),
         "max_num_batched_tokens": max(budget, concurrency),
         "max_model_len": inputs + outputs + 64,

@@ -5,9 +5,8 @@ import datetime
 import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
-from perfmodel.cost.calibrations.files import GenerationFit, calibrated_kernels, load_generation
+from perfmodel.cost.calibrations.files import calibrated_kernels, with_others
 from perfmodel.errors import SpecError
-from perfmodel.files.fitted import save_fitted
 from perfmodel.specs.scenario_file import load_hardware
 
 A100 = load_hardware("a100-sxm-80gb")
@@ -30,6 +29,28 @@ def test_what_is_written_is_read_back(tmp_path):
     path = save_calibration(FITTED, tmp_path / "made" / "on the way" / "x.yaml")
     assert load_calibration(A100, path=path) == FITTED
     assert path.read_text().startswith("# Written by `perfmodel calibrate`")
+
+
+def test_fits_of_kernels_that_nobody_runs_by_default_are_in_a_file_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
+    others = {"gemm/fp8/static/1.2.0,1.1.0": FamilyFit(compute_fraction=0.6)}
+    save_calibration(FITTED.model_copy(update={"others": others}), tmp_path / "a100-sxm-80gb@vllm.yaml")
+    served = load_calibration(A100, "vllm")
+    assert served == FITTED
+    assert with_others(served, A100).others == others
+    assert with_others(served, A100).families == FITTED.families
+
+
+def test_a_device_that_was_fitted_together_with_another_has_fits_of_its_own(tmp_path, monkeypatch):
+    """Nothing is passed on, and no interval is widened; another device of the architecture is a relation."""
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
+    both = FITTED.model_copy(update={"device": "h100-sxm-80gb", "devices": ("h200-sxm",)})
+    save_calibration(both, tmp_path / "h100-sxm-80gb@vllm.yaml")
+    h100, h200, sibling = (load_calibration(load_hardware(n), "vllm") for n in ("h100-sxm-80gb", "h200-sxm", "gh200"))
+    assert (h200.families, h200.device, h200.source) == (FITTED.families, "h200-sxm", FITTED.source)
+    assert (h200.spread, h200.is_passed_on) == (h100.spread, False)
+    assert sibling.is_passed_on
+    assert sibling.spread > h200.spread
 
 
 def test_without_a_relation_the_datasheet_stands_in():
@@ -67,21 +88,16 @@ def test_the_nearest_relation_passes_its_fits_on_and_intervals_widen_with_the_di
     assert load_calibration(load_hardware("arc-b580"), "vllm").origin == "datasheet"
 
 
-def test_a_generation_that_is_known_to_reach_less_of_its_peaks_does_so_with_fits_from_the_one_before(
+def test_a_gpu_without_relations_has_what_all_kernels_have_in_common_and_other_devices_their_peaks(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
-    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
-    save_calibration(FITTED.model_copy(update={"device": "h100-sxm-80gb"}), tmp_path / "h100-sxm-80gb@vllm.yaml")
-    known = GenerationFit(architecture="blackwell", compute=0.5, memory=0.9)
-    assert load_generation("blackwell") is None
-    save_fitted(known, tmp_path / "generation@blackwell.yaml")
-    assert load_generation("blackwell") == known
-    sibling, newer = (load_calibration(load_hardware(name), "vllm") for name in ("h200-sxm", "b200-sxm"))
-    assert sibling.families == FITTED.families
-    for key, fit in FITTED.families.items():
-        assert newer.families[key].memory_fraction == pytest.approx(0.9 * fit.memory_fraction)
-    assert load_calibration(load_hardware("h200-sxm"), "vllm", generation=known).families == FITTED.families
+    save_calibration(FITTED.model_copy(update={"device": "any", "engine": "any"}), tmp_path / "prior.yaml")
+    gpu, other = (load_calibration(load_hardware(name), "vllm") for name in ("arc-b580", "altra-m128-26"))
+    assert (gpu.device, gpu.engine, gpu.families) == ("arc-b580", "vllm", FITTED.families)
+    assert gpu.is_passed_on
+    assert "of no related device" in gpu.source
+    assert other.origin == "datasheet"
 
 
 def test_a_sibling_goes_before_a_neighbour(tmp_path, monkeypatch):
@@ -125,7 +141,7 @@ def test_a_kind_of_kernel_is_passed_on_from_whoever_measured_it(device, engine):
     from perfmodel.specs import EngineSpec, load_model
 
     hardware = load_hardware(device)
-    spec = EngineSpec(data_parallel_size=8, enable_expert_parallel=True, kv_cache_dtype="fp8", profile=engine)
+    spec = EngineSpec(data_parallel_size=8, enable_expert_parallel=True, profile=engine)
     graph = build_graph(load_model("deepseek-v3"), spec)
     (node,) = [node for node in graph.nodes if node.name.startswith("attention_decode")]
     work = node.work(BatchShape(16, 16, (), 16, 16 * 8000))
@@ -145,8 +161,11 @@ def test_a_fit_may_find_next_to_nothing(seconds: float) -> None:
 
 def test_the_executors_kernels_stand_for_no_other_engine():
     """Its Triton kernels were measured on an H200: they say how long its own steps take there, and
-    nothing of vLLM's, whose nearest relation is its own kernels on an H100."""
+    nothing of vLLM's, whose own kernels were measured on an H200, too."""
     h200 = load_hardware("h200-sxm")
     assert all(engine != "perfmodel" for _, engine, _ in calibrated_kernels("vllm"))
-    assert "h100-sxm-80gb under vllm" in load_calibration(h200, "vllm").source
+    of_vllm = load_calibration(h200, "vllm")
+    assert "h200-sxm" in of_vllm.source
+    assert "executor" not in of_vllm.source
+    assert not of_vllm.is_passed_on
     assert "executor" in load_calibration(h200, "perfmodel").source

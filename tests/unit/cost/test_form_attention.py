@@ -168,6 +168,54 @@ def test_decodes_on_floats_equal_arrays(seqs, length, kernel, device):
     assert many == pytest.approx([decode_time(work, fit, device).duration_s] * 2)
 
 
+def _prompt(length, heads=32.0, is_causal=True):
+    one = np.ones(1)
+    shape = HeadShape(heads * one, 8.0 * one, 128.0 * one, 128.0 * one, 2.0, 0.0 * one)
+    return PrefillSizes(shape, length * one, 0 * one, one, 2 * 2 * 128 * heads * one, 4096.0 * one, is_causal)
+
+
+def test_twice_the_exponentials_per_clock_halve_the_softmax_and_nothing_else():
+    """A device with 32 of them takes as long as one with 16 where a score needs half as many."""
+    single = DEVICES[4]
+    double = DeviceFacts.of(load_hardware("b200-sxm", ["hardware.exponentials_per_clock=32"]))
+    assert (single.exponentials, double.exponentials) == (1.0, 2.0)
+    for length in (200.0, 9000.0):
+        whole, half = (FlashPrefillFit(softmax_ops=ops) for ops in (20.0, 10.0))
+        assert prefill_seconds(_prompt(length), whole, double) == prefill_seconds(_prompt(length), half, single)
+        slower = prefill_seconds(_prompt(length), whole, single)
+        assert prefill_seconds(_prompt(length), whole, double).duration[0] < slower.duration[0]
+
+
+def test_without_a_causal_mask_each_token_sees_all_keys():
+    """16,384 tokens make 16384**2 pairs, and with a mask half of them; tiles of 64 by 64 overhang by half a per cent.
+    One tile is visited whole either way."""
+    fit = BEST_PREFILL.model_copy(update={"kernel": PrefillKernel(rows=64, keys=64, packs="never")})
+    device = DEVICES[1]
+    for length, times in ((64.0, 1.0), (16384.0, 2.0)):
+        masked, full = (
+            float(prefill_seconds(_prompt(length, is_causal=way), fit, device).compute[0]) for way in (True, False)
+        )
+        assert full == pytest.approx(times * masked, rel=0.01)
+    flops = 4 * 128 * 32 * 16384.0**2
+    assert full == pytest.approx(flops / device.peak("bf16"), rel=0.01)
+
+
+def test_flashattention_2_reads_a_window_once_for_each_query_head():
+    """It swaps the query heads of a group into rows of a tile, but not under a sliding window (flash_api.cpp,
+    seqlenq_ngroups_swapped): 32 query heads of 8 KV heads read four times the bytes, with as many blocks."""
+    one = np.ones(1)
+
+    def memory(window, unpacks):
+        heads = HeadShape(32 * one, 8 * one, 128 * one, 128 * one, 2.0, window * one)
+        sizes = DecodeSizes(DecodeSize(heads, 256 * one, 256 * 4096 * one), 4096 * one, 4096 * one, 0 * one, 512 * one)
+        fit = BEST_DECODE.model_copy(update={"kernel": DecodeKernel(splits_mha=False, window_unpacks=unpacks)})
+        return float(decode_seconds(sizes, fit, DEVICES[0]).memory[0])
+
+    assert memory(1024, unpacks=True) == pytest.approx(4 * memory(1024, unpacks=False), rel=1e-4)
+    assert memory(1024, unpacks=True) == pytest.approx(4 * 256 * 1024 * 4096 / DEVICES[0].bandwidth)
+    assert memory(0, unpacks=True) == memory(0, unpacks=False)
+
+
 def test_few_thread_blocks_do_not_fill_the_memory_system():
     """One sequence and one KV head, too short to be split, on 108 units: one block pulls 1/108 of the bandwidth."""
     device, heads = DEVICES[0], Heads(1, 1, 128, 128, "bf16", 2, 2)

@@ -114,8 +114,33 @@ def test_the_eager_floor_is_for_eager_calls_only():
     m, n, k, moved, quantized = (np.array([float(x)]) for x in (1, 4096, 4096, work.hbm_bytes, 0))
     sizes = GemmSizes(GemmSize(m, n, k, 2.0, 2.0, quantized), moved, "bf16")
     replayed = gemm_seconds(sizes, fit, DEVICES[1]).duration[0]
-    assert gemm_seconds(sizes, fit, DEVICES[1], is_eager=True).duration[0] == 9e-5
+    assert gemm_seconds(sizes, fit, DEVICES[1], as_timed=True).duration[0] == 9e-5
     assert time_gemm(work, fit, DEVICES[1]).duration_s == replayed < 3e-5
+
+
+@pytest.mark.parametrize(("share", "hit"), [(0.5, 1.0), (1.0, 1.0), (1.5, 0.5), (2.0, 0.0), (3.0, 0.0)])
+def test_a_benchmark_finds_weights_in_l2_that_six_times_over_fit_it(share, hit):
+    """Six copies take `share` of 70 % of L2; the row of input and that of output always fit. Serving finds none."""
+    device, speedup = DEVICES[1], 3.0
+    n = (share * 0.7 * device.l2_bytes / 6 / 2) ** 0.5
+    weights, others = 2 * n * n, 2 * 2 * n
+    m, k, moved, none = (np.array([x]) for x in (1.0, n, weights + others, 0.0))
+    sizes = GemmSizes(GemmSize(m, k, k, 2.0, 2.0, none), moved, "bf16")
+    cold, warm = TiledGemmFit(memory_fraction=0.5), TiledGemmFit(memory_fraction=0.5, cache_speedup=speedup)
+    served, timed = gemm_seconds(sizes, warm, device), gemm_seconds(sizes, warm, device, as_timed=True)
+    for part, other in zip(served, gemm_seconds(sizes, cold, device, as_timed=True), strict=True):
+        assert part[0] == other[0]
+    read = (1 - hit * (1 - 1 / speedup)) * weights + others / speedup
+    assert timed.memory[0] == pytest.approx(read / (0.5 * device.bandwidth))
+    assert served.duration[0] / speedup < timed.duration[0] < served.duration[0]
+
+
+def test_operands_that_l2_cannot_hold_gain_nothing_from_it():
+    """8192 rows of 8192: inputs and outputs are 268 MB, weights 134 MB, L2 is 52 MB."""
+    m, moved, none = (np.array([x]) for x in (8192.0, 3 * 2 * 8192.0**2, 0.0))
+    sizes = GemmSizes(GemmSize(m, m, m, 2.0, 2.0, none), moved, "bf16")
+    timed = gemm_seconds(sizes, TiledGemmFit(cache_speedup=8.0), DEVICES[1], as_timed=True)
+    assert timed.duration[0] == gemm_seconds(sizes, TiledGemmFit(), DEVICES[1]).duration[0]
 
 
 def test_nothing_to_do_takes_no_time():

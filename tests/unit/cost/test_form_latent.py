@@ -1,4 +1,4 @@
-"""Modules of latent attention, by hand: projections, the attention inside, activations, and no less than the floor."""
+"""Modules of latent and of other attention, by hand: projections, the attention inside, activations, and a floor."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from perfmodel.cost.kernel_models.attention.latent import (
     latent_prefill_seconds,
 )
 from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes, prefill_seconds
+from perfmodel.cost.kernel_models.module import ModuleFit, ModuleSizes, module_seconds
 from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.specs import load_hardware
 
@@ -78,3 +79,32 @@ def test_a_decodes_module_absorbs_two_projections_in_bf16(seqs: int) -> None:
     both = max(2 * seqs * absorbed / (0.5 * BF16), 2 * absorbed / (0.5 * BANDWIDTH))
     assert seconds(absorbed) - seconds(0) == pytest.approx(both)
     assert seconds(0, 1e7) - seconds(0) == pytest.approx(1e7 / (0.5 * BANDWIDTH))
+
+
+def module(device: DeviceFacts = H200, tokens: int = 300, **changes: float) -> float:
+    """Tokens through 1e8 weights of one byte; 66 thread blocks of attention, and ten serial steps."""
+    fit = {"gemm_fraction": 0.5, "weight_fraction": 0.5, "tensor_fraction": 0.25, "index_fraction": 0.5}
+    fit |= {"kv_fraction": 0.5, "memory_fraction": 0.5, "launch_s": 2e-5, "step_s": 1e-6, "floor_s": 1e-6, "knee": 1.0}
+    sizes = ModuleSizes(*map(one, (tokens, 1e8, 1, 1e9, 5e8, 1e7, 1e9, 66, 10)), "fp8")
+    return float(module_seconds(sizes, ModuleFit(**fit | changes), device).duration[0])
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(10, 64), (300, 320)])
+def test_any_module_is_the_sum_of_its_parts(tokens: int, rows: int) -> None:
+    """Tiles of 64 rows pad 300 tokens to 320; of 10 tokens the weights take longer than the products. 66 blocks fill
+    half of 132 units, so attention has half of each rate; a knee of 1 adds its products and bytes. L2 does not hold
+    1 GB of activations."""
+    projections = max(2 * rows * 1e8 / (0.5 * FP8), 1e8 / (0.5 * BANDWIDTH))
+    attention = (1e9 / 0.25 + 5e8 / 0.5) / (BF16 / 2) + 1e7 / (0.5 * BANDWIDTH / 2)
+    by_hand = 2e-5 + projections + attention + 1e9 / (0.5 * BANDWIDTH) + 10 * 1e-6
+    assert module(tokens=tokens) == pytest.approx(by_hand, rel=1e-6)
+    assert module(tokens=tokens, cache_speedup=8.0) == module(tokens=tokens)
+    assert module(tokens=tokens, floor_s=2 * by_hand) == 2 * by_hand
+
+
+def test_launches_and_floors_depend_on_whose_cpu_the_host_is() -> None:
+    """The GPU maker's own (GH200) takes twice as long here; any other's is what was fitted."""
+    own = DeviceFacts.of(load_hardware("gh200"))
+    assert module(own, on_own_host=2.0) - module(own) == pytest.approx(2e-5)
+    assert module(own, on_own_host=2.0, floor_s=5e-3) == 1e-2
+    assert module(on_own_host=2.0) == module()

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost import Calibration, OperatorTimer, load_calibration
-from perfmodel.cost.calibrations.files import GenerationFit, with_unmeasured
+from perfmodel.cost.calibrations.files import with_unmeasured
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.models.number_formats import with_quantization
@@ -61,20 +61,3 @@ def test_tensorrt_llm_quantizes_nvfp4_before_the_multiplication() -> None:
     for engine, quantizes in (("trtllm", False), ("sglang", True)):
         form = linear_format(served_model(MODEL, EngineSpec(profile=engine)), "dense_ffn")
         assert form.quantizes_input is quantizes
-
-
-def test_a_generation_scales_the_fractions_up_to_the_peak() -> None:
-    before = TiledGemmFit(compute_fraction=0.8, memory_fraction=0.9)
-    plain = Calibration(device="x", engine="y", families={"gemm": before})
-    after = GenerationFit(architecture="z", compute=0.75, memory=1.5).applied_to(plain).families["gemm"]
-    assert isinstance(after, TiledGemmFit)
-    assert (after.compute_fraction, after.memory_fraction) == pytest.approx((0.6, 1.0))
-
-
-def test_4_bit_gemms_of_a_generation_have_their_own_launch_time_and_bandwidth() -> None:
-    generation = GenerationFit(architecture="z", four_bit_memory=0.5, four_bit_launch_s=3e-6)
-    plain = Calibration(device="x", engine="y", families={"gemm/fp8_static": STATIC})
-    fit = with_unmeasured(plain, generation).families["gemm/nvfp4_static"]
-    assert isinstance(fit, TiledGemmFit)
-    assert fit.memory_fraction == pytest.approx(STATIC.memory_fraction / 2)
-    assert fit.launch_s == pytest.approx(STATIC.launch_s + 3e-6)

@@ -1,5 +1,6 @@
 """Attention and collective tables: sizes, kernels, rejected rows, and fits that find what made the rows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from perfmodel.cost.kernel_models import DeviceFacts
 from perfmodel.cost.kernel_models.attention.decode import DecodeKernel, FlashDecodeFit, decode_seconds
 from perfmodel.cost.kernel_models.attention.latent import LatentDecodeFit
 from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit
-from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit
+from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, PrefillKernel
 from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CustomAllReduceFit
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.cost.kernel_models.registry import time_work
@@ -18,7 +19,7 @@ from perfmodel.evidence.fit import attention, layer_profile
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
 from perfmodel.evidence.fit.collectives import COLLECTIVES
 from perfmodel.evidence.fit.kernels import predict
-from perfmodel.evidence.sources.kernels import Group, KernelTable, read_table
+from perfmodel.evidence.sources.kernels import KernelTable, read_table
 from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
 from perfmodel.ops.attention.prefill import Heads
 from perfmodel.specs.scenario_file import load_hardware
@@ -62,33 +63,46 @@ PROMPT_SIZES = grid(
 def timed(module, rows, true, device):
     """The one group of a table whose times are those of the fit `true`."""
     (group,) = module.groups(rows, device)
-    return Group(group.engine, group.key, group.sizes, predict(group, true, device), group.rows)
+    return replace(group, seconds=predict(group, true))
 
 
-def error(group, fit, device):
-    return np.max(np.abs(predict(group, fit, device) / group.seconds - 1))
+def error(group, fit):
+    return np.max(np.abs(predict(group, fit) / group.seconds - 1))
 
 
 def test_the_decode_fit_finds_what_made_the_rows():
     rows = table("generation_attention", DECODE_SIZES, kernel_source="vllm_flash_attn_fa3", **NAMES)
-    start = attention.decode_start(DECODES.groups(rows, H100)[0].key)
     values = {"launch_s": 7e-6, "memory_fraction": 0.9, "block_s": 3.5e-6, "doubling_s": 5e-7, "group_traffic": 0.03}
-    true = start.model_copy(update=values)
+    true = FlashDecodeFit(kernel=DecodeKernel(split_share=1.1, window_overlap=128), **values)
     group = timed(DECODES, rows, true, H100)
-    found = DECODES.fit(group, H100)
-    assert error(group, found, H100) < 0.03
+    found = DECODES.fit([group])
+    assert found.kernel == true.kernel
+    assert error(group, found) < 0.03
     assert found.memory_fraction == pytest.approx(0.9, rel=0.05)
     assert found.launch_s == pytest.approx(7e-6, rel=0.3)
     assert found.residuals.num_rows == len(group.seconds)
 
 
+def test_the_decode_fit_of_flashattention_2_knows_how_it_reads_windows():
+    """Whole contexts are read once per KV head, windows once per query head: one fit has both."""
+    sizes = grid(**{name: np.unique(column) for name, column in DECODE_SIZES.items()} | {"window_size": [0.0, 1024.0]})
+    rows = table("generation_attention", sizes, kernel_source="vllm_flash_attn", **NAMES)
+    kernel = DecodeKernel(splits_mha=False, is_balanced=False, window_overlap=128, window_unpacks=True)
+    group = timed(DECODES, rows, FlashDecodeFit(kernel=kernel, memory_fraction=0.8, launch_s=6e-6), A100)
+    assert (group.sizes.problem.heads.window > 0).any()
+    found = DECODES.fit([group])
+    assert found.kernel == kernel
+    assert error(group, found) < 0.03
+
+
 def test_the_prefill_fit_finds_what_made_the_rows():
     rows = table("context_attention", PROMPT_SIZES, kernel_source="vllm_flash_attn", **NAMES)
-    start = attention.prefill_start(PROMPTS.groups(rows, A100)[0].key)
-    true = start.model_copy(update={"tensor_fraction": 0.55, "memory_fraction": 0.7, "tail": 0.8, "launch_s": 9e-6})
+    values = {"tensor_fraction": 0.55, "memory_fraction": 0.7, "tail": 0.8, "launch_s": 9e-6}
+    true = FlashPrefillFit(kernel=PrefillKernel(rows=64, keys=128, packs="single"), rate="bf16", **values)
     group = timed(PROMPTS, rows, true, A100)
-    found = PROMPTS.fit(group, A100)
-    assert error(group, found, A100) < 0.03
+    found = PROMPTS.fit([group])
+    assert found.kernel == true.kernel
+    assert error(group, found) < 0.03
     assert found.tensor_fraction == pytest.approx(0.55, rel=0.03)
 
 
@@ -127,8 +141,8 @@ def test_the_collective_fit_finds_what_made_the_rows(columns, op, dtype, source,
     rows = KernelTable(rows.system, rows.op, {**rows.columns, "latency_ms": np.full(len(rows), 1e3)})
     group = timed(COLLECTIVES, rows, true, H100)
     assert group.sizes.payload.max() == 2 * 2**28  # elements of two bytes
-    found = COLLECTIVES.fit(group, H100)
-    assert error(group, found, H100) < 0.03
+    found = COLLECTIVES.fit([group])
+    assert error(group, found) < 0.03
     assert found.launch_s == pytest.approx(true.launch_s, rel=0.1)
 
 
@@ -183,13 +197,13 @@ def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
     columns["time_us"] = np.ones(len(columns["n_decode"]))
     heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "kv_cache_dtype": "bfloat16"}
     profile = table("attention", columns, **heads)
-    decode, prompt, mixed = layer_profile.attention_groups([profile])
+    decode, prompt, mixed = layer_profile.attention_groups([profile], A100)
     assert np.all(prompt.sizes.tokens > 0)
     assert np.all(mixed.sizes.tokens > 0)
     assert len(decode.seconds) == np.sum(columns["prefill_chunk"] == 0)
     true = MixedAttentionFit(rate="bf16", softmax_ops=38.0, tensor_fraction=0.8, reread=1.0, domain={"head_dim": 128})
-    mixed = Group(mixed.engine, mixed.key, mixed.sizes, predict(mixed, true, A100), mixed.rows)
-    assert error(mixed, layer_profile.fit_attention(mixed, A100), A100) < 0.05
+    mixed = replace(mixed, seconds=predict(mixed, true))
+    assert error(mixed, layer_profile.fit_attention(mixed)) < 0.05
 
 
 def test_two_cards_tell_the_softmax_from_products(monkeypatch):
@@ -218,7 +232,7 @@ def test_half_of_the_rows_predict_the_other_half(module, op, median, p90):
     for group in module.groups(rows, A100):
         is_kept = np.random.default_rng(0).random(len(group.seconds)) < 0.5
         kept, rest = group.take(is_kept), group.take(~is_kept)
-        errors.append(np.abs(predict(rest, module.fit(kept, A100), A100) / rest.seconds - 1))
+        errors.append(np.abs(predict(rest, module.fit([kept])) / rest.seconds - 1))
     joined = np.concatenate(errors)
     assert np.median(joined) < median
     assert np.quantile(joined, 0.9) < p90 + 0.02
@@ -250,8 +264,8 @@ def test_the_latent_fit_finds_what_made_the_rows():
         kernel=DecodeKernel(heads_per_block=64, rows=64), memory_fraction=0.85, tensor_fraction=0.6, launch_s=7e-5
     )
     group = timed(LATENT, rows, true, H100)
-    found = LATENT.fit(group, H100)
-    assert error(group, found, H100) < 0.05
+    found = LATENT.fit([group])
+    assert error(group, found) < 0.05
     work = attention_decode_work(64, 64 * 4096, Heads(16, 1, 576, 512, "bf16", 2, 2))
     assert time_work(work, found, H100).duration_s < 0.5 * float(np.max(group.seconds))
     assert found.domain.distance(work.problem.traits) == 0

@@ -69,4 +69,4 @@ def test_popularity_is_found_again_whatever_a_deployment_is_off_by():
         for pair, each in zip(made, rows, strict=True)
     ]
     assert not any(pair.reason for pair in made)
-    assert profiles.fit_popularity(measured).dispersion == pytest.approx(0.6, rel=0.1)
+    assert profiles.fit_popularity(measured).dispersion == pytest.approx(0.6, rel=0.15)

@@ -51,7 +51,7 @@ GEMM = {"m": 64, "n": 4096, "k": 4096, "gemm_dtype": "bfloat16", "kernel_source"
     ("column", "value", "said"),
     [
         ("k", None, "has no column 'k'; it has m"),
-        ("latency_ms", 0.0, "row 1: latency_ms: got 0.0; expected a number above 0"),
+        ("latency_ms", 0.0, "gemm.csv: no row has a latency_ms above 0"),
         ("latency_ms", "fast", "its rows cannot be understood: could not convert"),
         ("m", "x", "its rows cannot be understood: "),
     ],
@@ -69,11 +69,35 @@ def test_a_kernel_table_with_a_wrong_column_is_refused(tmp_path: Path, column: s
         validate_operators(tmp_path)
 
 
-def test_a_table_without_times_is_not_read(tmp_path: Path) -> None:
-    table = tmp_path / "gemm.csv"
-    table.write_text("m,latency_ms\n64,0.05\n64,0\n")
-    with pytest.raises(SpecError, match=r"gemm.csv: row 2: latency_ms: got 0.0; expected a number above 0"):
-        read_table(table)
+def test_rows_that_carry_no_time_are_counted_and_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "gemm.csv"
+    file.write_text("m,latency_ms\n64,0.05\n65,0\n66,nan\n67,\n68,-1\n69,inf\n70,0.06\n")
+    table = read_table(file)
+    assert (table["m"].tolist(), table.untimed) == ([64, 70], 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("m,latency_ms\n64,0\n65,0\n", r"gemm.csv: no row has a latency_ms above 0"),
+        ("m,seconds\n64,1\n", r"gemm.csv: has no column latency_ms"),
+    ],
+)
+def test_a_table_without_times_is_not_read(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "gemm.csv"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        read_table(file)
+
+
+def test_a_report_says_how_many_rows_carry_no_time(tmp_path: Path) -> None:
+    file = tmp_path / "h100_sxm" / "gemm.csv"
+    file.parent.mkdir()
+    lines = [",".join(map(str, {**GEMM, "latency_ms": seconds}.values())) for seconds in (0.05, 0, 0.06, 0)]
+    file.write_text("\n".join([",".join([*GEMM, "latency_ms"]), *lines]) + "\n")
+    report = validate_operators(tmp_path)
+    assert (report.rows, report.covered) == (2, 2)
+    assert "h100_sxm/gemm: 2 rows carry no time" in report.notes
 
 
 def test_a_prediction_of_nothing_is_said_to_be_one() -> None:

@@ -214,7 +214,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["--from", "vllm.json", "--routing", "--engine", "vllm"],
             "--from does not read --engine, which goes with --name",
         ),
-        (["--from", "vllm.json", "--generation", "hopper", "--exchange"], "--from does not read --generation"),
         (["--from", "vllm.json", "--name", "mine", "--out", "x"], "--name does not read --out, which goes with a meas"),
         (
             ["--from", "vllm.json", "--name", "mine", "--routing"],
@@ -252,8 +251,8 @@ def test_what_cannot_be_fitted_is_one_sentence(
         (["--exchange"], "exchange"),
         (["--overheads"], "overheads"),
         (["--kernel-errors"], "kernel_errors"),
+        (["--power"], "power"),
         (["--softmax"], "overheads"),
-        (["--generation", "blackwell"], "generation@blackwell"),
         (["--engine", "vllm"], "engine@vllm"),
         (["--engine", "llamacpp"], "backend@llamacpp"),
     ],

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import EngineProfile, HostFit, ServerFit
-from perfmodel.cost.calibrations.files import GenerationFit
-from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.parameters import with_facts
-from perfmodel.evidence.fit.profiles import fit_generation, fit_steady_profile, fitting_rows, steady_log_errors
+from perfmodel.evidence.fit.profiles import fit_steady_profile, fitting_rows, steady_log_errors
 from perfmodel.evidence.observation import Observation, Prediction
 from perfmodel.evidence.predict.recorded import simulate_steady_states
 from perfmodel.evidence.sources.steady import read_steady_states
@@ -94,14 +92,3 @@ def test_what_no_row_at_face_value_determines_is_found_in_the_time_to_first_toke
     assert found.host.hidden_prompt_latent_layer_s > 1e-3
     assert abs(np.mean(steady_log_errors(simulate_steady_states(suspected, profile=found))[1::2])) < 0.01
     assert found.ttft_residuals.num_rows == len(clear)
-
-
-def test_a_generation_is_found_again_from_the_steady_states_it_produced(tmp_path: Path) -> None:
-    true = GenerationFit(architecture="blackwell", compute=0.9)
-    # A share of the units' rate shows in long prompts, which take longer than their launches.
-    mine = rows(tmp_path, "b200_sxm", engine="vllm", ranks=1)
-    long = [row for row in mine if row.scenario.traffic.input_tokens.high > 2000]
-    measured = told(simulate_steady_states(long, generation=true))
-    assert fit_generation("blackwell", measured).compute == pytest.approx(0.9, rel=0.02)
-    with pytest.raises(SpecError, match="no rows on devices of architecture 'hopper'"):
-        fit_generation("hopper", measured)

@@ -25,13 +25,13 @@ def job(num_requests: int, *settings: str, **options: bool) -> RunResult:
 @pytest.mark.parametrize("num_requests", [64, 70, 200])
 def test_equal_requests_take_as_many_rounds_as_the_batch_does_not_hold(num_requests: int) -> None:
     """n requests over b places, all equal and admitted together: ceil(n / b) rounds of one round's time, of which the
-    last may be shorter. A prompt of b requests is one step here, an answer 199 more."""
+    last may be shorter. Prompts of a round reach the scheduler within a few steps, an answer is 199 more."""
     batch = 32
     of_last, rounds = num_requests % batch or batch, ceil(num_requests / batch)
     round_s, last_s = (job(n, f"engine.max_num_seqs={batch}").summary["duration"] for n in (batch, of_last))
     result = job(num_requests, f"engine.max_num_seqs={batch}")
     assert result.summary["duration"] == pytest.approx((rounds - 1) * round_s + last_s, rel=0.03)
-    assert result.summary["num_steps"] == pytest.approx(200 * rounds, abs=2 * rounds)  # one more to hand over places
+    assert result.summary["num_steps"] == pytest.approx(200 * rounds, abs=4 * rounds)  # one more to hand over places
     assert result.summary["tail_share"] == pytest.approx(last_s / ((rounds - 1) * round_s + last_s), rel=0.03)
 
 

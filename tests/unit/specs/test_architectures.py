@@ -70,7 +70,7 @@ def test_a_device_of_a_new_architecture_needs_its_file_and_one_of_the_architectu
     passed, from_before = load_calibration(device, "vllm"), load_calibration(before, "vllm")
     assert passed is not None
     assert from_before is not None
-    assert "h100-sxm-80gb" in passed.source
+    assert "b200-sxm" in passed.source
     assert passed.spread > from_before.spread
     engine = EngineSpec()
     for form in ("fp8", "nvfp4", "int8"):

@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.files.base import Spec
@@ -60,7 +60,6 @@ _RESIDENT = 2  # blocks on a compute unit at once
 # (FlashAttention-2, csrc/flash_attn/flash_api.cpp, num_splits_heuristic).
 _FULL = 0.8 * 2
 _LANES = 128  # fp32 operations per clock and compute unit
-_CACHED_SHARE = 0.7  # of L2 that a repeated benchmark keeps; nothing is left beyond twice of it [assumed]
 
 
 class DecodeKernel(Spec):
@@ -77,6 +76,8 @@ class DecodeKernel(Spec):
     split_share:     persistent kernels: a part of a context is at most so many times a unit's mean share
     is_balanced:     the scheduler shares long contexts out evenly; else one block, or split, sees a context to its end
     window_overlap:  KV tokens read beyond a sliding window, which starts within a tile
+    window_unpacks:  under a sliding window each query head has its own block (FlashAttention-2, csrc/flash_attn/
+                     flash_api.cpp, seqlenq_ngroups_swapped)
     """
 
     heads_per_block: PositiveInt = 64
@@ -90,6 +91,7 @@ class DecodeKernel(Spec):
     split_share: PositiveFloat | None = None
     is_balanced: bool = True
     window_overlap: float = Field(default=0.0, ge=0)
+    window_unpacks: bool = False
 
 
 class FlashDecodeFit(Spec):
@@ -148,6 +150,9 @@ def decode_seconds(
     kernel, units = fit.kernel, device.compute_units
     seqs, kv_heads, window = sizes.problem.num_seqs, sizes.problem.heads.num_kv_heads, sizes.problem.heads.window
     group = sizes.problem.query_rows / kv_heads
+    if kernel.window_unpacks:
+        kv_heads, group = xp.where(window > 0, kv_heads * group, kv_heads), xp.where(window > 0, 1.0, group)
+    shared = kv_heads / sizes.problem.heads.num_kv_heads  # blocks that read the same KV head
     reads = xp.ceil(group / kernel.heads_per_block)
     first = seqs * kv_heads * reads
     limit = xp.where(window > 0, window + kernel.window_overlap, np.inf)
@@ -159,9 +164,9 @@ def decode_seconds(
 
     bandwidth = device.bandwidth * fit.memory_fraction
     kv_bytes = seqs * visible * sizes.kv_token_bytes
-    memory = kv_bytes * reads * (1 + fit.group_traffic / 8 * (group - 1)) / (bandwidth * fill)
+    memory = kv_bytes * shared * reads * (1 + fit.group_traffic / 8 * (group - 1)) / (bandwidth * fill)
     if is_warm:
-        hit = xp.minimum(1.0, xp.maximum(0.0, 2 - kv_bytes / (_CACHED_SHARE * device.l2_bytes)))
+        hit = xp.minimum(1.0, xp.maximum(0.0, 2 - kv_bytes / (CACHED_SHARE * device.l2_bytes)))
         memory = memory * (1 - hit + hit / fit.cache_speedup)
     padded = xp.ceil(group / kernel.rows) * kernel.rows * kv_heads
     flops = seqs * visible * padded * sizes.flops_per_token

@@ -103,7 +103,8 @@ class LatentSizes(NamedTuple):
 
 
 def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, device: DeviceFacts) -> Values:
-    rate = np.where(sizes.weight_bytes == 1, device.peak("fp8"), device.peak("bf16"))
+    narrow = np.where(sizes.weight_bytes < 1, device.peak("fp4"), device.peak("fp8"))
+    rate = np.where(sizes.weight_bytes <= 1, narrow, device.peak("bf16"))
     compute = 2 * sizes.tokens * sizes.weights / (rate * fit.gemm_fraction)
     memory = sizes.weights * sizes.weight_bytes / (device.bandwidth * fit.weight_fraction)
     return np.maximum(compute, memory)

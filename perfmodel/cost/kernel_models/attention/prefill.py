@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.device import CACHED_SHARE, DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import SCALARS, Domain, KernelSeconds, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.files.units import PositiveInt
@@ -68,6 +68,7 @@ class FlashPrefillFit(Spec):
     kv_weight: float = Field(default=1.0, ge=0.05, le=30.0)  # paged gathers cost more than their bytes, L2 hits less
     softmax_ops: float = Field(default=0.01, ge=0.01, le=200.0)  # per score, beside the tensor cores
     write_s: float = Field(default=1e-9, ge=1e-9, le=1e-5)  # of a full block that writes a token's K and V
+    cache_speedup: float = Field(default=1.0, ge=1.0, le=8.0)  # of inputs that still lie in L2, as just written
     residuals: Residuals = Residuals()
 
 
@@ -76,6 +77,7 @@ class PrefillSizes(NamedTuple):
 
     tokens, cached: T and P per prompt; count: of equal prompts
     io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
+    is_causal:      a token sees those before it; else all of its prompt
     """
 
     heads: HeadShape
@@ -84,6 +86,7 @@ class PrefillSizes(NamedTuple):
     count: Values
     io_bytes: Values
     kv_bytes: Values
+    is_causal: bool = True
 
 
 # Key tokens visited, thread blocks, key tokens of the longest block.
@@ -92,7 +95,8 @@ _Tiles = tuple[Values, Values, Values]
 
 def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts) -> KernelSeconds:
     """The formula of this module over columns of `sizes`; products in bf16, unless the fit has a rate of its own."""
-    tiles = _chosen(_plain(sizes, fit.kernel, np), _packed(sizes, fit.kernel, np), sizes, fit.kernel, np)
+    packed = _packed(sizes, fit.kernel, np) if sizes.is_causal else None
+    tiles = _chosen(_plain(sizes, fit.kernel, np), packed, sizes, fit.kernel, np)
     return _seconds(tiles, _memory(sizes, fit, device, np), sizes, fit, device, "bf16", np)
 
 
@@ -139,7 +143,7 @@ def _seconds(
     instruction = MMA_SYNC_RATE if rate.endswith(MMA_SYNC_RATE) else ""
     peak = device.peak(fit.rate + instruction if fit.rate else rate)
     per_key = 2 * rows * sizes.heads.head_size / (fit.tensor_fraction * peak / units)
-    per_key = per_key + rows * fit.softmax_ops / (_LANES * device.clock_hz)
+    per_key = per_key + rows * fit.softmax_ops / (_LANES * device.clock_hz * device.exponentials)
     alone = longest + fit.block_tokens
     shared = (visited + fit.block_tokens * blocks) / units
     compute = xp.maximum(shared + fit.tail * alone, alone) * per_key
@@ -155,12 +159,20 @@ def _memory(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, xp: 
     inputs = sizes.tokens * sizes.heads.num_kv_heads * sizes.heads.head_size * _INPUT_BYTES
     least = (queries + visible) / device.bandwidth
     io = (queries + inputs + fit.kv_weight * visible) / (fit.memory_fraction * device.bandwidth)
+    if fit.cache_speedup > 1.0:
+        room = CACHED_SHARE * device.l2_bytes
+        hit = xp.minimum(xp.maximum(2.0 - sizes.count * (queries + inputs + visible) / room, 0.0), 1.0)
+        io, least = io * (1.0 - hit + hit / fit.cache_speedup), least * (1.0 - hit)
     threads = xp.minimum(kv_elements / 2, _WRITE_THREADS) / _WRITE_THREADS
     write = fit.write_s * threads * sizes.tokens / device.compute_units
     return sizes.count * (xp.maximum(io, least) + write)
 
 
 def _plain(sizes: PrefillSizes, kernel: PrefillKernel, xp: Any) -> _Tiles:
+    if not sizes.is_causal:
+        tiles, end = xp.ceil(sizes.tokens / kernel.rows), xp.ceil(sizes.tokens / kernel.keys) * kernel.keys
+        blocks = sizes.count * sizes.heads.num_heads * tiles
+        return blocks * end, blocks, end
     per_head, tiles, longest = prompt_tiles(sizes.tokens, sizes.cached, sizes.heads.window, kernel, kernel.rows, xp)
     blocks = sizes.count * sizes.heads.num_heads
     return blocks * per_head, blocks * tiles, longest

@@ -94,7 +94,10 @@ class CollectiveFit(Spec):
     ramp_s: float = Field(default=2e-6, ge=1e-8, le=1e-5)  # until all channels run
     low_latency_fraction: float = Field(default=0.35, ge=0.05, le=0.8)
     simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
-    simple_fraction: float = Field(default=0.85, ge=0.5, le=1.0)
+    simple_fraction: float = Field(default=0.85, ge=0.2, le=1.0)
+    left_per_doubling: float = Field(
+        default=1.0, ge=0.1, le=1.0
+    )  # of the rate, beyond two ranks: paths that they share
     memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
     switch_ranks: PositiveInt | None = None  # from so many ranks on a switch adds, on a link that has one
     switch_bytes: PositiveFloat = 3e7  # payload from which it does
@@ -139,7 +142,7 @@ def collective_seconds(
 
     sizes: numbers or columns; fit: of NCCL; device, link: the ranks', and theirs; xp: numpy, or scalar functions
     """
-    rate = link.bandwidth_bytes_per_s
+    rate = link.bandwidth_bytes_per_s * _left(fit.left_per_doubling, sizes.ranks, xp)
     fixed = fit.launch_s + fit.hop_s * _latency_ratio(fit.link_latency_s, link) * sizes.steps
     fixed = fixed + fit.memory_touches * sizes.payload / device.bandwidth
     low_latency = sizes.wire / (fit.low_latency_fraction * rate)
@@ -151,6 +154,11 @@ def collective_seconds(
     simple = wire / (fit.simple_fraction * rate)
     duration = fixed + xp.minimum(ramp + low_latency, fit.simple_start_s + simple)
     return CollectiveParts(xp.where(sizes.ranks > 1, duration, 0.0), xp.minimum(low_latency, simple))
+
+
+def _left(per_doubling: float, ranks: Values, xp: Any) -> Values:
+    """The share of a link's rate that so many ranks on shared paths have each."""
+    return per_doubling ** xp.log2(xp.maximum(ranks / 2, 1.0)) if per_doubling < 1.0 else 1.0
 
 
 def _latency_ratio(fitted: float | None, link: Link) -> float:
@@ -166,7 +174,8 @@ def _between_nodes(message: Message, spread: Spread, fit: CollectiveFit, device:
 def _way_seconds(
     payload: float, way: TwoLevel, spread: Spread, fit: CollectiveFit, hop_s: float, device: DeviceFacts
 ) -> float:
-    network, rate = device.network, device.link.bandwidth_bytes_per_s
+    network = device.network
+    rate = device.link.bandwidth_bytes_per_s * _left(fit.left_per_doubling, float(spread.most), SCALARS)
     within, between = payload * way.within, payload * way.between / network.bandwidth_bytes_per_s
     touches = fit.memory_touches * payload / device.bandwidth
     ramp = min(within / (fit.first_channel * rate), fit.ramp_s)
@@ -175,7 +184,7 @@ def _way_seconds(
     fast += max(touches + ramp + within / (fit.low_latency_fraction * rate), between / _LOW_LATENCY)
     simple = fit.simple_start_s + _SIMPLE_HOP * hops_s
     simple += max(touches + within / (fit.simple_fraction * rate), between / _SIMPLE)
-    return fit.launch_s + way.hops_within * hop_s + min(fast, simple)
+    return float(fit.launch_s + way.hops_within * hop_s + min(fast, simple))
 
 
 class CustomAllReduceFit(Spec):
@@ -189,6 +198,7 @@ class CustomAllReduceFit(Spec):
     most_ranks: PositiveInt = _ANY_RANKS
     launch_s: float = Field(default=4e-6, ge=5e-7, le=5e-5)
     peer_s: float = Field(default=1e-7, ge=1e-9, le=5e-6)
+    left_per_doubling: float = Field(default=1.0, ge=0.1, le=1.0)  # see `CollectiveFit`
     one_shot_fraction: float = Field(default=0.5, ge=0.05, le=1.0)
     two_shot_fraction: float = Field(default=0.6, ge=0.05, le=1.0)
     sync_s: float = Field(default=3e-6, ge=1e-8, le=2e-5)
@@ -205,7 +215,8 @@ def custom_seconds(
 
     sizes: numbers or columns; fit: of the kernels; device, link: the ranks', and theirs; xp: numpy, or scalar functions
     """
-    rate, others = link.bandwidth_bytes_per_s, sizes.ranks - 1
+    rate = link.bandwidth_bytes_per_s * _left(fit.left_per_doubling, sizes.ranks, xp)
+    others = sizes.ranks - 1
     one_shot = others * sizes.payload / (fit.one_shot_fraction * rate)
     two_shot = sizes.wire / (fit.two_shot_fraction * rate)
     is_two = (sizes.ranks > 2) & (fit.sync_s + two_shot < one_shot)
@@ -224,7 +235,8 @@ def over_link(fit: Fit, source: Link, target: Link) -> Fit:
     Between NVLinks fractions stay; PCIe has its own, whose errors the fit's residuals do not cover. Devices without
     peer access exchange through host memory.
     """
-    if target.name != "pcie" or source.name == "pcie":
+    sees = (source.peer_to_peer is not False, target.peer_to_peer is not False)
+    if target.name != "pcie" or (source.name == "pcie" and sees[0] == sees[1]):
         return fit
     if isinstance(fit, CollectiveFit):
         return fit.model_copy(update=_nccl_over_pcie(load_overheads().over_pcie, target))
@@ -247,6 +259,7 @@ def _nccl_over_pcie(pcie: OverPcieFit, link: Link) -> dict[str, Any]:
         "simple_fraction": pcie.simple_fraction if is_direct else pcie.through_host_fraction,
         "simple_start_s": pcie.simple_start_s,
         "memory_touches": 1.0,
+        "left_per_doubling": 1.0,
         "switch_ranks": None,
         "residuals": Residuals(),
     }

@@ -130,7 +130,7 @@ def test_a_shared_fabric_is_a_processor_shared_by_its_transfers() -> None:
 
 
 def test_layers_make_the_first_token_earlier_and_a_narrow_fabric_later() -> None:
-    name, few = "llama-3.1-70b-h100-disaggregated", "traffic.num_requests=100"
+    name, few = "llama-3.1-70b-h100-disaggregated", "traffic.num_requests=400"
     plain, layers, narrow = (
         simulate(load_scenario(name, (few, *settings))).summary
         for settings in ((), ("cluster.kv_transfer.layerwise=true",), ("cluster.kv_transfer.shared=true",))
