@@ -33,7 +33,6 @@ GLOSSARY = {
     "cell_of": "config_key",
     "_relations": "_transfer_candidates",
     "_nearness": "_transfer_distance",
-    "_stood_in_for": "_proxy_for",
     "beside_bytes": "workspace_bytes",
     "without_files": "restrict_paths",
     "touchable": "allow_path",

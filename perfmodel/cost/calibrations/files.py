@@ -9,16 +9,6 @@ what is no GPU the datasheet.
 Proxies for unmeasured kernels:
 
 collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
-gemm/nvfp4_static, gemm/nvfp4             FP8 with scales known ahead, at the rate of FP4: NVFP4 checkpoints carry
-                                          the scale of a tensor, and those of its blocks of 16 are found on the way.
-                                          Where nothing before quantizes, one more kernel does; FP8 without known
-                                          scales takes two (the largest value first), so that a kernel takes half of
-                                          what these start later than FP8 with known scales; no less than any kernel.
-
-moe/nvfp4, moe/w4a8_mxfp4                 block-scaled 4-bit products: the kernels that an engine's description names
-                                          in their place (`experts`, `stand_in`), at the rates of FP4 and FP8, with
-                                          as many launches as the description counts.
-
 attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
                                           FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
                                           the dense 16-bit peak of either (deepseek-ai/FlashMLA, README).
@@ -34,18 +24,15 @@ from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
 from perfmodel.cost.kernel_models.attention.decode import with_cache_of
 from perfmodel.cost.kernel_models.device import DeviceFacts
-from perfmodel.cost.kernel_models.experts import GroupedExpertsFit
-from perfmodel.cost.kernel_models.fits import Domain
-from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, over_link
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.device_tables import DeviceSource
 from perfmodel.files.fitted import load_fitted, write_fitted
-from perfmodel.specs.architectures import generations_between, name_in_tables
+from perfmodel.specs.architectures import generations_between
 from perfmodel.specs.devices import find_device
-from perfmodel.specs.engine.description import ExpertsRow, describe_engine
+from perfmodel.specs.engine.description import describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
@@ -55,16 +42,9 @@ _OTHERS = "others"  # the folder of fits of kernels that engines do not run by d
 _SPARSE_SHARE = 0.65
 
 
-def with_unmeasured(
-    calibration: Calibration,
-    row: ExpertsRow | None = None,
-    library: Calibration | None = None,
-) -> Calibration:
-    """`calibration` with proxies for kernels it lacks; unchanged if it has no measured kernel.
-
-    row: how the engine runs 4-bit experts, if by proxied kernels; library: has those
-    """
-    result = _exchanges(calibration) | _nvfp4(calibration) | _experts(row, library) | _sparse(calibration)
+def with_unmeasured(calibration: Calibration) -> Calibration:
+    """`calibration` with proxies for kernels it lacks; unchanged if it has no measured kernel."""
+    result = _exchanges(calibration) | _sparse(calibration)
     missing = {key: fit for key, fit in result.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
 
@@ -85,29 +65,6 @@ def _sparse(calibration: Calibration) -> dict[str, Any]:
     if not calibration.has_family("attention_prefill"):
         return {}
     return {"attention_sparse": FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=calibration.default.overhead_s)}
-
-
-def _nvfp4(calibration: Calibration) -> dict[str, Any]:
-    static, dynamic = (calibration.families.get(f"gemm/{name}") for name in ("fp8_static", "fp8"))
-    if not isinstance(static, TiledGemmFit):
-        return {}
-    later_s = dynamic.launch_s - static.launch_s if isinstance(dynamic, TiledGemmFit) else 0.0
-    quantizing = static.launch_s + max(later_s / 2, calibration.default.overhead_s)
-    return {"gemm/nvfp4_static": static, "gemm/nvfp4": static.model_copy(update={"launch_s": quantizing})}
-
-
-def _experts(row: ExpertsRow | None, library: Calibration | None) -> dict[str, Any]:
-    if row is None or row.stand_in is None or library is None:
-        return {}
-    fit = library.families.get(row.stand_in.family)
-    if not isinstance(fit, GroupedExpertsFit):
-        return {}
-    launch_s = fit.launch_s * row.num_kernels / row.stand_in.num_kernels
-    experts = fit.model_copy(update={"launch_s": launch_s, "domain": Domain()})
-    return {f"moe/{_FAMILIES[form]}": experts for form in row.formats if form in _FAMILIES}
-
-
-_FAMILIES = {"nvfp4": "nvfp4", "mxfp4": "w4a8_mxfp4"}  # number formats as descriptions and as calibrations name them
 
 
 EXECUTOR = "perfmodel"  # the profile of this project's own executor
@@ -139,17 +96,11 @@ def load_calibration(
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
     inherited = _inherited(hardware, engine_profile, without)
-    row = _proxy_for(engine_profile, hardware)
-    library = None
-    if row is not None and row.stand_in is not None:
-        library = _inherited(hardware, row.stand_in.engine, without)
     if own.is_file() and not without(hardware.name, engine_profile):
-        return with_unmeasured(
-            _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware), row, library
-        )
+        return with_unmeasured(_as_declared(_completed(load_fitted(Calibration, own), inherited), hardware))
     if inherited is None:
         return whole_run_calibration(hardware, engine_profile) or _prior(hardware, engine_profile)
-    return with_unmeasured(inherited, row, library)
+    return with_unmeasured(inherited)
 
 
 def _prior(hardware: HardwareSpec, engine: str) -> Calibration:
@@ -162,13 +113,6 @@ def _prior(hardware: HardwareSpec, engine: str) -> Calibration:
     contained = describe_engine(engine).facts.attention_contains
     update = {"device": hardware.name, "engine": engine, "source": source, "contained": contained, "is_passed_on": True}
     return prior.model_copy(update=update)
-
-
-def _proxy_for(engine_profile: str, hardware: HardwareSpec) -> ExpertsRow | None:
-    """How the engine runs experts on proxied kernels, if it does."""
-    rows = describe_engine(engine_profile).facts.experts
-    generation = name_in_tables(hardware.declared.architecture, {name for row in rows for name in row.on})
-    return next((row for row in rows if row.stand_in is not None and generation in row.on), None)
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:

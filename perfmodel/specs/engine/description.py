@@ -289,14 +289,6 @@ class FormatRow(Spec):
     kernel: str = ""
 
 
-class StandIn(Spec):
-    """The measured kernels that stand for some that no table has."""
-
-    engine: str  # whose tables have them: the engine whose library the kernels come from
-    family: str  # of the calibration, as in "moe/fp8"
-    num_kernels: PositiveInt  # that a layer takes there; a launch of each is counted alike
-
-
 class ExpertsRow(Spec):
     """How the routed experts of a layer run: in some number formats, on some generations of devices.
 
@@ -309,7 +301,6 @@ class ExpertsRow(Spec):
     num_kernels: PositiveInt  # of one layer's experts, between the choice of experts and the sum of their results
     one_operator: bool = False  # the host launches them as one operator; else operator by operator, from Python
     chooses: bool = False  # the choice of a token's experts is among these kernels
-    stand_in: StandIn | None = None  # what was measured in place of them, where they were not
 
     def fits(self, form: str, generation: str | None) -> bool:
         """Whether it applies to weights in `form` on devices of `generation`."""
