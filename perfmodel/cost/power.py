@@ -34,7 +34,7 @@ from typing import Protocol
 from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import OperatorTime, bound_of, tdp_w
-from perfmodel.cost.kernel_models.fits import CommittedFits
+from perfmodel.cost.kernel_models.fits import CommittedFits, Residuals
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted
@@ -76,6 +76,7 @@ class PowerFit(CommittedFits):
     memory_exponent: float = Field(ge=0.1, le=1.5)
     compute: float = Field(ge=0.1, le=6.0)
     compute_exponent: float = Field(ge=0.1, le=1.5)
+    residuals: Residuals = Residuals()  # of joules per token, of each model under a fit without it
 
     def drawn(self, compute_share: float, memory_share: float) -> tuple[float, float]:
         """What compute and memory draw of what is above `active`; together at most 1."""

@@ -279,7 +279,7 @@ def _energy(path: Path, group: str, progress: Progress | None) -> ValidationRepo
         aside, rest = (
             [row for row, its in zip(rows, names, strict=True) if (its == name) is is_out] for is_out in (True, False)
         )
-        pairs += predict_all(aside, fit_power(rest), progress)
+        pairs += predict_all(aside, fit_power(rest, is_crossed=False), progress)
     return report_energy(pairs, unread)
 
 

@@ -9,22 +9,42 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.cost.kernel_models.device import tdp_w
-from perfmodel.cost.power import PowerFit
+from perfmodel.cost.power import PowerFit, energy_j
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.fit.kernels import ends_of, rounded
+from perfmodel.evidence.fit.kernels import ends_of, residuals_of, rounded
 from perfmodel.evidence.observation import Floats, Observation
-from perfmodel.evidence.predict.energy import steps_of
+from perfmodel.evidence.predict.energy import MeanStep, steps_of
 
 _START = PowerFit(active_share=0.2, memory=0.6, memory_exponent=0.5, compute=1.0, compute_exponent=0.6)
 _MAX_OFF = 1.4  # times: of predicted and measured steps
 _LOSS_SCALE = 0.1
 
 
-def fit_power(rows: Sequence[Observation]) -> PowerFit:
-    """The fit to rows with `power` and `tokens_per_s`. Raises SpecError without a row whose step is predicted."""
+def fit_power(rows: Sequence[Observation], is_crossed: bool = True) -> PowerFit:
+    """The fit to rows with `power`, `tokens_per_s` and `energy_per_token`. is_crossed: with residuals. Raises SpecError
+    without a row whose step is predicted."""
+    steps = [(row, step) for row in rows if (step := _steps(row)) is not None]
+    fit = _fitted(steps)
+    if not is_crossed:
+        return fit
+    errors: list[float] = []
+    for model in {row.scenario.model.name for row, _ in steps}:
+        other = _fitted([(row, step) for row, step in steps if row.scenario.model.name != model])
+        errors += (_log_error(row, step, other) for row, step in steps if row.scenario.model.name == model)
+    return fit.model_copy(update={"residuals": residuals_of(np.exp(errors), np.ones(len(errors)))})
+
+
+def _log_error(row: Observation, step: MeanStep, fit: PowerFit) -> float:
+    """log(predicted / measured) joules per token."""
+    joules = float(row.labels["devices"]) * energy_j(row.scenario.hardware, step.usage, step.mean_s, fit)
+    tokens = row.scenario.traffic.arrivals.concurrency or 1
+    return float(np.log(joules / tokens / row.metrics["energy_per_token"]))
+
+
+def _fitted(steps: Sequence[tuple[Observation, MeanStep]]) -> PowerFit:
     from scipy.optimize import least_squares
 
-    points = [point for row in rows if (point := _point(row)) is not None]
+    points = [point for row, step in steps if (point := _point(row, step)) is not None]
     if not points:
         raise SpecError("no row whose step is predicted within 1.4 times of the measured one: nothing to fit power to.")
     compute, memory, measured = np.array(points).T
@@ -41,12 +61,15 @@ def fit_power(rows: Sequence[Observation]) -> PowerFit:
     return PowerFit(**rounded(dict(zip(fields, search.x.tolist(), strict=True))))
 
 
-def _point(row: Observation) -> tuple[float, float, float] | None:
-    """Shares of compute and memory, and power as a share of TDP; None where the step is not predicted."""
+def _steps(row: Observation) -> MeanStep | None:
     try:
-        steps = steps_of(row)
+        return steps_of(row)
     except PerfmodelError:
         return None
+
+
+def _point(row: Observation, steps: MeanStep) -> tuple[float, float, float] | None:
+    """Shares of compute and memory, and power as a share of TDP; None where the step is predicted badly."""
     hardware, measured = row.scenario.hardware, row.metrics
     seconds = (row.scenario.traffic.arrivals.concurrency or 1) / measured["tokens_per_s"]
     if not 1 / _MAX_OFF < steps.mean_s / seconds < _MAX_OFF:

@@ -2,8 +2,10 @@
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from math import exp
 from typing import Any
 
+from perfmodel.cost.power import load_power_fit
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
 from perfmodel.planning.typical_step import StepReport
 from perfmodel.report import document as doc
@@ -321,4 +323,8 @@ def _figures(name: str, texts: Mapping[str, str], summary: Mapping[str, Any]) ->
     """The figures of a line; nothing without any."""
     shown = {key: text for key, text in texts.items() if summary.get(key) is not None}
     parts = [text.format(format_in(summary, metric_of(key))) for key, text in shown.items()]
+    if name == "Energy" and parts and summary.get("energy_split_j"):  # modelled, not read from a sensor
+        power, joules = load_power_fit().residuals, summary["joules_per_output_token"] or 0.0
+        low, high = (format_number(joules * exp(end)) for end in (power.p10, power.p90))
+        parts.append(f"80 % interval {low} to {high}; devices alone, without hosts and cooling")
     return f"{name}: {', '.join(parts)}." if parts else ""

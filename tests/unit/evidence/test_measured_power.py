@@ -1,0 +1,75 @@
+"""Measured power of servers: what a row is read as, and fits that find what made the rows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfmodel.cost.power import PowerFit
+from perfmodel.evidence.fit.power import fit_power
+from perfmodel.evidence.kinds.runs import validate_energy
+from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.predict.energy import predict_energy, steps_of
+from perfmodel.evidence.sources.energy import read_energy_rows
+
+NAMES = (
+    "id,task,model,weight_precision,gpu,num_gpus,dp,max_num_seqs,engine,server_args,avg_batch_size,avg_output_len,"
+    "output_tokens_per_s,itl_p50_ms,power_w,energy_per_output_token_j"
+)
+FIT = PowerFit(active_share=0.2, memory=0.4, memory_exponent=0.5, compute=0.8, compute_exponent=0.6)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[Observation]:
+    """Eight deployments of two models on H100 and B200, and one of images."""
+    lines = [
+        f"{model}-{gpu}-{size},lm-arena-chat,{model},bfloat16,{gpu},1,1,{size},vllm 0.11.1,,{size},400,999,9,500,1"
+        for model in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-14B")
+        for gpu in ("H100", "B200")
+        for size in (8, 128)
+    ]
+    file = tmp_path / "energy.csv"
+    images = lines[0].replace("lm-arena-chat", "image-chat")
+    file.write_text("\n".join([NAMES, *lines, images]))
+    read, left_out = read_energy_rows(file)
+    assert [reason for _, reason in left_out] == ["image-chat: its images or videos are not modelled."]
+    return read
+
+
+def measured(row: Observation, fit: PowerFit, factor: float = 1.0) -> Observation:
+    """The row with what `fit` predicts, power and energy times `factor`."""
+    metrics = dict(predict_energy(row, fit).metrics)
+    return replace(row, metrics=metrics | {name: factor * metrics[name] for name in ("power", "energy_per_token")})
+
+
+def test_a_full_batch_decodes_and_prompts_follow_the_answers_that_end(rows: list[Observation]) -> None:
+    """One of 400 steps of 8 sequences in 50 has a prompt: the mean step is longer than one that decodes, by less than
+    a prompt's own step."""
+    for row in rows:
+        steps, metrics = steps_of(row), predict_energy(row, FIT).metrics
+        assert steps.decode_s < steps.mean_s < 2 * steps.decode_s
+        assert metrics["energy_per_token"] * metrics["tokens_per_s"] == pytest.approx(metrics["power"])
+        assert metrics["itl"] == pytest.approx(1e3 * steps.decode_s)
+
+
+def test_a_fit_of_power_finds_what_made_the_rows_and_knows_them_all(rows: list[Observation]) -> None:
+    made = [measured(row, FIT) for row in rows]
+    fit = fit_power(made)
+    for row in made:
+        assert predict_energy(row, fit).metrics["power"] == pytest.approx(row.metrics["power"], rel=0.02)
+    assert max(abs(fit.residuals.p10), abs(fit.residuals.p90)) < 0.1
+
+
+def test_its_residuals_are_of_models_that_it_was_not_fitted_to(rows: list[Observation]) -> None:
+    """A model that draws 1.4 times as much is predicted too low by the fit to the other, that one too high."""
+    made = [measured(row, FIT, 1.4 if "Qwen" in row.name else 1.0) for row in rows]
+    residuals = fit_power(made).residuals
+    assert residuals.num_rows == len(made)
+    assert residuals.p90 > 0.2
+    assert residuals.p10 < -0.2
+
+
+def test_the_comparison_has_power_and_energy_by_model(rows: list[Observation], tmp_path: Path) -> None:
+    report = validate_energy(tmp_path / "energy.csv")
+    assert (report.rows, report.covered) == (9, 8)
+    assert set(report.metrics) == {"itl", "tokens_per_s", "power", "energy_per_token"}
