@@ -8,6 +8,7 @@ unexplained of the rest. Not refitted are parameters of kernels, which come from
 (routing.yaml, generation@*.yaml), and those of the engine that the other kind of rows is fitted to (steady states,
 stages).
 
+Accepted lengths of drafts have a law per series, refitted to the rest of the rows.
 Published results have parameters by architecture: those of the one left out are the mean of the others. Single machines
 have parameters by backend, fitted without the group. The intervals of both are the committed ones.
 """
@@ -24,9 +25,11 @@ from perfmodel.cost import EngineProfile, Residuals, load_engine_profile
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import profiles
+from perfmodel.evidence.fit.acceptance import FOLDS
 from perfmodel.evidence.fit.backends import held_out, merged_setup
 from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
 from perfmodel.evidence.fit.whole_runs import without_own
+from perfmodel.evidence.kinds.acceptance import validate_acceptance
 from perfmodel.evidence.kinds.pooled import report_pooled
 from perfmodel.evidence.kinds.runs import report_serving, report_steady_state
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
@@ -62,8 +65,9 @@ class _Fold(NamedTuple):
 def validate_left_out(kind: str, path: str | Path, group: str, progress: Progress | None = None) -> ValidationReport:
     """The report of `validate KIND`, each row predicted without its group.
 
-    kind:  serving, steady-state, local, mlperf or served
-    group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model"
+    kind:  serving, steady-state, local, mlperf, served or acceptance
+    group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model", of
+           accepted lengths a key of FOLDS
     Raises SpecError for another group, and where the data cannot be read.
     """
     groups, report_by = _KINDS[kind]
@@ -175,4 +179,5 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], _Report]] = {
     "local": (("device", "model"), _local),
     "mlperf": (("architecture",), lambda path, _, progress: _published("mlperf", path, progress)),
     "served": (("architecture",), lambda path, _, progress: _published("served", path, progress)),
+    "acceptance": (tuple(FOLDS), lambda path, group, progress: validate_acceptance(path, progress, group)),
 }
