@@ -12,7 +12,7 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.acceptance import fit_catalog
+from perfmodel.evidence.fit.acceptance import fit_catalog, read_acceptance
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
 from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
@@ -36,7 +36,6 @@ from perfmodel.evidence.observation import (
     STEADY_STATES,
     Observation,
 )
-from perfmodel.evidence.sources.acceptance import read_acceptance
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.recorded import read_serving_runs

@@ -127,9 +127,9 @@ class CatalogQuery(CheckedSpec):
         is_own = match.is_exact and match.law.model == model
         named = ", ".join("/".join(dict.fromkeys(getattr(law, key) for law in match.entries)) for key in KEYS)
         error = catalog.length_error if is_own else max(catalog.model_error, catalog.length_error)
-        found = f"mean of its {len(match.entries)} nearest entries" if len(match.entries) > 1 else "its nearest entry"
+        nearest = f"mean of its {len(match.entries)} nearest entries" if len(match.entries) > 1 else "its nearest entry"
         lacks = "" if model == match.law.model else f"the catalog has no {model}; "
         return (
-            f"Acceptance of drafts: {lacks}{'entry of the catalog' if match.is_exact else found} ({named}); 80 % of "
+            f"Acceptance of drafts: {lacks}{'entry of the catalog' if match.is_exact else nearest} ({named}); 80 % of "
             f"lengths left out of such fits are within {error:.0%}."
         )

@@ -8,10 +8,9 @@ from typer.testing import CliRunner
 
 from perfmodel.cli import app
 from perfmodel.errors import SpecError
-from perfmodel.evidence.fit.acceptance import fit_laws
+from perfmodel.evidence.fit.acceptance import LENGTH, DraftSetup, fit_laws, read_acceptance
 from perfmodel.evidence.kinds.acceptance import validate_acceptance
 from perfmodel.evidence.observation import Observation
-from perfmodel.evidence.sources.acceptance import LENGTH, DraftSeries, DraftSetup, read_acceptance
 from perfmodel.specs import load_scenario
 from perfmodel.specs.engine.acceptance_catalog import AcceptanceLaw, load_catalog
 from perfmodel.specs.engine.speculation import SpeculativeConfig
@@ -26,8 +25,14 @@ def law(first: float, decay: float) -> AcceptanceLaw:
 
 
 def rows_of(drafter: str, first: float, decay: float, depths: range) -> list[Observation]:
-    series = DraftSeries(drafter, drafter, "eagle3", "d", "on")
-    return [Observation(f"{drafter} {n}", DraftSetup(series, n), {LENGTH: law(first, decay).length(n)}) for n in depths]
+    return [
+        Observation(
+            f"{drafter} {n}",
+            DraftSetup(drafter, drafter, "eagle3", "d", "on", n),
+            {LENGTH: law(first, decay).length(n)},
+        )
+        for n in depths
+    ]
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
@@ -74,7 +79,7 @@ def test_lengths_without_the_models_own_token_are_not_read(tmp_path: Path) -> No
     table.write_text("\n".join([header, first.rsplit(",", 1)[0] + ",0.84"]))
     rows, unread = read_acceptance(table)
     assert not rows
-    assert "expected from 1 to 2" in unread[0][1]
+    assert "expected 1 to 2" in unread[0][1]
 
 
 def test_rows_of_another_model_say_what_they_are_predicted_by(tmp_path: Path) -> None:
