@@ -68,6 +68,7 @@ TABLES = (
     Table("serving/mlperf.csv.gz", "mlperf/results.csv.gz", _OF_RESULTS),
     Table("serving/other_devices.csv.gz", "served/other_devices.csv.gz"),
     Table("throughput/*.csv", "throughput/{stem}.csv"),
+    Table("acceptance.csv", "acceptance/lengths.csv"),
 )
 
 

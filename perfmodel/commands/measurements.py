@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Device = StrEnum("Device", ["cpu"])  # what can be measured in place
 
 # What `calibrate --from` fits, by its flag, field and key in `perfmodel.evidence.fit.recorded`.
-_FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "power", "prior", "softmax")
+_FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "power", "prior", "softmax", "acceptance")
 # What each mode reads, by the flag that asks for it, besides --json.
 _READS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -94,6 +94,9 @@ class CalibrateRequest(req.CommandRequest):
     prior: bool = flag("--prior", "With --from: fit kernels of devices that nobody has measured (tables).", False)
     softmax: bool = flag(
         "--softmax", "With --from: fit what a softmax takes beside its products (two layer profiles).", False
+    )
+    acceptance: bool = flag(
+        *("--acceptance", "With --from: fit mean accepted lengths of drafts over the draft length (.csv).", False)
     )
     on: str | None = flag(
         "--on",
@@ -258,10 +261,12 @@ class Kind(StrEnum):
     techniques = "techniques"
     bench = "bench"
     plans = "plans"
+    acceptance = "acceptance"
 
 
 # Recorded measurements: where the function `(path, progress) -> ValidationReport` of each kind is.
 _READERS = {
+    Kind.acceptance: "perfmodel.evidence.kinds.acceptance:validate_acceptance",
     Kind.energy: "perfmodel.evidence.kinds.runs:validate_energy",
     Kind.local: "perfmodel.evidence.kinds.pooled:validate_local",
     Kind.mlperf: "perfmodel.evidence.kinds.pooled:validate_mlperf",
@@ -273,7 +278,10 @@ _READERS = {
     Kind.steady_state: "perfmodel.evidence.kinds.runs:validate_steady_state",
     Kind.throughput: "perfmodel.evidence.kinds.runs:validate_throughput",
 }
-_FITTED_TO = (Kind.operators, Kind.energy, Kind.serving, Kind.steady_state, Kind.local, Kind.mlperf, Kind.served)
+_FITTED_TO = (
+    *(Kind.operators, Kind.energy, Kind.serving, Kind.steady_state, Kind.local, Kind.mlperf, Kind.served),
+    Kind.acceptance,
+)
 
 
 @dataclass(frozen=True)
@@ -324,7 +332,7 @@ class ValidateRequest(req.FlagsRequest):
     leave_out: str | None = flag(
         "--leave-out",
         "Predict each row by a fit without its model, device, engine, format, cell (all four), architecture, shape or "
-        "version.",
+        "version; with `acceptance`: length, longer-half, other-lengths, model or mode.",
         metavar="GROUP",
     )
     full: bool = flag("--full", "With `operators`: all rows, not a sample.", False)

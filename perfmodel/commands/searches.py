@@ -32,6 +32,7 @@ class WhatIfRequest(ScenarioRequest):
         "whatif llama-3.1-8b-a100 --vary hardware.hbm.bandwidth=0.5x..2x",
         "whatif --model llama-3.1-8b --hardware h100 --vary traffic.arrivals.rate=1..16 "
         "--against engine.quantization=int8",
+        "whatif --model llama-3.1-8b --hardware h100 --speculation",
     )
     has_details = True
     short_forms = tuple(SHORT_FORMS)
@@ -48,12 +49,15 @@ class WhatIfRequest(ScenarioRequest):
     intervals: bool = flag(
         "--intervals", "Also the 80 % intervals of means; each point is simulated several times.", False
     )
+    speculation: bool = flag("--speculation", "Does speculation pay, and until which concurrency?", False)
     report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
     engine: str = flag("--engine", _ENGINE_HELP, "local", "ENGINE", shows_default=True, is_in_line=False)
     workers: int | None = None
 
     def answer(self, console: Console = QUIET) -> Answer:
-        """As of a request; `result` is the WhatIfResult."""
+        """As of a request; `result` is the WhatIfResult, or with `--speculation` the SpeculationAdvice."""
+        if self.speculation:
+            return self._speculation()
         from perfmodel.planning.whatif import ask_whatif
         from perfmodel.report.views.whatif import whatif_json
 
@@ -66,6 +70,23 @@ class WhatIfRequest(ScenarioRequest):
         result = replace(result, assumed=self.assumed(result.answers.scenario))
         document, brief = view("whatif:whatif_view", result, self.line), view("whatif:whatif_brief", result)
         return Answer(lambda: whatif_json(result), document, result, brief)
+
+    def _speculation(self) -> Answer:
+        """Raises SpecError beside flags of what is varied."""
+        from perfmodel.planning.speculation import ask_speculation
+        from perfmodel.report.views.speculation import speculation_json
+
+        for name in ("vary", "metric", "grid", "against", "intervals"):
+            if getattr(self, name):
+                raise SpecError(
+                    f"--speculation beside --{name}: it varies drafts and concurrency itself; leave one out."
+                )
+        result = ask_speculation(scenario := self.load())
+        assumed = self.assumed(scenario)
+        document, brief = (
+            view("speculation:speculation_view", result, self.line, assumed, short) for short in (False, True)
+        )
+        return Answer(lambda: speculation_json(result, assumed), document, result, brief)
 
 
 @dataclass(frozen=True)

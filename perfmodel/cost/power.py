@@ -34,10 +34,10 @@ from typing import Protocol
 from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import OperatorTime, bound_of, tdp_w
-from perfmodel.cost.kernel_models.fits import CommittedFits, Residuals
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.fitted import load_fitted
+from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use
 

@@ -8,6 +8,7 @@ unexplained of the rest. Not refitted are parameters of kernels, which come from
 (routing.yaml), and those of the engine that the other kind of rows is fitted to (steady states,
 stages).
 
+Accepted lengths of drafts have a law per series, refitted to the rest of the rows.
 Published results have parameters by architecture: those of the one left out are the mean of the others. Single machines
 have parameters by backend, fitted without the group. The intervals of both are the committed ones.
 """
@@ -26,12 +27,14 @@ from perfmodel.cost import Calibration, EngineProfile, Residuals, load_calibrati
 from perfmodel.cost.calibrations.whole_runs import load_whole_runs
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import profiles
+from perfmodel.evidence.fit.acceptance import FOLDS
 from perfmodel.evidence.fit.backends import held_out, merged_setup
 from perfmodel.evidence.fit.kernels import refitted
 from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
 from perfmodel.evidence.fit.power import fit_power
 from perfmodel.evidence.fit.systems import MODULES, groups_of, key_of
 from perfmodel.evidence.fit.whole_runs import without_own
+from perfmodel.evidence.kinds.acceptance import validate_acceptance
 from perfmodel.evidence.kinds.operators import PredictedKernel, own_calibration, report_kernels
 from perfmodel.evidence.kinds.pooled import report_pooled
 from perfmodel.evidence.kinds.runs import report_energy, report_serving, report_steady_state
@@ -73,9 +76,9 @@ class _Fold(NamedTuple):
 def validate_left_out(kind: str, path: str | Path, group: str, progress: Progress | None = None) -> ValidationReport:
     """The report of `validate KIND`, each row predicted without its group.
 
-    kind:  operators, serving, steady-state, local, mlperf or served
+    kind:  operators, energy, serving, steady-state, local, mlperf, served or acceptance
     group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model", of
-           kernels "shape", "device", "version", "engine" or "format"
+           kernels "shape", "device", "version", "engine" or "format", of accepted lengths a key of FOLDS
     Raises SpecError for another group, and where the data cannot be read.
     """
     groups, report_by = _KINDS[kind]
@@ -294,4 +297,5 @@ _KINDS: Mapping[str, tuple[tuple[str, ...], _Report]] = {
     "local": (("device", "model"), _local),
     "mlperf": (("architecture",), lambda path, _, progress: _published("mlperf", path, progress)),
     "served": (("architecture",), lambda path, _, progress: _published("served", path, progress)),
+    "acceptance": (tuple(FOLDS), lambda path, group, progress: validate_acceptance(path, progress, group)),
 }

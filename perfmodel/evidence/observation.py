@@ -249,6 +249,7 @@ LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
 MEASURED_POWER = Origin("measured power", "ml-energy/leaderboard")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
 PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
+ACCEPTED_LENGTHS = Origin("accepted lengths", "SemiAnalysisAI/InferenceX, golden acceptance lengths (Apache-2.0)")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
 
 # Records without a version, or with the name of a build alone, are of the first half of 2026: what was current then.

@@ -1,5 +1,6 @@
 """Fitted numbers: files of `hardware_specs/calibrations/`, cached, written only by commands."""
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ from perfmodel.files.validation import load_spec
 
 HEADER = "# Written by `perfmodel calibrate`, not by hand: measured or fitted factors, never declared facts.\n"
 load_fitted = load_spec
+
+
+class CommittedFits(Spec):
+    """A file of `hardware_specs/calibrations/` that holds for all devices: where its numbers come from."""
+
+    source: str = ""
+    date: datetime.date | None = None
+    command: str = ""
 
 
 def save_fitted(fits: Spec, path: Path) -> Path:

@@ -272,7 +272,9 @@ def _changed(model: ModelSpec, changes: ModelChanges, positions: Positions) -> M
 def _with_defaults(
     engine: EngineSpec, model: ModelSpec, hardware: HardwareSpec, use: Use, positions: Positions
 ) -> EngineSpec:
-    """`engine` with the model's context length and version defaults."""
+    """`engine` with the model's context length, version defaults, and its drafts' acceptance from the catalog."""
+    if engine.speculative_config is not None:
+        engine = engine.model_copy(update={"speculative_config": engine.speculative_config.drafting_for(model)})
     try:
         return with_defaults(engine, hardware, use, model.max_position_embeddings)
     except ValueError as error:

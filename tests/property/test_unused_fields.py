@@ -25,6 +25,7 @@ SAMPLES: dict[str, Any] = {
     "low": 3,
     "mean": 100.0,
     "measured": "acceptance.json",
+    "catalog": {},
     "min_p": 0.1,
     "model": load_model("tiny-llama"),
     "order": "longest_prompt_first",

@@ -17,10 +17,9 @@ All are in `hardware_specs/calibrations/`.
 
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.fits import CommittedFits
 from perfmodel.cost.kernel_models.messages.collective import ExchangeFit
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.fitted import load_fitted
+from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.routing import (
     ExpertLoad,

@@ -8,11 +8,11 @@ host time per step. It ranks between the datasheet and kernel tables of the devi
 from pydantic import Field
 
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S, Calibration, HostFit
-from perfmodel.cost.kernel_models.fits import CommittedFits, Residuals
+from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.fitted import load_fitted
+from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.files.units import FittedSeconds
 from perfmodel.specs.architectures import find_architecture, generations_between
 from perfmodel.specs.hardware import HardwareSpec

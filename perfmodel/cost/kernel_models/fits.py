@@ -9,7 +9,6 @@ for all rows. Functions come from a namespace `xp`: numpy for tables and fits, `
 operators, some ten times faster than arrays of size one.
 """
 
-import datetime
 import math
 from collections.abc import Callable, Sequence
 from math import log2
@@ -74,14 +73,6 @@ class Residuals(Spec):
         """The quantiles `factor` times as far from the median."""
         low, high = (self.p50 + factor * (end - self.p50) for end in (self.p10, self.p90))
         return self.model_copy(update={"p10": low, "p90": high})
-
-
-class CommittedFits(Spec):
-    """A file of `hardware_specs/calibrations/` that holds for all devices: where its numbers come from."""
-
-    source: str = ""
-    date: datetime.date | None = None
-    command: str = ""
 
 
 FitT = TypeVar("FitT", bound=Spec)

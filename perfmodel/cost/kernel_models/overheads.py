@@ -7,10 +7,9 @@ from layer profiles of two cards.
 
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.fits import CommittedFits
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.fitted import load_fitted
+from perfmodel.files.fitted import CommittedFits, load_fitted
 
 
 class OverPcieFit(Spec):

@@ -12,6 +12,7 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
+from perfmodel.evidence.fit.acceptance import fit_catalog, read_acceptance
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
 from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
@@ -27,6 +28,7 @@ from perfmodel.evidence.fit.single_figures import fit_exchanges, fit_overheads, 
 from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors, fit_prior
 from perfmodel.evidence.fit.whole_runs import fit_whole_runs
 from perfmodel.evidence.observation import (
+    ACCEPTED_LENGTHS,
     KERNEL_TABLES,
     LAYER_PROFILE,
     MEASURED_POWER,
@@ -200,9 +202,19 @@ def _power(path: Path, *_: object) -> _Fitted:
     return fit_power(rows), {"source": source, "command": f"perfmodel calibrate --from <{MEASURED_POWER.kind}> --power"}
 
 
+def _acceptance(path: Path, *_: object) -> _Fitted:
+    rows, _unread = read_acceptance(path)
+    source = ACCEPTED_LENGTHS.source(f"{len(rows)} mean accepted lengths of drafts")
+    return fit_catalog(rows), {
+        "source": source,
+        "command": f"perfmodel calibrate --from <{ACCEPTED_LENGTHS.kind}> --acceptance",
+    }
+
+
 # What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
 FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None], _Fitted]] = MappingProxyType(
     {
+        "acceptance": _acceptance,
         "exchange": _exchange,
         "kernel_errors": _kernel_errors,
         "overheads": _overheads,

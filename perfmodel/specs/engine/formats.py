@@ -125,9 +125,13 @@ def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: Hardw
 
 
 def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
-    """Notes on encoders (not modelled) and formats multiplied in another one. model: as served."""
+    """Notes on encoders (not modelled), acceptance from the catalog, and formats multiplied in another one. model: as
+    served."""
     notes, dtype, peaks = [*model.encoder_notes], model.dtype, hardware.declared.peak_flops_per_s
     label, where = engine.described.label, _on(hardware)
+    drafts = engine.speculative_config.acceptance if engine.speculative_config is not None else None
+    if drafts is not None and drafts.catalog is not None:
+        notes.append(drafts.catalog.note(model.name))
     if model.has_format_by_name and engine.quantization in (None, "auto"):
         notes.append(
             f"Weights in {model.quantization.method.upper()} by the name of the checkpoint alone: its config.json says "

@@ -18,6 +18,7 @@ from perfmodel.files.base import CheckedSpec, Resolved, Spec, UsedBy, VariantSpe
 from perfmodel.files.sandbox import LARGEST_JSON_BYTES, read_limited
 from perfmodel.files.units import NonNegativeInt, PositiveInt
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs.engine.acceptance_catalog import CatalogQuery
 
 RIGHT_OF_MTP = 0.85  # of the second tokens that DeepSeek-V3's MTP drafts (its report, section 5.4.3: 85 to 90 %)
 RIGHT_OF_NGRAMS = 0.3  # of drafted tokens, in chat: assumed
@@ -88,7 +89,7 @@ class MeasuredAcceptance(CheckedSpec):
 
 
 class Acceptance(VariantSpec):
-    """How likely a drafted token is right, given that all before it were; one of four ways to say it.
+    """How likely a drafted token is right, given that all before it were; one of five ways to say it.
 
     per_rank:     by depth, then by candidate: that the r-th candidate is the right one (so they sum to at most 1); the
                   last depth repeats
@@ -97,12 +98,13 @@ class Acceptance(VariantSpec):
              rates say, and there is nothing to verify: n-gram lookup where no n-gram came before
     """
 
-    alternatives = (("rate", "per_position", "per_rank", "measured"),)
+    alternatives = (("rate", "per_position", "per_rank", "measured", "catalog"),)
 
     rate: Probability | None = None  # the same everywhere
     per_position: tuple[Probability, ...] | None = Field(default=None, min_length=1)  # by depth; the last repeats
     per_rank: tuple[tuple[Probability, ...], ...] | None = Field(default=None, min_length=1)
     measured: str | None = None  # path of a JSON file that an executed run wrote (`MeasuredAcceptance`)
+    catalog: CatalogQuery | None = None  # published for this or the nearest model: chains of method eagle, eagle3, mtp
     offered: Probability = 1.0
 
     def _conflicts(self) -> Iterator[str]:
@@ -127,6 +129,8 @@ class Acceptance(VariantSpec):
         widths = widths or (1,) * depth
         if self.rate is not None:
             return (self.rate,) * depth
+        if self.catalog is not None:
+            return self.catalog.match.law.rates(depth)
         ranks = self.per_rank
         counts = None if self.measured is None else MeasuredAcceptance.read(self.measured)
         if counts is not None and counts.by_rank is not None:
@@ -230,8 +234,12 @@ class SpeculativeConfig(VariantSpec):
             yield "got has_own_device without pipelined: drafts and verification take turns; add it"
         if self.pipelined and self.tree:
             yield "got pipelined with a tree, whose next round has no single place to start; use a chain"
+        has_catalog = self.acceptance is not None and self.acceptance.catalog is not None
+        if has_catalog and (self.method != "eagle" or self.tree):
+            what = "a tree" if self.tree else f"method={self.method}"
+            yield f"got acceptance.catalog with {what}; its drafts are chains by EAGLE and the like; give a rate"
         ranks = self.acceptance.per_rank if self.acceptance is not None else None
-        if ranks is not None and self.tree is None and self.lookahead is None:
+        if ranks is not None and self.is_chain:
             yield "got acceptance.per_rank without a tree; give per_position, or the tree"
         for depth, width in enumerate(self.tree or (), 1):
             if ranks is not None and (count := len(ranks[min(depth, len(ranks)) - 1])) < width:
@@ -242,6 +250,13 @@ class SpeculativeConfig(VariantSpec):
         """Whether the multi-token prediction head of `model` drafts: it serves as the EAGLE head."""
         return self.method == "eagle" and model.num_prediction_layers > 0
 
+    def drafting_for(self, model: ModelSpec) -> "SpeculativeConfig":
+        """The same with the acceptance catalog asked for `model`."""
+        if self.acceptance is None or self.acceptance.catalog is None:
+            return self
+        query = self.acceptance.catalog.completed(model.name, "mtp" if self.is_mtp_of(model) else "eagle3")
+        return self.model_copy(update={"acceptance": self.acceptance.model_copy(update={"catalog": query})})
+
     @property
     def depth(self) -> int:
         """Maximum drafted tokens per step."""
@@ -251,6 +266,11 @@ class SpeculativeConfig(VariantSpec):
             return self.lookahead.ngram - 1
         assert self.num_speculative_tokens is not None
         return self.num_speculative_tokens
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether one token is drafted behind the other, so that any length is possible."""
+        return self.tree is None and self.lookahead is None
 
     @property
     def ahead(self) -> int | None:
