@@ -74,7 +74,7 @@ class WhatIfRequest(ScenarioRequest):
     def _speculation(self) -> Answer:
         """Raises SpecError beside flags of what is varied."""
         from perfmodel.planning.speculation import ask_speculation
-        from perfmodel.report.views.speculation import speculation_json
+        from perfmodel.report.views.whatif import speculation_json
 
         for name in ("vary", "metric", "grid", "against", "intervals"):
             if getattr(self, name):
@@ -84,7 +84,7 @@ class WhatIfRequest(ScenarioRequest):
         result = ask_speculation(scenario := self.load())
         assumed = self.assumed(scenario)
         document, brief = (
-            view("speculation:speculation_view", result, self.line, assumed, short) for short in (False, True)
+            view("whatif:speculation_view", result, self.line, assumed, short) for short in (False, True)
         )
         return Answer(lambda: speculation_json(result, assumed), document, result, brief)
 

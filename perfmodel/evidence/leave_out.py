@@ -31,7 +31,7 @@ from perfmodel.evidence.fit.acceptance import FOLDS
 from perfmodel.evidence.fit.backends import held_out, merged_setup
 from perfmodel.evidence.fit.kernels import refitted
 from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
-from perfmodel.evidence.fit.power import fit_power
+from perfmodel.evidence.fit.power import fit_power, predict_all
 from perfmodel.evidence.fit.systems import MODULES, groups_of, key_of
 from perfmodel.evidence.fit.whole_runs import without_own
 from perfmodel.evidence.kinds.acceptance import validate_acceptance
@@ -39,7 +39,6 @@ from perfmodel.evidence.kinds.operators import PredictedKernel, own_calibration,
 from perfmodel.evidence.kinds.pooled import report_pooled
 from perfmodel.evidence.kinds.runs import report_energy, report_serving, report_steady_state
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
-from perfmodel.evidence.predict.energy import predict_all
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
 from perfmodel.evidence.predict.results import predict_rows, predict_served
 from perfmodel.evidence.report import ValidationReport

@@ -191,7 +191,7 @@ _VIEWS = {
     "PlanResult": "plan:plan_view",
     "ResultComparison": "catalog:comparison_view",
     "RunResult": "run:run_view",
-    "SpeculationAdvice": "speculation:speculation_view",
+    "SpeculationAdvice": "whatif:speculation_view",
     "StepEstimate": "step:estimate_view",
     "StepReport": "step:step_view",
     "StudyResult": "study:study_view",

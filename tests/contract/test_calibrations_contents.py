@@ -24,7 +24,7 @@ from perfmodel.files.fitted import HEADER
 from perfmodel.files.yaml_loader import load_yaml
 from perfmodel.models.cards import load_card
 from perfmodel.specs import list_models
-from perfmodel.specs.engine.acceptance_catalog import AcceptanceCatalog
+from perfmodel.specs.engine.speculation import AcceptanceCatalog
 
 FILES = sorted(data_dir("calibrations").rglob("*.yaml"))
 KINDS = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
-from perfmodel.specs.engine.acceptance_catalog import KEYS, AcceptanceCatalog, AcceptanceLaw, LawMatch
+from perfmodel.specs.engine.speculation import KEYS, AcceptanceCatalog, AcceptanceLaw, LawMatch
 
 LENGTH = "acceptance_length"
 _COLUMNS = ("source_path", "model", "mode", "dataset", "measured_on", "num_speculative_tokens", LENGTH)

@@ -1,23 +1,79 @@
-"""Fits what a device draws at a load (`perfmodel.cost.power`) to measured power of servers.
+"""Power of servers and energy of their tokens, from a step at the measured mean batch; and the fit of power to them.
 
-Shares of the peaks are those of the mean step as predicted, over the time that it was measured to take; steps that are
-predicted badly say nothing of power and are left out.
+A row's batch decodes, in the middle of its answers, and as many prompts begin as answers end: `itl` is a step that only
+decodes, `tokens_per_s` the batch over the mean step, `power` what that draws on all devices, `energy_per_token` their
+ratio.
+
+The fit (`perfmodel.cost.power`) takes the shares of the peaks of the mean step as predicted, over the time that it was
+measured to take; steps that are predicted badly say nothing of power and are left out.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
+from perfmodel.cost import step_costs
 from perfmodel.cost.kernel_models.device import tdp_w
 from perfmodel.cost.power import PowerFit, energy_j
+from perfmodel.cost.steps.tables import PS_PER_S, Usage
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import ends_of, residuals_of, rounded
-from perfmodel.evidence.observation import Floats, Observation
-from perfmodel.evidence.predict.energy import MeanStep, steps_of
+from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, predictions_of
+from perfmodel.planning.typical_step import mean_length, typical_step
 
 _START = PowerFit(active_share=0.2, memory=0.6, memory_exponent=0.5, compute=1.0, compute_exponent=0.6)
 _MAX_OFF = 1.4  # times: of predicted and measured steps
 _LOSS_SCALE = 0.1
+
+
+class MeanStep(NamedTuple):
+    """A row's steps on one device: seconds of one that only decodes and of the mean one, and the mean one's totals."""
+
+    decode_s: float
+    mean_s: float
+    usage: Usage
+
+
+def steps_of(row: Observation) -> MeanStep:
+    """The steps of a full batch, whose sequences end one by one and are followed by new prompts. Raises SpecError for a
+    deployment that cannot be priced."""
+    costs, traffic = step_costs(row.scenario), row.scenario.traffic
+    decodes = typical_step(row.scenario, lambda shape: costs.estimate(shape).duration_s).shape
+    prompt, answer = (round(mean_length(item)) if item else 1 for item in (traffic.input_tokens, traffic.output_tokens))
+    begun = decodes.num_decodes / answer  # prompts per step
+    count = max(1, round(begun))
+    mixed = decodes._replace(
+        num_tokens=decodes.num_tokens + count * prompt,
+        num_samples=decodes.num_samples + count,
+        prefills=((prompt, 0),) * count,
+    )
+    share, usage, seconds = min(1.0, begun / count), Usage(), []
+    for shape, times in ((decodes, 1.0 - share), (mixed, share)):
+        model = costs.cost_model()
+        seconds.append(model.duration_ps(shape) / PS_PER_S)
+        usage.add(model.usage(), times)
+    return MeanStep(seconds[0], seconds[0] + share * (seconds[1] - seconds[0]), usage)
+
+
+def predict_energy(row: Observation, fit: PowerFit | None = None) -> Prediction:
+    """The metrics of a row. fit: of power, default: the committed one"""
+    steps, devices = steps_of(row), float(row.labels["devices"])
+    joules = devices * energy_j(row.scenario.hardware, steps.usage, steps.mean_s, fit)
+    tokens = row.scenario.traffic.arrivals.concurrency or 1
+    metrics = {
+        "itl": 1e3 * steps.decode_s,
+        "tokens_per_s": tokens / steps.mean_s,
+        "power": joules / steps.mean_s,
+        "energy_per_token": joules / tokens,
+    }
+    return Prediction(row, metrics, scenario=row.scenario)
+
+
+def predict_all(rows: Sequence[Observation], fit: PowerFit | None, progress: Progress | None) -> list[Prediction]:
+    """`predict_energy` of all rows, on all cores."""
+    return predictions_of(rows, partial(predict_energy, fit=fit), lambda row: row.name, lambda row: row.name, progress)
 
 
 def fit_power(rows: Sequence[Observation], is_crossed: bool = True) -> PowerFit:

@@ -9,7 +9,7 @@ from pathlib import Path
 from perfmodel.evidence.fit.acceptance import FOLDS, LENGTH, fit_laws, law_of, read_acceptance
 from perfmodel.evidence.observation import Observation, Prediction, Progress
 from perfmodel.evidence.report import ValidationReport, comparison_of, report_of
-from perfmodel.specs.engine.acceptance_catalog import AcceptanceCatalog, load_catalog
+from perfmodel.specs.engine.speculation import AcceptanceCatalog, load_catalog
 
 _DIMENSIONS = ("row", "model", "method", "mode", "dataset", "drafted tokens")
 _ABOUT = (

@@ -12,9 +12,9 @@ import numpy as np
 
 from perfmodel.cost import ServerFit, plan_memory
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
+from perfmodel.evidence.fit.power import predict_all
 from perfmodel.evidence.fit.profiles import config_key
 from perfmodel.evidence.observation import Prediction, Progress
-from perfmodel.evidence.predict.energy import predict_all
 from perfmodel.evidence.predict.recorded import (
     num_slices,
     simulate_log,

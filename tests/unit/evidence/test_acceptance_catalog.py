@@ -12,8 +12,7 @@ from perfmodel.evidence.fit.acceptance import LENGTH, DraftSetup, fit_laws, read
 from perfmodel.evidence.kinds.acceptance import validate_acceptance
 from perfmodel.evidence.observation import Observation
 from perfmodel.specs import load_scenario
-from perfmodel.specs.engine.acceptance_catalog import AcceptanceLaw, load_catalog
-from perfmodel.specs.engine.speculation import SpeculativeConfig
+from perfmodel.specs.engine.speculation import AcceptanceLaw, SpeculativeConfig, load_catalog
 
 TABLE = Path(__file__).resolve().parents[3] / "measurements/acceptance/lengths.csv"
 GOAL = 0.06  # of the mean accepted length, at draft lengths that no fit has seen

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cost.power import PowerFit
-from perfmodel.evidence.fit.power import fit_power
+from perfmodel.evidence.fit.power import fit_power, predict_energy, steps_of
 from perfmodel.evidence.kinds.runs import validate_energy
 from perfmodel.evidence.observation import Observation
-from perfmodel.evidence.predict.energy import predict_energy, steps_of
 from perfmodel.evidence.sources.energy import read_energy_rows
 
 NAMES = (
