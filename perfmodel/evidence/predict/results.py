@@ -363,8 +363,9 @@ def _served(
     rate = scenario.traffic.arrivals.rate
     faster = {} if rate is None else {"rate": rate * longer}
     whole = with_traffic(scenario, faster, num_requests=count)
-    requests = requests_of(simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False))
-    result = _metrics(requests, instances, longer)
+    run = simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False)
+    requests = requests_of(run)
+    result = _metrics(requests, instances, longer) | {"mean_power_w": float(run.summary["mean_power_w"] or 0.0)}
     if setup.load == "closed":
         ttft, tpot = weighted_means(requests, slots, max(sent, len(requests)) // slots * slots)
         whole_s = ttft + tpot * (setup.answer - 1)
@@ -382,5 +383,6 @@ def _metrics(requests: RequestColumns, instances: int, longer: float) -> dict[st
         f"{name}_p99": 1e3 * longer * float(np.quantile(values, 0.99)) for name, values in finite.items() if len(values)
     }
     span = longer * float(requests.finished_s.max() - requests.arrival_s.min())
+    result["batch_latency"] = 1e3 * span
     result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
     return result
