@@ -248,6 +248,7 @@ KERNEL_TABLES = Origin("kernel tables", "ai-dynamo/aiconfigurator (Apache-2.0)")
 LAYER_PROFILE = Origin("layer profile", "casys-kaist/LLMServingSim (MIT)")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
 PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
+BATCHES = Origin("static batches", "argonne-lcf/LLM-Inference-Bench (BSD-3-Clause)")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
 
 # Records without a version, or with the name of a build alone, are of the first half of 2026: what was current then.

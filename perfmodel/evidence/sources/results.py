@@ -19,6 +19,7 @@ Prompt means other than those two are recalled. Answer means are taken from the 
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,10 +64,14 @@ def column(entry: Entry, name: str) -> int:
 def read_served_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
     """The results of a table, or of a table of static batches, and (row, reason) of undescribed ones. Raises SpecError
     for a missing or other file."""
-    entries = lenient_rows(path, _NEEDED, "serving results")
-    if entries and not any(entries[0].keys() >= {*columns} for columns in (("kind",), _BATCH)):
-        raise SpecError(f"{path}: is no table of serving results: column kind, or {', '.join(_BATCH)}, is missing.")
-    return described(named(entries), _batch_row if entries and "kind" not in entries[0] else _served_row)
+    if is_batch_table(path):
+        return described(named(lenient_rows(path, _NEEDED, "static batches")), _batch_row)
+    return described(named(lenient_rows(path, (*_NEEDED, "kind"), "serving results")), _served_row)
+
+
+def is_batch_table(path: str | Path) -> bool:
+    """Whether a table has static batches, by its columns. Raises SpecError for a missing or other file."""
+    return any(entry.keys() >= {*_BATCH} for entry in lenient_rows(path, (), "static batches")[:1])
 
 
 def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
@@ -116,7 +121,7 @@ def _observation(
 # Columns that rows of one setting share.
 _SETTING = (
     *("device", "num_devices", "engine", "model", "precision", "kv_dtype", "tp", "pp", "dp_or_instances"),
-    *("kind", "isl", "osl", "concurrency", "request_rate", "batch_size", "setting"),
+    *("kind", "isl", "osl", "concurrency", "request_rate"),
 )
 
 
@@ -208,9 +213,9 @@ def _load(entry: Entry) -> tuple[Load, float, int, int]:
 # the tokens of a prompt that a step computes; a model on several of its devices is split by layers.
 _BATCH = ("experiment", "isl", "osl", "batch_size", "latency_s")
 # What rows do not say: Polaris has A100 of 40 GB; vLLM 0.6.1 by the READMEs of MI250 and MI300X and the requirements of
-# A100, TensorRT-LLM by the arguments of the C++ session in its script [assumed of the other devices].
+# A100 [assumed of others], TensorRT-LLM by the arguments of the C++ session in its script, llama.cpp by the date.
 _BATCH_DEVICES = {"a100": "a100-sxm-40gb"}
-_BATCH_VERSIONS = {"vllm": "0.6.1", "trtllm": "0.12"}
+_BATCH_VERSIONS = {"vllm": "0.6.1", "trtllm": "0.12", "llamacpp": "3500"}
 _MAKERS = re.compile(r"nvidia|amd|intel|habana|gpu|instinct| ")
 _DEGREES = re.compile(r"\b(tensor|pipeline|tp|pp|ep)\b(?: *[(=] *(\d+))?")
 _STATED = re.compile(r"(weight|kv cache) = (\w+)")
@@ -222,7 +227,7 @@ def _batch_row(name: str, entry: Entry) -> Observation:
     is_other = bool(ttft_s) and setup.answer == 1  # the latency beside a TTFT is of a longer answer
     measured = {
         "batch_latency": 0.0 if is_other else 1e3 * latency_s,
-        "ttft_mean": 1e3 * ttft_s,
+        "batch_ttft": 1e3 * ttft_s,  # of the last prompt: batches of one token take as long
         "mean_power_w": number(entry, "power_mean_w"),
     }
     also = {
@@ -232,7 +237,8 @@ def _batch_row(name: str, entry: Entry) -> Observation:
         "tokens": f"{setup.prompt:,} in, {setup.answer:,} out",
         "parallelism": f"TP {setup.tp}, PP {setup.pp}" + ", experts shared out" * setup.is_expert_parallel,
     }
-    return _observation(name, entry, setup, measured, entry["experiment"], also)
+    result = _observation(name, entry, setup, measured, entry["experiment"], also)
+    return replace(result, group=repr(setup))
 
 
 def _batch_setup(entry: Entry) -> Setup:

@@ -273,13 +273,13 @@ def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
     }
     if setup.load in ("saturated", "open"):  # tuned servers compute long prompts in chunks, whatever the default
         arguments["enable_chunked_prefill"] = True
-    if setup.max_num_batched_tokens:
-        budget = setup.max_num_batched_tokens
-    else:  # the engine's default, or as many as its slots need
-        budget = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1}).max_num_batched_tokens
-    need = slots
-    if not setup.max_num_batched_tokens and not facts.batching.chunks_prompts:
-        need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
+    budget, need = setup.max_num_batched_tokens, slots
+    if not budget:  # the engine's default, or as many as its slots and whole prompts need, or a preempted request
+        usual = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1})
+        budget = usual.max_num_batched_tokens
+        if not usual.rules.chunks_prompts:
+            need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
+            budget = max(budget, longest)
     arguments["max_num_batched_tokens"] = max(budget, need)
     return recorded_engine(setup.engine, setup.version, hardware, arguments)
 
