@@ -264,9 +264,14 @@ def recorded_engine(profile: str, version: str, hardware: HardwareSpec, argument
     hardware:  the devices it ran on
     arguments: recorded ones of `EngineSpec`
     """
+    stated = recorded_version(profile, version)
+    return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)
+
+
+def recorded_version(profile: str, version: str) -> str | None:
+    """The version as recorded, else what was current. profile: the engine's name"""
     try:
         is_numbered = bool(parse_version(version)[0])
     except SpecError:
         is_numbered = False
-    stated = version if is_numbered else _CURRENT.get(profile)
-    return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)
+    return version if is_numbered else _CURRENT.get(profile)

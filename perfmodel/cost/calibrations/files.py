@@ -174,13 +174,14 @@ def load_calibration(
     engine_profile: str = "vllm",
     path: str | Path | None = None,
     generation: GenerationFit | None = None,
+    version: str | None = None,
 ) -> Calibration:
     """The calibration for a device under an engine.
 
     `path` if given, else `<device>@<profile>.yaml`, else the nearest relation's, else whole runs, else the datasheet
     (also for the profile "datasheet"); `origin` and `source` say which. hardware: the device; engine_profile: the
-    engine's name; generation: replaces the fit of its architecture. Raises SpecError for a malformed file, or a missing
-    one if `path` is given.
+    engine's name; generation: replaces the fit of its architecture; version: of the engine, for whole runs. Raises
+    SpecError for a malformed file, or a missing one if `path` is given.
     """
     if path is not None:
         return load_fitted(Calibration, Path(path))
@@ -199,7 +200,7 @@ def load_calibration(
             _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware), generation, row, library
         )
     if inherited is None:
-        return whole_run_calibration(hardware, engine_profile) or datasheet(hardware)
+        return whole_run_calibration(hardware, engine_profile, version=version) or datasheet(hardware)
     return with_unmeasured(inherited, generation, row, library)
 
 

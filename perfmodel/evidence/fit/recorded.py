@@ -55,7 +55,8 @@ def fit_recorded(
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
     A folder gives one calibration per device; a JSON of serving runs or a CSV of steady states gives the engine's
-    profile, one of static batches the host of its older versions; a table of single-machine figures gives the engine's backends. is_forced: overwrite existing files
+    profile, one of static batches the host of its older versions; a table of single-machine figures gives the engine's
+    backends. is_forced: overwrite existing files
 
     Raises SpecError for unreadable measurements, those of another engine, and existing files.
     """

@@ -98,7 +98,7 @@ class MeanSteps:
         # Calibrations by whole runs are of devices without kernel tables, under engines without fitted backends.
         self.given: Calibration | None = None
         if not (engine.described.facts.backends or has_kernel_tables(hardware, engine.profile)):
-            self.given = whole_run_calibration(hardware, engine.profile, fits, or_others=True)
+            self.given = whole_run_calibration(hardware, engine.profile, fits, or_others=True, version=engine.version)
         self.profile = _profile_of(setup, scenario, self.given or engine_calibration(hardware, engine))
         costs = step_costs(scenario, self.given, self.profile)
         self.calibration: Calibration = costs.calibration

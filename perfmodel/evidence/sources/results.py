@@ -209,8 +209,8 @@ def _load(entry: Entry) -> tuple[Load, float, int, int]:
 
 # LLM-Inference-Bench (arXiv 2411.00136): equal requests given at once to the engine in the script's own process, 16-bit
 # weights unless `setting` says otherwise; as many as the KV cache holds run together, the others follow. DeepSpeed on
-# Gaudi is Optimum Habana's `generate`, one padded batch. llama.cpp is llama-bench -pg, one sequence, whose batch size is
-# the tokens of a prompt that a step computes; a model on several of its devices is split by layers.
+# Gaudi is Optimum Habana's `generate`, one batch. llama.cpp is llama-bench -pg, one sequence, whose batch size is the
+# tokens of a prompt that a step computes; on several devices the model is split by layers.
 _BATCH = ("experiment", "isl", "osl", "batch_size", "latency_s")
 # What rows do not say: Polaris has A100 of 40 GB; vLLM 0.6.1 by the READMEs of MI250 and MI300X and the requirements of
 # A100 [assumed of others], TensorRT-LLM by the arguments of the C++ session in its script, llama.cpp by the date.
@@ -259,7 +259,7 @@ def _batch_setup(entry: Entry) -> Setup:
         device_class="accelerator",
         num_devices=count,
         engine=engine,
-        version=_BATCH_VERSIONS.get(engine, ""),
+        version="" if framework == "deepspeed" else _BATCH_VERSIONS.get(engine, ""),
         model=entry["model"],
         precision=stated.get("weight", "fp16"),
         kv_dtype=stated.get("kv cache", ""),
