@@ -2,8 +2,7 @@
 
 One file, `hardware_specs/calibrations/whole_runs.yaml`, written by `perfmodel calibrate --whole-runs`. For makers
 without kernel tables (AMD, Intel, Google, Tenstorrent) it has achieved fractions over all kernels, kernel overhead and
-host time per step; a sequence's host time is the engine's. It ranks between the datasheet and kernel tables of the
-device or a relation.
+host time per step. It ranks between the datasheet and kernel tables of the device or a relation.
 """
 
 from pydantic import Field
@@ -23,7 +22,9 @@ from perfmodel.specs.hardware import HardwareSpec
 _SPREAD_PER_GENERATION = 1.5
 OTHERS = {"gpu": "others", "npu": "others", "tpu": "others", "fpga": "others", "cpu": "other-cpus"}  # by kind of device
 _SPREAD_OTHERS = 2.0
-_OWN_KERNELS = {"vllm": "0.6.2"}  # the first with AMD's decode attention (pull request 8310): older builds are apart
+# Releases before an engine had kernels of other makers' own: vLLM 0.6.2 is the first with AMD's decode attention (pull
+# request 8310). Makers' builds of still older ones had kernels of their own, and planned several steps at once.
+_BEFORE_KERNELS = {"vllm": ("0.6", "0.6.2")}
 _NO_SERVERS = ("datasheet", "perfmodel")  # engines that no such run was of, nor any like it
 
 
@@ -54,7 +55,7 @@ class WholeRunFits(CommittedFits):
 
     operation_j: joules of an operation of matrix units at the full clock (`sustained_share`), by kernels of measured
                  makers
-    older: by architecture, of engines before their versions in `is_older`; of no related architecture
+    older: by architecture, of releases before an engine had kernels for it (`is_older`); of no related architecture
     widths: spread of log(measured / predicted) of published results by metric, each device left out of what it was
             predicted with
     """
@@ -72,9 +73,11 @@ def load_whole_runs() -> WholeRunFits:
 
 
 def is_older(engine: str, version: str | None) -> bool:
-    """Whether the engine's version is before its kernels for other makers' devices."""
-    number = parse_version(version)[0] if version else ()
-    return engine in _OWN_KERNELS and () < number < parse_version(_OWN_KERNELS[engine])[0]
+    """Whether the engine's version is one of those before its kernels for other makers' devices."""
+    if version is None or engine not in _BEFORE_KERNELS:
+        return False
+    first, end = (parse_version(text)[0] for text in _BEFORE_KERNELS[engine])
+    return first <= parse_version(version)[0] < end
 
 
 def whole_run_calibration(
@@ -100,9 +103,11 @@ def whole_run_calibration(
         return None
     architecture, spread = near
     fit = fits.architectures[architecture]
-    if is_older(engine, version) and hardware.declared.architecture in fits.older:
-        fit, spread = fits.older[hardware.declared.architecture], 1.0
-    sequences = load_engine_profile(engine).at(version).host
+    host = HostFit()
+    if is_older(engine, version):
+        host = load_engine_profile(engine).at(version).host
+        if hardware.declared.architecture in fits.older:
+            fit, spread = fits.older[hardware.declared.architecture], 1.0
     whole = FamilyFit(
         compute_fraction=fit.compute_fraction,
         memory_fraction=fit.memory_fraction,
@@ -120,8 +125,7 @@ def whole_run_calibration(
         default=whole,
         host=HostFit(
             serial_step_s=fit.step_s,
-            serial_per_sequence_s=sequences.serial_per_sequence_s,
-            hidden_per_sequence_s=sequences.hidden_per_sequence_s,
+            serial_per_sequence_s=host.serial_per_sequence_s,
             replays_graphs=True,
         ),
         step_residuals=fit.residuals,

@@ -251,6 +251,9 @@ def _batch_setup(entry: Entry) -> Setup:
     if not has_card(entry["model"]):
         raise SpecError(f"unknown model {entry['model']}: no file of this name in workloads/models.")
     count, batch = max(1, column(entry, "num_devices")), column(entry, "batch_size")
+    for name in ("isl", "osl", "batch_size"):
+        if not column(entry, name):
+            raise SpecError(f"{name}: got {entry[name]!r}; expected a number from 1 on.")
     is_single = engine == "llamacpp"
     tp, pp, is_spread = (1, count, False) if is_single else _degrees(setting, count)
     stated = dict(_STATED.findall(setting))
@@ -287,6 +290,8 @@ def _degrees(setting: str, count: int) -> tuple[int, int, bool]:
     if 1 < degrees.get("e", count) < count:
         raise SpecError(f"got experts spread over {degrees['e']} of {count} devices; expected all of them, or one.")
     pp = degrees.get("p", 1)
+    if not pp or count % pp:
+        raise SpecError(f"got {pp} pipeline stages on {count} devices; expected as many devices on each.")
     return count // pp, pp, "e" in degrees and count > 1
 
 

@@ -101,6 +101,22 @@ def test_what_cannot_be_predicted_is_counted_and_named(table):
     assert report.metrics["batch_latency"].trivial_ape is not None
 
 
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ("128,,1,2.0,,,,", "osl: got ''; expected a number from 1 on"),
+        ("128,128,1,2.0,,PP = 3,,", "got 3 pipeline stages on 4 devices"),
+        ("128,128,1,,,,,", "it has no figure to compare with"),
+    ],
+)
+def test_rows_without_lengths_figures_or_whole_stages_are_left_out(tmp_path, cells, reason):
+    file = tmp_path / "static_batches.csv"
+    file.write_text(f"{HEADER}\na,static batch,{A100},4,vLLM,{LLAMA},{cells}\n")
+    rows, left_out = rows_of(file)
+    assert not rows
+    assert reason in left_out["a"]
+
+
 def test_tables_of_other_columns_are_refused(tmp_path):
     file = tmp_path / "other.csv"
     file.write_text("id,device,engine,model,latency_s\na,a100,vllm,llama-2-7b,2\n")
@@ -196,7 +212,7 @@ def test_older_builds_say_nothing_of_newer_ones_nor_of_other_architectures():
     def reached(device, version):
         return whole_run_calibration(load_hardware(device), "vllm", fits, version=version).default.compute_fraction
 
-    assert [reached("mi300x", version) for version in ("0.6.1", "0.6.2", "0.10", None)] == [0.06, 0.6, 0.6, 0.6]
+    assert [reached("mi300x", version) for version in ("0.6.1", "0.6.2", "0.4.3", "0.10", None)] == [0.06] + 4 * [0.6]
     assert reached("mi250", "0.6.1") == 0.6
     assert not is_older("sglang", "0.1")
 
