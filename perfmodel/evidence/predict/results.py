@@ -292,7 +292,7 @@ def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None
         return Prediction(row, reason=str(error))
     except ValidationError as error:  # the row has what no scenario can have
         first = error.errors()[0]
-        return Prediction(row, reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return Prediction(row, reason=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))))
 
 
 def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
