@@ -250,6 +250,7 @@ MEASURED_POWER = Origin("measured power", "ml-energy/leaderboard")
 SERVING_RUNS = Origin("serving runs", "inference-sim/sim-to-real-accuracy-validation")
 PUBLISHED_RESULTS = Origin("serving results", "MLCommons (Apache-2.0), ROCm/vllm (Apache-2.0), Intel and others")
 ACCEPTED_LENGTHS = Origin("accepted lengths", "SemiAnalysisAI/InferenceX, golden acceptance lengths (Apache-2.0)")
+BATCHES = Origin("static batches", "argonne-lcf/LLM-Inference-Bench (BSD-3-Clause)")
 STEADY_STATES = Origin("steady states", "ai-dynamo/aiconfigurator, silicon samples (Apache-2.0)")
 
 # Records without a version, or with the name of a build alone, are of the first half of 2026: what was current then.
@@ -265,9 +266,14 @@ def recorded_engine(profile: str, version: str, hardware: HardwareSpec, argument
     hardware:  the devices it ran on
     arguments: recorded ones of `EngineSpec`
     """
+    stated = recorded_version(profile, version)
+    return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)
+
+
+def recorded_version(profile: str, version: str) -> str | None:
+    """The version as recorded, else what was current. profile: the engine's name"""
     try:
         is_numbered = bool(parse_version(version)[0])
     except SpecError:
         is_numbered = False
-    stated = version if is_numbered else _CURRENT.get(profile)
-    return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)
+    return version if is_numbered else _CURRENT.get(profile)

@@ -13,6 +13,7 @@ Figures are fractions. A `Comparison` holds all rows of one metric; each row has
 load ...). A report's `by` and its tables come from these.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -277,9 +278,13 @@ def rows_of(metric: str, pairs: Sequence[Prediction], devices: Sequence[str] | N
 
 
 def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]) -> list[str]:
-    """A sentence per row that was not read or not predicted."""
-    reasons = [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]
-    return [f"not covered: {name}: {reason}" for name, reason in reasons]
+    """A sentence per reason for which rows were not read or not predicted, the most frequent first."""
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]:
+        rows[reason].append(name)
+    ordered = sorted(rows.items(), key=lambda item: -len(item[1]))
+    also = {reason: f" and {len(names) - 1:,} more rows" if len(names) > 1 else "" for reason, names in ordered}
+    return [f"not covered: {names[0]}{also[reason]}: {reason}" for reason, names in ordered]
 
 
 def by_dimension(comparisons: Sequence[Comparison]) -> dict[str, dict[str, ErrorStats]]:

@@ -211,7 +211,7 @@ def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibratio
         return backend_calibration(hardware, engine)
     if engine.calibration is not None and (own := device_file(engine.calibration, hardware.name)).is_file():
         return load_calibration(hardware, engine.profile, own)
-    return load_calibration(hardware, engine.profile)
+    return load_calibration(hardware, engine.profile, version=engine.version)
 
 
 def _of_version(by_version: Mapping[str, Factors], version: str) -> Factors:

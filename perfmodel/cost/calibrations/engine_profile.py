@@ -19,6 +19,7 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.versions import parse_version
 
 # Tables of experts whose kernels Python launched one by one while they were timed: OpenAI's Triton kernels, which have
 # 64 to 100 us beside their work, where all others, replayed from CUDA graphs, have 18 to 43 for as many kernels.
@@ -57,6 +58,7 @@ class EngineProfile(Spec):
                               those of TTFT without any units
     tpot_residuals_elsewhere, ttft_residuals_elsewhere: the same on devices that are none of `devices`
     devices:                  those of the runs at fixed concurrencies
+    older:                    hosts of versions before the one named, where the engine was another program
     """
 
     engine: str
@@ -74,6 +76,13 @@ class EngineProfile(Spec):
     tpot_residuals_elsewhere: Residuals = Residuals()
     ttft_residuals_elsewhere: Residuals = Residuals()
     devices: tuple[str, ...] = ()
+    older: dict[str, HostFit] = Field(default_factory=dict)
+
+    def at(self, version: str | None) -> "EngineProfile":
+        """The profile with the host of `version`, as its `--version` prints it; None: the newest."""
+        number = parse_version(version)[0] if version else ()
+        hosts = [(first, host) for text, host in self.older.items() if () < number < (first := parse_version(text)[0])]
+        return self.model_copy(update={"host": min(hosts, key=lambda item: item[0])[1]}) if hosts else self
 
     def on(self, device: str) -> "EngineProfile":
         """The profile with the fixed-concurrency residuals that apply to `device`.
@@ -117,7 +126,7 @@ def save_engine_profile(profile: EngineProfile, path: Path) -> Path:
 def profile_of(engine: EngineSpec) -> EngineProfile:
     """The profile of a scenario's engine: of the user's own server, or the engine's fit."""
     if engine.calibration is None:
-        return load_engine_profile(engine.profile)
+        return load_engine_profile(engine.profile).at(engine.version)
     return load_fitted(EngineProfile, Path(engine.calibration))
 
 

@@ -82,13 +82,14 @@ def load_calibration(
     engine_profile: str = "vllm",
     path: str | Path | None = None,
     without: Callable[[str, str], bool] = lambda device, engine: False,
+    version: str | None = None,
 ) -> Calibration:
     """The calibration for a device under an engine.
 
     `path` if given, else `<device>@<profile>.yaml`, else the nearest relation's, else whole runs, else the datasheet
     (also for the profile "datasheet"); `origin` and `source` say which. hardware: the device; engine_profile: the
-    engine's name; without: (device, engine) of files that are not read, for hold-outs. Raises SpecError for a malformed
-    file, or a missing one if `path` is given.
+    engine's name; without: (device, engine) of files that are not read, for hold-outs; version: of the engine, for
+    whole runs. Raises SpecError for a malformed file, or a missing one if `path` is given.
     """
     if path is not None:
         return load_fitted(Calibration, Path(path))
@@ -99,7 +100,8 @@ def load_calibration(
     if own.is_file() and not without(hardware.name, engine_profile):
         return with_unmeasured(_as_declared(_completed(load_fitted(Calibration, own), inherited), hardware))
     if inherited is None:
-        return whole_run_calibration(hardware, engine_profile) or _prior(hardware, engine_profile)
+        whole = whole_run_calibration(hardware, engine_profile, version=version)
+        return whole or _prior(hardware, engine_profile)
     return with_unmeasured(inherited)
 
 

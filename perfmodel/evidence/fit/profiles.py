@@ -12,10 +12,11 @@ biases.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from perfmodel.cost import EngineProfile, Residuals
+from perfmodel.cost import EngineProfile, Residuals, ServerFit
 from perfmodel.cost.calibrations.for_all import RoutingFit
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import residuals_of, widen_for_new_group
@@ -28,7 +29,7 @@ from perfmodel.evidence.fit.parameters import (
     values_of,
     with_values,
 )
-from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
+from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, described
 from perfmodel.evidence.predict.recorded import (
     accelerated,
     shortened_stages,
@@ -36,9 +37,14 @@ from perfmodel.evidence.predict.recorded import (
     simulate_steady_states,
     spread_of,
 )
+from perfmodel.evidence.predict.results import has_kernel_tables
+from perfmodel.evidence.sources.local import DeviceTable
+from perfmodel.evidence.sources.setups import Setup, scenario_of
 from perfmodel.evidence.sources.steady import UNKNOWN_LENGTHS, with_dispersion
 from perfmodel.models.architecture import LatentAttention, MoEFFN
+from perfmodel.sim import simulate
 from perfmodel.specs import Scenario
+from perfmodel.specs.engine.versions import parse_version
 
 # ---------------------------------------------------------------- open-loop stages
 
@@ -217,6 +223,45 @@ def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
             name = f"{metric}_mean"
             errors.append(weight * np.log(pair.metrics[name] / pair.row.metrics[name]) if is_known else 0.0)
     return np.array(errors)
+
+
+# ---------------------------------------------------------------- hosts of older versions
+
+# Before these versions the engine was another program: vLLM's V0, whose Python planned, prepared inputs and handled
+# tokens sequence by sequence.
+_OTHER_PROGRAM = {"vllm": "0.8"}
+_OF_OLDER = (
+    Parameter("host.serial_step_s", 2e-3, 1e-4, 2e-2),
+    Parameter("host.serial_per_sequence_s", 5e-5, 1e-6, 1e-3),
+)
+_MAX_BATCHES = 72
+
+
+def fit_older_host(begin: EngineProfile, rows: Sequence[Observation], folder: Path) -> tuple[EngineProfile, int]:
+    """`begin` with the host of versions before its present program, and the number of batches that it was fitted to:
+    the engine's own on devices with kernel tables. folder: of `devices.csv`. Raises SpecError without any."""
+    version, table = _OTHER_PROGRAM.get(begin.engine, "0"), DeviceTable(folder)
+
+    def is_older(setup: Setup) -> bool:
+        return setup.engine == begin.engine and parse_version(setup.version) < parse_version(version)
+
+    own = [row for row in rows if "batch_latency" in row.metrics and begin.engine in row.labels["framework"].lower()]
+    older = [(row.name, row) for row in own if is_older(row.setup)]
+    members, _ = described(older, lambda name, row: row.under(scenario_of(name, row.setup, table, row.setup.tp)[0]))
+    members = [row for row in members if has_kernel_tables(row.scenario.hardware, begin.engine)]
+    members = members[:: max(1, len(members) // _MAX_BATCHES)]
+    if not members:
+        raise SpecError(f"no static batches of {begin.engine} before {version} on devices with kernel tables to fit")
+
+    def errors(profile: EngineProfile) -> Floats:
+        spans = [simulate(row.scenario, profile=profile, keep_steps=False).summary["duration"] for row in members]
+        measured = [row.metrics["batch_latency"] / 1e3 for row in members]
+        return np.log(spans) - np.log(measured)
+
+    hidden = {"hidden_step_s": 0.0, "hidden_per_sequence_s": 0.0}
+    alone = begin.model_copy(update={"server": ServerFit(), "host": begin.host.model_copy(update=hidden)})
+    fitted = fit_parameters(alone, _OF_OLDER, errors)
+    return begin.model_copy(update={"older": {version: fitted.host}}), len(members)
 
 
 # ---------------------------------------------------------------- generations and routers

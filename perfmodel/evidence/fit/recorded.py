@@ -20,6 +20,7 @@ from perfmodel.evidence.fit.parameters import with_facts
 from perfmodel.evidence.fit.power import fit_power
 from perfmodel.evidence.fit.profiles import (
     fit_engine_profile,
+    fit_older_host,
     fit_popularity,
     fit_steady_profile,
     fitting_rows,
@@ -29,6 +30,7 @@ from perfmodel.evidence.fit.systems import calibrate_folder, fit_kernel_errors, 
 from perfmodel.evidence.fit.whole_runs import fit_whole_runs
 from perfmodel.evidence.observation import (
     ACCEPTED_LENGTHS,
+    BATCHES,
     KERNEL_TABLES,
     LAYER_PROFILE,
     MEASURED_POWER,
@@ -41,7 +43,7 @@ from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.recorded import read_serving_runs
-from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows, read_served_rows
+from perfmodel.evidence.sources.results import devices_folder, is_batch_table, read_mlperf_rows, read_served_rows
 from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
@@ -57,7 +59,8 @@ def fit_recorded(
     """Fit what `path` holds and write it to the folder `out`, by default among the calibrations.
 
     A folder gives one calibration per device; a JSON of serving runs or a CSV of steady states gives the engine's
-    profile; a table of single-machine figures gives the engine's backends. is_forced: overwrite existing files
+    profile, one of static batches the host of its older versions; a table of single-machine figures gives the engine's
+    backends. is_forced: overwrite existing files
 
     Raises SpecError for unreadable measurements, those of another engine, and existing files.
     """
@@ -76,7 +79,10 @@ def fit_recorded(
         return [(c, save_calibration(c, file)) for c, file in zip(calibrations, files, strict=True)]
     file = _target(out, f"engine@{engine}.yaml", is_forced)
     begin = with_facts(load_engine_profile(engine))
-    if ".csv" in path.suffixes:
+    if ".csv" in path.suffixes and is_batch_table(path):
+        (profile, count), origin = fit_older_host(begin, read_served_rows(path)[0], devices_folder(path)), BATCHES
+        what = f"{count} static batches of versions before {', '.join(profile.older)}"
+    elif ".csv" in path.suffixes:
         rows, origin = read_steady_states(path)[0], STEADY_STATES
         num_rows = len(fitting_rows(rows, engine))
         if not num_rows:

@@ -78,7 +78,7 @@ _MAX_ROWS = 1500  # of each kernel, format and version of a table
 # their own. Of fewer rows nobody can tell.
 _WORSE, _MUCH_WORSE, _FEWEST_ROWS = 1.3, 0.03, 20
 # Tables whose kernels unmeasured devices are given, rows of each kernel, format and version, and of an architecture.
-_OF_PRIOR, _PRIOR_ROWS, _EVEN_ROWS = ("gemm", "context_attention", "generation_attention", "moe"), 60, 600
+_OF_PRIOR, _PRIOR_ROWS, _EVEN_ROWS = ("gemm", "context_attention", "generation_attention", "moe"), 40, 400
 
 
 class _Fitted(NamedTuple):

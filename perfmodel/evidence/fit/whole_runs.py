@@ -20,11 +20,11 @@ from scipy.optimize import least_squares
 from perfmodel.cost import OperatorTimer, Residuals, load_calibration
 from perfmodel.cost.calibrations.calibration import LAUNCH_OVERHEAD_S
 from perfmodel.cost.calibrations.files import calibrated_kernels
-from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits
+from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, WholeRunFits, is_older
 from perfmodel.cost.kernel_models.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
-from perfmodel.evidence.observation import Floats, Observation, Progress
+from perfmodel.evidence.observation import Floats, Observation, Progress, recorded_version
 from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import served_device
@@ -76,10 +76,12 @@ _PRIORS = {
     "launch_s": (6e-6, 0.7),
     "step_s": (1e-3, 1.2),
 }
-# CPUs reach less of a peak that counts matrix units at the boost clock of one core.
+# CPUs reach less of a peak that counts matrix units at the boost clock of one core; builds without kernels of their own
+# for a device anything.
+_PRIORS_OF_OLDER = {"compute_fraction": (0.2, 1.5)}
 _PRIORS_OF_CPUS = {"compute_fraction": (0.2, 0.8)}
 _LOADS = ("saturated", "burst", "closed", "first_token")
-_METRICS = ("tokens_per_s", "output_tokens_per_s", "tpot_mean", "ttft_mean")
+_METRICS = ("tokens_per_s", "output_tokens_per_s", "batch_latency", "tpot_mean", "ttft_mean")
 _MAX_SETTINGS = 24
 _DIGITS = 4  # of residuals
 _MAX_STEPS = 6
@@ -92,14 +94,14 @@ def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress
     if not members:
         raise SpecError("no results on devices without kernel tables to fit")
     operation_j = fit_operation_j()
-    result: dict[str, ArchitectureFit] = {}
-    for number, (architecture, selected) in enumerate(sorted(members.items())):
-        fit = _fit(architecture, selected, folder, operation_j)
+    result: dict[bool, dict[str, ArchitectureFit]] = {False: {}, True: {}}
+    for number, ((architecture, is_before), selected) in enumerate(sorted(members.items())):
+        fit = _fit(architecture, selected, folder, operation_j, is_before)
         if fit is not None:
-            result[architecture] = fit
+            result[is_before][architecture] = fit
         if progress is not None:
             progress(number + 1, len(members))
-    fits = with_others(WholeRunFits(architectures=result, operation_j=operation_j))
+    fits = with_others(WholeRunFits(architectures=result[False], older=result[True], operation_j=operation_j))
     return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
 
 
@@ -114,14 +116,14 @@ def with_others(fits: WholeRunFits) -> WholeRunFits:
 
 
 def without_own(fits: WholeRunFits) -> WholeRunFits:
-    """`fits` with each architecture replaced by the mean of the others: leave one out."""
+    """`fits` with each architecture replaced by the mean of the others: leave one out. Older builds have no others."""
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
     result: dict[str, ArchitectureFit] = {}
     for name in own:
         rest = {item: fit for item, fit in own.items() if item != name}
         mean = with_others(WholeRunFits(architectures=rest)).architectures.get(OTHERS[_kind_of(name)])
         result |= {name: mean} if mean is not None else {}
-    return fits.model_copy(update={"architectures": {**fits.architectures, **result}})
+    return fits.model_copy(update={"architectures": {**fits.architectures, **result}, "older": {}})
 
 
 def _kind_of(architecture: str) -> str:
@@ -162,9 +164,9 @@ def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> di
     return widths
 
 
-def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[str, list[Observation]]:
-    """Rows to fit per architecture, one per setting."""
-    result: dict[str, dict[str, Observation]] = {}
+def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[tuple[str, bool], list[Observation]]:
+    """Rows to fit per architecture and of older engines (`is_older`), one per setting."""
+    result: dict[tuple[str, bool], dict[str, Observation]] = {}
     for row in rows:
         if row.setup.load not in _LOADS or not row.is_reliable or describe_engine(row.setup.engine).facts.backends:
             continue
@@ -175,15 +177,18 @@ def _by_architecture(rows: Sequence[Observation], table: DeviceTable) -> dict[st
         architecture = hardware.declared.architecture
         if architecture is None or has_kernel_tables(hardware, row.setup.engine):
             continue
-        result.setdefault(architecture, {}).setdefault(row.group, row)
+        of = architecture, is_older(row.setup.engine, recorded_version(row.setup.engine, row.setup.version))
+        result.setdefault(of, {}).setdefault(row.group, row)
     chosen = {name: list(members.values()) for name, members in result.items()}
     return {name: rows[:: max(1, -(-len(rows) // _MAX_SETTINGS))] for name, rows in chosen.items()}
 
 
-def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float) -> ArchitectureFit | None:
-    """The fit to the rows that can be predicted; None without any."""
+def _fit(
+    architecture: str, rows: Sequence[Observation], folder: Path, operation_j: float, is_before: bool
+) -> ArchitectureFit | None:
+    """The fit to the rows that can be predicted; None without any. is_before: of older engines"""
     kind = served_device(rows[0].setup, DeviceTable(folder)).kind
-    priors = _PRIORS | (_PRIORS_OF_CPUS if kind == "cpu" else {})
+    priors = _PRIORS | (_PRIORS_OF_OLDER if is_before else _PRIORS_OF_CPUS if kind == "cpu" else {})
     usual, deviation = priors["launch_s"]
     priors["launch_s"] = usual * LAUNCH_OVERHEAD_S[kind] / LAUNCH_OVERHEAD_S["gpu"], deviation
     centre = np.log([value for value, _ in priors.values()])
@@ -195,7 +200,9 @@ def _fit(architecture: str, rows: Sequence[Observation], folder: Path, operation
         return ArchitectureFit(**rounded(values), kind=kind, rows=len(rows))
 
     def left_over(fit: ArchitectureFit) -> Floats:
-        return _log_errors(rows, folder, WholeRunFits(architectures={architecture: fit}, operation_j=operation_j))
+        own = {architecture: fit}
+        fits = WholeRunFits(architectures=own, older=own if is_before else {}, operation_j=operation_j)
+        return _log_errors(rows, folder, fits)
 
     def errors(vector: Floats) -> Floats:
         return np.concatenate([softened(left_over(fit_of(vector)), _SMALL) / _SMALL, (vector - centre) / sd])

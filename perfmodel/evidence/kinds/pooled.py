@@ -154,7 +154,7 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
     ]
     reasons = not_covered(pairs, left_out)
     more = len(reasons) - _MAX_REASONS
-    notes += [*reasons[:_MAX_REASONS], *([f"not covered: {more:,} more rows."] if more > 0 else [])]
+    notes += [*reasons[:_MAX_REASONS], *([f"not covered: rows of {more:,} more reasons."] if more > 0 else [])]
     scenarios = [pair.scenario for pair in covered if pair.scenario is not None]
     return ValidationReport(
         kind=kind,
@@ -272,7 +272,7 @@ def _rows(figures: Sequence[_Figure]) -> Rows:
 def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:
     names = dict.fromkeys(name for item in figures for name in item.row.labels)
     dimensions = {name: Dimension.of([item.row.labels.get(name, "not said") for item in figures]) for name in names}
-    unit = "tok/s" if "tokens" in metric else "ms"
+    unit = "tok/s" if "tokens" in metric else "W" if "power" in metric else "ms"
     return Comparison.of(metric, _rows(figures), unit, dimensions, [item.setup for item in figures])
 
 

@@ -39,8 +39,8 @@ from perfmodel.cost import (
     Residuals,
     ServerFit,
     load_calibration,
-    load_engine_profile,
     plan_memory,
+    profile_of,
     step_costs,
 )
 from perfmodel.cost.calibrations.backends import BackendFits, backend_calibration, engine_calibration
@@ -98,8 +98,8 @@ class MeanSteps:
         # Calibrations by whole runs are of devices without kernel tables, under engines without fitted backends.
         self.given: Calibration | None = None
         if not (engine.described.facts.backends or has_kernel_tables(hardware, engine.profile)):
-            self.given = whole_run_calibration(hardware, engine.profile, fits, or_others=True)
-        self.profile = _profile_of(setup, self.given or engine_calibration(hardware, engine))
+            self.given = whole_run_calibration(hardware, engine.profile, fits, or_others=True, version=engine.version)
+        self.profile = _profile_of(setup, scenario, self.given or engine_calibration(hardware, engine))
         costs = step_costs(scenario, self.given, self.profile)
         self.calibration: Calibration = costs.calibration
         self._cost_model: StepCostModel = costs.cost_model()
@@ -117,8 +117,7 @@ class MeanSteps:
                 f"holds with kv_cache_dtype={engine.kv_cache_dtype}."
             )
         # Whether steps compute prompts or decode, never both.
-        own = engine.prefill_exclusive
-        self._exclusive = engine.described.facts.batching.prefill_exclusive if own is None else own
+        self._exclusive = engine.rules.prefill_exclusive
         self._answer = max(setup.answer, 1)
 
     def _read(self, prompt: int, behind: float) -> int:
@@ -211,9 +210,9 @@ def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:
     return bool(load_calibration(hardware, engine).families.keys() - {"collective"})
 
 
-def _profile_of(setup: Setup, calibration: Calibration) -> EngineProfile:
+def _profile_of(setup: Setup, scenario: Scenario, calibration: Calibration) -> EngineProfile:
     """The engine's profile, without front end or launches of a step compiled ahead; host time of whole runs, if any."""
-    profile = load_engine_profile(setup.engine)
+    profile = profile_of(scenario.engine)
     if calibration.host != HostFit():
         profile = profile.model_copy(update={"host": HostFit()})
     if setup.is_in_process:
@@ -293,7 +292,7 @@ def predict_row(row: Observation, folder: Path, fits: WholeRunFits | None = None
         return Prediction(row, reason=str(error))
     except ValidationError as error:  # the row has what no scenario can have
         first = error.errors()[0]
-        return Prediction(row, reason=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return Prediction(row, reason=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))))
 
 
 def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRunFits | None) -> Prediction:
@@ -363,8 +362,9 @@ def _served(
     rate = scenario.traffic.arrivals.rate
     faster = {} if rate is None else {"rate": rate * longer}
     whole = with_traffic(scenario, faster, num_requests=count)
-    requests = requests_of(simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False))
-    result = _metrics(requests, instances, longer)
+    run = simulate(whole, calibration=steps.given, profile=steps.profile, keep_steps=False)
+    requests = requests_of(run)
+    result = _metrics(requests, instances, longer) | {"mean_power_w": float(run.summary["mean_power_w"] or 0.0)}
     if setup.load == "closed":
         ttft, tpot = weighted_means(requests, slots, max(sent, len(requests)) // slots * slots)
         whole_s = ttft + tpot * (setup.answer - 1)
@@ -382,5 +382,6 @@ def _metrics(requests: RequestColumns, instances: int, longer: float) -> dict[st
         f"{name}_p99": 1e3 * longer * float(np.quantile(values, 0.99)) for name, values in finite.items() if len(values)
     }
     span = longer * float(requests.finished_s.max() - requests.arrival_s.min())
+    result |= {"batch_latency": 1e3 * span, "batch_ttft": 1e3 * longer * float(columns["ttft"].max())}
     result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)
     return result

@@ -1,6 +1,7 @@
-"""Published results: servers, offline jobs and static batches (`other_devices.csv`), and MLPerf Inference.
+"""Published results: servers, offline jobs and static batches (`other_devices.csv`), equal requests in one batch
+(`static_batches.csv`, recognised by its columns), and MLPerf Inference.
 
-Assumed where a row of the former is silent: ShareGPT has mean prompts of 220 and answers of 200 tokens; "tens of
+Assumed where a row of the first is silent: ShareGPT has mean prompts of 220 and answers of 200 tokens; "tens of
 tokens" is 32; else 512 in, 256 out. Instances share the load evenly.
 
 MLPerf, closed division: Offline sends all samples at the start and runs for at least ten minutes, so the engine is
@@ -18,13 +19,15 @@ Prompt means other than those two are recalled. Answer means are taken from the 
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from perfmodel.errors import SpecError
 from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
 from perfmodel.evidence.sources.setups import Load, Setup, engine_of, has_card
 
-_NEEDED = ("id", "kind", "device", "engine", "model")
+_NEEDED = ("id", "device", "engine", "model")
 _PROMPT, _ANSWER = 512, 256
 _FEW = 16  # tokens of an answer whose first step was timed
 _OF_WORDS = {"sharegpt": (220, 200), "short": (32, 128)}
@@ -59,8 +62,16 @@ def column(entry: Entry, name: str) -> int:
 
 
 def read_served_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """The results of a table, and (row, reason) of undescribed ones. Raises SpecError for a missing or other file."""
-    return described(named(lenient_rows(path, _NEEDED, "serving results")), _served_row)
+    """The results of a table, or of a table of static batches, and (row, reason) of undescribed ones. Raises SpecError
+    for a missing or other file."""
+    if is_batch_table(path):
+        return described(named(lenient_rows(path, _NEEDED, "static batches")), _batch_row)
+    return described(named(lenient_rows(path, (*_NEEDED, "kind"), "serving results")), _served_row)
+
+
+def is_batch_table(path: str | Path) -> bool:
+    """Whether a table has static batches, by its columns. Raises SpecError for a missing or other file."""
+    return any(entry.keys() >= {*_BATCH} for entry in lenient_rows(path, (), "static batches")[:1])
 
 
 def read_mlperf_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
@@ -86,7 +97,7 @@ def _observation(
     }
     what = f"{setup.model} {setup.precision} on {setup.num_devices} x {setup.device}"
     flags = entry.get("flags", "")
-    setting, apart = (_SETTING, _APART) if "kind" in entry else (_MLPERF_SETTING, _MLPERF_APART)
+    setting, apart = (_MLPERF_SETTING, _MLPERF_APART) if "accelerator" in entry else (_SETTING, _APART)
     return Observation(
         name,
         setup,
@@ -192,6 +203,96 @@ def _load(entry: Entry) -> tuple[Load, float, int, int]:
         return "open", rate, 0, count or 500
     concurrency = max(concurrency, 1)
     return "closed", 0.0, concurrency, max(count, concurrency)
+
+
+# ---------------------------------------------------------------- static batches of several makers' devices
+
+# LLM-Inference-Bench (arXiv 2411.00136): equal requests given at once to the engine in the script's own process, 16-bit
+# weights unless `setting` says otherwise; as many as the KV cache holds run together, the others follow. DeepSpeed on
+# Gaudi is Optimum Habana's `generate`, one batch. llama.cpp is llama-bench -pg, one sequence, whose batch size is the
+# tokens of a prompt that a step computes; on several devices the model is split by layers.
+_BATCH = ("experiment", "isl", "osl", "batch_size", "latency_s")
+# What rows do not say: Polaris has A100 of 40 GB; vLLM 0.6.1 by the READMEs of MI250 and MI300X and the requirements of
+# A100 [assumed of others], TensorRT-LLM by the arguments of the C++ session in its script, llama.cpp by the date.
+_BATCH_DEVICES = {"a100": "a100-sxm-40gb"}
+_BATCH_VERSIONS = {"vllm": "0.6.1", "trtllm": "0.12", "llamacpp": "3500"}
+_MAKERS = re.compile(r"nvidia|amd|intel|habana|gpu|instinct| ")
+_DEGREES = re.compile(r"\b(tensor|pipeline|tp|pp|ep)\b(?: *[(=] *(\d+))?")
+_STATED = re.compile(r"(weight|kv cache) = (\w+)")
+
+
+def _batch_row(name: str, entry: Entry) -> Observation:
+    setup = _batch_setup(entry)
+    ttft_s, latency_s = number(entry, "ttft_s"), number(entry, "latency_s")
+    is_other = bool(ttft_s) and setup.answer == 1  # the latency beside a TTFT is of a longer answer
+    measured = {
+        "batch_latency": 0.0 if is_other else 1e3 * latency_s,
+        "batch_ttft": 1e3 * ttft_s,  # of the last prompt: batches of one token take as long
+        "mean_power_w": number(entry, "power_mean_w"),
+    }
+    also = {
+        "framework": entry["engine"],
+        "setting": entry.get("setting", "") or "default",
+        "batch": str(setup.max_num_batched_tokens or setup.concurrency),
+        "tokens": f"{setup.prompt:,} in, {setup.answer:,} out",
+        "parallelism": f"TP {setup.tp}, PP {setup.pp}" + ", experts shared out" * setup.is_expert_parallel,
+    }
+    result = _observation(name, entry, setup, measured, entry["experiment"], also)
+    return replace(result, group=repr(setup))
+
+
+def _batch_setup(entry: Entry) -> Setup:
+    """Raises SpecError for what no scenario describes."""
+    setting, framework = entry.get("setting", "").lower(), entry["engine"].lower()
+    if "without kv cache" in setting:
+        raise SpecError("without KV cache each token computes all before it anew, which no engine described here does.")
+    engine, _ = engine_of(framework)
+    device = _MAKERS.sub("", entry["device"].lower())
+    if not has_card(entry["model"]):
+        raise SpecError(f"unknown model {entry['model']}: no file of this name in workloads/models.")
+    count, batch = max(1, column(entry, "num_devices")), column(entry, "batch_size")
+    for name in ("isl", "osl", "batch_size"):
+        if not column(entry, name):
+            raise SpecError(f"{name}: got {entry[name]!r}; expected a number from 1 on.")
+    is_single = engine == "llamacpp"
+    tp, pp, is_spread = (1, count, False) if is_single else _degrees(setting, count)
+    stated = dict(_STATED.findall(setting))
+    return Setup(
+        device=_BATCH_DEVICES.get(device, device),
+        device_class="accelerator",
+        num_devices=count,
+        engine=engine,
+        version="" if framework == "deepspeed" else _BATCH_VERSIONS.get(engine, ""),
+        model=entry["model"],
+        precision=stated.get("weight", "fp16"),
+        kv_dtype=stated.get("kv cache", ""),
+        load="burst",
+        prompt=column(entry, "isl"),
+        answer=column(entry, "osl"),
+        tp=tp,
+        pp=pp,
+        concurrency=1 if is_single else batch,
+        num_requests=1 if is_single else batch,
+        max_num_batched_tokens=batch if is_single else 0,
+        gguf_type="f16" if is_single else "",
+        is_eager="mii" in framework,  # DeepSpeed-FastGen captures no CUDA graphs
+        is_in_process=True,
+        is_static=framework == "deepspeed",
+        is_expert_parallel=is_spread,
+        block_size=int(setting) if setting.isdigit() else 0,
+    )
+
+
+def _degrees(setting: str, count: int) -> tuple[int, int, bool]:
+    """(tensor parallel, pipeline parallel, experts spread over all) of `count` devices. Raises SpecError for experts
+    that are spread over some and cut over the others."""
+    degrees = {name[0]: int(text or count) for name, text in _DEGREES.findall(setting)}
+    if 1 < degrees.get("e", count) < count:
+        raise SpecError(f"got experts spread over {degrees['e']} of {count} devices; expected all of them, or one.")
+    pp = degrees.get("p", 1)
+    if not pp or count % pp:
+        raise SpecError(f"got {pp} pipeline stages on {count} devices; expected as many devices on each.")
+    return count // pp, pp, "e" in degrees and count > 1
 
 
 # ---------------------------------------------------------------- MLPerf Inference

@@ -72,6 +72,8 @@ class Setup:
     is_compiled:   the whole step was compiled ahead and launches at once, prompts included
     tpot_limit_s, ttft_limit_s: the submitter's limits
     is_static:     a burst is one batch, from prompts to last tokens
+    is_expert_parallel: whole experts on each device
+    block_size:    tokens of a KV block
     """
 
     device: str
@@ -104,6 +106,8 @@ class Setup:
     tpot_limit_s: float = 0.0
     ttft_limit_s: float = 0.0
     is_static: bool = False
+    is_expert_parallel: bool = False
+    block_size: int = 0
 
     def instances_of(self, num_devices: int) -> int:
         """Instances of `num_devices` devices that share the load."""
@@ -247,29 +251,35 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
 def _engine(setup: Setup, hardware: HardwareSpec, tp: int) -> EngineSpec:
     facts = describe_engine(setup.engine).facts
     slots = setup.max_num_seqs or max(_MAX_SLOTS, -(-setup.concurrency // max(setup.instances, 1)))
-    longest = round((_LONGEST if setup.is_varied else 1.0) * (setup.prompt + setup.answer)) + 64
+    template = 0 if setup.is_in_process else 64  # tokens that a server's chat template may add
+    longest = round((_LONGEST if setup.is_varied else 1.0) * (setup.prompt + setup.answer)) + template
     arguments: dict[str, Any] = {"max_num_seqs": slots, "max_model_len": longest, "enable_prefix_caching": False}
     if facts.backends:
         words = setup.version.removeprefix("b").split()  # of a build, "b9010 d05fe1d7d"
         arguments["max_num_seqs"] = max(1, setup.concurrency)
         version = words[0] if words and words[0].isdigit() else ""
+        if setup.max_num_batched_tokens:
+            arguments["max_num_batched_tokens"] = setup.max_num_batched_tokens
+        arguments["layer_split"] = setup.pp
         return recorded_engine(setup.engine, version, hardware, arguments)
     arguments |= {
         "tensor_parallel_size": tp,
         "pipeline_parallel_size": setup.pp,
         "kv_cache_dtype": _KV_FORMATS.get(setup.kv_dtype, "auto"),
         "enforce_eager": setup.is_eager,
+        "enable_expert_parallel": setup.is_expert_parallel,
         **({"batching": "static"} if setup.is_static else {}),
+        **({"block_size": setup.block_size} if setup.block_size else {}),
     }
     if setup.load in ("saturated", "open"):  # tuned servers compute long prompts in chunks, whatever the default
         arguments["enable_chunked_prefill"] = True
-    if setup.max_num_batched_tokens:
-        budget = setup.max_num_batched_tokens
-    else:  # the engine's default, or as many as its slots need
-        budget = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1}).max_num_batched_tokens
-    need = slots
-    if not setup.max_num_batched_tokens and not facts.batching.chunks_prompts:
-        need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
+    budget, need = setup.max_num_batched_tokens, slots
+    if not budget:  # the engine's default, or as many as its slots and whole prompts need, or a preempted request
+        usual = recorded_engine(setup.engine, setup.version, hardware, {"max_num_seqs": 1})
+        budget = usual.max_num_batched_tokens
+        if not usual.rules.chunks_prompts:
+            need += round(_LONGEST * setup.prompt if setup.is_varied else setup.prompt)
+            budget = max(budget, longest)
     arguments["max_num_batched_tokens"] = max(budget, need)
     return recorded_engine(setup.engine, setup.version, hardware, arguments)
 

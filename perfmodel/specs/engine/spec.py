@@ -201,6 +201,8 @@ class EngineSpec(VariantSpec):
             own.chunks_prompts or "enable_chunked_prefill" in self.model_fields_set
         )
         update: dict[str, bool] = {"chunks_prompts": chunks}
+        if chunks and not own.chunks_prompts:  # vLLM's V0: whole prompts alone, or chunks beside decodes
+            update["prefill_exclusive"] = False
         if self.prefill_exclusive is not None:
             update["prefill_exclusive"] = self.prefill_exclusive
         if self.reserve_output is not None:

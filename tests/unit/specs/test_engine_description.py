@@ -162,7 +162,7 @@ traffic:
         ("profile: vlm", r"mine\.yaml:6: engine\.profile: unknown engine 'vlm'.*Did you mean 'vllm'\?"),
         ("kv_cache_dtype: fp88", r"mine\.yaml:6: engine\.kv_cache_dtype: .*'fp88'.*Did you mean 'fp8'"),
         ("version: 0.99", r"mine\.yaml:6: engine\.version: 0\.99 is newer than 0\.\d+, the newest described.*0\.\d+"),
-        ("version: 0.2", r"mine\.yaml:6: engine\.version: 0\.2 is older than 0\.9, the oldest described.*0\.9"),
+        ("version: 0.2", r"mine\.yaml:6: engine\.version: 0\.2 is older than 0\.6, the oldest described.*0\.6"),
         ("version: banana", r"mine\.yaml:6: engine\.version: 'banana' is not a version"),
     ],
 )

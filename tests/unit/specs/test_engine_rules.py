@@ -90,7 +90,7 @@ def test_a_recorded_run_of_an_undescribed_version_has_the_nearest_and_wider_inte
     scenario = load_scenario("llama-3.1-8b-a100")
     known, older, newer = (
         scenario.model_copy(update={"engine": recorded_engine("vllm", version, scenario.hardware, {})})
-        for version in ("0.19.0", "0.6.3", "7.0")
+        for version in ("0.19.0", "0.5.3", "7.0")
     )
     assert older.engine.async_scheduling is False
     assert newer.engine.gpu_memory_utilization == 0.92
