@@ -54,11 +54,9 @@ class Pages:
         }
 
     def page(self, view: View, state: PageState, target: str = "") -> str:
-        """A view's page with closed forms answered; earlier refusals are retried.
-
-        target: its `main` content beside the form, or its `answers` without controls, updates while dragging, of which
-                simulations start once the pointer rests; else all of it
-        """
+        """A view's page with closed forms answered; earlier refusals are retried. target: its `main` content beside the
+        form, or its `answers` without controls, updates while dragging, of which simulations start once the pointer
+        rests; else all of it"""
         is_whole = target not in ("main", "answers")
         if is_whole:
             self._desk.known.forget_refusals()
