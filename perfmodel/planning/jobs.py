@@ -57,18 +57,9 @@ from perfmodel.specs.scenario import Scenario
 OnPreliminary = Callable[[Preliminary], None]
 
 METRICS = (
-    "duration",
-    "usd_total",
-    "usd_per_million_tokens",
-    "usd_per_million_output_tokens",
-    "output_throughput_per_gpu",
-    "total_token_throughput_per_gpu",
-    "tail_share",
-    "joules_per_output_token",
-    "kv_cache_usage_peak",
-    "preemptions",
-    "mfu",
-    "mbu",
+    *("duration", "usd_total", "usd_per_million_tokens", "usd_per_million_output_tokens", "output_throughput_per_gpu"),
+    *("total_token_throughput_per_gpu", "tail_share", "joules_per_output_token", "kv_cache_usage_peak", "preemptions"),
+    *("mfu", "mbu"),
 )
 # Metrics that grow with the work, and those that do when multiplied by others.
 _FACTORS: dict[str, tuple[str, ...]] = {

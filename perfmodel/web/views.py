@@ -262,7 +262,6 @@ ALTERNATIVES = (
 
 
 def _tornado(state: PageState) -> tuple[CommandRequest, ...]:
-    """The whole run, and sensitivities from short runs."""
     _check_metric(state)
     moved = request_of(WhatIfRequest, state, *fewer_requests(state, _FEW_REQUESTS), metric=WHATIF_METRICS)
     return (whole_run(state), moved)
@@ -368,7 +367,6 @@ _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput",
 
 
 def _gain(state: PageState) -> tuple[CommandRequest, ...]:
-    """The deployment with and without a technique's switch."""
     name = state.get("technique")
     if not name:
         return ()
@@ -443,7 +441,6 @@ def _is_shared(key: str) -> bool:
 
 
 def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
-    """Memory of each, and the same step for all."""
     sizes = {"batch": state.get("batch", _BATCH), "context": state.get("context", _CONTEXT)}
     return tuple(
         request
@@ -453,7 +450,6 @@ def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _served(state: PageState) -> tuple[CommandRequest, ...]:
-    """Each under the given traffic, and its capacity."""
     return tuple(request for column in columns_of(state) for request in (whole_run(column), largest_rate(column)))
 
 

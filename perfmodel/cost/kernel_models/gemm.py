@@ -75,8 +75,7 @@ def k_step_s(
     """
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))
-    step: Values = 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
-    return step
+    return 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
 
 
 def waves(blocks_per_unit: Values, quantization: float) -> Values:
@@ -137,11 +136,8 @@ class TiledGemmFit(Spec):
 
 
 class GemmSizes(NamedTuple):
-    """Many multiplications of one number format and batch, as columns.
-
-    moved_bytes: of the multiplications themselves: weights, input, output (and bias)
-    rate:        the peak rate that multiplies
-    """
+    """Many multiplications of one number format and batch, as columns. moved_bytes: of the multiplications themselves:
+    weights, input, output (and bias); rate: the peak rate that multiplies"""
 
     problem: GemmSize
     moved_bytes: Values
@@ -149,11 +145,9 @@ class GemmSizes(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What does not depend on m, for each (problem, split, tile).
-
-    tile_rows: tm; columns: thread blocks per row of tiles and compute unit; block_s: per thread block, huge where the
-    split is not offered; partial_s_per_row: (problem, split), writing and reading partial sums
-    """
+    """What does not depend on m, for each (problem, split, tile). tile_rows: tm; columns: thread blocks per row of
+    tiles and compute unit; block_s: per thread block, huge where the split is not offered; partial_s_per_row: (problem,
+    split), writing and reading partial sums"""
 
     tile_rows: Values
     columns: Values
@@ -238,10 +232,7 @@ def cached_share(num_bytes: Values, device: DeviceFacts) -> Values:
 
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, as_timed: bool = False) -> KernelSeconds:
     """The formula of this module. `as_timed`: as tables time kernels: launched one by one, if the fit knows the cost,
-    and operands from L2 if they fit.
-
-    sizes: columns; fit: parameters of the kernel; device: that runs it
-    """
+    and operands from L2 if they fit. sizes: columns; fit: parameters of the kernel; device: that runs it"""
     pieces = []
     for start in range(0, max(1, len(sizes.problem.m)), _ROWS_AT_ONCE):
         some = take(sizes, slice(start, start + _ROWS_AT_ONCE))

@@ -28,16 +28,7 @@ from perfmodel.cost.calibrations.backends import (
     power_factor,
     product_rates,
 )
-from perfmodel.cost.kernel_models.blocks import (
-    BlockSizes,
-    MatmulRates,
-    StreamRates,
-    block_sizes,
-    matmul_seconds,
-    piece_of,
-    pieces,
-    stream_seconds,
-)
+from perfmodel.cost.kernel_models import blocks
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
@@ -68,9 +59,6 @@ _RELATED = 0.5  # of the starts' deviations, for backends that start from the nu
 _SOURCE = "llama-bench, LocalScore and MLX figures published by others, cited in the header of the report"
 # Beside those that are apart: what a row's flags say of it that a fit cannot use.
 _NOT_FITTED = ("memory", "cluster")
-
-
-# ---------------------------------------------------------------- kernels as columns
 
 
 class Setting(NamedTuple):
@@ -131,7 +119,7 @@ class KernelColumns(NamedTuple):
     form: Vector
     is_experts: Vector
     is_attention: Vector
-    sizes: BlockSizes
+    sizes: blocks.BlockSizes
     kv_bytes: Vector
     forms: tuple[str, ...]
 
@@ -156,7 +144,7 @@ def columns_of(settings: Sequence[Setting]) -> KernelColumns:
     in_test, in_setting, runs, form, is_experts, is_attention, *sizes, kv_bytes = np.array(rows).T
     places = in_test.astype(int), in_setting.astype(int), np.array(test_setting)
     kinds = form.astype(int), is_experts > 0, is_attention > 0
-    return KernelColumns(*places, runs, *kinds, BlockSizes(*sizes), kv_bytes, tuple(forms))
+    return KernelColumns(*places, runs, *kinds, blocks.BlockSizes(*sizes), kv_bytes, tuple(forms))
 
 
 def _kernels(
@@ -170,10 +158,10 @@ def _kernels(
         runs, is_experts = node.expected_runs(shape), work.family == "moe"
         if work.family in _MATMULS:
             form = forms.setdefault(work.format.removesuffix("_wo") or "float", len(forms))
-            sizes = block_sizes(work)
+            sizes = blocks.block_sizes(work)
             tokens = float(shape.num_tokens if is_experts else sizes.rows)
-            for count, size in pieces(tokens, micro_batch):
-                piece = piece_of(sizes, work.weight_bytes, size / tokens)
+            for count, size in blocks.pieces(tokens, micro_batch):
+                piece = blocks.piece_of(sizes, work.weight_bytes, size / tokens)
                 yield (runs * count, form, is_experts, 0.0, *piece, work.kv_bytes)
             continue
         launches = work.num_kernels
@@ -182,8 +170,6 @@ def _kernels(
         num_bytes, is_attention = work.weight_bytes + work.activation_bytes, work.family not in _STREAMED
         yield (runs, -1.0, 0.0, is_attention, work.flops, num_bytes, launches, 0.0, 1.0, 1.0, work.kv_bytes)
 
-
-# ---------------------------------------------------------------- numbers
 
 _CYCLES_SD = 0.6
 
@@ -239,11 +225,8 @@ VERSION_SD = {"launch": 0.4, "compute": 0.25, "float_compute": 0.25, "attention"
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Layout of the parameter vector.
-
-    starts: of the backend's numbers; forms: weight formats with their own cycles
-    generations, versions: that have factors
-    """
+    """Layout of the parameter vector. starts: of the backend's numbers; forms: weight formats with their own cycles;
+    generations, versions: that have factors"""
 
     starts: Mapping[str, Start]
     forms: Sequence[str]
@@ -288,9 +271,6 @@ class ParameterLayout:
             decode_residuals=decode,
             prompt_residuals=prompt,
         )
-
-
-# ---------------------------------------------------------------- the fit
 
 
 def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
@@ -384,8 +364,7 @@ class _Problem:
         self._weights = np.sqrt(np.log2(1.0 + totals) / totals)
 
         def column(values: Iterable[float]) -> Vector:
-            result: Vector = np.array(list(values), dtype=float)[self.columns.setting]
-            return result
+            return np.array(list(values), dtype=float)[self.columns.setting]
 
         rates = [product_rates(_backend(item), item.hardware) for item in settings]
         devices = [DeviceFacts.of(item.hardware) for item in settings]
@@ -406,8 +385,7 @@ class _Problem:
         columns, count = self.columns, len(self.settings)
         by_test = np.bincount(columns.test, columns.runs * self._seconds(vector), len(columns.test_setting))
         tests = np.bincount(columns.test_setting, minlength=count)
-        result: Vector = -np.log(np.bincount(columns.test_setting, 1.0 / by_test, count) / tests)
-        return result
+        return -np.log(np.bincount(columns.test_setting, 1.0 / by_test, count) / tests)
 
     def _seconds(self, vector: Vector) -> Vector:
         n, cycles, generations, versions = self.layout.read(vector)
@@ -424,7 +402,7 @@ class _Problem:
             n["float_compute_fraction"] * old_float * self._float_peak,
             n["compute_fraction"] * old_compute * self._peak,
         )
-        rates = MatmulRates(
+        rates = blocks.MatmulRates(
             launch,
             np.minimum(1.0, reached * np.where(columns.is_experts, n["expert_memory"], 1.0)) * self._bandwidth,
             self._clocks,
@@ -440,14 +418,14 @@ class _Problem:
         rate = np.where(self._is_flash, n["attention_fraction"], n["score_fraction"])
         share = np.where(self._is_flash, n["kv_fraction"], n["score_kv_fraction"])
         attention = rate * old_attention * of_compute / computing * self._float_peak
-        streamed = StreamRates(
+        streamed = blocks.StreamRates(
             launch,
             np.where(columns.is_attention, attention, self._vector),
             np.minimum(1.0, reached) * self._bandwidth,
             np.minimum(1.0, share * of_memory / slower) * self._bandwidth,
         )
-        passed = stream_seconds(sizes, columns.kv_bytes, streamed)
-        multiplied: Vector = matmul_seconds(sizes, rates, np).duration
+        passed = blocks.stream_seconds(sizes, columns.kv_bytes, streamed)
+        multiplied: Vector = blocks.matmul_seconds(sizes, rates, np).duration
         multiplied[columns.form < 0] = passed[columns.form < 0]
         return multiplied
 

@@ -226,8 +226,7 @@ def weighted_quantiles(values: Floats, weights: Floats) -> list[float]:
 
 def softened(errors: Floats, small: float) -> Floats:
     """Residuals for least squares: squared when small, logarithmic beyond `small`."""
-    result: Floats = np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
-    return result
+    return np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
 
 
 def widen_for_new_group(residuals: Residuals, num_groups: int) -> Residuals:
