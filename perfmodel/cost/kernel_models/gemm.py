@@ -91,14 +91,13 @@ def waves(blocks_per_unit: Values, quantization: float) -> Values:
 def knee_of(a: Any, b: Any, p: float) -> Values:
     """(a**p + b**p) ** (1/p), element by element, without overflow; a or b positive."""
     high = np.maximum(a, b)
-    ratio = np.minimum(a, b)
+    ratio: Values = np.minimum(a, b)
     ratio /= high
     ratio **= p
     ratio += 1.0
     ratio **= 1.0 / p
     ratio *= high
-    result: Values = ratio
-    return result
+    return ratio
 
 
 def tile_allowed(rule: tuple[TileStep, ...], rows: Values) -> NDArray[np.bool_]:
@@ -168,7 +167,10 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     dense = device.peak(sizes.rate.removesuffix(SPARSE_RATE))
     speedup, per_element = device.peak(sizes.rate) / dense, (problem.input_bytes, problem.weight_bytes)
     per_unit = dense / device.compute_units
-    edge = fit.feed_edge * (_feed_of_fp32(device) if sizes.rate == _CUDA_CORES else 1.0)
+    # Fits are of tensor cores, fed at equal bytes per second but that much faster at products; an fp32 element has
+    # twice the bytes.
+    slower = 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16") if sizes.rate == _CUDA_CORES else 1.0
+    edge = fit.feed_edge * slower
     step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup)
     offered = (s == 1) | ((k >= s * _MIN_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
     block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
@@ -182,13 +184,6 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
         partial_s_per_row=is_split * splits * (4.0 * problem.batch / bandwidth) * problem.n[:, None],
         bandwidth=bandwidth,
     )
-
-
-def _feed_of_fp32(device: DeviceFacts) -> float:
-    """Reduction of `feed_edge` on CUDA cores: fits are of tensor cores, fed at equal bytes per second but that much
-    faster at products; an fp32 element has twice the bytes.
-    """
-    return 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16")
 
 
 def _parts(
