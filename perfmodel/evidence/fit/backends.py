@@ -19,15 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from perfmodel.cost.calibrations.backends import (
-    BackendFit,
-    BackendFits,
-    Factors,
-    generation_of,
-    has_small_cores,
-    power_factor,
-    product_rates,
-)
+from perfmodel.cost.calibrations import backends as calibrated
 from perfmodel.cost.kernel_models import blocks
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
@@ -251,7 +243,7 @@ class ParameterLayout:
         numbers.update({name: max(1.0, numbers[name]) for name in ("knee", "vector_knee")})  # a sum at most
         return numbers, cycles, by_generation.reshape(-1, len(GENERATION_SD)), by_version.reshape(-1, len(VERSION_SD))
 
-    def fit(self, vector: Vector, decode: Residuals, prompt: Residuals) -> BackendFit:
+    def fit(self, vector: Vector, decode: Residuals, prompt: Residuals) -> calibrated.BackendFit:
         """The vector as a file stores it. decode, prompt: residuals of left-out devices"""
         numbers, cycles, generations, versions = self.read(vector)
         if numbers["power"] < 1e-3:
@@ -259,11 +251,11 @@ class ParameterLayout:
         if numbers["unit_launch_s"] < 1e-10:
             numbers["unit_launch_s"] = 0.0
 
-        def factors(names: Sequence[str], fields: Mapping[str, float], values: Vector) -> dict[str, Factors]:
+        def factors(names: Sequence[str], fields: Mapping[str, float], values: Vector) -> dict[str, calibrated.Factors]:
             rows = zip(names, values.tolist(), strict=True)
-            return {name: Factors(**rounded(dict(zip(fields, row, strict=True)))) for name, row in rows}
+            return {name: calibrated.Factors(**rounded(dict(zip(fields, row, strict=True)))) for name, row in rows}
 
-        return BackendFit(
+        return calibrated.BackendFit(
             **rounded(numbers),
             cycles=rounded(dict(zip(self.forms, cycles.tolist(), strict=True))),
             by_generation=factors(self.generations, GENERATION_SD, generations),
@@ -273,13 +265,13 @@ class ParameterLayout:
         )
 
 
-def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
+def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> calibrated.BackendFits:
     """Fit all backends of `engine` in `rows`; folder: of `devices.csv`; command: recorded in the file. Raises
     PerfmodelError without rows of this engine."""
     members = [item for item in settings_of(rows, folder) if item.scenario.engine.profile == engine]
     groups = _grouped(members, lambda item: item.backend)
     groups.sort(key=lambda group: (group[0].is_cpu, -_num_devices(group)))  # that of CPUs last
-    fits: dict[str, BackendFit] = {}
+    fits: dict[str, calibrated.BackendFit] = {}
     for problem, vector in _solved(groups):
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
         if len(set(problem.chips)) < _FEWEST_CHIPS:
@@ -289,7 +281,7 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     if not fits:
         raise PerfmodelError(f"the table has no figures of {engine}; give one that has, or another --engine.")
     date, like = today(), next(iter(fits))
-    return BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
+    return calibrated.BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
 
 
 def held_out(
@@ -324,7 +316,7 @@ def _solved(
     groups: Iterable[list[Setting]], progress: Progress = lambda _: None
 ) -> Iterator[tuple["_Problem", Vector]]:
     """Each backend's problem and solution; GPU backends start from the first one's solution."""
-    first: BackendFit | None = None
+    first: calibrated.BackendFit | None = None
     for chosen in groups:
         progress(chosen[0].backend)
         problem = _Problem(chosen, None if chosen[0].is_cpu else first)
@@ -344,12 +336,12 @@ def _chip(hardware: HardwareSpec) -> tuple[object, ...]:
 class _Problem:
     """One backend's data and its optimization problem."""
 
-    def __init__(self, settings: Sequence[Setting], related: BackendFit | None) -> None:
+    def __init__(self, settings: Sequence[Setting], related: calibrated.BackendFit | None) -> None:
         self.settings = settings
         self.columns = columns_of(settings)
         self.chips: list[object] = [_chip(item.hardware) for item in settings]
         self.measured = np.log([1.0 / item.measured for item in settings])
-        generations = [generation_of(item.hardware) for item in settings]
+        generations = [calibrated.generation_of(item.hardware) for item in settings]
         versions = [item.scenario.engine.described.version.described for item in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
         self.layout = ParameterLayout(
@@ -366,7 +358,7 @@ class _Problem:
         def column(values: Iterable[float]) -> Vector:
             return np.array(list(values), dtype=float)[self.columns.setting]
 
-        rates = [product_rates(_backend(item), item.hardware) for item in settings]
+        rates = [calibrated.product_rates(_backend(item), item.hardware) for item in settings]
         devices = [DeviceFacts.of(item.hardware) for item in settings]
         self._units = column(device.compute_units for device in devices)
         self._clocks = column(device.compute_units * device.clock_hz for device in devices)
@@ -376,7 +368,7 @@ class _Problem:
         self._vector = column(device.peak("vector") for device in devices)
         self._tdp = column(item.hardware.declared.tdp_w or 65.0 for item in settings)
         self._is_flash = column(item.scenario.engine.attention == "flash" for item in settings) > 0
-        self._has_small = column(has_small_cores(item.hardware) for item in settings) > 0
+        self._has_small = column(calibrated.has_small_cores(item.hardware) for item in settings) > 0
         self._generation = _places(generations, self.layout.generations)[self.columns.setting]
         self._version = _places(versions, self.layout.versions)[self.columns.setting]
 
@@ -392,7 +384,7 @@ class _Problem:
         columns, sizes = self.columns, self.columns.sizes
         of_launch, of_memory, of_cycles, of_compute = _rows(generations, self._generation)
         old_launch, old_compute, old_float, old_attention = _rows(versions, self._version)
-        slower = power_factor(n["core_w"], n["power"], self._units, self._tdp)
+        slower = calibrated.power_factor(n["core_w"], n["power"], self._units, self._tdp)
         computing = slower * np.where(self._has_small, n["small_cores"], 1.0)
         launch = (n["launch_s"] + n["unit_launch_s"] * self._units) * of_launch * old_launch
         reached = n["memory_fraction"] * of_memory / slower
@@ -468,7 +460,7 @@ class _Problem:
         return result[0], result[1]
 
 
-def _starts(own: dict[str, Start], related: BackendFit | None) -> dict[str, Start]:
+def _starts(own: dict[str, Start], related: calibrated.BackendFit | None) -> dict[str, Start]:
     """A backend with few devices starts from the numbers of a related one."""
     if related is None:
         return own
