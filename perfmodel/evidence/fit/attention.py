@@ -41,20 +41,17 @@ def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     flash = "flash3" if _has_wgmma(device) else "flash2"
     is_gen = device.hardware.level("tensor_memory") is not None
     known = {
-        "fa3": "flash3",
         "flash_attention": "flash3" if _has_wgmma(device) else "flash3_sm80",
         "torch_flow": "trtllm_gen" if is_gen else "trtllm_sm90" if _has_wgmma(device) else "trtllm",
-        "torch_flow_flashinfer": "flashinfer",
-        "trtllm_mha": "trtllm_gen",
         "vllm_flash_attn": flash,
         "vllm_flash_attn_fa2": "flash2",
-        "vllm_flash_attn_fa3": "flash3",
         "vllm_flash_attn_fa4": "flash4",
         "vllm_flashinfer": "trtllm_gen" if is_gen else "flashinfer",
-        "vllm_flashinfer_fidecode": "flashinfer",
-        "vllm_flashinfer_fiprefill": "flashinfer",
-        "vllm_flashinfer_trtllmdecode": "trtllm_gen",
-        "vllm_flashinfer_trtllmprefill": "trtllm_gen",
+        **dict.fromkeys(("fa3", "vllm_flash_attn_fa3"), "flash3"),
+        **dict.fromkeys(
+            ("torch_flow_flashinfer", "vllm_flashinfer_fidecode", "vllm_flashinfer_fiprefill"), "flashinfer"
+        ),
+        **dict.fromkeys(("trtllm_mha", "vllm_flashinfer_trtllmdecode", "vllm_flashinfer_trtllmprefill"), "trtllm_gen"),
         "vllm_triton_attn": "triton",
     }
     return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")

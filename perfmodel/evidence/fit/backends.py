@@ -401,11 +401,7 @@ class _Problem:
             self._units,
             products * of_compute / computing * np.where(columns.is_experts, n["expert_compute"], 1.0),
             cycles[np.maximum(columns.form, 0)] * of_cycles * computing,
-            n["row_share"],
-            n["vector_knee"],
-            n["tile"],
-            n["half_rows"],
-            n["knee"],
+            *(n[name] for name in ("row_share", "vector_knee", "tile", "half_rows", "knee")),
         )
         rate = np.where(self._is_flash, n["attention_fraction"], n["score_fraction"])
         share = np.where(self._is_flash, n["kv_fraction"], n["score_kv_fraction"])

@@ -317,13 +317,10 @@ def _from_profile(path: Path, engine: str) -> Calibration:
 _OF_HEADS = ("num_heads", "num_key_value_heads", "window_size")
 _OF_LATENTS = ("model", "num_heads", "tp_size")
 _SHAPES = {
-    "context_attention": _OF_HEADS,
-    "context_mla": _OF_LATENTS[1:],
     "gemm": ("n", "k"),
-    "generation_attention": _OF_HEADS,
-    "generation_mla": _OF_LATENTS[1:],
-    "mla_context_module": _OF_LATENTS,
-    "mla_generation_module": _OF_LATENTS,
+    **dict.fromkeys(("context_attention", "generation_attention"), _OF_HEADS),
+    **dict.fromkeys(("context_mla", "generation_mla"), _OF_LATENTS[1:]),
+    **dict.fromkeys(("mla_context_module", "mla_generation_module"), _OF_LATENTS),
     "moe": ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"),
 }
 _SHAPES_IN_A_LAYER = {"gemm": 4}
