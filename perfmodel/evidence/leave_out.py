@@ -73,13 +73,10 @@ class _Fold(NamedTuple):
 
 
 def validate_left_out(kind: str, path: str | Path, group: str, progress: Progress | None = None) -> ValidationReport:
-    """The report of `validate KIND`, each row predicted without its group.
-
-    kind:  operators, energy, serving, steady-state, local, mlperf, served or acceptance
-    group: a key of GROUPS; of published results "architecture" alone, of single machines "device" or "model", of
-           kernels "shape", "device", "version", "engine" or "format", of accepted lengths a key of FOLDS
-    Raises SpecError for another group, and where the data cannot be read.
-    """
+    """The report of `validate KIND`, each row predicted without its group. kind: operators, energy, serving,
+    steady-state, local, mlperf, served or acceptance; group: a key of GROUPS; of published results "architecture"
+    alone, of single machines "device" or "model", of kernels "shape", "device", "version", "engine" or "format", of
+    accepted lengths a key of FOLDS. Raises SpecError for another group, and where the data cannot be read."""
     groups, report_by = _KINDS[kind]
     if group not in groups:
         raise SpecError(f"--leave-out: got {group}; expected {', '.join(groups)} with `validate {kind}`.")
@@ -174,8 +171,6 @@ def _local(path: Path, group: str, progress: Progress | None) -> ValidationRepor
     return report_pooled("local", pairs, unread)
 
 
-# ---------------------------------------------------------------- kernels
-
 _KERNEL_ROWS = 100  # of each kernel, version and format of a table
 # Columns that a run varies; the others make a shape.
 _VARIED = ("batch_size", "isl", "step", "m", "num_tokens", "message_size", "seq_len", "latency_ms", "power")
@@ -220,16 +215,12 @@ def _without_group(members: Sequence[_Rows], group: str) -> Iterator[PredictedKe
             rest = [rows.group.take(rows.shapes % 2 != odd) for rows in members]
             yield from _predicted_by_rest([rows for rows in aside if len(rows.group.rows)], rest, group)
     elif group in ("device", "version"):
-        name_of = _device_of if group == "device" else attrgetter("group.version")
+        name_of = attrgetter("group.device.hardware.name" if group == "device" else "group.version")
         for name in sorted({name_of(rows) for rows in members}):
             rest = [rows.group for rows in members if name_of(rows) != name]
             yield from _predicted_by_rest([rows for rows in members if name_of(rows) == name], rest, group)
     else:
         yield from _predicted_by_rest(members, [], group)
-
-
-def _device_of(rows: _Rows) -> str:
-    return rows.group.device.hardware.name
 
 
 def _predicted_by_rest(

@@ -174,11 +174,8 @@ _BETTER = 0.001  # of the best figure: what is as good is no better
 
 @dataclass(frozen=True)
 class Ratios:
-    """Lowest and highest ratio of simulated to screened values over the finalists.
-
-    rate:      of the highest rate
-    tightness: of the nearest limit, latency / limit
-    """
+    """Lowest and highest ratio of simulated to screened values over the finalists. rate: of the highest rate;
+    tightness: of the nearest limit, latency / limit"""
 
     rate: tuple[float, float]
     tightness: tuple[float, float]
@@ -198,12 +195,10 @@ def ratios_of(done: Sequence[Finalist], slo: SLO, quantile: str) -> Ratios:
 def overlooked(
     cut: Sequence[Deployment], best: float | None, ratios: Ratios, spec: PlanSpec, rate: float
 ) -> list[Deployment]:
-    """Deployments of `cut` that could beat `best` under the finalists' most favourable simulated/screened ratios.
-
-    One per layout, the most promising first. cut: deployments at `rate` (requests/s), serving by the screen or not;
-    best: first figure of `objective_key` of the best simulated one, None if nothing serves; `ratios` are those of the
-    finalists, objective and limits those of `spec`.
-    """
+    """Deployments of `cut` that could beat `best` under the finalists' most favourable simulated/screened ratios. One
+    per layout, the most promising first. cut: deployments at `rate` (requests/s), serving by the screen or not; best:
+    first figure of `objective_key` of the best simulated one, None if nothing serves; `ratios` are those of the
+    finalists, objective and limits those of `spec`."""
     best_of_kind: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
     for deployment in cut:
         screened = deployment.screened

@@ -165,8 +165,7 @@ class Finalist(Deployment):
     @property
     def rate_draws(self) -> Floats:
         """`rate` under each draw of calibration and sampling error."""
-        result: Floats = self.rate * self.drawn.rate * np.exp(seed_draws(self.rates))
-        return result
+        return self.rate * self.drawn.rate * np.exp(seed_draws(self.rates))
 
     @property
     def rate_interval(self) -> Interval:
@@ -183,8 +182,7 @@ class Finalist(Deployment):
         there = [value for value in values if value]
         if not there or len(there) < len(values):
             return None
-        result: Floats = (sum(there) / len(there)) * self.drawn.latencies[name] * np.exp(seed_draws(there))
-        return result
+        return (sum(there) / len(there)) * self.drawn.latencies[name] * np.exp(seed_draws(there))
 
     def latency_interval(self, quantile: str, name: str) -> Interval | None:
         """80 % interval of a latency."""
@@ -231,8 +229,7 @@ class Job(Replicas):
     @property
     def seconds_draws(self) -> Floats:
         """`seconds` under each draw of calibration and sampling error."""
-        result: Floats = self.seconds * self.drawn * np.exp(seed_draws(self._times))
-        return result
+        return self.seconds * self.drawn * np.exp(seed_draws(self._times))
 
     @property
     def seconds_interval(self) -> Interval:
@@ -242,11 +239,8 @@ class Job(Replicas):
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A deployment's cost and latency, simulated at the target rate.
-
-    tightness: largest latency / limit; `screened_tightness`: the screen's
-    attained:  share of requests within the SLO
-    """
+    """A deployment's cost and latency, simulated at the target rate. tightness: largest latency / limit;
+    `screened_tightness`: the screen's; attained: share of requests within the SLO"""
 
     label: str
     num_devices: int
@@ -263,11 +257,9 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Preliminary:
-    """The closed-form answer, shown until simulations are done.
-
-    rate:      requests/s to serve; None for a job of `num_requests`
-    finalists: about to be simulated, best first; empty if nothing serves; the fastest ones if no job meets its deadline
-    """
+    """The closed-form answer, shown until simulations are done. rate: requests/s to serve; None for a job of
+    `num_requests`; finalists: about to be simulated, best first; empty if nothing serves; the fastest ones if no job
+    meets its deadline"""
 
     spec: PlanSpec
     num_candidates: int
@@ -343,8 +335,7 @@ class Option:
     def bills(self, cap: float) -> Floats:
         """Cost per draw, including replicas to be added: at most `cap` for these."""
         missing = np.maximum(self.needed - self.replicas, 0.0)
-        result: Floats = self.cost + np.minimum(missing * self.price, cap)
-        return result
+        return self.cost + np.minimum(missing * self.price, cap)
 
     def expected(self, cap: float) -> float:
         """Mean of `bills`."""
@@ -353,17 +344,13 @@ class Option:
     def known_bills(self, cap: float) -> Floats:
         """Cost per draw if the needed replicas are known before buying."""
         exact = np.where(self.needed <= self.most, np.maximum(self.needed, 1.0) * self.price, inf)
-        bills: Floats = np.minimum(exact, self.bills(cap))
-        return bills
+        return np.minimum(exact, self.bills(cap))
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Value of measuring one replica on a device before buying.
-
-    value: reduction in expected cost; price: of one replica, for as long
-    short: share of draws in which replicas are insufficient after following the measurement
-    """
+    """Value of measuring one replica on a device before buying. value: reduction in expected cost; price: of one
+    replica, for as long; short: share of draws in which replicas are insufficient after following the measurement"""
 
     device: str
     value: float

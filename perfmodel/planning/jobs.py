@@ -57,28 +57,14 @@ from perfmodel.specs.scenario import Scenario
 OnPreliminary = Callable[[Preliminary], None]
 
 METRICS = (
-    "duration",
-    "usd_total",
-    "usd_per_million_tokens",
-    "usd_per_million_output_tokens",
-    "output_throughput_per_gpu",
-    "total_token_throughput_per_gpu",
-    "tail_share",
-    "joules_per_output_token",
-    "kv_cache_usage_peak",
-    "preemptions",
-    "mfu",
-    "mbu",
+    *("duration", "usd_total", "usd_per_million_tokens", "usd_per_million_output_tokens", "output_throughput_per_gpu"),
+    *("total_token_throughput_per_gpu", "tail_share", "joules_per_output_token", "kv_cache_usage_peak", "preemptions"),
+    *("mfu", "mbu"),
 )
 # Metrics that grow with the work, and those that do when multiplied by others.
 _FACTORS: dict[str, tuple[str, ...]] = {
-    "duration": (),
-    "usd_total": (),
-    "preemptions": (),
-    "mfu": ("duration",),
-    "mbu": ("duration",),
-    "output_throughput_per_gpu": ("duration",),
-    "total_token_throughput_per_gpu": ("duration",),
+    **dict.fromkeys(("duration", "usd_total", "preemptions"), ()),
+    **dict.fromkeys(("mfu", "mbu", "output_throughput_per_gpu", "total_token_throughput_per_gpu"), ("duration",)),
     "usd_per_million_tokens": ("total_token_throughput_per_gpu", "duration"),
     "usd_per_million_output_tokens": ("output_throughput_per_gpu", "duration"),
     "joules_per_output_token": ("output_throughput_per_gpu", "duration"),

@@ -200,10 +200,7 @@ _PLAN = _by_key(
 _EVERYTHING = _PLAN | _SUMMARY | _LATENCY_METRICS | _RUN | _STEP | _OPERATOR | _MEMORY
 # Names that mean the same.
 ALIASES: Mapping[str, str] = {
-    "ttft_ms": "mean_ttft_ms",
-    "tpot_ms": "mean_tpot_ms",
-    "itl_ms": "mean_itl_ms",
-    "e2el_ms": "mean_e2el_ms",
+    **{f"{name}_ms": f"mean_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el")},
     "latency_ms": "mean_e2el_ms",
     "throughput": "output_throughput",
     "step_time_ms": "step_ms",

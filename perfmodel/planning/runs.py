@@ -27,19 +27,10 @@ Answer = TypeVar("Answer")
 
 _LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2el")
 METRICS = (
-    "slo_attainment",
-    "request_goodput",
-    "request_throughput",
-    "output_throughput",
+    *("slo_attainment", "request_goodput", "request_throughput", "output_throughput"),
     *(f"{statistic}_{name}_ms" for name in _LATENCIES for statistic in ("mean", "median", "p90", "p95", "p99")),
-    "usd_per_million_output_tokens",
-    "usd_per_million_input_tokens_split",
-    "usd_per_million_output_tokens_split",
-    "joules_per_output_token",
-    "kv_cache_usage_peak",
-    "preemptions",
-    "mfu",
-    "mbu",
+    *("usd_per_million_output_tokens", "usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
+    *("joules_per_output_token", "kv_cache_usage_peak", "preemptions", "mfu", "mbu"),
 )
 _RATIO = 1.02  # between rates of the lattice
 FIRST_STRIDE = 4
@@ -58,11 +49,8 @@ _MAX_MORE = 2  # replicas added where the simulator finds that the SLO is missed
 
 @dataclass(frozen=True)
 class Trial:
-    """Search for a deployment's highest rate under one seed.
-
-    choices: overrides of the base scenario
-    start:   rate to begin at; stride: lattice steps to the next rate
-    """
+    """Search for a deployment's highest rate under one seed. choices: overrides of the base scenario; start: rate to
+    begin at; stride: lattice steps to the next rate"""
 
     base: Base
     choices: tuple[str, ...]
@@ -150,8 +138,7 @@ class Runs:
 
         1. the highest rate with the screened number of replicas gives the number needed
         2. runs at the target rate with these; with more if it misses the SLO, with one fewer if that may suffice:
-        capacity
-           behind a router is not quite proportional to replicas
+           capacity behind a router is not quite proportional to replicas
         3. the highest rate again if the number changed
         """
         starts, whole = [one.capacity for one in chosen], [(one, one.replicas) for one in chosen]

@@ -117,8 +117,7 @@ class Screen(ClosedForm):
 
 def _quantile(values: Floats, share: float) -> Floats:
     """The quantile `share` over typical requests."""
-    quantile: Floats = np.quantile(values, share, axis=1, method="higher")
-    return quantile
+    return np.quantile(values, share, axis=1, method="higher")
 
 
 def goals_of(slo: SLO, demand: Demand, attainment: float) -> Goals:

@@ -214,8 +214,7 @@ def longest_gap(
     largest = np.interp(share, (np.arange(len(lengths)) + 0.5) / len(lengths), lengths)
     tokens = np.minimum(largest + rate * long * demand.mean_prompt, np.maximum(budget - batch, 1.0))
     alone = surfaces.decode(batch)
-    result: Floats = np.where(share > 0, np.maximum(surfaces.mixed_step_time(batch, tokens), alone), alone)
-    return result
+    return np.where(share > 0, np.maximum(surfaces.mixed_step_time(batch, tokens), alone), alone)
 
 
 _ROUNDS = 6  # of the fixed point of T
@@ -398,8 +397,7 @@ def _held_up(
     shape = np.maximum(of_some**2 / variance, 0.05)  # of the gamma, whose quantile is Wilson and Hilferty's (1931)
     quantile = np.maximum(1 - 1 / (9 * shape) + normal / (3 * np.sqrt(shape)), 0.0) ** 3
     held = np.where(score > none, of_some * quantile, 0.0)
-    pace: Floats = alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
-    return pace
+    return alone + np.minimum(held / later, np.maximum(full - alone, 0.0))
 
 
 def _mean_steps(service: Service, demand: Demand, rate: Floats) -> Floats:

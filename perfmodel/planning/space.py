@@ -64,11 +64,8 @@ class Layout:
     def traits(self) -> list[str]:
         """Parallelism and formats."""
         engine = self.scenario.engine
-        parts = [f"TP{engine.tensor_parallel_size}"]
-        if engine.pipeline_parallel_size > 1:
-            parts.append(f"PP{engine.pipeline_parallel_size}")
-        if engine.data_parallel_size > 1:
-            parts.append(f"DP{engine.data_parallel_size}")
+        sizes = {"PP": engine.pipeline_parallel_size, "DP": engine.data_parallel_size}
+        parts = [f"TP{engine.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
         if engine.enable_expert_parallel:
             parts.append("EP")
         if engine.quantization:
@@ -230,11 +227,8 @@ _LAYOUT_FIELDS = {
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates that can serve, and the number ruled out by reason.
-
-    by_device: `ruled_out` for each device of the space
-    searched:  choices with several values -> the values, in words
-    """
+    """Candidates that can serve, and the number ruled out by reason. by_device: `ruled_out` for each device of the
+    space; searched: choices with several values -> the values, in words"""
 
     candidates: tuple[Candidate, ...]
     ruled_out: Mapping[str, int]

@@ -41,10 +41,8 @@ _FIELD = "engine.speculative_config"
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """A drafter and a draft length; at as many of the ladder's concurrencies as memory holds.
-
-    drafted: tokens per step, 0 without speculation; tokens_per_step: that a sequence gets, the model's own included
-    """
+    """A drafter and a draft length; at as many of the ladder's concurrencies as memory holds. drafted: tokens per step,
+    0 without speculation; tokens_per_step: that a sequence gets, the model's own included"""
 
     method: str
     drafted: int
@@ -118,10 +116,7 @@ class SpeculationAdvice(Renderable):
 
 def ask_speculation(scenario: Scenario) -> SpeculationAdvice:
     """Compare no speculation with the scenario's own, its model's prediction head or EAGLE-3, and n-gram lookup, with
-    drafts of up to 8 tokens.
-
-    Raises SpecError where no method is possible, or the scenario's own has no acceptance.
-    """
+    drafts of up to 8 tokens. Raises SpecError where no method is possible, or the scenario's own has no acceptance."""
     own = scenario.engine.speculative_config
     if own is not None and own.acceptance is None:
         raise SpecError(f"{scenario.name}: {_FIELD} has no acceptance; give a rate, or catalog: {{}}.")

@@ -196,8 +196,7 @@ class Surfaces:
         high = table[which, row + 1, column] * (1 - right) + table[which, row + 1, column + 1] * right
         bare = low * (1 - up) + high * up
         is_launched = batch + prompt_tokens > self._captured
-        result: Floats = np.where(is_launched, np.maximum(bare, self._launched) + self._jump, bare)
-        return result
+        return np.where(is_launched, np.maximum(bare, self._launched) + self._jump, bare)
 
     def cached(self, prompt_tokens: Floats) -> Floats:
         """Extra seconds per cached token, of a step with so many tokens of one prompt."""
@@ -214,8 +213,7 @@ def between(knots: Floats, values: Floats) -> tuple[Ints, Floats]:
 def read_between(table: Floats, which: Ints, index: Ints, share: Floats) -> Floats:
     """Rows `which` of a table, interpolated from column `index` to the next by `share`."""
     low = table[which, index]
-    value: Floats = low + share * (table[which, index + 1] - low)
-    return value
+    return low + share * (table[which, index + 1] - low)
 
 
 Engine = tuple[Scenario, int]  # of a layout, with the tokens of its plans
@@ -227,10 +225,7 @@ NUM_DRAWS = 256
 @dataclass(frozen=True)
 class Drawn:
     """Factors of a candidate under each draw; equal indices are equal draws for all candidates. By default none: 1.
-
-    rate:      on its highest rate under the SLO
-    latencies: metric -> factors on the latency at the required share
-    """
+    rate: on its highest rate under the SLO; latencies: metric -> factors on the latency at the required share"""
 
     rate: Floats = field(default_factory=lambda: np.ones(NUM_DRAWS))
     latencies: Mapping[str, Floats] = field(

@@ -24,7 +24,7 @@ from perfmodel.cores import num_processes
 from perfmodel.cost import scenario_fits
 from perfmodel.errors import PerfmodelError
 from perfmodel.planning.points import Point, Record, evaluate, evaluate_timed, load_point
-from perfmodel.planning.workers import Progress, Stepwise, engine_of, program_version, spread
+from perfmodel.planning.workers import Progress, Stepwise, engine_of, one_step, program_version, spread
 from perfmodel.renderable import Renderable
 from perfmodel.specs.scenario import Scenario
 
@@ -192,7 +192,7 @@ class StoredSweep:
     def records(self, points: Sequence[Point], num_requests: Sequence[int]) -> list[Record]:
         """A record for each point, which simulates `num_requests`; equal points are evaluated once."""
         counts = dict(zip(points, num_requests, strict=True))
-        records = dict(zip(counts, self.run(_one_point, counts, _lost), strict=True))
+        records = dict(zip(counts, self.run(one_step, counts, _lost), strict=True))
         return [records[point] for point in points]
 
     def run(
@@ -231,7 +231,3 @@ class StoredSweep:
                 with closing(Store(Path(self.store))) as store:
                     store.put(key, record, seconds)
                 self.forecast.did(task, num_requests)
-
-
-def _one_point(point: Point) -> Generator[Point, Record, Record]:
-    return (yield point)

@@ -71,9 +71,7 @@ def typical_step(scenario: Scenario, step_s: Callable[[BatchShape], float]) -> S
     """The decode step at the scenario's mean batch and context; `step_s`: seconds of a step."""
     context, spans = max(1, round(_mean_context(scenario))), scenario.model.attention_spans
     batch, reason = _mean_batch(
-        scenario,
-        lambda size: step_s(decode_shape(size, context, spans)),
-        lambda tokens: step_s(_prefill_shape(tokens)),
+        scenario, lambda size: step_s(decode_shape(size, context, spans)), lambda tokens: step_s(_prefill_shape(tokens))
     )
     return StepChoice(decode_shape(batch, context, spans), f"{_decode_label(batch, context)} ({reason})")
 

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import log
 from typing import Any
@@ -79,11 +79,8 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class WhatIfAnswers:
-    """Records of all points.
-
-    by_axis:    axis -> a record for each value; `others`: the alternative's
-    grid:       (value of the first axis, of the second) -> record
-    """
+    """Records of all points. by_axis: axis -> a record for each value; `others`: the alternative's; grid: (value of the
+    first axis, of the second) -> record"""
 
     question: WhatIf
     scenario: Scenario
@@ -177,11 +174,8 @@ _SEEDS = 5  # the median lies between the lowest and the highest of five with 94
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
-    """An axis value at which the alternative becomes better by a metric, or stops being better.
-
-    begins:    it is better above `at`
-    low, high: lowest and highest crossing over `num_seeds` traffic seeds
-    """
+    """An axis value at which the alternative becomes better by a metric, or stops being better. begins: it is better
+    above `at`; low, high: lowest and highest crossing over `num_seeds` traffic seeds"""
 
     path: str
     metric: str
@@ -241,11 +235,7 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
     """(crossing, whether the alternative is better above); None without one. If this seed's crossing is outside the two
     values, other intervals of the axis are searched."""
     axis, low, high = asked.axis, asked.low, asked.high
-
-    @cache
-    def gain(x: float) -> float | None:
-        return _gain(asked, x)
-
+    gain = cache(partial(_gain, asked))
     sides = gain(low), gain(high)
     if sides[0] is None or sides[1] is None or (sides[0] > 0) == (sides[1] > 0):
         inner = [(x, there) for x in axis.xs if (there := gain(x)) is not None]

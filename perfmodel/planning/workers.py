@@ -87,7 +87,7 @@ def spread(
     where, address = engine_of(engine)
     if not items:
         return []
-    begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (_one_step, function)
+    begin, step = (function.begin, function.step) if isinstance(function, Stepwise) else (one_step, function)
     if where == "local":
         workers = min(workers or (num_processes(len(items)) if len(items) >= _FEWEST else 1), len(items))
     open_pool: Callable[[int | None], _Processes | _OnRay] = partial(_Processes, within_reach(step))
@@ -150,7 +150,8 @@ def spread(
     return [results[number] for number in range(len(items))]
 
 
-def _one_step(item: Any) -> Generator[Any, Any, Any]:
+def one_step(item: Any) -> Generator[Any, Any, Any]:
+    """The `begin` of a single step: its answer is the result."""
     return (yield item)
 
 

@@ -195,11 +195,9 @@ def plain(line: Line) -> str:
 
 
 def document_json(document: Document) -> dict[str, Any]:
-    """The fields of the document and its blocks by their names; `kind` of each block is its class.
-
-    Text with meaning is {text, tone}, alone or in a list. A picture has its `svg`, a plot its `figure`; of a table's
-    columns `is_text` tells how they are aligned.
-    """
+    """The fields of the document and its blocks by their names; `kind` of each block is its class. Text with meaning is
+    {text, tone}, alone or in a list. A picture has its `svg`, a plot its `figure`; of a table's columns `is_text` tells
+    how they are aligned."""
     result: dict[str, Any] = _plain(document)
     return result
 

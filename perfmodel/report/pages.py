@@ -25,11 +25,8 @@ _SPECIAL = re.compile(r"([*\\]|<(?=[A-Za-z/!]))")
 
 
 def render_markdown(document: Document, origin: str = "", picture_file: Callable[[str], str] = "{}.svg".format) -> str:
-    """The document's text.
-
-    origin:       who wrote it, when: a sentence below the command
-    picture_file: from a picture's name to the file that it is in
-    """
+    """The document's text. origin: who wrote it, when: a sentence below the command; picture_file: from a picture's
+    name to the file that it is in"""
     lines = [f"# {_escaped(document.title)}", ""]
     if document.command:
         lines += ["```", document.command, "```", ""]
@@ -276,9 +273,7 @@ def check_report_file(path: Path) -> None:
 
 def write_report(document: Document, answer: Mapping[str, Any], path: Path) -> list[Path]:
     """Write FILE.md with FILE.*.svg, or FILE.html, and `answer` as FILE.json beside it; returns the files, FILE first.
-
-    Raises SpecError for another ending, or where nothing can be written.
-    """
+    Raises SpecError for another ending, or where nothing can be written."""
     check_report_file(path)
     texts = {path: ""}
     if path.suffix == ".md":

@@ -28,22 +28,15 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 
 RUN_FILES = (
-    "requests.csv",
-    "steps.csv",
-    "chunks.csv",
-    "acceptance.json",
-    "result.json",
-    "report.html",
-    "timeline.json",
+    *("requests.csv", "steps.csv", "chunks.csv", "acceptance.json"),
+    *("result.json", "report.html", "timeline.json"),
 )
 _HEADERS = {"requests.csv": REQUEST_COLUMNS, "steps.csv": STEP_COLUMNS}
 
 
 class RunFolder:
-    """path: where the files end up; work: where they are written. Made at once.
-
-    Raises SpecError where it cannot be made or written, or has a file of such a name that no run has written.
-    """
+    """path: where the files end up; work: where they are written. Made at once. Raises SpecError where it cannot be
+    made or written, or has a file of such a name that no run has written."""
 
     def __init__(self, path: Path) -> None:
         self.path = self.work = path

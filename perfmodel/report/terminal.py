@@ -17,16 +17,8 @@ from perfmodel.report import document as doc
 from perfmodel.report.document import Block, Commands, Document, Facts, Heading, Item, Line, Notes, Table, plain, spans
 
 _STYLES = {
-    "": "",
-    "strong": "bold",
-    "muted": "dim",
-    "good": "green",
-    "warn": "yellow",
-    "bad": "red",
-    "compute": "blue",
-    "memory": "green",
-    "communication": "yellow",
-    "overhead": "bright_black",
+    **{"": "", "strong": "bold", "muted": "dim", "good": "green", "warn": "yellow", "bad": "red"},
+    **{"compute": "blue", "memory": "green", "communication": "yellow", "overhead": "bright_black"},
 }
 _WIDTH = 140  # of what is shown as text
 _BETWEEN = 3  # characters from column to column; or, in a table that is too wide so, one

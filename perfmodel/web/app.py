@@ -326,11 +326,8 @@ _BOUNDS = Bounds(max_connections=256)
 
 
 def serve_page(host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve until interrupted; `port` 0: any free one; `on_ready` is called with the page's address.
-
-    Raises SpecError for an unavailable port, and for a host that other machines can reach: visitors may start work and
-    read uploads.
-    """
+    """Serve until interrupted; `port` 0: any free one; `on_ready` is called with the page's address. Raises SpecError
+    for an unavailable port, and for a host that other machines can reach: visitors may start work and read uploads."""
     if not is_loopback(host):
         raise SpecError(f"--host: got {host!r}; expected this machine's own, as 127.0.0.1, ::1 or localhost.")
     asyncio.run(_serve(host, port, on_ready))

@@ -97,11 +97,9 @@ Kind = Literal["text", "names", "choice", "number", "slider", "switch"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One form field. key: of the page's state; help: meaning in one sentence
-
-    choices: values, or the kind of a catalogue of names; resolved: path of the effective value in the resolved scenario
-    low, high, step: sliders are logarithmic unless `is_even`; unit: as displayed
-    """
+    """One form field. key: of the page's state; help: meaning in one sentence. choices: values, or the kind of a
+    catalogue of names; resolved: path of the effective value in the resolved scenario; low, high, step: sliders are
+    logarithmic unless `is_even`; unit: as displayed"""
 
     key: str
     label: str

@@ -67,10 +67,8 @@ class BackgroundJob:
 
 
 class JobQueue:
-    """Runs requests in the background, one at a time per lane; results are kept in `known`.
-
-    work: picklable function (request, progress) -> answer
-    """
+    """Runs requests in the background, one at a time per lane; results are kept in `known`. work: picklable function
+    (request, progress) -> answer"""
 
     def __init__(self, known: ResultCache, work: Work) -> None:
         self._known, self._work_out = known, work

@@ -44,21 +44,14 @@ class Pages:
             **{"version": __version__, "views": views},
         }
         self._templates.filters |= {
-            "code": _code,
-            "drawn": Markup,
-            "json": _json,
-            "plotted": _plotted,
-            "unmarked": without_marks,
-            "cleared": dict.fromkeys,
-            "used_in": _used_in,
+            **{"code": _code, "drawn": Markup, "json": _json, "plotted": _plotted},
+            **{"unmarked": without_marks, "cleared": dict.fromkeys, "used_in": _used_in},
         }
 
     def page(self, view: View, state: PageState, target: str = "") -> str:
-        """A view's page with closed forms answered; earlier refusals are retried.
-
-        target: its `main` content beside the form, or its `answers` without controls, updates while dragging, of which
-                simulations start once the pointer rests; else all of it
-        """
+        """A view's page with closed forms answered; earlier refusals are retried. target: its `main` content beside the
+        form, or its `answers` without controls, updates while dragging, of which simulations start once the pointer
+        rests; else all of it"""
         is_whole = target not in ("main", "answers")
         if is_whole:
             self._desk.known.forget_refusals()
@@ -158,12 +151,10 @@ def _code(text: str) -> Markup:
 
 
 def _others(state: PageState, known: Sequence[str]) -> list[tuple[str, str]]:
-    """Scenario fields without a form field."""
     return [(key, value) for key, value in state.fields if "." in key and key not in known]
 
 
 def _resolved_fields(scenario: Any) -> dict[str, str]:
-    """Effective values of empty fields."""
     fields = (field for group in GROUPS for field in group.fields if field.resolved)
     return {field.key: default_of(field, scenario) for field in fields}
 

@@ -26,9 +26,6 @@ _LETTERS = "ABCD"
 _COLUMN_COLOURS = (BLUE, ORANGE, GREEN, fig.PINK)
 
 
-# ---------------------------------------------------------------- plans
-
-
 def devices_bars(data: Any) -> Figure | None:
     """Cost of the best deployment per device; None for one device. data: `perfmodel plan --json`"""
     able = [row for row in data["devices"] if row["label"]]
@@ -53,10 +50,8 @@ def devices_bars(data: Any) -> Figure | None:
 
 
 def front_plot(data: Any) -> Figure | None:
-    """Cost against latency at the rate: deployments that none beats in both, joined, and the other finalists.
-
-    data: what `perfmodel plan --json` prints
-    """
+    """Cost against latency at the rate: deployments that none beats in both, joined, and the other finalists. data:
+    what `perfmodel plan --json` prints"""
     front, labels = data["front"], {row["label"] for row in data["front"]}
     others = [row for row in data["ranked"] if row["label"] not in labels and row["tightness"] is not None]
     if not front:
@@ -82,14 +77,9 @@ def front_plot(data: Any) -> Figure | None:
     return figure(drawn, 380, axis(unit, rangemode="tozero"), y, shapes=[met])
 
 
-# ---------------------------------------------------------------- what if
-
-
 def tornado(data: Any, metric: str) -> Figure | None:
-    """Two bars per varied value around the current metric, widest on top; None if nothing moves it.
-
-    data: `perfmodel whatif --json`
-    """
+    """Two bars per varied value around the current metric, widest on top; None if nothing moves it. data: `perfmodel
+    whatif --json`"""
 
     def swing(row: Mapping[str, Any]) -> float:
         ends = [end for side in ("low", "base", "high") if (end := row[side]["metric"]) is not None]
@@ -146,10 +136,8 @@ def bounds_plot(data: Any) -> Figure | None:
 
 
 def against_lines(data: Any, metric: str) -> Figure | None:
-    """Metric over the varied value with and without the alternative, and its break-even.
-
-    data: `perfmodel whatif --against ... --json`
-    """
+    """Metric over the varied value with and without the alternative, and its break-even. data: `perfmodel whatif
+    --against ... --json`"""
     shown, other = study_metric(metric), data["against"]
     path, _, first = data["points"][0]["set"].partition("=")
     name = " ".join(other["set"])
@@ -187,19 +175,14 @@ def _number(text: str) -> float | None:
         return None
 
 
-# ---------------------------------------------------------------- memory, steps
-
-
 def memory_bar(data: Any) -> Figure:
     """One device's memory as a bar. data: `perfmodel memory --json`"""
     return memory_figure(SimpleNamespace(**data))
 
 
 def step_curve(data: Any, path: str) -> Figure:
-    """Step time over batch (`step.batch`) or context (`step.context`), and the current point.
-
-    data: `perfmodel whatif --vary PATH=... --metric step_ms --json`
-    """
+    """Step time over batch (`step.batch`) or context (`step.context`), and the current point. data: `perfmodel whatif
+    --vary PATH=... --metric step_ms --json`"""
     points = [point for point in data["points"] if point["set"].startswith(f"{path}=")]
     xs = [float(point["set"].partition("=")[2]) for point in points]
     ys, now = [point["values"]["step_ms"] for point in points], data["step"][path.partition(".")[2]]
@@ -211,14 +194,9 @@ def step_curve(data: Any, path: str) -> Figure:
     return figure([curve, here], _HEIGHT, x, y, showlegend=False)
 
 
-# ---------------------------------------------------------------- traffic
-
-
 def latency_curve(data: Any, name: str, now: float | None = None, bands: Any = None) -> Figure:
     """Latency over rate in `data`: mean with its 80 % band, p99, limit. name: ttft, tpot or e2el; now: the requested
-    rate;
-    bands: intervals at some rates, default: those of `data`
-    """
+    rate; bands: intervals at some rates, default: those of `data`"""
     colour, rates, limit = fig.METRIC_COLOURS[name], data["load"]["rates"], data["load"]["limits_ms"].get(name)
     means, tails = (_values(data, f"{statistic}_{name}_ms") for statistic in ("mean", "p99"))
     lines = [_curve("mean", rates, means, colour, "ms"), _curve("p99", rates, tails, colour, "ms", dash="dash")]
@@ -320,9 +298,6 @@ def _log_axis(values: Sequence[float]) -> Trace:
 def _steps(value: float) -> list[float]:
     """1, 2, 5 and 10 times the power of ten below."""
     return [step * 10.0 ** floor(log10(value)) for step in (1, 2, 5, 10)]
-
-
-# ---------------------------------------------------------------- deployments side by side
 
 
 def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:

@@ -48,10 +48,8 @@ class Uploads:
         self._folder.cleanup()
 
     def take(self, name: str, content: bytes, full_size: int | None = None) -> str:
-        """Store a file; return its address token. Raises SpecError for an invalid name or size.
-
-        full_size: bytes of the whole file, if `content` is its beginning (headers with tensor offsets)
-        """
+        """Store a file; return its address token. Raises SpecError for an invalid name or size. full_size: bytes of the
+        whole file, if `content` is its beginning (headers with tensor offsets)"""
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.replace("\\", "/").rpartition("/")[2])[-100:].lstrip(".-")
         suffix = Path(name).suffix.lower()
         if suffix not in _SUFFIXES:
@@ -131,11 +129,9 @@ def without_marks(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """A query's answer as plain data, which passes between processes.
-
-    data: the command's `--json`; document: its blocks (`perfmodel.report.document.document_json`)
-    files: downloads by name; measured: nearby measurements: label, metric, predicted, measured
-    """
+    """A query's answer as plain data, which passes between processes. data: the command's `--json`; document: its
+    blocks (`perfmodel.report.document.document_json`); files: downloads by name; measured: nearby measurements: label,
+    metric, predicted, measured"""
 
     request: CommandRequest
     data: Any

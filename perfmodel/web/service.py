@@ -15,17 +15,8 @@ from perfmodel.commands.catalog import answer_line
 from perfmodel.commands.request import QUIET, CommandRequest, Console
 from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.web import results
 from perfmodel.web.jobs import BackgroundJob, JobQueue, Lane
-from perfmodel.web.results import (
-    QueryResult,
-    ResultCache,
-    Uploads,
-    hidden,
-    resolved,
-    run_query,
-    with_files,
-    without_marks,
-)
 from perfmodel.web.state import PageState, request_of
 
 if TYPE_CHECKING:
@@ -33,12 +24,10 @@ if TYPE_CHECKING:
 
 
 def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tuple[str, ...]]:
-    """(state, notes) of a server's command line and optional load test, on the page's device.
-
-    Only uploads in `folder` are read. Raises SpecError as `perfmodel new`.
-    """
+    """(state, notes) of a server's command line and optional load test, on the page's device. Only uploads in `folder`
+    are read. Raises SpecError as `perfmodel new`."""
     device = state.flags.get("hardware")
-    given = {} if device is None else {"hardware": resolved(device, folder)}
+    given = {} if device is None else {"hardware": results.resolved(device, folder)}
     with _only_dropped(folder):
         answer = answer_line(text, "line", folder, given)
     fields: dict[str, str] = {}
@@ -68,7 +57,7 @@ def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
 
 
 def _scenario(state: PageState, folder: Path) -> "Scenario":
-    request: SimulateRequest = with_files(request_of(SimulateRequest, state), folder)
+    request: SimulateRequest = results.with_files(request_of(SimulateRequest, state), folder)
     with _only_dropped(folder):
         return request.load()
 
@@ -79,7 +68,7 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
 
     scenario = _scenario(state, folder)
     unsaid = left_out_fields(scenario.engine)
-    name = without_marks(hidden(scenario.model.hf_id or scenario.model.name, folder))
+    name = results.without_marks(results.hidden(scenario.model.hf_id or scenario.model.name, folder))
     lines = [f"# no argument says: {', '.join(f'engine.{field}' for field in unsaid)}"] if unsaid else []
     return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine, scenario.model)])]
 
@@ -93,7 +82,7 @@ def _only_dropped(folder: Path) -> Iterator[None]:
         with restrict_paths((folder,)):
             yield
     except PerfmodelError as error:
-        raise SpecError(hidden(str(error), folder)) from None
+        raise SpecError(results.hidden(str(error), folder)) from None
 
 
 _WARM_UP = request_of(SimulateRequest, PageState(), "traffic.num_requests=8")
@@ -104,7 +93,7 @@ class QueryState:
     """A request's answer, refusal or job."""
 
     request: CommandRequest
-    shown: QueryResult | None = None
+    shown: results.QueryResult | None = None
     refusal: str = ""
     job: BackgroundJob | None = None
 
@@ -113,9 +102,9 @@ class QueryService:
     """Answers requests. uploads: files that pages were given; known: result cache; jobs: job queue"""
 
     def __init__(self) -> None:
-        self.uploads = Uploads()
+        self.uploads = results.Uploads()
         work = partial(_answer, self.uploads.folder)
-        self.known = ResultCache(partial(work, console=QUIET))
+        self.known = results.ResultCache(partial(work, console=QUIET))
         self.jobs = JobQueue(self.known, work)
 
     async def start(self) -> None:
@@ -171,23 +160,23 @@ class QueryService:
             self.jobs.stop(job)
 
 
-def _answer(folder: Path, request: CommandRequest, console: Console) -> QueryResult:
+def _answer(folder: Path, request: CommandRequest, console: Console) -> results.QueryResult:
     """Answer in this process, with upload paths hidden."""
-    placed = with_files(request, folder)
+    placed = results.with_files(request, folder)
     try:
-        shown = run_query(placed, console, (folder,))
+        shown = results.run_query(placed, console, (folder,))
     except PerfmodelError as error:
-        raise SpecError(hidden(str(error), folder)) from None
+        raise SpecError(results.hidden(str(error), folder)) from None
     if placed == request:
         return shown
     plain = (shown.data, shown.document, shown.files, shown.measured)
-    return QueryResult(request, *(_all_hidden(part, folder) for part in plain))
+    return results.QueryResult(request, *(_all_hidden(part, folder) for part in plain))
 
 
 def _all_hidden(value: Any, folder: Path) -> Any:
     """`hidden` on each text in plain data."""
     if isinstance(value, str):
-        return hidden(value, folder)
+        return results.hidden(value, folder)
     if isinstance(value, Mapping):
         return {_all_hidden(key, folder): _all_hidden(item, folder) for key, item in value.items()}
     return [_all_hidden(item, folder) for item in value] if isinstance(value, list | tuple) else value

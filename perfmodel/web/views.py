@@ -81,21 +81,13 @@ def _device(state: PageState) -> tuple[CommandRequest, ...]:
     return (HardwareShowRequest(state.flags["hardware"]),) if "hardware" in state.flags else ()
 
 
-DEPLOYMENT = View(
-    "deployment",
-    "Deployment",
-    "What does it take, and what does a step last?",
-    (
-        ViewPart("glance", lambda state: (request_of(MemoryRequest, state), request_of(ExplainRequest, state))),
-        ViewPart("device", _device),
-    ),
+_DEPLOYMENT_PARTS = (
+    ViewPart("glance", lambda state: (request_of(MemoryRequest, state), request_of(ExplainRequest, state))),
+    ViewPart("device", _device),
 )
-MEMORY = View(
-    "memory",
-    "Memory",
-    "Does it fit, and how many tokens can it keep?",
-    (ViewPart("plan", lambda state: (request_of(MemoryRequest, state),), is_kept=True),),
-)
+DEPLOYMENT = View("deployment", "Deployment", "What does it take, and what does a step last?", _DEPLOYMENT_PARTS)
+_MEMORY_PARTS = (ViewPart("plan", lambda state: (request_of(MemoryRequest, state),), is_kept=True),)
+MEMORY = View("memory", "Memory", "Does it fit, and how many tokens can it keep?", _MEMORY_PARTS)
 
 
 def _step(state: PageState, **texts: str) -> CommandRequest:
@@ -126,17 +118,12 @@ def _curve(state: PageState) -> tuple[CommandRequest, ...]:
     return (request_of(WhatIfRequest, state, *given, vary=vary, metric=("step_ms",)),)
 
 
-STEP = View(
-    "step",
-    "Step",
-    "Where does the time of a step go?",
-    (
-        ViewPart("decode", _decode, is_kept=True, drawn=("plot",)),
-        ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
-        ViewPart("prefill", _prefill, is_kept=True, drawn=("plot",)),
-    ),
-    has_controls=True,
+_STEP_PARTS = (
+    ViewPart("decode", _decode, is_kept=True, drawn=("plot",)),
+    ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
+    ViewPart("prefill", _prefill, is_kept=True, drawn=("plot",)),
 )
+STEP = View("step", "Step", "Where does the time of a step go?", _STEP_PARTS, has_controls=True)
 PAUSE_S = "30"  # of a user between an answer and the next request, unless the address says it
 _RATE, _PAUSE = "traffic.arrivals.rate", "traffic.arrivals.think_time_s"
 _QUICK, _POINTS = 400, 7
@@ -262,7 +249,6 @@ ALTERNATIVES = (
 
 
 def _tornado(state: PageState) -> tuple[CommandRequest, ...]:
-    """The whole run, and sensitivities from short runs."""
     _check_metric(state)
     moved = request_of(WhatIfRequest, state, *fewer_requests(state, _FEW_REQUESTS), metric=WHATIF_METRICS)
     return (whole_run(state), moved)
@@ -368,7 +354,6 @@ _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput",
 
 
 def _gain(state: PageState) -> tuple[CommandRequest, ...]:
-    """The deployment with and without a technique's switch."""
     name = state.get("technique")
     if not name:
         return ()
@@ -443,7 +428,6 @@ def _is_shared(key: str) -> bool:
 
 
 def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
-    """Memory of each, and the same step for all."""
     sizes = {"batch": state.get("batch", _BATCH), "context": state.get("context", _CONTEXT)}
     return tuple(
         request
@@ -453,19 +437,14 @@ def _deployments(state: PageState) -> tuple[CommandRequest, ...]:
 
 
 def _served(state: PageState) -> tuple[CommandRequest, ...]:
-    """Each under the given traffic, and its capacity."""
     return tuple(request for column in columns_of(state) for request in (whole_run(column), largest_rate(column)))
 
 
-COMPARE = View(
-    "compare",
-    "Compare",
-    "Which one is faster, cheaper, carries more?",
-    (
-        ViewPart("deployments", _deployments, shows_refusals=True),
-        ViewPart("served", _served, "quick", help="each of them under this traffic", shows_refusals=True),
-    ),
+_COMPARE_PARTS = (
+    ViewPart("deployments", _deployments, shows_refusals=True),
+    ViewPart("served", _served, "quick", help="each of them under this traffic", shows_refusals=True),
 )
+COMPARE = View("compare", "Compare", "Which one is faster, cheaper, carries more?", _COMPARE_PARTS)
 VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE), *(WHATIF, PLAN, TECHNIQUES))
 
 

@@ -62,11 +62,9 @@ class BlockMatmulFit(Spec):
 
 
 class BlockSizes(NamedTuple):
-    """What is multiplied, or of other kernels FLOPs, bytes and launches; numbers or columns.
-
-    flops, num_bytes, kernels: of all matrices together; num_bytes: of weights and activations
-    weights: their number; rows: that each matrix is multiplied with; outputs: elements of all products
-    """
+    """What is multiplied, or of other kernels FLOPs, bytes and launches; numbers or columns. flops, num_bytes, kernels:
+    of all matrices together; num_bytes: of weights and activations; weights: their number; rows: that each matrix is
+    multiplied with; outputs: elements of all products"""
 
     flops: Values
     num_bytes: Values

@@ -56,11 +56,9 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
 
 
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
-    """Dense peak of `rate`: declared, or that of its fallback (FALLBACKS).
-
-    "vector" is the non-tensor rate: `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`,
-    or what `sparsity_speedups` has for the format.
-    """
+    """Dense peak of `rate`: declared, or that of its fallback (FALLBACKS). "vector" is the non-tensor rate:
+    `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`, or what `sparsity_speedups` has for
+    the format."""
     declared = hardware.declared
     if rate.endswith(MMA_SYNC_RATE):
         share = find_architecture(declared.architecture).mma_sync_share
@@ -145,11 +143,8 @@ class DeviceFacts:
 
 
 class OperatorTime(NamedTuple):
-    """Seconds of one operator on one device, in all and by resource alone.
-
-    bound: the resource that takes longest: compute | memory | communication | overhead
-    clock: share of the full clock under a power cap
-    """
+    """Seconds of one operator on one device, in all and by resource alone. bound: the resource that takes longest:
+    compute | memory | communication | overhead; clock: share of the full clock under a power cap"""
 
     duration_s: float
     compute_s: float

@@ -17,7 +17,6 @@ ai-dynamo/aiconfigurator (Apache-2.0).
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime
@@ -67,10 +66,8 @@ class GroupedExpertsFit(Spec):
 
 
 class ExpertSizes(NamedTuple):
-    """Many calls of one number format, as columns.
-
-    row_bytes: activation bytes per assignment; rate: the peak rate that multiplies
-    """
+    """Many calls of one number format, as columns. row_bytes: activation bytes per assignment; rate: the peak rate that
+    multiplies"""
 
     problem: ExpertsSize
     row_bytes: Values
@@ -80,10 +77,8 @@ class ExpertSizes(NamedTuple):
 def expert_seconds(
     sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts, *, is_warm: bool = False
 ) -> KernelSeconds:
-    """The formula of this module. `is_warm`: weights that fit L2 are there from the last repetition.
-
-    sizes: columns; fit: parameters of the kernels; device: that runs them
-    """
+    """The formula of this module. `is_warm`: weights that fit L2 are there from the last repetition. sizes: columns;
+    fit: parameters of the kernels; device: that runs them"""
     starts = range(0, max(1, len(sizes.problem.tokens)), _ROWS_AT_ONCE)
     return joined([_parts(take(sizes, slice(start, start + _ROWS_AT_ONCE)), fit, device, is_warm) for start in starts])
 
@@ -97,7 +92,8 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts, is_w
     )
     fill = fit.tile_s * np.sqrt(rows * columns) / _TILE_EDGE
     row_tiles = problem.tiles[:, np.searchsorted(TILE_ROWS, rows)] / device.compute_units
-    allowed = _allowed(problem, fit)
+    counted = problem.tokens / problem.local_experts if fit.rule_counts == "tokens_per_expert" else problem.tokens
+    allowed = tile_allowed(fit.tile_rule, counted) if fit.tile_rule else None
     slow = np.where(problem.inner % _ALIGNMENT, fit.misaligned, 1.0) if fit.misaligned > 1 else 1.0
     weight_s = problem.weight_bytes / (device.bandwidth * fit.memory_fraction)
     read = problem.distinct * problem.width * problem.inner * weight_s
@@ -121,13 +117,6 @@ def _parts(sizes: ExpertSizes, fit: GroupedExpertsFit, device: DeviceFacts, is_w
     moved = num_bytes * (fit.passes / device.bandwidth)
     duration = fit.launch_s + fit.expert_s * problem.num_experts + slow * gemms + moved
     return KernelSeconds(duration, slow * compute, read * (problem.gates + 1.0) + moved)
-
-
-def _allowed(problem: ExpertsSize, fit: GroupedExpertsFit) -> NDArray[np.bool_] | None:
-    if not fit.tile_rule:
-        return None
-    counted = problem.tokens / problem.local_experts if fit.rule_counts == "tokens_per_expert" else problem.tokens
-    return tile_allowed(fit.tile_rule, counted)
 
 
 def time_experts(work: Work, fit: GroupedExpertsFit, device: DeviceFacts) -> OperatorTime:

@@ -82,10 +82,8 @@ _IN_KEY_TOKENS = {"block_tokens"}
 
 
 def transferred(fit: FitT, source: DeviceFacts, target: DeviceFacts, time_ratio: float | None = None) -> FitT:
-    """`fit`, made on `source`, for `target`, within plausible ranges.
-
-    time_ratio: target seconds per source second; default: the ratio of the declared clocks
-    """
+    """`fit`, made on `source`, for `target`, within plausible ranges. time_ratio: target seconds per source second;
+    default: the ratio of the declared clocks"""
     ratio = source.clock_hz / target.clock_hz if time_ratio is None else time_ratio
     rate = getattr(fit, "rate", None) or "bf16"
     per_unit = (target.peak(rate) / target.compute_units) / (source.peak(rate) / source.compute_units)

@@ -75,8 +75,7 @@ def k_step_s(
     """
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))
-    step: Values = 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
-    return step
+    return 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
 
 
 def waves(blocks_per_unit: Values, quantization: float) -> Values:
@@ -92,14 +91,13 @@ def waves(blocks_per_unit: Values, quantization: float) -> Values:
 def knee_of(a: Any, b: Any, p: float) -> Values:
     """(a**p + b**p) ** (1/p), element by element, without overflow; a or b positive."""
     high = np.maximum(a, b)
-    ratio = np.minimum(a, b)
+    ratio: Values = np.minimum(a, b)
     ratio /= high
     ratio **= p
     ratio += 1.0
     ratio **= 1.0 / p
     ratio *= high
-    result: Values = ratio
-    return result
+    return ratio
 
 
 def tile_allowed(rule: tuple[TileStep, ...], rows: Values) -> NDArray[np.bool_]:
@@ -137,11 +135,8 @@ class TiledGemmFit(Spec):
 
 
 class GemmSizes(NamedTuple):
-    """Many multiplications of one number format and batch, as columns.
-
-    moved_bytes: of the multiplications themselves: weights, input, output (and bias)
-    rate:        the peak rate that multiplies
-    """
+    """Many multiplications of one number format and batch, as columns. moved_bytes: of the multiplications themselves:
+    weights, input, output (and bias); rate: the peak rate that multiplies"""
 
     problem: GemmSize
     moved_bytes: Values
@@ -149,11 +144,9 @@ class GemmSizes(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What does not depend on m, for each (problem, split, tile).
-
-    tile_rows: tm; columns: thread blocks per row of tiles and compute unit; block_s: per thread block, huge where the
-    split is not offered; partial_s_per_row: (problem, split), writing and reading partial sums
-    """
+    """What does not depend on m, for each (problem, split, tile). tile_rows: tm; columns: thread blocks per row of
+    tiles and compute unit; block_s: per thread block, huge where the split is not offered; partial_s_per_row: (problem,
+    split), writing and reading partial sums"""
 
     tile_rows: Values
     columns: Values
@@ -174,7 +167,10 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     dense = device.peak(sizes.rate.removesuffix(SPARSE_RATE))
     speedup, per_element = device.peak(sizes.rate) / dense, (problem.input_bytes, problem.weight_bytes)
     per_unit = dense / device.compute_units
-    edge = fit.feed_edge * (_feed_of_fp32(device) if sizes.rate == _CUDA_CORES else 1.0)
+    # Fits are of tensor cores, fed at equal bytes per second but that much faster at products; an fp32 element has
+    # twice the bytes.
+    slower = 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16") if sizes.rate == _CUDA_CORES else 1.0
+    edge = fit.feed_edge * slower
     step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup)
     offered = (s == 1) | ((k >= s * _MIN_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
     block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
@@ -188,13 +184,6 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
         partial_s_per_row=is_split * splits * (4.0 * problem.batch / bandwidth) * problem.n[:, None],
         bandwidth=bandwidth,
     )
-
-
-def _feed_of_fp32(device: DeviceFacts) -> float:
-    """Reduction of `feed_edge` on CUDA cores: fits are of tensor cores, fed at equal bytes per second but that much
-    faster at products; an fp32 element has twice the bytes.
-    """
-    return 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16")
 
 
 def _parts(
@@ -238,10 +227,7 @@ def cached_share(num_bytes: Values, device: DeviceFacts) -> Values:
 
 def gemm_seconds(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts, *, as_timed: bool = False) -> KernelSeconds:
     """The formula of this module. `as_timed`: as tables time kernels: launched one by one, if the fit knows the cost,
-    and operands from L2 if they fit.
-
-    sizes: columns; fit: parameters of the kernel; device: that runs it
-    """
+    and operands from L2 if they fit. sizes: columns; fit: parameters of the kernel; device: that runs it"""
     pieces = []
     for start in range(0, max(1, len(sizes.problem.m)), _ROWS_AT_ONCE):
         some = take(sizes, slice(start, start + _ROWS_AT_ONCE))

@@ -51,10 +51,8 @@ class ModuleFit(Spec):
 
 
 class ModuleSizes(NamedTuple):
-    """Many calls of one module, as columns; see the formula.
-
-    weights: elements; weight_bytes: of each; rate: the peak rate of the projections
-    """
+    """Many calls of one module, as columns; see the formula. weights: elements; weight_bytes: of each; rate: the peak
+    rate of the projections"""
 
     tokens: Values
     weights: Values

@@ -10,37 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self
 from pydantic import ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit, decode_time
-from perfmodel.cost.kernel_models.attention.latent import (
-    LatentDecodeFit,
-    LatentPrefillFit,
-    latent_decode_time,
-    latent_prefill_time,
-)
-from perfmodel.cost.kernel_models.attention.mixed import MixedAttentionFit, mixed_time
-from perfmodel.cost.kernel_models.attention.prefill import FlashPrefillFit, prefill_time
-from perfmodel.cost.kernel_models.blocks import (
-    BlockMatmulFit,
-    BlockStreamFit,
-    OnHostFit,
-    block_matmul_time,
-    block_stream_time,
-    on_host_time,
-)
+from perfmodel.cost.kernel_models import blocks, experts, gemm, module, roofline
+from perfmodel.cost.kernel_models.attention import decode, latent, mixed, prefill
 from perfmodel.cost.kernel_models.device import NO_TIME, DeviceFacts, OperatorTime
-from perfmodel.cost.kernel_models.experts import GroupedExpertsFit, time_experts
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.kernel_models.gemm import TiledGemmFit, time_gemm
-from perfmodel.cost.kernel_models.messages.collective import (
-    CollectiveFit,
-    CustomAllReduceFit,
-    ExchangeFit,
-    collective_time,
-    custom_time,
-    exchange_time,
-)
-from perfmodel.cost.kernel_models.module import ModuleFit, module_time
-from perfmodel.cost.kernel_models.roofline import FamilyFit, roofline_time
+from perfmodel.cost.kernel_models.messages import collective
 from perfmodel.files.base import Spec
 from perfmodel.files.validation import unknown_key
 from perfmodel.ops.work import Work
@@ -55,21 +29,21 @@ class KernelModel(NamedTuple):
 
 # By the name that stands as `form` in a file; a fit without one is a roofline.
 KERNEL_MODELS: dict[str, KernelModel] = {
-    "roofline": KernelModel(FamilyFit, roofline_time),
-    "flash_decode": KernelModel(FlashDecodeFit, decode_time),
-    "flash_prefill": KernelModel(FlashPrefillFit, prefill_time),
-    "mixed_attention": KernelModel(MixedAttentionFit, mixed_time),
-    "latent_decode": KernelModel(LatentDecodeFit, latent_decode_time),
-    "latent_prefill": KernelModel(LatentPrefillFit, latent_prefill_time),
-    "collective": KernelModel(CollectiveFit, collective_time),
-    "custom_all_reduce": KernelModel(CustomAllReduceFit, custom_time),
-    "expert_exchange": KernelModel(ExchangeFit, exchange_time),
-    "tiled_gemm": KernelModel(TiledGemmFit, time_gemm),
-    "grouped_experts": KernelModel(GroupedExpertsFit, time_experts),
-    "module": KernelModel(ModuleFit, module_time),
-    "block_matmul": KernelModel(BlockMatmulFit, block_matmul_time),
-    "block_stream": KernelModel(BlockStreamFit, block_stream_time),
-    "on_host": KernelModel(OnHostFit, on_host_time),
+    "roofline": KernelModel(roofline.FamilyFit, roofline.roofline_time),
+    "flash_decode": KernelModel(decode.FlashDecodeFit, decode.decode_time),
+    "flash_prefill": KernelModel(prefill.FlashPrefillFit, prefill.prefill_time),
+    "mixed_attention": KernelModel(mixed.MixedAttentionFit, mixed.mixed_time),
+    "latent_decode": KernelModel(latent.LatentDecodeFit, latent.latent_decode_time),
+    "latent_prefill": KernelModel(latent.LatentPrefillFit, latent.latent_prefill_time),
+    "collective": KernelModel(collective.CollectiveFit, collective.collective_time),
+    "custom_all_reduce": KernelModel(collective.CustomAllReduceFit, collective.custom_time),
+    "expert_exchange": KernelModel(collective.ExchangeFit, collective.exchange_time),
+    "tiled_gemm": KernelModel(gemm.TiledGemmFit, gemm.time_gemm),
+    "grouped_experts": KernelModel(experts.GroupedExpertsFit, experts.time_experts),
+    "module": KernelModel(module.ModuleFit, module.module_time),
+    "block_matmul": KernelModel(blocks.BlockMatmulFit, blocks.block_matmul_time),
+    "block_stream": KernelModel(blocks.BlockStreamFit, blocks.block_stream_time),
+    "on_host": KernelModel(blocks.OnHostFit, blocks.on_host_time),
 }
 
 

@@ -14,7 +14,6 @@ wrote, or that ships.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -144,16 +143,14 @@ def _rows(rows: Sequence[_Row], interval: tuple[float, float] | None = None) -> 
 
 
 # Steps by kind, and those of decodes by batch: the kind, and the range of decodes.
-_STEP_GROUPS: Mapping[str, tuple[str, int, float]] = MappingProxyType(
-    {
-        **{kind: (kind, 0, inf) for kind in ("decode", "chunk", "mixed")},
-        "decode batch 1": ("decode", 1, 1),
-        "decode batch 2-4": ("decode", 2, 4),
-        "decode batch 5-8": ("decode", 5, 8),
-        "decode batch 9-16": ("decode", 9, 16),
-        "decode > 16": ("decode", 17, inf),
-    }
-)
+_STEP_GROUPS: Mapping[str, tuple[str, int, float]] = {
+    **{kind: (kind, 0, inf) for kind in ("decode", "chunk", "mixed")},
+    "decode batch 1": ("decode", 1, 1),
+    "decode batch 2-4": ("decode", 2, 4),
+    "decode batch 5-8": ("decode", 5, 8),
+    "decode batch 9-16": ("decode", 9, 16),
+    "decode > 16": ("decode", 17, inf),
+}
 
 
 def _requests(result: RunResult) -> RequestColumns:

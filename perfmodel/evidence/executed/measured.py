@@ -90,7 +90,9 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
     measured = read_measurements(folder)
     info, hardware = measured.info, load_hardware(measured.info.device)
     fitted_kernels, kernels = halves(measured.kernels, lambda record: record.operator)
-    fitted_steps, steps = halves(measured.steps, _step_group)
+    fitted_steps, steps = halves(
+        measured.steps, lambda step: f"{step.model} {step.overrides} {bool(step.shape.get('prefills'))}"
+    )
     calibration = fit_measured(replace(measured, kernels=fitted_kernels, steps=fitted_steps))
     # A CPU is calibrated on whole steps: operators alone in a loop are another thing there.
     kernels = kernels if hardware.kind != "cpu" else ()
@@ -139,11 +141,6 @@ def halves(
         parts[seen[name] % 2].append(record)
         seen[name] += 1
     return tuple(parts[0]), tuple(parts[1])
-
-
-def _step_group(record: MeasuredStep) -> str:
-    kind = "prompt" if record.shape.get("prefills") else "decode"
-    return f"{record.model} {record.overrides} {kind}"
 
 
 def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:

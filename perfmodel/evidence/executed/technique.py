@@ -1,7 +1,7 @@
 """Techniques: verdicts from pairs of runs, and the status of all from committed reports.
 
-speedup = factor by which the scenario's metric is better than its baseline's quotient = simulated speedup / executed
-speedup
+speedup = factor by which the scenario's metric is better than its baseline's
+quotient = simulated speedup / executed speedup
 
     right           both speedups lie on the same side of 1, and the quotient within 15 % of it
     proves nothing  hardly any speedup is simulated, and the quotient lies within 15 %: any model would be as right

@@ -7,6 +7,7 @@ DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`) includes 
 latents.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,20 +41,17 @@ def _libraries(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     flash = "flash3" if _has_wgmma(device) else "flash2"
     is_gen = device.hardware.level("tensor_memory") is not None
     known = {
-        "fa3": "flash3",
         "flash_attention": "flash3" if _has_wgmma(device) else "flash3_sm80",
         "torch_flow": "trtllm_gen" if is_gen else "trtllm_sm90" if _has_wgmma(device) else "trtllm",
-        "torch_flow_flashinfer": "flashinfer",
-        "trtllm_mha": "trtllm_gen",
         "vllm_flash_attn": flash,
         "vllm_flash_attn_fa2": "flash2",
-        "vllm_flash_attn_fa3": "flash3",
         "vllm_flash_attn_fa4": "flash4",
         "vllm_flashinfer": "trtllm_gen" if is_gen else "flashinfer",
-        "vllm_flashinfer_fidecode": "flashinfer",
-        "vllm_flashinfer_fiprefill": "flashinfer",
-        "vllm_flashinfer_trtllmdecode": "trtllm_gen",
-        "vllm_flashinfer_trtllmprefill": "trtllm_gen",
+        **dict.fromkeys(("fa3", "vllm_flash_attn_fa3"), "flash3"),
+        **dict.fromkeys(
+            ("torch_flow_flashinfer", "vllm_flashinfer_fidecode", "vllm_flashinfer_fiprefill"), "flashinfer"
+        ),
+        **dict.fromkeys(("trtllm_mha", "vllm_flashinfer_trtllmdecode", "vllm_flashinfer_trtllmprefill"), "trtllm_gen"),
         "vllm_triton_attn": "triton",
     }
     return np.array([known.get(name, name) for name in table["kernel_source"].astype(str)], dtype="U32")
@@ -73,9 +71,6 @@ def _heads(table: KernelTable) -> HeadShape:
     head_dim, kv_bytes = numbers(table, "head_dim"), format_bytes(table, "kv_cache_dtype")
     counts = numbers(table, "num_heads"), numbers(table, "num_key_value_heads")
     return HeadShape(*counts, head_dim, head_dim, kv_bytes, numbers(table, "window_size"))
-
-
-# ---------------------------------------------------------------- decodes
 
 
 class _Decodes(NamedTuple):
@@ -150,13 +145,6 @@ def decodes_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool
     return np.asarray((kv_bytes > _BEYOND_CACHE * device.l2_bytes) & (table.seconds < fastest))
 
 
-def _decode_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
-    usable = np.flatnonzero(~decodes_too_fast(table, device))
-    return kernel_groups(
-        table, device, "attention_decode", usable, lambda part: decode_kernels(part, device), decode_sizes
-    )
-
-
 def _fit_decodes(groups: Groups) -> FlashDecodeFit:
     _, _, kv_format, head_dim, name = groups[0].key.split("/")
     known = _DECODES.get(name)
@@ -175,17 +163,9 @@ def _fit_decodes(groups: Groups) -> FlashDecodeFit:
     return best_of(groups, starts, free, _DECODE_STARTS, _MAX_ROWS)
 
 
-# ---------------------------------------------------------------- prompts
-
 _PREFILL_FREE = (
-    "cache_speedup",
-    "launch_s",
-    "tensor_fraction",
-    "memory_fraction",
-    "block_tokens",
-    "tail",
-    "kv_weight",
-    "write_s",
+    *("cache_speedup", "launch_s", "tensor_fraction", "memory_fraction"),
+    *("block_tokens", "tail", "kv_weight", "write_s"),
 )
 _PREFILL_STARTS: tuple[dict[str, float], ...] = (
     {},
@@ -221,13 +201,6 @@ def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.boo
     return np.asarray(table.seconds < flops / peak)
 
 
-def _prefill_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
-    usable = np.flatnonzero(~prefills_too_fast(table, device))
-    return kernel_groups(
-        table, device, "attention_prefill", usable, lambda part: _libraries(part, device), prefill_sizes
-    )
-
-
 def _prefill_kernels(name: str, head_dim: int, is_fp8: bool) -> list[PrefillKernel]:
     """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
     kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles. Of others, all that may
@@ -258,8 +231,6 @@ def _fit_prefills(groups: Groups) -> FlashPrefillFit:
     starts = [FlashPrefillFit(kernel=kernel, **facts) for kernel in kernels]
     return best_of(groups, starts, free, _PREFILL_STARTS, _MAX_ROWS)
 
-
-# ---------------------------------------------------------------- latent
 
 # DeepSeek-V3 (config.json): hidden size, ranks of the query and of the latent, head sizes.
 _HIDDEN, _QUERY_RANK, _RANK, _ROPE, _NOPE, _VALUE = 7168, 1536, 512, 64, 128, 128
@@ -343,6 +314,12 @@ def _fit_latents(groups: Groups) -> LatentDecodeFit | LatentPrefillFit | FlashDe
     return fit_groups(groups, start, free=free, starts=starts)
 
 
+_decode_groups = partial(
+    kernel_groups, family="attention_decode", too_fast=decodes_too_fast, kernels=decode_kernels, sizes_of=decode_sizes
+)
+_prompt_groups = partial(
+    kernel_groups, family="attention_prefill", too_fast=prefills_too_fast, kernels=_libraries, sizes_of=prefill_sizes
+)
 DECODES = KernelModule(_decode_groups, _fit_decodes)
-PROMPTS = KernelModule(_prefill_groups, _fit_prefills)
+PROMPTS = KernelModule(_prompt_groups, _fit_prefills)
 LATENT = KernelModule(_latent_groups, _fit_latents)

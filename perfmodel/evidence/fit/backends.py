@@ -19,25 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from perfmodel.cost.calibrations.backends import (
-    BackendFit,
-    BackendFits,
-    Factors,
-    generation_of,
-    has_small_cores,
-    power_factor,
-    product_rates,
-)
-from perfmodel.cost.kernel_models.blocks import (
-    BlockSizes,
-    MatmulRates,
-    StreamRates,
-    block_sizes,
-    matmul_seconds,
-    piece_of,
-    pieces,
-    stream_seconds,
-)
+from perfmodel.cost.calibrations import backends as calibrated
+from perfmodel.cost.kernel_models import blocks
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.steps.stages import layer_split_of
@@ -68,9 +51,6 @@ _RELATED = 0.5  # of the starts' deviations, for backends that start from the nu
 _SOURCE = "llama-bench, LocalScore and MLX figures published by others, cited in the header of the report"
 # Beside those that are apart: what a row's flags say of it that a fit cannot use.
 _NOT_FITTED = ("memory", "cluster")
-
-
-# ---------------------------------------------------------------- kernels as columns
 
 
 class Setting(NamedTuple):
@@ -131,7 +111,7 @@ class KernelColumns(NamedTuple):
     form: Vector
     is_experts: Vector
     is_attention: Vector
-    sizes: BlockSizes
+    sizes: blocks.BlockSizes
     kv_bytes: Vector
     forms: tuple[str, ...]
 
@@ -156,7 +136,7 @@ def columns_of(settings: Sequence[Setting]) -> KernelColumns:
     in_test, in_setting, runs, form, is_experts, is_attention, *sizes, kv_bytes = np.array(rows).T
     places = in_test.astype(int), in_setting.astype(int), np.array(test_setting)
     kinds = form.astype(int), is_experts > 0, is_attention > 0
-    return KernelColumns(*places, runs, *kinds, BlockSizes(*sizes), kv_bytes, tuple(forms))
+    return KernelColumns(*places, runs, *kinds, blocks.BlockSizes(*sizes), kv_bytes, tuple(forms))
 
 
 def _kernels(
@@ -170,10 +150,10 @@ def _kernels(
         runs, is_experts = node.expected_runs(shape), work.family == "moe"
         if work.family in _MATMULS:
             form = forms.setdefault(work.format.removesuffix("_wo") or "float", len(forms))
-            sizes = block_sizes(work)
+            sizes = blocks.block_sizes(work)
             tokens = float(shape.num_tokens if is_experts else sizes.rows)
-            for count, size in pieces(tokens, micro_batch):
-                piece = piece_of(sizes, work.weight_bytes, size / tokens)
+            for count, size in blocks.pieces(tokens, micro_batch):
+                piece = blocks.piece_of(sizes, work.weight_bytes, size / tokens)
                 yield (runs * count, form, is_experts, 0.0, *piece, work.kv_bytes)
             continue
         launches = work.num_kernels
@@ -182,8 +162,6 @@ def _kernels(
         num_bytes, is_attention = work.weight_bytes + work.activation_bytes, work.family not in _STREAMED
         yield (runs, -1.0, 0.0, is_attention, work.flops, num_bytes, launches, 0.0, 1.0, 1.0, work.kv_bytes)
 
-
-# ---------------------------------------------------------------- numbers
 
 _CYCLES_SD = 0.6
 
@@ -239,11 +217,8 @@ VERSION_SD = {"launch": 0.4, "compute": 0.25, "float_compute": 0.25, "attention"
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Layout of the parameter vector.
-
-    starts: of the backend's numbers; forms: weight formats with their own cycles
-    generations, versions: that have factors
-    """
+    """Layout of the parameter vector. starts: of the backend's numbers; forms: weight formats with their own cycles;
+    generations, versions: that have factors"""
 
     starts: Mapping[str, Start]
     forms: Sequence[str]
@@ -268,7 +243,7 @@ class ParameterLayout:
         numbers.update({name: max(1.0, numbers[name]) for name in ("knee", "vector_knee")})  # a sum at most
         return numbers, cycles, by_generation.reshape(-1, len(GENERATION_SD)), by_version.reshape(-1, len(VERSION_SD))
 
-    def fit(self, vector: Vector, decode: Residuals, prompt: Residuals) -> BackendFit:
+    def fit(self, vector: Vector, decode: Residuals, prompt: Residuals) -> calibrated.BackendFit:
         """The vector as a file stores it. decode, prompt: residuals of left-out devices"""
         numbers, cycles, generations, versions = self.read(vector)
         if numbers["power"] < 1e-3:
@@ -276,11 +251,11 @@ class ParameterLayout:
         if numbers["unit_launch_s"] < 1e-10:
             numbers["unit_launch_s"] = 0.0
 
-        def factors(names: Sequence[str], fields: Mapping[str, float], values: Vector) -> dict[str, Factors]:
+        def factors(names: Sequence[str], fields: Mapping[str, float], values: Vector) -> dict[str, calibrated.Factors]:
             rows = zip(names, values.tolist(), strict=True)
-            return {name: Factors(**rounded(dict(zip(fields, row, strict=True)))) for name, row in rows}
+            return {name: calibrated.Factors(**rounded(dict(zip(fields, row, strict=True)))) for name, row in rows}
 
-        return BackendFit(
+        return calibrated.BackendFit(
             **rounded(numbers),
             cycles=rounded(dict(zip(self.forms, cycles.tolist(), strict=True))),
             by_generation=factors(self.generations, GENERATION_SD, generations),
@@ -290,16 +265,13 @@ class ParameterLayout:
         )
 
 
-# ---------------------------------------------------------------- the fit
-
-
-def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> BackendFits:
+def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command: str) -> calibrated.BackendFits:
     """Fit all backends of `engine` in `rows`; folder: of `devices.csv`; command: recorded in the file. Raises
     PerfmodelError without rows of this engine."""
     members = [item for item in settings_of(rows, folder) if item.scenario.engine.profile == engine]
     groups = _grouped(members, lambda item: item.backend)
     groups.sort(key=lambda group: (group[0].is_cpu, -_num_devices(group)))  # that of CPUs last
-    fits: dict[str, BackendFit] = {}
+    fits: dict[str, calibrated.BackendFit] = {}
     for problem, vector in _solved(groups):
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
         if len(set(problem.chips)) < _FEWEST_CHIPS:
@@ -309,7 +281,7 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     if not fits:
         raise PerfmodelError(f"the table has no figures of {engine}; give one that has, or another --engine.")
     date, like = today(), next(iter(fits))
-    return BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
+    return calibrated.BackendFits(engine=engine, source=_SOURCE, date=date, command=command, like=like, backends=fits)
 
 
 def held_out(
@@ -344,7 +316,7 @@ def _solved(
     groups: Iterable[list[Setting]], progress: Progress = lambda _: None
 ) -> Iterator[tuple["_Problem", Vector]]:
     """Each backend's problem and solution; GPU backends start from the first one's solution."""
-    first: BackendFit | None = None
+    first: calibrated.BackendFit | None = None
     for chosen in groups:
         progress(chosen[0].backend)
         problem = _Problem(chosen, None if chosen[0].is_cpu else first)
@@ -364,12 +336,12 @@ def _chip(hardware: HardwareSpec) -> tuple[object, ...]:
 class _Problem:
     """One backend's data and its optimization problem."""
 
-    def __init__(self, settings: Sequence[Setting], related: BackendFit | None) -> None:
+    def __init__(self, settings: Sequence[Setting], related: calibrated.BackendFit | None) -> None:
         self.settings = settings
         self.columns = columns_of(settings)
         self.chips: list[object] = [_chip(item.hardware) for item in settings]
         self.measured = np.log([1.0 / item.measured for item in settings])
-        generations = [generation_of(item.hardware) for item in settings]
+        generations = [calibrated.generation_of(item.hardware) for item in settings]
         versions = [item.scenario.engine.described.version.described for item in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
         self.layout = ParameterLayout(
@@ -384,10 +356,9 @@ class _Problem:
         self._weights = np.sqrt(np.log2(1.0 + totals) / totals)
 
         def column(values: Iterable[float]) -> Vector:
-            result: Vector = np.array(list(values), dtype=float)[self.columns.setting]
-            return result
+            return np.array(list(values), dtype=float)[self.columns.setting]
 
-        rates = [product_rates(_backend(item), item.hardware) for item in settings]
+        rates = [calibrated.product_rates(_backend(item), item.hardware) for item in settings]
         devices = [DeviceFacts.of(item.hardware) for item in settings]
         self._units = column(device.compute_units for device in devices)
         self._clocks = column(device.compute_units * device.clock_hz for device in devices)
@@ -397,7 +368,7 @@ class _Problem:
         self._vector = column(device.peak("vector") for device in devices)
         self._tdp = column(item.hardware.declared.tdp_w or 65.0 for item in settings)
         self._is_flash = column(item.scenario.engine.attention == "flash" for item in settings) > 0
-        self._has_small = column(has_small_cores(item.hardware) for item in settings) > 0
+        self._has_small = column(calibrated.has_small_cores(item.hardware) for item in settings) > 0
         self._generation = _places(generations, self.layout.generations)[self.columns.setting]
         self._version = _places(versions, self.layout.versions)[self.columns.setting]
 
@@ -406,15 +377,14 @@ class _Problem:
         columns, count = self.columns, len(self.settings)
         by_test = np.bincount(columns.test, columns.runs * self._seconds(vector), len(columns.test_setting))
         tests = np.bincount(columns.test_setting, minlength=count)
-        result: Vector = -np.log(np.bincount(columns.test_setting, 1.0 / by_test, count) / tests)
-        return result
+        return -np.log(np.bincount(columns.test_setting, 1.0 / by_test, count) / tests)
 
     def _seconds(self, vector: Vector) -> Vector:
         n, cycles, generations, versions = self.layout.read(vector)
         columns, sizes = self.columns, self.columns.sizes
         of_launch, of_memory, of_cycles, of_compute = _rows(generations, self._generation)
         old_launch, old_compute, old_float, old_attention = _rows(versions, self._version)
-        slower = power_factor(n["core_w"], n["power"], self._units, self._tdp)
+        slower = calibrated.power_factor(n["core_w"], n["power"], self._units, self._tdp)
         computing = slower * np.where(self._has_small, n["small_cores"], 1.0)
         launch = (n["launch_s"] + n["unit_launch_s"] * self._units) * of_launch * old_launch
         reached = n["memory_fraction"] * of_memory / slower
@@ -424,30 +394,26 @@ class _Problem:
             n["float_compute_fraction"] * old_float * self._float_peak,
             n["compute_fraction"] * old_compute * self._peak,
         )
-        rates = MatmulRates(
+        rates = blocks.MatmulRates(
             launch,
             np.minimum(1.0, reached * np.where(columns.is_experts, n["expert_memory"], 1.0)) * self._bandwidth,
             self._clocks,
             self._units,
             products * of_compute / computing * np.where(columns.is_experts, n["expert_compute"], 1.0),
             cycles[np.maximum(columns.form, 0)] * of_cycles * computing,
-            n["row_share"],
-            n["vector_knee"],
-            n["tile"],
-            n["half_rows"],
-            n["knee"],
+            *(n[name] for name in ("row_share", "vector_knee", "tile", "half_rows", "knee")),
         )
         rate = np.where(self._is_flash, n["attention_fraction"], n["score_fraction"])
         share = np.where(self._is_flash, n["kv_fraction"], n["score_kv_fraction"])
         attention = rate * old_attention * of_compute / computing * self._float_peak
-        streamed = StreamRates(
+        streamed = blocks.StreamRates(
             launch,
             np.where(columns.is_attention, attention, self._vector),
             np.minimum(1.0, reached) * self._bandwidth,
             np.minimum(1.0, share * of_memory / slower) * self._bandwidth,
         )
-        passed = stream_seconds(sizes, columns.kv_bytes, streamed)
-        multiplied: Vector = matmul_seconds(sizes, rates, np).duration
+        passed = blocks.stream_seconds(sizes, columns.kv_bytes, streamed)
+        multiplied: Vector = blocks.matmul_seconds(sizes, rates, np).duration
         multiplied[columns.form < 0] = passed[columns.form < 0]
         return multiplied
 
@@ -490,7 +456,7 @@ class _Problem:
         return result[0], result[1]
 
 
-def _starts(own: dict[str, Start], related: BackendFit | None) -> dict[str, Start]:
+def _starts(own: dict[str, Start], related: calibrated.BackendFit | None) -> dict[str, Start]:
     """A backend with few devices starts from the numbers of a related one."""
     if related is None:
         return own

@@ -6,13 +6,12 @@ which CUDA graphs avoid: they are a separate family.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.messages.collective import CollectiveFit, CollectiveSizes, CustomAllReduceFit
 from perfmodel.cost.kernel_models.messages.links import link_for
-from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, with_residuals
+from perfmodel.evidence.fit.kernels import Groups, KernelModule, fit_groups, seconds_of, with_residuals
 from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_version, format_bytes, numbers
 from perfmodel.specs.architectures import find_architecture
 
@@ -64,23 +63,16 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
     floor = _EAGER_FLOOR_S if key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
     small, large = (
-        [group.take(_is_small(group, result) == is_small) for group in groups] for is_small in (True, False)
+        [group.take((group.sizes.payload <= result.most_bytes) == is_small) for group in groups]
+        for is_small in (True, False)
     )
-    if _num_rows(large) > _NO_ROWS:
+    if len(seconds_of(large)) > _NO_ROWS:
         beyond = fit_groups(large, nccl, free=(*_FREE_BEYOND, *shared)).model_copy(update={"residuals": Residuals()})
         result = result.model_copy(update={"beyond": beyond})
-    if _num_rows(small) > _NO_ROWS:
+    if len(seconds_of(small)) > _NO_ROWS:
         free = (*(_FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])), *shared)
         result = fit_groups(small, result, free=free, starts=_STARTS_CUSTOM)
     return with_residuals(result, groups)
-
-
-def _is_small(group: Group, fit: CustomAllReduceFit) -> NDArray[np.bool_]:
-    return np.asarray(group.sizes.payload <= fit.most_bytes)
-
-
-def _num_rows(groups: Groups) -> int:
-    return sum(len(group.seconds) for group in groups)
 
 
 COLLECTIVES = KernelModule(_groups, _fit)

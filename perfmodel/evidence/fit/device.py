@@ -16,7 +16,6 @@ import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -108,19 +107,17 @@ def costs_of(step: MeasuredStep, hardware: HardwareSpec, calibration: Calibratio
 
 
 # Operator -> the table that its sizes fit into, and the columns that are the same in all its rows.
-TABLES: Mapping[str, tuple[str, dict[str, Size]]] = MappingProxyType(
-    {
-        "attention_decode": ("generation_attention", {"attn_dtype": "bfloat16", "window_size": 0, "beam_width": 1}),
-        "attention_prefill": ("context_attention", {"attn_dtype": "bfloat16", "window_size": 0, "step": 0}),
-        "grouped_experts": ("moe", {"moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced"}),
-        "linear": ("gemm", {"gemm_dtype": "bfloat16"}),
-        "linear_fp8": ("gemm", {"gemm_dtype": "fp8"}),
-        "linear_fp8_block": ("gemm", {"gemm_dtype": "fp8_block"}),
-        "linear_w4a16": ("gemm", {"gemm_dtype": "int4_wo"}),
-        "linear_w8a8": ("gemm", {"gemm_dtype": "int8"}),
-        "linear_w8a16": ("gemm", {"gemm_dtype": "int8_wo"}),
-    }
-)
+TABLES: Mapping[str, tuple[str, dict[str, Size]]] = {
+    "attention_decode": ("generation_attention", {"attn_dtype": "bfloat16", "window_size": 0, "beam_width": 1}),
+    "attention_prefill": ("context_attention", {"attn_dtype": "bfloat16", "window_size": 0, "step": 0}),
+    "grouped_experts": ("moe", {"moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced"}),
+    "linear": ("gemm", {"gemm_dtype": "bfloat16"}),
+    "linear_fp8": ("gemm", {"gemm_dtype": "fp8"}),
+    "linear_fp8_block": ("gemm", {"gemm_dtype": "fp8_block"}),
+    "linear_w4a16": ("gemm", {"gemm_dtype": "int4_wo"}),
+    "linear_w8a8": ("gemm", {"gemm_dtype": "int8"}),
+    "linear_w8a16": ("gemm", {"gemm_dtype": "int8_wo"}),
+}
 _OF_ALL = {"engine_version": "perfmodel", "kernel_source": "triton"}
 _SMALL_RATES = ("vector", "")
 _MIN_BYTES = 1.0  # of a small kernel: what moves nothing says nothing about the bandwidth

@@ -6,22 +6,18 @@ outliers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.kernel_models.attention.decode import DecodeSizes, decode_seconds
-from perfmodel.cost.kernel_models.attention.latent import LatentSizes, latent_decode_seconds, latent_prefill_seconds
-from perfmodel.cost.kernel_models.attention.mixed import MixedSizes, mixed_seconds
-from perfmodel.cost.kernel_models.attention.prefill import PrefillSizes, prefill_seconds
+from perfmodel.cost.kernel_models import experts, gemm, module
+from perfmodel.cost.kernel_models.attention import decode, latent, mixed, prefill
 from perfmodel.cost.kernel_models.device import DeviceFacts
-from perfmodel.cost.kernel_models.experts import ExpertSizes, expert_seconds
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.kernel_models.gemm import GemmSizes, gemm_seconds
-from perfmodel.cost.kernel_models.messages.collective import CustomAllReduceFit, collective_seconds, custom_seconds
+from perfmodel.cost.kernel_models.messages import collective
 from perfmodel.cost.kernel_models.messages.links import link_for
-from perfmodel.cost.kernel_models.module import ModuleSizes, module_seconds
 from perfmodel.evidence.sources.kernels import Group, KernelTable
 from perfmodel.files.base import Spec
 
@@ -33,28 +29,26 @@ _MAX_ROWS = 4000
 _FIRST_ROWS = 600  # of a search among kernels' rules
 _PRIOR = 3.0  # standard deviation of a parameter's logarithm: a factor of twenty
 
+_SECONDS: Mapping[type[Any], Callable[[Any, Any, DeviceFacts], Any]] = {
+    gemm.GemmSizes: partial(gemm.gemm_seconds, as_timed=True),
+    experts.ExpertSizes: partial(experts.expert_seconds, is_warm=True),
+    decode.DecodeSizes: partial(decode.decode_seconds, is_warm=True),
+    prefill.PrefillSizes: prefill.prefill_seconds,
+    module.ModuleSizes: module.module_seconds,
+    mixed.MixedSizes: mixed.mixed_seconds,
+}
+
 
 def timed(sizes: Any, fit: Any, device: DeviceFacts) -> Any:
     """Seconds of `sizes` as tables time them: eager launches count, what fits L2 stays there."""
-    match sizes:
-        case GemmSizes():
-            return gemm_seconds(sizes, fit, device, as_timed=True)
-        case ExpertSizes():
-            return expert_seconds(sizes, fit, device, is_warm=True)
-        case DecodeSizes():
-            return decode_seconds(sizes, fit, device, is_warm=True)
-        case PrefillSizes():
-            return prefill_seconds(sizes, fit, device)
-        case ModuleSizes():
-            return module_seconds(sizes, fit, device)
-        case MixedSizes():
-            return mixed_seconds(sizes, fit, device)
-        case LatentSizes(attention=DecodeSizes()):
-            return latent_decode_seconds(sizes, fit, device)
-        case LatentSizes():
-            return latent_prefill_seconds(sizes, fit, device)
-    seconds = custom_seconds if isinstance(fit, CustomAllReduceFit) else collective_seconds
-    return seconds(sizes, fit, device, link_for(device.hardware, 2))  # all measured groups: one scale-up domain
+    if isinstance(sizes, latent.LatentSizes):
+        is_decode = isinstance(sizes.attention, decode.DecodeSizes)
+        return (latent.latent_decode_seconds if is_decode else latent.latent_prefill_seconds)(sizes, fit, device)
+    if isinstance(sizes, collective.CollectiveSizes):
+        is_custom = isinstance(fit, collective.CustomAllReduceFit)
+        seconds = collective.custom_seconds if is_custom else collective.collective_seconds
+        return seconds(sizes, fit, device, link_for(device.hardware, 2))  # all measured groups: one scale-up domain
+    return _SECONDS[type(sizes)](sizes, fit, device)
 
 
 def predict(group: Group, fit: Any) -> Floats:
@@ -226,8 +220,7 @@ def weighted_quantiles(values: Floats, weights: Floats) -> list[float]:
 
 def softened(errors: Floats, small: float) -> Floats:
     """Residuals for least squares: squared when small, logarithmic beyond `small`."""
-    result: Floats = np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
-    return result
+    return np.sign(errors) * small * np.sqrt(np.log1p((errors / small) ** 2))
 
 
 def widen_for_new_group(residuals: Residuals, num_groups: int) -> Residuals:

@@ -111,8 +111,6 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
     return fit.model_copy(update={"residuals": residuals_of(predicted(fit), measured)})
 
 
-# ---------------------------------------------------------------- attention of whole batches
-
 _SOFTMAX_OPS = range(2, 100, 2)  # what is tried, in the digits that two cards give
 _FREE = (
     *("launch_s", "tensor_fraction", "memory_fraction", "block_tokens"),

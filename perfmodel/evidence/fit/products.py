@@ -57,9 +57,6 @@ def _name_of(names: Iterable[tuple[str, str]], source: str) -> str:
     return next((name for pattern, name in names if re.search(pattern, source)), "")
 
 
-# ---------------------------------------------------------------- dense
-
-
 # How kernels choose tiles: any, none of few rows, or by M, as vLLM's scaled-mm dispatch for Hopper and TensorRT-LLM's
 # blockwise FP8 kernel do. The tables' names do not say it; what fits the rows best counts.
 _BY_ROWS = (TileStep(64, 64, 64), TileStep(128, 64, 128), TileStep(0, 128, 128))
@@ -119,9 +116,6 @@ def fit_gemm(groups: Groups) -> TiledGemmFit:
         changes |= {"launch_s": _REPLAYED_S, "eager_launch_s": 0.2 * fastest, "eager_floor_s": fastest}
     starts = tuple({**changes, **item} for item in _GEMM_STARTS)
     return best_of(usable, [TiledGemmFit(**changes, **rule) for rule in _RULES], free, starts, _MAX_ROWS)
-
-
-# ---------------------------------------------------------------- experts
 
 
 # Triton's fused_moe without a tuned configuration: by tokens per expert in older versions, by tokens in newer ones.
@@ -263,8 +257,6 @@ def _known_gates() -> Mapping[tuple[Any, ...], bool]:
                 result[(width, ffn.intermediate_size, ffn.top_k, ffn.num_experts)] = ffn.gated
     return result
 
-
-# ---------------------------------------------------------------- the load of the timed rank
 
 # Tables name the collectors' synthetic routing: `balanced`, or `power_law_a` (experts drawn with density x^-a). M
 # tokens over all ranks choose k of E experts; of R ranks with E / R experts each, the one with most assignments is

@@ -172,9 +172,6 @@ def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
     return file
 
 
-# ---------------------------------------------------------------- runs
-
-
 class _Run(NamedTuple):
     """A run as simulated for the fit. measured: those of `METRICS` it has, over the same `num_requests`"""
 
@@ -223,9 +220,6 @@ def _shortened(run: Observation) -> Observation:
     tokens = times.num_prompt_tokens[:most], times.num_output_tokens[:most]
     first = RequestTimes(starts, *tokens, times.ttft_s[:most], times.e2el_s[:most])
     return replace(run, requests=first, metrics={**run.metrics, **figures_of(first)})
-
-
-# ---------------------------------------------------------------- the fit
 
 
 def _priors(shipped: EngineProfile) -> list[tuple[Parameter, float]]:

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,16 +23,10 @@ from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.dates import today
 from perfmodel.errors import SpecError
+from perfmodel.evidence.fit import layer_profile
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
 from perfmodel.evidence.fit.collectives import COLLECTIVES
 from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, predict, residuals_of
-from perfmodel.evidence.fit.layer_profile import (
-    attention_groups,
-    fit_attention,
-    fit_small_kernels,
-    read_layer_profile,
-    read_profiles,
-)
 from perfmodel.evidence.fit.modules import ENCODERS, MODULE_TABLES, WHOLE
 from perfmodel.evidence.fit.products import GEMM, MOE
 from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin, Progress
@@ -51,22 +44,16 @@ from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.description import describe_engine
 
 # Table name -> the kind of its kernels.
-MODULES: Mapping[str, KernelModule] = MappingProxyType(
-    {
-        "context_attention": PROMPTS,
-        "context_mla": LATENT,
-        "custom_allreduce": COLLECTIVES,
-        "gemm": GEMM,
-        "generation_attention": DECODES,
-        "generation_mla": LATENT,
-        "mla_context_module": LATENT,
-        "mla_generation_module": LATENT,
-        "moe": MOE,
-        "nccl": COLLECTIVES,
-        "encoder_attention": ENCODERS,
-        **dict.fromkeys(MODULE_TABLES, WHOLE),
-    }
-)
+MODULES: Mapping[str, KernelModule] = {
+    "context_attention": PROMPTS,
+    "encoder_attention": ENCODERS,
+    "gemm": GEMM,
+    "generation_attention": DECODES,
+    "moe": MOE,
+    **dict.fromkeys(("custom_allreduce", "nccl"), COLLECTIVES),
+    **dict.fromkeys(("context_mla", "generation_mla", "mla_context_module", "mla_generation_module"), LATENT),
+    **dict.fromkeys(MODULE_TABLES, WHOLE),
+}
 
 # Norms, rotations, activations, cache writes of a device whose small kernels were not timed: between those of the two
 # cards whose layer profiles were (2.0 and 2.3 us a kernel; activations in L2 at 2.7 and 3.2 times main memory).
@@ -128,10 +115,8 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
                 progress(done, len(tasks))
     results = []
     for architecture in sorted(measured):
-        of_it = [
-            (groups, fits) for (_, groups), fits in zip(tasks, fitted, strict=True) if _is_on(architecture, groups)
-        ]
-        devices = sorted({group.device.hardware.name for groups, _ in of_it for group in groups})
+        of_it = [pair for pair in zip(tasks, fitted, strict=True) if _architecture(pair[0][1][0]) == architecture]
+        devices = sorted({group.device.hardware.name for (_, groups), _ in of_it for group in groups})
         fits = [fit for _, some in of_it for fit in some]
         what = f"{sum(fit.num_rows for fit in fits):,} kernel times of {len(fits)} kernels on {' and '.join(devices)}"
         results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, *_named(fits), GENERIC_SMALL))
@@ -192,10 +177,6 @@ def _architecture(group: Group) -> str:
     return hardware.declared.architecture or hardware.name
 
 
-def _is_on(architecture: str, groups: Groups) -> bool:
-    return _architecture(groups[0]) == architecture
-
-
 def groups_of(table: KernelTable, file: Path) -> list[Group]:
     """The groups of a table with a module. Raises SpecError for contents that cannot be understood."""
     with understood(file):
@@ -209,11 +190,8 @@ def bare_key(key: str) -> str:
 
 
 def key_of(group: Group, calibration: Calibration) -> str | None:
-    """The key of a kernel's fit.
-
-    Its own of that version, its own, that of another version or of the engine's default kernel, else the one of its
-    family with the most parts in common.
-    """
+    """The key of a kernel's fit. Its own of that version, its own, that of another version or of the engine's default
+    kernel, else the one of its family with the most parts in common."""
     fits = calibration.families | calibration.others
     versions = {key: key.rpartition("/")[2] for key in calibration.others if key.rpartition("/")[0] == group.key}
     for key, known in versions.items():
@@ -322,14 +300,14 @@ def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_profile(path: Path, engine: str) -> Calibration:
-    profile = read_layer_profile(path)
+    profile = layer_profile.read_layer_profile(path)
     if profile.engine != engine:
         raise SpecError(f"{path}: profiles engine {profile.engine!r}, not {engine!r}")
     device = DeviceFacts.of(profile.hardware)
     families = {group.key: GEMM.fit([group]) for group in GEMM.groups(profile.gemms, device)}
-    attention = attention_groups(read_profiles(path), device)
-    families |= {group.key: fit_attention(group) for group in attention}
-    small = fit_small_kernels(profile.hardware, profile.small)
+    attention = layer_profile.attention_groups(layer_profile.read_profiles(path), device)
+    families |= {group.key: layer_profile.fit_attention(group) for group in attention}
+    small = layer_profile.fit_small_kernels(profile.hardware, profile.small)
     num_rows = len(profile.gemms) + len(profile.small) + sum(len(group.seconds) for group in attention)
     what, families = f"{num_rows:,} kernel times of a layer profile", families | {"elementwise": small}
     return _calibration(LAYER_PROFILE, what, (profile.hardware.name,), engine, families, {}, small)
@@ -339,13 +317,10 @@ def _from_profile(path: Path, engine: str) -> Calibration:
 _OF_HEADS = ("num_heads", "num_key_value_heads", "window_size")
 _OF_LATENTS = ("model", "num_heads", "tp_size")
 _SHAPES = {
-    "context_attention": _OF_HEADS,
-    "context_mla": _OF_LATENTS[1:],
     "gemm": ("n", "k"),
-    "generation_attention": _OF_HEADS,
-    "generation_mla": _OF_LATENTS[1:],
-    "mla_context_module": _OF_LATENTS,
-    "mla_generation_module": _OF_LATENTS,
+    **dict.fromkeys(("context_attention", "generation_attention"), _OF_HEADS),
+    **dict.fromkeys(("context_mla", "generation_mla"), _OF_LATENTS[1:]),
+    **dict.fromkeys(("mla_context_module", "mla_generation_module"), _OF_LATENTS),
     "moe": ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"),
 }
 _SHAPES_IN_A_LAYER = {"gemm": 4}

@@ -13,19 +13,10 @@ import numpy as np
 from perfmodel.cost import profile_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import SpecError
+from perfmodel.evidence import report
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.observation import Prediction, Progress
 from perfmodel.evidence.predict.bench import GivenSetup, predict_runs
-from perfmodel.evidence.report import (
-    Comparison,
-    Dimension,
-    Rows,
-    ValidationReport,
-    median_of_others,
-    pooled,
-    report_of,
-    rows_of,
-)
 from perfmodel.evidence.sources.bench import read_bench_files
 from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.planning.typical_step import mean_step
@@ -52,7 +43,7 @@ _ABOUT = (
 
 def validate_bench(
     paths: Sequence[str | Path], given: GivenSetup, progress: Progress | None = None
-) -> ValidationReport:
+) -> report.ValidationReport:
     """Predict every run of the files and compare. paths, given: files in any format, and the user's setup; progress:
     called with (runs done, of how many). Raises SpecError if no file can be read or no run predicted."""
     runs, left_out = read_bench_files(paths)
@@ -64,23 +55,23 @@ def validate_bench(
     whole = [item for key in _FIGURES if len((item := _figures(covered, key)).rows)]
     comparisons = [*whole, *single]
     breakdown, notes = partial(_breakdown, covered), _notes(covered)
-    report = report_of("bench", pairs, left_out, comparisons, _ABOUT, 3, breakdown, notes, counted=single)
+    shown = report.report_of("bench", pairs, left_out, comparisons, _ABOUT, 3, breakdown, notes, counted=single)
     return replace(
-        report,
-        metrics=pooled(comparisons),
+        shown,
+        metrics=report.pooled(comparisons),
         provenance=provenance_of([pair.scenario for pair in covered if pair.scenario is not None and pair.result]),
         runs=[_described(pair) for pair in covered],
     )
 
 
-def _requests(pairs: Sequence[Prediction], metric: str) -> Comparison:
+def _requests(pairs: Sequence[Prediction], metric: str) -> report.Comparison:
     members = [pair for pair in pairs if pair.requests]
     labels = [f"{pair.row.name}, request {i}" for pair in members for i in range(len(pair.requests[metric]))]
     predicted = [seconds for pair in members for seconds in pair.requests[metric].tolist()]
     measured = [seconds for pair in members for seconds in _measured(pair, metric)]
     runs = [pair.row.name for pair in members for _ in pair.requests[metric]]
-    rows = Rows(predicted, measured, labels, None, median_of_others(measured, runs))
-    return Comparison.of(metric, rows, "s", {"run": Dimension.of(runs)})
+    rows = report.Rows(predicted, measured, labels, None, report.median_of_others(measured, runs))
+    return report.Comparison.of(metric, rows, "s", {"run": report.Dimension.of(runs)})
 
 
 def _measured(pair: Prediction, metric: str) -> list[float]:
@@ -88,12 +79,14 @@ def _measured(pair: Prediction, metric: str) -> list[float]:
     return result
 
 
-def _figures(pairs: Sequence[Prediction], key: str) -> Comparison:
+def _figures(pairs: Sequence[Prediction], key: str) -> report.Comparison:
     members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
     names = [(pair.row.source, *_names(pair)) for pair in members]
-    groups = {name: Dimension.of([row[i] for row in names]) for i, name in enumerate(("tool", "model", "device"))}
-    return Comparison.of(metric, rows_of(key, members), unit, groups)
+    groups = {
+        name: report.Dimension.of([row[i] for row in names]) for i, name in enumerate(("tool", "model", "device"))
+    }
+    return report.Comparison.of(metric, report.rows_of(key, members), unit, groups)
 
 
 def _names(pair: Prediction) -> tuple[str, str]:
@@ -108,7 +101,7 @@ def _steps(pair: Prediction, prompt: int | None = None) -> TypicalSteps | None:
     return TypicalSteps.of(pair.scenario, mean_step(pair.result), prompt, profile_of(pair.scenario.engine).server)
 
 
-def _breakdown(pairs: Sequence[Prediction], comparison: Comparison, number: int) -> dict[str, Any]:
+def _breakdown(pairs: Sequence[Prediction], comparison: report.Comparison, number: int) -> dict[str, Any]:
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     for pair in (pair for pair in pairs if pair.requests):
         count = len(pair.requests[comparison.metric])

@@ -15,21 +15,11 @@ from perfmodel.cost.calibrations.files import with_others
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.kernel_models.module import ModuleSizes
 from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence import report
 from perfmodel.evidence.breakdown import kernel_sizes, row_breakdown
 from perfmodel.evidence.fit.kernels import predict, timed
 from perfmodel.evidence.fit.systems import MODULES, bare_key, groups_of, key_of
 from perfmodel.evidence.observation import Progress
-from perfmodel.evidence.report import (
-    NOT_APPLICABLE,
-    Comparison,
-    Dimension,
-    Rows,
-    ValidationReport,
-    by_dimension,
-    joined,
-    pooled,
-    worst_of,
-)
 from perfmodel.evidence.sources.kernels import Group, KernelTable, op_of, read_table, table_files
 from perfmodel.specs import load_hardware
 
@@ -66,7 +56,7 @@ class PredictedKernel:
         return f"{self.group.engine} {self.group.key}"
 
     @property
-    def dimensions(self) -> dict[str, Dimension]:
+    def dimensions(self) -> dict[str, report.Dimension]:
         """Groups of the rows."""
         family, *formats = self.group.key.split("/")
         constants = {
@@ -74,15 +64,17 @@ class PredictedKernel:
             "engine": self.group.engine,
             "kernel": family,
             "device and kernel": f"{self.group.device.hardware.name} {family}",
-            "format": formats[0] if formats else NOT_APPLICABLE,
+            "format": formats[0] if formats else report.NOT_APPLICABLE,
             "table": f"{self.table.partition('/')[2]} {self.name}",
         }
         count = len(self.predicted)
         sizes = kernel_sizes(self.group.sizes)
-        return {name: Dimension.constant(value, count) for name, value in constants.items()} | sizes
+        return {name: report.Dimension.constant(value, count) for name, value in constants.items()} | sizes
 
 
-def validate_operators(path: str | Path, progress: Progress | None = None, is_full: bool = False) -> ValidationReport:
+def validate_operators(
+    path: str | Path, progress: Progress | None = None, is_full: bool = False
+) -> report.ValidationReport:
     """Predict the rows of the tables `<system>/<op>`, or a sample; kernels without a model are listed with the reason.
     is_full: all rows. Raises SpecError for a folder without tables or predictable rows."""
     files = table_files(path)
@@ -115,24 +107,24 @@ def validate_operators(path: str | Path, progress: Progress | None = None, is_fu
 
 def report_kernels(
     kernels: Sequence[PredictedKernel], num_rows: int, notes: Sequence[str], about: str
-) -> ValidationReport:
+) -> report.ValidationReport:
     """The report of predicted kernels. num_rows: of the tables, predicted or not; notes: what is not covered, and why;
     about: a paragraph on what the rows and their predictions are"""
     parts = [kernel.dimensions for kernel in kernels]
-    dimensions = {name: joined([part[name] for part in parts]) for name in parts[0]}
-    comparison = Comparison.of("latency", _rows(kernels), "s", dimensions)
+    dimensions = {name: report.joined([part[name] for part in parts]) for name in parts[0]}
+    comparison = report.Comparison.of("latency", _rows(kernels), "s", dimensions)
     groups: tuple[defaultdict[str, list[PredictedKernel]], ...] = (defaultdict(list), defaultdict(list))
     for kernel in kernels:
         groups[0][kernel.table].append(kernel)
         groups[1][f"{kernel.table} {kernel.name}"].append(kernel)
     by = {name: {"latency": _rows(members).stats()} for group in groups for name, members in sorted(group.items())}
-    return ValidationReport(
+    return report.ValidationReport(
         kind="operators",
         rows=num_rows,
         covered=sum(len(kernel.group.rows) for kernel in kernels),
-        metrics=pooled([comparison]),
-        by=by | by_dimension([comparison]),
-        worst=worst_of([comparison], 10, partial(_breakdown, kernels)),
+        metrics=report.pooled([comparison]),
+        by=by | report.by_dimension([comparison]),
+        worst=report.worst_of([comparison], 10, partial(_breakdown, kernels)),
         notes=list(notes),
         comparisons=[comparison],
         provenance=Provenance(tuple(sorted({FittedSource.of(kernel.calibration) for kernel in kernels}))),
@@ -140,7 +132,7 @@ def report_kernels(
     )
 
 
-def _breakdown(kernels: Sequence[PredictedKernel], comparison: Comparison, number: int) -> dict[str, Any]:
+def _breakdown(kernels: Sequence[PredictedKernel], comparison: report.Comparison, number: int) -> dict[str, Any]:
     place = int(np.flatnonzero(comparison.rows.kept)[number])
     ends = np.cumsum([len(kernel.predicted) for kernel in kernels])
     which = int(np.searchsorted(ends, place, side="right"))
@@ -207,10 +199,10 @@ def _roofline(group: Group, fit: Any) -> NDArray[np.float64]:
     return np.full(len(group.seconds), np.nan)
 
 
-def _rows(kernels: Sequence[PredictedKernel]) -> Rows:
+def _rows(kernels: Sequence[PredictedKernel]) -> report.Rows:
     sizes = [len(kernel.predicted) for kernel in kernels]
     low, high = (np.repeat([kernel.ends[end] for kernel in kernels], sizes) for end in (0, 1))
-    return Rows(
+    return report.Rows(
         np.concatenate([kernel.predicted for kernel in kernels]),
         np.concatenate([kernel.group.seconds for kernel in kernels]),
         [f"{kernel.table} {kernel.name} row {row}" for kernel in kernels for row in kernel.group.rows.tolist()],

@@ -77,17 +77,12 @@ class RecordedCase(Spec):
 
 
 def _expanded(recorded: Any) -> Iterator[Any]:
-    """The steps of one recorded entry."""
     if not (isinstance(recorded, list) and len(recorded) == 4):
         yield recorded
         return
     step, grants, preempted, times = recorded
     for number in range(min(int(times), _MAX_STEPS) + 1):
-        yield (
-            step + number,
-            [(i, computed + number * n, n) for i, computed, n in grants],
-            preempted if not number else [],
-        )
+        yield step + number, [(i, computed + number * n, n) for i, computed, n in grants], [] if number else preempted
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,9 +176,6 @@ def _features_of(case: RecordedCase) -> list[str]:
         "preemption": any(preempted for _, _, preempted in case.steps),
     }
     return [name for name, is_there in named.items() if is_there] or ["plain"]
-
-
-# ------------------------------------------------------------------ replay
 
 
 def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] | None = None) -> Iterator[Step]:
@@ -404,9 +396,6 @@ def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
     padding = plan.num_padding_tokens // max(len(plan.padded), 1)
     for request, depth in zip(plan.decodes, plan.draft_depths or [0] * len(plan.decodes), strict=True):
         yield request, padding if request in plan.padded else depth
-
-
-# ------------------------------------------------------------------ differences
 
 
 def _difference_in_words(

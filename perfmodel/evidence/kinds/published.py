@@ -11,17 +11,9 @@ from perfmodel.cost import OperatorEstimate, OperatorTimer, StepEstimate, load_c
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
+from perfmodel.evidence import report
 from perfmodel.evidence.kinds.published_block import KernelShape, Published
 from perfmodel.evidence.observation import Observation, Prediction, Progress
-from perfmodel.evidence.report import (
-    Comparison,
-    Dimension,
-    ValidationReport,
-    by_dimension,
-    not_covered,
-    pooled,
-    rows_of,
-)
 from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.number_formats import (
@@ -39,16 +31,7 @@ from perfmodel.ops.feedforward import experts
 from perfmodel.ops.formats import LinearFormat, linear_format
 from perfmodel.ops.linear import gemm
 from perfmodel.ops.work import Work
-from perfmodel.planning.points import (
-    Found,
-    batch_shape,
-    max_request_rate,
-    memory_metric,
-    roofline_s,
-    run_metric,
-    shares_text,
-    step_metrics,
-)
+from perfmodel.planning import points
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 
@@ -134,7 +117,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
     )
 
 
-def predict(scenario: Scenario, file: Path) -> Found:
+def predict(scenario: Scenario, file: Path) -> points.Found:
     """Prediction of `scenario.published` in the figure's unit, and its parts as text; `file` holds the scenario, which
     a baseline changes. Raises PerfmodelError if nothing can be predicted: the model does not fit, or there is no such
     operator."""
@@ -159,20 +142,20 @@ def predict(scenario: Scenario, file: Path) -> Found:
     return value / figure.factor, made_of
 
 
-def _metric(scenario: Scenario, figure: Published) -> Found:
+def _metric(scenario: Scenario, figure: Published) -> points.Found:
     if figure.kernel is not None:
         return _of_kernel(scenario, figure.metric, figure.kernel)
     if figure.basis == "memory":
-        return memory_metric(scenario, figure.metric, figure.step)
+        return points.memory_metric(scenario, figure.metric, figure.step)
     if figure.basis == "run":
         return _of_run(scenario, figure.metric)
     assert figure.step is not None
-    shape, costs = batch_shape(figure.step, scenario), step_costs(scenario)
+    shape, costs = points.batch_shape(figure.step, scenario), step_costs(scenario)
     estimate = costs.estimate(shape)
     if figure.operator:
         return _of_operators(scenario, figure, estimate)
-    value = step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
-    return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {shares_text(estimate.bound_share)}"
+    value = points.step_metrics(scenario, estimate, shape, costs.tokens_per_decode(shape))[figure.metric]
+    return value, f"a step of {estimate.duration_s * 1e3:.3g} ms, {points.shares_text(estimate.bound_share)}"
 
 
 def _at_peaks(scenario: Scenario, figure: Published, predicted: float) -> dict[str, float]:
@@ -182,11 +165,11 @@ def _at_peaks(scenario: Scenario, figure: Published, predicted: float) -> dict[s
     if figure.kernel is not None:
         work = _kernel_work(scenario, figure.kernel)
         timer = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile))
-        share = roofline_s(work, scenario.hardware) / timer.time(work).duration_s
+        share = points.roofline_s(work, scenario.hardware) / timer.time(work).duration_s
     elif figure.basis in ("step", "operator") and figure.step is not None:
-        estimate = step_costs(scenario).estimate(batch_shape(figure.step, scenario))
+        estimate = step_costs(scenario).estimate(points.batch_shape(figure.step, scenario))
         rows = [row for row in estimate.rows if not figure.operator or _is_named(row, figure.operator)]
-        peaks_s = sum(row.count * roofline_s(row.work, scenario.hardware) for row in rows)
+        peaks_s = sum(row.count * points.roofline_s(row.work, scenario.hardware) for row in rows)
         share = peaks_s / (sum(row.duration_s for row in rows) if figure.operator else estimate.duration_s)
     else:
         return {}
@@ -197,7 +180,7 @@ def _is_named(row: OperatorEstimate, names: Sequence[str]) -> bool:
     return any(name in (row.name, row.name.split("@")[0], row.work.family) for name in names)
 
 
-def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> Found:
+def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate) -> points.Found:
     """Operators by name, name without layer label, or family. Raises SpecError for none."""
     named: dict[str, OperatorEstimate] = {}
     for name in figure.operator:
@@ -212,7 +195,7 @@ def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate)
     values = {
         "time_us": seconds * _S,
         "layer_time_us": sum(row.time.duration_s for row in rows) * _S,
-        "roofline_us": sum(row.count * roofline_s(row.work, scenario.hardware) for row in rows) * _S,
+        "roofline_us": sum(row.count * points.roofline_s(row.work, scenario.hardware) for row in rows) * _S,
         "tflops": sum(row.flops for row in rows) / seconds / 1e12,
         "gb_per_s": sum(row.hbm_bytes for row in rows) / seconds / 1e9,
         "share": seconds / estimate.duration_s,
@@ -222,30 +205,30 @@ def _of_operators(scenario: Scenario, figure: Published, estimate: StepEstimate)
     return values[figure.metric], made_of
 
 
-def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> Found:
+def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> points.Found:
     """A kernel by the device's calibration, timed alone as in kernel tables."""
     work = _kernel_work(scenario, kernel)
     time = OperatorTimer(scenario.hardware, load_calibration(scenario.hardware, scenario.engine.profile)).time(work)
     seconds = time.duration_s
     values = {
         "time_us": seconds * _S,
-        "roofline_us": roofline_s(work, scenario.hardware) * _S,
+        "roofline_us": points.roofline_s(work, scenario.hardware) * _S,
         "tflops": work.flops / seconds / 1e12,
         "gb_per_s": (work.hbm_bytes or (work.message.bytes_ if work.message else 0.0)) / seconds / 1e9,
     }
     return values[metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
 
 
-def _of_run(scenario: Scenario, metric: str) -> Found:
+def _of_run(scenario: Scenario, metric: str) -> points.Found:
     if metric == "max_request_rate":
-        rate = max_request_rate(scenario)
+        rate = points.max_request_rate(scenario)
         return rate, f"{rate:.3g} requests per second meet the slo"
     result = sim.simulate(scenario, keep_steps=False)
-    value = run_metric(result, metric)
+    value = points.run_metric(result, metric)
     if value is None:
         raise SpecError(f"published.metric: this run has no {metric} (request_goodput needs an slo, USD a price).")
     summary = result.summary
-    return value, f"a run of {summary['duration']:.3g} s, {shares_text(summary.get('bound_share') or {})}"
+    return value, f"a run of {summary['duration']:.3g} s, {points.shares_text(summary.get('bound_share') or {})}"
 
 
 _DIMENSIONS = ("technique", "device", "kind", "basis")
@@ -258,7 +241,7 @@ _ABOUT = (
 )
 
 
-def validate_published(path: str | Path, progress: Progress | None = None) -> ValidationReport:
+def validate_published(path: str | Path, progress: Progress | None = None) -> report.ValidationReport:
     """Predict the figure of every `*.yaml` below `path`, or of one file. Failures are listed with the reason. Raises
     SpecError if none can be predicted."""
     root = Path(path)
@@ -279,17 +262,17 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> Va
     comparisons = []
     for family in _FAMILIES:
         members = [pair for pair in pairs if family in pair.metrics]
-        dimensions = {name: Dimension.of([pair.row.labels[name] for pair in members]) for name in _DIMENSIONS}
-        comparisons.append(Comparison.of(family, rows_of(family, members), "as published", dimensions))
+        dimensions = {name: report.Dimension.of([pair.row.labels[name] for pair in members]) for name in _DIMENSIONS}
+        comparisons.append(report.Comparison.of(family, report.rows_of(family, members), "as published", dimensions))
     comparisons = [item for item in comparisons if len(item.rows)]
     facts = [pair.details for pair in pairs]
     ordered = sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"]))
-    return ValidationReport(
+    return report.ValidationReport(
         kind="published",
         rows=len(files),
         covered=len(pairs),
-        metrics=pooled(comparisons),
-        by=by_dimension(comparisons),
+        metrics=report.pooled(comparisons),
+        by=report.by_dimension(comparisons),
         worst=[
             {
                 "metric": fact["metric"],
@@ -301,7 +284,7 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> Va
             }
             for fact in sorted(facts, key=lambda fact: -abs(fact["ratio"] - 1))[:10]
         ],
-        notes=not_covered([], reasons),
+        notes=report.not_covered([], reasons),
         comparisons=comparisons,
         provenance=provenance_of([pair.row.scenario for pair in pairs]),
         about=_ABOUT,

@@ -38,8 +38,6 @@ from perfmodel.evidence.sources.setups import engine_of, quantization_of
 _METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
-# ---------------------------------------------------------------- vLLM and SGLang
-
 _RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 _ARRAYS = ("input_lens", "output_lens", "ttfts", "itls")
 _OF_ENGINES = ("sglang", "vllm", "tensorrt-llm", "trt")
@@ -159,8 +157,6 @@ VLLM = Format(
 )
 
 
-# ---------------------------------------------------------------- AIPerf and GenAI-Perf
-
 _AIPERF_LATENCIES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2el": "request_latency"}
 _AIPERF_STATISTICS = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 _MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
@@ -214,10 +210,6 @@ def _aiperf_requests(fields: ResultFields) -> RequestTimes | None:
     }
     starts = [item.number("metadata", "request_start_ns", scale=1e-9) for item in members]
     return request_times(fields.name, columns, answered, starts)
-
-
-def _aiperf_completed(fields: ResultFields) -> int:
-    return fields.count("request_count", "avg") if fields.requests is None else len(fields.requests)
 
 
 def _aiperf_failed(fields: ResultFields) -> int:
@@ -279,7 +271,7 @@ AIPERF = Format(
     ),
     keys=frozenset({"input_config", "request_latency"}),
     figures=_aiperf_figures,
-    completed=_aiperf_completed,
+    completed=lambda fields: fields.count("request_count", "avg") if fields.requests is None else len(fields.requests),
     failed=_aiperf_failed,
     version=("aiperf_version",),
     requests=_aiperf_requests,
@@ -294,8 +286,6 @@ AIPERF = Format(
     notes=_aiperf_notes,
 )
 
-
-# ---------------------------------------------------------------- GuideLLM
 
 # A request's times: in its timings, and beside its figures in older reports.
 _GUIDELLM_TIMES = {
@@ -400,8 +390,6 @@ GUIDELLM = Format(
     ),
 )
 
-
-# ---------------------------------------------------------------- InferenceX
 
 _REQUESTS_PER_SLOT = 10  # of its recipes
 

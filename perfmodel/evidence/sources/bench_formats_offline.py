@@ -20,8 +20,6 @@ from perfmodel.evidence.sources.bench_run import MAX_TOKENS, Figure, Format, Pla
 from perfmodel.evidence.sources.local import METRICS, LocalSetup
 from perfmodel.evidence.sources.setups import quantization_of
 
-# ---------------------------------------------------------------- llama-bench
-
 _FILE_TYPE = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|mxfp4)(?=\.gguf$|-\d{5}-of-\d{5}\.gguf$)", re.IGNORECASE)
 _TYPE = re.compile(r"\b(I?Q\d_\w+|Q\d_K(?: - (?:Small|Medium|Large))?|BF16|F16|F32|MXFP4)", re.IGNORECASE)
 _SIZES = {" - small": "_s", " - medium": "_m", " - large": "_l"}
@@ -133,8 +131,6 @@ LLAMA_BENCH = Format(
 )
 
 
-# ---------------------------------------------------------------- MLPerf
-
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 _MLPERF_QUANTILES = {"50.00": "median", "90.00": "p90", "95.00": "p95", "99.00": "p99"}
 # The generator's words for a latency, as a mean and at a percentile; newer ones last.
@@ -225,8 +221,6 @@ MLPERF = Format(
     notes=_mlperf_notes,
 )
 
-
-# ---------------------------------------------------------------- trtllm-bench
 
 _ALL_IN_FLIGHT = 0.9  # of the requests or of the batch on average: nothing held them back
 _TRTLLM_LATENCIES = {

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -204,14 +203,15 @@ def kernel_groups(
     table: KernelTable,
     device: DeviceFacts,
     family: str,
-    usable: NDArray[np.int64],
-    kernels: Callable[[KernelTable], NDArray[np.str_]],
+    too_fast: Callable[[KernelTable, DeviceFacts], NDArray[np.bool_]],
+    kernels: Callable[[KernelTable, DeviceFacts], NDArray[np.str_]],
     sizes_of: Callable[[KernelTable], Any],
 ) -> list[Group]:
-    """Groups of the `usable` rows of `table` by engine, kernel, formats and head size. device: that was
-    timed; family: operator; kernels: each row's kernel; sizes_of: sizes of one kernel's rows"""
+    """Groups of `table` by engine, kernel, formats and head size. device: that was timed; family: operator; too_fast:
+    rows to leave out; kernels: each row's kernel; sizes_of: sizes of one kernel's rows"""
+    usable = np.flatnonzero(~too_fast(table, device))
     part = table.take(usable)
-    part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernels(part)})
+    part = KernelTable(table.system, table.op, {**part.columns, "kernel": kernels(part, device)})
     result = []
     for names, rows in part.groups(("engine_version", "kernel", "attn_dtype", "kv_cache_dtype", "head_dim")):
         engine, kernel, rate, kv_format, head_dim = names
@@ -243,23 +243,21 @@ _MXFP4 = 0.5 + 1 / 32
 _NVFP4 = 0.5 + 1 / 16
 
 # `sq` is TensorRT-LLM's SmoothQuant plugin, timed on input that is int8 already.
-WEIGHT_FORMATS = MappingProxyType(
-    {
-        "bfloat16": WeightFormat("bf16", "bf16", 2, 2),
-        "float16": WeightFormat("bf16", "bf16", 2, 2),
-        "fp8": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
-        "fp8_static": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
-        "fp8_block": WeightFormat("fp8_block", "fp8", 1, 1, quantizes_input=True),
-        "int8": WeightFormat("int8", "int8", 1, 1, quantizes_input=True),
-        "fp8_wo": WeightFormat("fp8_wo", "bf16", 1, 2),
-        "int8_wo": WeightFormat("int8_wo", "bf16", 1, 2),
-        "int4_wo": WeightFormat("int4_wo", "bf16", _W4, 2),
-        "sq": WeightFormat("int8", "int8", 1, 1),
-        "w4afp8": WeightFormat("w4afp8", "fp8", _W4, 1, quantizes_input=True),
-        "w4a16_mxfp4": WeightFormat("mxfp4_wo", "bf16", _MXFP4, 2),
-        "w4a16_nvfp4": WeightFormat("nvfp4_wo", "bf16", _NVFP4, 2),
-        "w4a8_mxfp4_mxfp8": WeightFormat("w4a8_mxfp4", "fp8", _MXFP4, 1 + 1 / 32, quantizes_input=True),
-        "mxfp4": WeightFormat("mxfp4", "fp4", _MXFP4, _MXFP4, quantizes_input=True),
-        "nvfp4": WeightFormat("nvfp4", "fp4", _NVFP4, _NVFP4, quantizes_input=True),
-    }
-)
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
+    "bfloat16": WeightFormat("bf16", "bf16", 2, 2),
+    "float16": WeightFormat("bf16", "bf16", 2, 2),
+    "fp8": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
+    "fp8_static": WeightFormat("fp8", "fp8", 1, 1, quantizes_input=True),
+    "fp8_block": WeightFormat("fp8_block", "fp8", 1, 1, quantizes_input=True),
+    "int8": WeightFormat("int8", "int8", 1, 1, quantizes_input=True),
+    "fp8_wo": WeightFormat("fp8_wo", "bf16", 1, 2),
+    "int8_wo": WeightFormat("int8_wo", "bf16", 1, 2),
+    "int4_wo": WeightFormat("int4_wo", "bf16", _W4, 2),
+    "sq": WeightFormat("int8", "int8", 1, 1),
+    "w4afp8": WeightFormat("w4afp8", "fp8", _W4, 1, quantizes_input=True),
+    "w4a16_mxfp4": WeightFormat("mxfp4_wo", "bf16", _MXFP4, 2),
+    "w4a16_nvfp4": WeightFormat("nvfp4_wo", "bf16", _NVFP4, 2),
+    "w4a8_mxfp4_mxfp8": WeightFormat("w4a8_mxfp4", "fp8", _MXFP4, 1 + 1 / 32, quantizes_input=True),
+    "mxfp4": WeightFormat("mxfp4", "fp4", _MXFP4, _MXFP4, quantizes_input=True),
+    "nvfp4": WeightFormat("nvfp4", "fp4", _NVFP4, _NVFP4, quantizes_input=True),
+}

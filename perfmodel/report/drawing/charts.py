@@ -122,9 +122,7 @@ def lines_svg(
 
 def bars_svg(groups: Mapping[str, Sequence[Bar]], title: str, x_title: str) -> str:
     """Horizontal bars by group, each with its value at its end; long names stand over their bars, not before them.
-
-    groups: by heading, which may be empty; title, x_title: of the whole and of the axis
-    """
+    groups: by heading, which may be empty; title, x_title: of the whole and of the axis"""
     bars = [bar for group in groups.values() for bar in group]
     left = 24 + max(text_width(bar.name) for bar in bars)
     is_over = left > _WIDTH / 2
@@ -156,11 +154,9 @@ def pareto_svg(
     log: Sequence[str] = (),
     legend: Sequence[str] = (),
 ) -> str:
-    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow.
-
-    panels: by heading; title, x_title, y_title: of the whole and of its axes
-    log:    which of the axes are logarithmic, of "x" and "y"; legend: lines below
-    """
+    """Dots by panel; the front is filled and joined by a line, what it dominates is hollow. panels: by heading; title,
+    x_title, y_title: of the whole and of its axes; log: which of the axes are logarithmic, of "x" and "y"; legend:
+    lines below"""
     parts = [text(12, 40, y_title, fill=GREY)]
     for (name, dots), (left, right) in zip(panels.items(), _columns(len(panels), 90), strict=True):
         y = scale_over([dot.y for dot in dots], _TOP + _HEIGHT, _TOP, "y" in log)
@@ -200,7 +196,6 @@ def _labelled(
 
 
 def _rule(x: Scale, y: float, colour: str) -> str:
-    """A line across a panel."""
     return element("line", x1=x.start, y1=y, x2=x.end, y2=y, stroke=colour)
 
 
@@ -267,10 +262,7 @@ def _dots(dots: Sequence[Dot], x: Scale, y: Scale, lift: float = 0) -> Iterator[
 
 def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x_title: str) -> str:
     """One panel for each of `ladders`; rungs from top to bottom, each from where the one above ends, on a logarithmic
-    axis, so that equal gains are equally long.
-
-    names: of the rungs; title, x_title: of the whole and of the axis
-    """
+    axis, so that equal gains are equally long. names: of the rungs; title, x_title: of the whole and of the axis"""
     left = 24 + max(map(text_width, [*names, "together"]))
     width = max(240.0, (960 - left - 30 - _BETWEEN_LADDERS * (len(ladders) - 1)) / len(ladders))
     bottom = _RUNGS_TOP + _RUNG * (len(names) + 1)

@@ -28,10 +28,8 @@ Ticks = Iterable[tuple[float, str]]
 
 
 def element(tag: str, content: str = "", /, **attributes: Any) -> str:
-    """An element with its attributes, in whose names `_` stands for `-`; those that are None are left out.
-
-    content: markup inside of it
-    """
+    """An element with its attributes, in whose names `_` stands for `-`; those that are None are left out. content:
+    markup inside of it"""
     pairs = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{value if isinstance(value, str) else format(round(value, 2), "g")}"'
         for name, value in attributes.items()
@@ -69,11 +67,8 @@ def document(parts: Sequence[str], title: str, width: float, height: float, has_
 def frame(
     x: "Scale", y: "Scale", x_ticks: Ticks, y_ticks: Ticks, x_title: str, y_title: str = "", has_rows: bool = False
 ) -> Iterator[str]:
-    """The grid of a panel with its labels, and the titles of its axes.
-
-    x, y: the axes; x_ticks, y_ticks: (pixel, label); x_title, y_title: of the axes
-    has_rows: the y axis has names of rows, which no lines go through
-    """
+    """The grid of a panel with its labels, and the titles of its axes. x, y: the axes; x_ticks, y_ticks: (pixel,
+    label); x_title, y_title: of the axes; has_rows: the y axis has names of rows, which no lines go through"""
     for at, label in x_ticks:
         yield element("path", d=f"M{at:.1f},{y.end:.1f}V{y.start:.1f}", stroke=GRID)
         yield text(at, y.start + 18, label, "middle")
@@ -111,10 +106,8 @@ class Scale:
 
 
 def scale_over(values: Iterable[float], start: float, end: float, is_log: bool, from_zero: bool = False) -> Scale:
-    """A scale on which all of `values` have their place, with a little room at the ends.
-
-    start, end: pixels of the axis; is_log: logarithmic; from_zero: a linear one begins at 0 at the latest
-    """
+    """A scale on which all of `values` have their place, with a little room at the ends. start, end: pixels of the
+    axis; is_log: logarithmic; from_zero: a linear one begins at 0 at the latest"""
     shown = [value for value in values if not is_log or value > 0]
     low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
     if is_log:

@@ -56,10 +56,8 @@ def replicas_of(steps: StepColumns) -> list[int]:
 
 
 def binned_mean(steps: StepColumns, values: Floats, bins: TimeBins, replica: int) -> Floats:
-    """Mean over time of a value that holds during each record of `replica` and is 0 between records.
-
-    steps: all records, with `values` of each; bins: of time, each of which gets a mean
-    """
+    """Mean over time of a value that holds during each record of `replica` and is 0 between records. steps: all
+    records, with `values` of each; bins: of time, each of which gets a mean"""
     rows = np.flatnonzero(steps.replica == replica)
     rows = rows[np.argsort(steps.start_s[rows], kind="stable")]
     if not len(rows):
@@ -279,10 +277,8 @@ def bound_figure(shares: Mapping[str, float]) -> Figure:
 
 
 def replicas_figure(pools: Pools, end_s: float) -> Figure:
-    """Replicas of each pool that serve, in steps (dotted: with those that start), and a cross for each failure.
-
-    end_s: of the run
-    """
+    """Replicas of each pool that serve, in steps (dotted: with those that start), and a cross for each failure. end_s:
+    of the run"""
     traces: list[Trace] = []
     fixed = sum(not pool.get("replicas_over_time") for pool in pools)
     for pool, name, colour in zip(pools, pool_names(pools), cycle(_POOL_COLOURS), strict=False):

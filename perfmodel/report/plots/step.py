@@ -22,11 +22,9 @@ _MIN_LABELLED = 0.02  # share of the step below which a marker has no name besid
 
 
 def roofline_figure(hardware: HardwareSpec, rows: Sequence[OperatorEstimate]) -> Figure:
-    """Log-log: achieved FLOP/s over intensity, with a roof for each dtype that the operators use.
-
-    Marker area follows the operator's share of the step. Operators without FLOPs or bytes (collectives, launches)
-    have no place on a roofline and are left out; `operators_figure` shows their time.
-    """
+    """Log-log: achieved FLOP/s over intensity, with a roof for each dtype that the operators use. Marker area follows
+    the operator's share of the step. Operators without FLOPs or bytes (collectives, launches) have no place on a
+    roofline and are left out; `operators_figure` shows their time."""
     drawable = [row for row in rows if row.flops > 0 and row.hbm_bytes > 0 and row.duration_s > 0]  # on a log-log plot
     roofs = _roofs(hardware, drawable)
     bandwidth = hardware.memory_bandwidth
@@ -99,10 +97,8 @@ def _markers(rows: Sequence[OperatorEstimate], decades: float) -> Iterator[Trace
 def _label_places(
     rows: Sequence[OperatorEstimate], labels: Mapping[str, str], pixels: Mapping[str, float], decades: float
 ) -> dict[str, str]:
-    """Label positions around the markers, chosen to cover no other label or marker on a plot of usual size.
-
-    rows: the operators drawn; labels, pixels: text and marker's diameter, by operator; decades: on the x axis
-    """
+    """Label positions around the markers, chosen to cover no other label or marker on a plot of usual size. rows: the
+    operators drawn; labels, pixels: text and marker's diameter, by operator; decades: on the x axis"""
     markers = []  # x, y and radius, in pixels
     for point in rows:
         x = math.log10(point.intensity) * _PLOT_PIXELS / decades
@@ -134,10 +130,8 @@ def _bound_name(bound: str) -> str:
 
 def _labels(rows: Sequence[OperatorEstimate], total_s: float) -> dict[str, str]:
     """Names to write beside markers: one for each cluster of markers that would overlap, with how many it speaks for.
-
     Products of one batch with different weights have nearly the same intensity, so they lie on top of each other.
-    total_s: of all rows
-    """
+    total_s: of all rows"""
     leaders: dict[str, tuple[float, float, int]] = {}
     for point in sorted(rows, key=lambda p: -p.duration_s):
         x, y = math.log10(point.intensity), math.log10(point.flops / point.duration_s)
@@ -173,10 +167,8 @@ def operators_figure(rows: Sequence[OperatorEstimate]) -> Figure:
 
 
 def memory_figure(plan: Any) -> Figure:
-    """One device's memory as a bar: what the engine takes of what a process sees.
-
-    plan: a MemoryPlan, or what has its sizes as attributes
-    """
+    """One device's memory as a bar: what the engine takes of what a process sees. plan: a MemoryPlan, or what has its
+    sizes as attributes"""
     parts = [
         ("weights", plan.weight_bytes, BLUE),
         ("activations", plan.activation_bytes, fig.GREEN),

@@ -212,15 +212,13 @@ def siblings_view(
     kinds = Counter(str(device.kind) for device in devices)
     for family in tables.values():
         kinds[family.kind] += len(family.devices)
-    return Document(
-        "",
-        [
-            *_by_kind(devices),
-            Table(("table of siblings", "kind", "maker", "devices", "the first"), families, left=3, texts=(4,)),
-            Table(("network", "a card, one way", "µs a hop"), links),
-            Paragraph(f"{_num_by_kind(kinds)}. List each by --kind cpu, --maker amd or --name rtx-40."),
-        ],
-    )
+    blocks: list[Block] = [
+        *_by_kind(devices),
+        Table(("table of siblings", "kind", "maker", "devices", "the first"), families, left=3, texts=(4,)),
+        Table(("network", "a card, one way", "µs a hop"), links),
+        Paragraph(f"{_num_by_kind(kinds)}. List each by --kind cpu, --maker amd or --name rtx-40."),
+    ]
+    return Document("", blocks)
 
 
 def _by_kind(devices: Sequence[HardwareSpec]) -> list[Table]:

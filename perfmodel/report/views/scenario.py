@@ -215,8 +215,6 @@ def _range(low: float, high: float) -> str:
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
-# ---------------------------------------------------------------- what answers in brief share
-
 _MAX_NOTES, _NOTE_WIDTH = 3, 190
 MORE = "Everything else: --details, --json"
 

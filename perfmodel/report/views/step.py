@@ -105,10 +105,8 @@ def ridge_points(hardware: HardwareSpec) -> dict[str, float]:
 
 
 def _operators(estimate: StepEstimate, most: int | None = None) -> Table:
-    """One row per operator in the model's order, then the exposed host time, then the step.
-
-    most: rows; the longest operators keep theirs, the others are one together
-    """
+    """One row per operator in the model's order, then the exposed host time, then the step. most: rows; the longest
+    operators keep theirs, the others are one together"""
     by_time = sorted(estimate.rows, key=lambda row: -row.duration_s)
     others = by_time[most:] if most is not None else []
     rows = [_operator_cells(row, estimate.duration_s) for row in estimate.rows if row not in others]
@@ -144,7 +142,6 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[Line, ...]:
 
 
 def _pipeline(pipeline: PipelineEstimate) -> str:
-    """What the stages of a step do."""
     count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
     plans = "One plan is" if count == 1 else f"{count} plans are"
     stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)

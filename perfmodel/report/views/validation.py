@@ -132,7 +132,6 @@ def _other_groups(report: ValidationReport) -> Table:
 
 
 def _published(figures: Sequence[Mapping[str, Any]]) -> Table:
-    """Every published figure by itself."""
     head = ("figure", "technique", "metric", "published", "predicted", "ratio", "source", "made of")
     rows = [
         (
@@ -146,7 +145,6 @@ def _published(figures: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Table:
-    """Every technique by itself."""
     speedups, biases = ("simulated", "executed", "quotient"), ("step_bias", "baseline_step_bias")
     bias_heads = ("bias of steps", "of the baseline's")
     head = ("technique", "metric", "verdict", *speedups, *bias_heads, "quotient of each run", "date")
@@ -212,9 +210,6 @@ def _series(comparison: Comparison) -> list[Series]:
         if dimension in comparison.dimensions and len(dict(comparison.groups(dimension))) > 1:
             return list(comparison.groups(dimension))
     return [(metric_of(comparison.metric).label, comparison.rows)]
-
-
-# ---------------------------------------------------------------- load tests of one's own server
 
 
 def _load_tests(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -300,9 +295,6 @@ def bench_brief(report: ValidationReport) -> Document:
     ]
     setups = dict.fromkeys(f"{run['model']} on {run['hardware']}" for run in report.runs)
     return Document("Predicted vs measured: bench", blocks, ", ".join(setups), "validation")
-
-
-# ---------------------------------------------------------------- calibrations, plans
 
 
 def server_fit_view(fit: UserServerFit) -> Document:

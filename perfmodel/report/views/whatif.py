@@ -14,18 +14,8 @@ from perfmodel.planning.sweep import SweepResult
 from perfmodel.planning.whatif import NEAR, Sensitivity, WhatIfAnswers, WhatIfResult
 from perfmodel.report.document import Block, Document, Line, Notes, Paragraph, Picture, Sentences, Span, Table
 from perfmodel.report.drawing import charts
-from perfmodel.report.drawing.figures import (
-    BLUE,
-    GREY,
-    GRID,
-    INK,
-    ORANGE,
-    document,
-    element,
-    scale_over,
-    text,
-    text_width,
-)
+from perfmodel.report.drawing import figures as fig
+from perfmodel.report.drawing.figures import BLUE, GREY, ORANGE, document, element, scale_over, text, text_width
 from perfmodel.report.numbers import MISSING, format_metric, format_short
 from perfmodel.report.views.scenario import MORE, few_notes, headline, headline_with_slo, trust_blocks, trust_line
 from perfmodel.trust import trust_of
@@ -304,7 +294,7 @@ def _tornado_svg(effects: Sequence[Sensitivity], metric: Metric) -> str:
     legend = f"from the low value (blue) to the high one (orange); now {format_metric(metric, base)} {metric.unit}"
     parts = [text(12, 40, legend, fill=GREY)]
     for tick in x.ticks:
-        parts.append(element("line", x1=x(tick), y1=_TOP - 8, x2=x(tick), y2=bottom, stroke=GRID))
+        parts.append(element("line", x1=x(tick), y1=_TOP - 8, x2=x(tick), y2=bottom, stroke=fig.GRID))
         parts.append(text(x(tick), bottom + 18, format_metric(metric, tick), "middle"))
     for row, one in enumerate(effects):
         axis, low, high, top = one.axis, one.low, one.high, _TOP + _ROW * row
@@ -346,7 +336,7 @@ def _heat_svg(answers: WhatIfAnswers, metric: Metric) -> str:
             dark = 0.0 if value is None else shade(value)
             box = {"x": at, "y": top, "width": wide - 2, "height": 28}
             parts.append(element("rect", **box, fill=BLUE, fill_opacity=dark))
-            ink = "#FFFFFF" if dark > 0.45 else INK
+            ink = "#FFFFFF" if dark > 0.45 else fig.INK
             parts.append(text(at + wide / 2 - 1, top + 19, format_metric(metric, value), "middle", fill=ink))
     return document(parts, metric.title, _WIDTH, 80 + 30 * len(rows))
 
@@ -422,9 +412,6 @@ def _ends(answers: WhatIfAnswers, metrics: Sequence[Metric]) -> Iterator[Table]:
     if rows:
         titles = [_SHORT.get(metric.key, metric.title) for metric in metrics]
         yield Table(("varied", "from .. to", *titles), [base, *rows], "Each varied alone (* counts most)", left=2)
-
-
-# ---------------------------------------------------------------- whether speculation pays
 
 
 def speculation_sentences(advice: SpeculationAdvice) -> list[str]:

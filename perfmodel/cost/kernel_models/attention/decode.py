@@ -117,11 +117,9 @@ class FlashDecodeFit(Spec):
 
 
 class DecodeSizes(NamedTuple):
-    """One decode batch, or many as columns. `length`: KV tokens per sequence before a window cuts them.
-
-    kv_token_bytes: K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch
-    flops_per_token: per query head and KV token, 2 (h_k + h_v)
-    """
+    """One decode batch, or many as columns. `length`: KV tokens per sequence before a window cuts them. kv_token_bytes:
+    K and V per token, all KV heads; io_bytes: Q, O and the new K and V of the batch; flops_per_token: per query head
+    and KV token, 2 (h_k + h_v)"""
 
     problem: DecodeSize
     length: Values
@@ -142,11 +140,8 @@ def decode_seconds(
 ) -> KernelSeconds:
     """The formula of this module. `is_warm`: KV may be in L2 from the last repetition. `unpack_ops`: vector
     instructions that dequantize cached elements, per read; they overlap with other warps, so they show only where they
-    bind.
-
-    sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; xp: numpy, or
-    scalar functions; device: that runs it
-    """
+    bind. sizes, fit: numbers or columns, and parameters; rate: format of the products, unless the fit has one; xp:
+    numpy, or scalar functions; device: that runs it"""
     kernel, units = fit.kernel, device.compute_units
     seqs, kv_heads, window = sizes.problem.num_seqs, sizes.problem.heads.num_kv_heads, sizes.problem.heads.window
     group = sizes.problem.query_rows / kv_heads
@@ -201,8 +196,7 @@ def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, 
         splits = xp.floor(splits)
     if not kernel.splits_mha:
         splits = xp.where(group == 1, 1.0, splits)
-    result: Values = xp.maximum(1.0, splits)
-    return result
+    return xp.maximum(1.0, splits)
 
 
 def decode_time(work: Work, fit: FlashDecodeFit, device: DeviceFacts) -> OperatorTime:

@@ -16,20 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from perfmodel.cost.kernel_models.attention.decode import (
-    DecodeKernel,
-    DecodeSizes,
-    FlashDecodeFit,
-    decode_seconds,
-    decode_time,
-)
-from perfmodel.cost.kernel_models.attention.prefill import (
-    FlashPrefillFit,
-    PrefillKernel,
-    PrefillSizes,
-    prefill_seconds,
-    prefill_time,
-)
+from perfmodel.cost.kernel_models.attention import decode, prefill
 from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
 from perfmodel.cost.kernel_models.fits import Domain, Residuals
 from perfmodel.files.base import Spec
@@ -53,17 +40,17 @@ class LatentPrefillFit(Spec):
     residuals: Residuals = Residuals()
 
     @property
-    def attention(self) -> FlashPrefillFit:
-        kernel = PrefillKernel(rows=128, keys=128, packs="never")
+    def attention(self) -> prefill.FlashPrefillFit:
+        kernel = prefill.PrefillKernel(rows=128, keys=128, packs="never")
         update = {"kernel": kernel, "launch_s": _KERNEL_S, "tensor_fraction": self.tensor_fraction}
-        return FlashPrefillFit(memory_fraction=self.activation_fraction).model_copy(update=update)
+        return prefill.FlashPrefillFit(memory_fraction=self.activation_fraction).model_copy(update=update)
 
 
 class LatentDecodeFit(Spec):
     """A decode module; as an operator's fit it times only the attention."""
 
     form: Literal["latent_decode"] = "latent_decode"
-    kernel: DecodeKernel = DecodeKernel()
+    kernel: decode.DecodeKernel = decode.DecodeKernel()
     domain: Domain = Domain()
     launch_s: float = Field(default=3e-5, ge=1e-6, le=1e-3)
     gemm_fraction: float = Field(default=0.5, ge=0.02, le=1.0)
@@ -75,7 +62,7 @@ class LatentDecodeFit(Spec):
     residuals: Residuals = Residuals()
 
     @property
-    def attention(self) -> FlashDecodeFit:
+    def attention(self) -> decode.FlashDecodeFit:
         update = {
             "kernel": self.kernel,
             "launch_s": _KERNEL_S,
@@ -85,21 +72,19 @@ class LatentDecodeFit(Spec):
             "group_traffic": 0.0,  # a single KV head, read once per tile of query heads
             "group_block": 0.0,
         }
-        return FlashDecodeFit().model_copy(update=update)
+        return decode.FlashDecodeFit().model_copy(update=update)
 
 
 class LatentSizes(NamedTuple):
-    """Modules: n tokens, projection weights, activation bytes, and the attention inside.
-
-    absorbed: weights of decode's absorbing GEMMs, in the model's own format; weight_bytes: per projection weight
-    """
+    """Modules: n tokens, projection weights, activation bytes, and the attention inside. absorbed: weights of decode's
+    absorbing GEMMs, in the model's own format; weight_bytes: per projection weight"""
 
     tokens: Values
     weights: Values
     weight_bytes: Values
     absorbed: Values
     activation_bytes: Values
-    attention: DecodeSizes | PrefillSizes
+    attention: decode.DecodeSizes | prefill.PrefillSizes
 
 
 def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, device: DeviceFacts) -> Values:
@@ -111,15 +96,15 @@ def _projections(sizes: LatentSizes, fit: LatentPrefillFit | LatentDecodeFit, de
 
 
 def latent_prefill_seconds(sizes: LatentSizes, fit: LatentPrefillFit, device: DeviceFacts) -> Values:
-    assert isinstance(sizes.attention, PrefillSizes)
-    attention = prefill_seconds(sizes.attention, fit.attention, device).compute
+    assert isinstance(sizes.attention, prefill.PrefillSizes)
+    attention = prefill.prefill_seconds(sizes.attention, fit.attention, device).compute
     activations = sizes.activation_bytes / (device.bandwidth * fit.activation_fraction)
     return np.maximum(fit.floor_s, fit.launch_s + _projections(sizes, fit, device) + attention + activations)
 
 
 def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: DeviceFacts) -> Values:
-    assert isinstance(sizes.attention, DecodeSizes)
-    attention = decode_seconds(sizes.attention, fit.attention, device).duration - _KERNEL_S
+    assert isinstance(sizes.attention, decode.DecodeSizes)
+    attention = decode.decode_seconds(sizes.attention, fit.attention, device).duration - _KERNEL_S
     absorbed = np.maximum(
         2 * sizes.tokens * sizes.absorbed / (device.peak("bf16") * fit.gemm_fraction),
         2 * sizes.absorbed / (device.bandwidth * fit.weight_fraction),
@@ -131,9 +116,9 @@ def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: Devi
 
 def latent_prefill_time(work: Work, fit: LatentPrefillFit, device: DeviceFacts) -> OperatorTime:
     """The prefill attention inside the module."""
-    return prefill_time(work, fit.attention, device)
+    return prefill.prefill_time(work, fit.attention, device)
 
 
 def latent_decode_time(work: Work, fit: LatentDecodeFit, device: DeviceFacts) -> OperatorTime:
     """The decode attention inside the module."""
-    return decode_time(work, fit.attention, device)
+    return decode.decode_time(work, fit.attention, device)

@@ -51,9 +51,7 @@ class MixedAttentionFit(Spec):
 
 class MixedSizes(NamedTuple):
     """One prompt of `tokens` new and `cached` tokens beside `decodes` sequences of `length` tokens; or columns of them.
-
-    heads: without a window; kv_token_bytes: K and V, all KV heads; longest: longest decode over `length`
-    """
+    heads: without a window; kv_token_bytes: K and V, all KV heads; longest: longest decode over `length`"""
 
     heads: HeadShape
     tokens: Values

@@ -101,11 +101,8 @@ def prefill_seconds(sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFac
 
 
 def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> OperatorTime:
-    """The time of one run of `work`: all prompts' tiles in one kernel.
-
-    Work with a share of its prompts' FLOPs (a pipeline's microbatch, an indexer's keys) takes that share of the
-    products' time; bytes are its own.
-    """
+    """The time of one run of `work`: all prompts' tiles in one kernel. Work with a share of its prompts' FLOPs (a
+    pipeline's microbatch, an indexer's keys) takes that share of the products' time; bytes are its own."""
     problem = work.problem_as(PrefillSize)
     kernel, prompts = fit.kernel, _sizes(work, problem)
     plain = _together([_plain(sizes, kernel, SCALARS) for sizes in prompts])
@@ -130,13 +127,7 @@ def _sizes(work: Work, problem: PrefillSize) -> list[PrefillSizes]:
 
 
 def _seconds(
-    tiles: _Tiles,
-    memory: Values,
-    sizes: PrefillSizes,
-    fit: FlashPrefillFit,
-    device: DeviceFacts,
-    rate: str,
-    xp: Any,
+    tiles: _Tiles, memory: Values, sizes: PrefillSizes, fit: FlashPrefillFit, device: DeviceFacts, rate: str, xp: Any
 ) -> KernelSeconds:
     visited, blocks, longest = tiles
     units, rows = device.compute_units, fit.kernel.rows
@@ -211,11 +202,9 @@ def _chosen(plain: _Tiles, packed: _Tiles | None, sizes: PrefillSizes, kernel: P
 def prompt_tiles(
     tokens: Values, cached: Values, window: Values, kernel: PrefillKernel, rows: Values, xp: Any = np
 ) -> _Tiles:
-    """(key tokens visited, tiles, key tokens of the longest) of tiles of `rows` queries of a head.
-
-    Under a window the first tiles rise to its length, the rest stay there. tokens, cached: of a prompt; window: most
-    keys per query, 0 for all; kernel: has the key tile; xp: numpy, or scalar functions
-    """
+    """(key tokens visited, tiles, key tokens of the longest) of tiles of `rows` queries of a head. Under a window the
+    first tiles rise to its length, the rest stay there. tokens, cached: of a prompt; window: most keys per query, 0 for
+    all; kernel: has the key tile; xp: numpy, or scalar functions"""
     keys = kernel.keys
     tiles = xp.ceil(tokens / rows)
     step = xp.minimum(rows, keys)

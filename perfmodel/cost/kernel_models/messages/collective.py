@@ -106,10 +106,8 @@ class CollectiveFit(Spec):
 
 
 class CollectiveSizes(NamedTuple):
-    """One message between `ranks` devices, or many as arrays.
-
-    payload: bytes as nccl-tests counts them; steps, wire: see the module; switched: 1 where a switch could add
-    """
+    """One message between `ranks` devices, or many as arrays. payload: bytes as nccl-tests counts them; steps, wire:
+    see the module; switched: 1 where a switch could add"""
 
     payload: Values
     ranks: Values
@@ -138,10 +136,8 @@ class CollectiveParts(NamedTuple):
 def collective_seconds(
     sizes: CollectiveSizes, fit: CollectiveFit, device: DeviceFacts, link: Link, xp: Any = np
 ) -> CollectiveParts:
-    """NCCL's time; 0 for one rank.
-
-    sizes: numbers or columns; fit: of NCCL; device, link: the ranks', and theirs; xp: numpy, or scalar functions
-    """
+    """NCCL's time; 0 for one rank. sizes: numbers or columns; fit: of NCCL; device, link: the ranks', and theirs; xp:
+    numpy, or scalar functions"""
     rate = link.bandwidth_bytes_per_s * _left(fit.left_per_doubling, sizes.ranks, xp)
     fixed = fit.launch_s + fit.hop_s * _latency_ratio(fit.link_latency_s, link) * sizes.steps
     fixed = fixed + fit.memory_touches * sizes.payload / device.bandwidth
@@ -211,10 +207,8 @@ class CustomAllReduceFit(Spec):
 def custom_seconds(
     sizes: CollectiveSizes, fit: CustomAllReduceFit, device: DeviceFacts, link: Link, xp: Any = np
 ) -> CollectiveParts:
-    """The engine's kernels for small messages, NCCL for large ones.
-
-    sizes: numbers or columns; fit: of the kernels; device, link: the ranks', and theirs; xp: numpy, or scalar functions
-    """
+    """The engine's kernels for small messages, NCCL for large ones. sizes: numbers or columns; fit: of the kernels;
+    device, link: the ranks', and theirs; xp: numpy, or scalar functions"""
     rate = link.bandwidth_bytes_per_s * _left(fit.left_per_doubling, sizes.ranks, xp)
     others = sizes.ranks - 1
     one_shot = others * sizes.payload / (fit.one_shot_fraction * rate)
@@ -230,11 +224,8 @@ def custom_seconds(
 
 
 def over_link(fit: Fit, source: Link, target: Link) -> Fit:
-    """`fit`, made over `source`, for messages over `target`.
-
-    Between NVLinks fractions stay; PCIe has its own, whose errors the fit's residuals do not cover. Devices without
-    peer access exchange through host memory.
-    """
+    """`fit`, made over `source`, for messages over `target`. Between NVLinks fractions stay; PCIe has its own, whose
+    errors the fit's residuals do not cover. Devices without peer access exchange through host memory."""
     sees = (source.peer_to_peer is not False, target.peer_to_peer is not False)
     if target.name != "pcie" or (source.name == "pcie" and sees[0] == sees[1]):
         return fit
