@@ -146,7 +146,7 @@ def fit_recorded_for_all(
     file = _target(out, f"{'overheads' if kind == 'softmax' else kind}.yaml", is_forced)
     fits, provenance = FITS_FOR_ALL[kind](path, progress)
     fits = fits.model_copy(update={**provenance, "date": today()})
-    return fits, save_fitted(fits, file)
+    return fits, save_calibration(fits, file) if isinstance(fits, Calibration) else save_fitted(fits, file)
 
 
 _Fitted = tuple[Spec, dict[str, str]]  # and where it comes from; what is not in it stays as it is
