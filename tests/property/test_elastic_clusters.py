@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from engine_integrity import check_idle, check_integrity
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.engine import Request
@@ -122,7 +122,24 @@ def serve(scenario: Scenario, can_leap: bool) -> list[tuple[Any, ...]]:
     return sorted(ends)
 
 
+def failing_between_plan_and_transfer() -> ClusterSpec:
+    """A decode replica fails after a request got its blocks and before the transfer into them begins."""
+    scaling = {"metric": "kv_cache_usage", "min_replicas": 0, "max_replicas": 3, "interval_s": 0.5, "target": 0.3}
+    scaling |= {"scale_down_delay_s": 0, "cold_start_s": 0}
+    pools = [
+        {"role": "prefill", "replicas": 2, "share": 0.5, "autoscaling": scaling | {"cold_start_s": 0.7}},
+        {"role": "decode", "replicas": 2, "share": 0.5, "autoscaling": scaling},
+        {"role": "unified", "replicas": 0, "share": 0.5, "deployment": "other"},
+    ]
+    pools[2]["autoscaling"] = scaling | {"metric": "concurrency"}
+    link = {"link": "ethernet", "bandwidth_bytes_per_s": 1e9, "latency_s": 0.001}
+    gateway = {"max_outstanding": 10, "max_queue": 20, "retries": {"max": 2, "backoff_s": 0.1}}
+    failures = {"mtbf_s": 0.5, "repair_s": 1, "start_s": 0, "detection_s": 0.3}
+    return ClusterSpec.model_validate({"pools": pools, "failures": failures, "kv_transfer": link, "gateway": gateway})
+
+
 @given(clusters())
+@example(failing_between_plan_and_transfer())
 @settings(max_examples=60, deadline=None)
 def test_each_request_ends_once_no_block_stays_and_leaps_change_nothing(cluster: ClusterSpec) -> None:
     engine = base().engine

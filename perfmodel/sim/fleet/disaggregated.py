@@ -133,16 +133,13 @@ class DisaggregatedServer:
     def _begin_move(self, request: Request) -> None:
         """Start the transfer into blocks just allocated, unless `request` was aborted since."""
         passage = self._passages.get(request.request_id)
-        if passage is None or passage.request is not request:
+        if passage is None or passage.request is not request or request.status is RequestStatus.ABORTED:
             return
         prefill = passage.prefill
         if request.status is RequestStatus.RUNNING:  # its prefix cache has it all
             passage.source.release(prefill)
             passage.stage = _Stage.DECODE
             return
-        prefill_ticks = 0
-        if prefill.finished_at == self.env.ticks and prefill.first_scheduled_at is not None:
-            prefill_ticks = self.env.ticks - prefill.first_scheduled_at
         passage.stage = _Stage.MOVING
         self._moving[passage], passage.transfer = None, None
         if passage.source.is_dead:
@@ -150,7 +147,10 @@ class DisaggregatedServer:
         ends = passage.source.index, passage.target.index
         cost = self._cost_of(*ends)
         num_tokens = request.num_computed_tokens - request.num_hashed_blocks * passage.target.block_size
-        passage.transfer = self.transfers.start(cost, *ends, num_tokens, lambda: self._arrived(passage), prefill_ticks)
+        assert prefill.first_scheduled_at is not None
+        assert prefill.finished_at is not None
+        computed = prefill.first_scheduled_at, prefill.finished_at
+        passage.transfer = self.transfers.start(cost, *ends, num_tokens, lambda: self._arrived(passage), computed)
 
     def _arrived(self, passage: _Passage) -> None:
         request, target = passage.request, passage.target

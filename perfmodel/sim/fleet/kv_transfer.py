@@ -169,17 +169,25 @@ class KvTransfers:
         target: int,
         num_tokens: int,
         done: Callable[[], None],
-        prefill_ticks: int = 0,
+        computed: tuple[int, int] | None = None,
     ) -> Process:
         """Move the KV of `num_tokens` from engine `source` to `target` at `cost`, then call `done`.
 
-        prefill_ticks: duration of the prefill that ends now; 0 if it ended before
+        computed: ticks at which the prefill began and ended; None: all of it moves from now on
         """
-        links, now, head_start = (self._link("out", source), self._link("in", target)), self._env.ticks, 0
-        if self._is_layerwise and not any(link.count or link.queue for link in links):
-            first_layer = now - prefill_ticks * (cost.num_layers - 1) // cost.num_layers
-            head_start = now - max(first_layer, *(self._free_since.get(link, 0) for link in links))
-        return self._env.process(self._move(cost, *links, num_tokens, done, head_start))
+        links = self._link("out", source), self._link("in", target)
+        left = whole = cost.link_bytes(num_tokens)
+        if self._is_layerwise and computed and not any(link.count or link.queue for link in links):
+            left = self._left_bytes(cost, whole, *computed, max(self._free_since.get(link, 0) for link in links))
+        return self._env.process(self._move(cost, *links, (whole, left), done))
+
+    def _left_bytes(self, cost: TransferCost, whole: float, began: int, ended: int, free_since: int) -> float:
+        """Bytes that have not moved although the target keeps room for layers that come early: all but the last
+        layer can move until `ended`, it too since."""
+        per_tick = cost.bandwidth_bytes_per_s / TICKS_PER_S
+        first = max(began + (ended - began) // cost.num_layers, free_since)
+        left = max(whole / cost.num_layers, whole - max(0, ended - first) * per_tick)
+        return max(0.0, left - (self._env.ticks - max(ended, free_since)) * per_tick)
 
     def abandon(self, transfer: Process) -> None:
         """Cancel `transfer`, whose engine is gone; its `done` is never called."""
@@ -196,14 +204,11 @@ class KvTransfers:
         cost: TransferCost,
         out: Resource,
         into: Resource,
-        num_tokens: int,
+        num_bytes: tuple[float, float],
         done: Callable[[], None],
-        head_start: int,
     ) -> Generator[Event, None, None]:
-        asked_at = self._env.ticks
-        left = whole = cost.link_bytes(num_tokens)
-        if head_start:
-            left = max(whole / cost.num_layers, whole - head_start / TICKS_PER_S * cost.bandwidth_bytes_per_s)
+        """Transfer all of `num_bytes`' first, of which its second is left to move."""
+        asked_at, (whole, left) = self._env.ticks, num_bytes
         try:
             with out.request() as leaves:
                 yield leaves

@@ -22,7 +22,8 @@ def ends(transfers: KvTransfers, env: TickEnvironment, *starts: tuple[float, int
         found[number] = env.ticks / TICKS_PER_S
 
     def start(number: int, source: int, target: int, tokens: int, prefill_s: float) -> None:
-        transfers.start(COST, source, target, tokens, lambda: done(number), to_ticks(prefill_s))
+        computed = (env.ticks - to_ticks(prefill_s), env.ticks) if prefill_s else None
+        transfers.start(COST, source, target, tokens, lambda: done(number), computed)
 
     for number, (at, *rest) in enumerate(starts):
         event = env.timeout(to_ticks(at))
@@ -130,9 +131,10 @@ def test_a_shared_fabric_is_a_processor_shared_by_its_transfers() -> None:
 
 
 def test_layers_make_the_first_token_earlier_and_a_narrow_fabric_later() -> None:
-    name, few = "llama-3.1-70b-h100-disaggregated", "traffic.num_requests=400"
+    """Over links on which a transfer takes longer than the decode step that it would hide behind."""
+    name, slow = "llama-3.1-70b-h100-disaggregated", "cluster.kv_transfer.bandwidth_bytes_per_s=5 GB/s"
     plain, layers, narrow = (
-        simulate(load_scenario(name, (few, *settings))).summary
+        simulate(load_scenario(name, ("traffic.num_requests=200", slow, *settings))).summary
         for settings in ((), ("cluster.kv_transfer.layerwise=true",), ("cluster.kv_transfer.shared=true",))
     )
     assert layers["mean_ttft_ms"] < plain["mean_ttft_ms"] <= narrow["mean_ttft_ms"]
@@ -141,9 +143,22 @@ def test_layers_make_the_first_token_earlier_and_a_narrow_fabric_later() -> None
     assert plain["mean_ttft_ms"] - layers["mean_ttft_ms"] < plain["kv_transfer"]["mean_ms"] + 2
 
 
+@pytest.mark.parametrize(("waited_s", "exposed"), [(1.0, 1.0), (2.0, 0.0), (30.0, 0.0)])
+def test_layers_go_on_while_the_target_has_no_step_for_the_request(waited_s: float, exposed: float) -> None:
+    """The last layer, 2 of 20 bytes, is ready at 100 s; the target asks for the KV `waited_s` later."""
+    env, found = TickEnvironment(), list[float]()
+    transfers, prefill = KvTransfers(env, True), (0, to_ticks(100.0))
+    env.timeout(to_ticks(100.0 + waited_s)).callbacks.append(
+        lambda _: transfers.start(COST, 0, 1, 20, lambda: found.append(env.ticks / TICKS_PER_S), prefill)
+    )
+    env.run()
+    assert found == pytest.approx([100.0 + waited_s + 0.5 + exposed])
+
+
 def test_one_layer_alone_has_nothing_to_hide_behind() -> None:
     env, cost = TickEnvironment(), replace(COST, num_layers=1)
     found: list[float] = []
-    KvTransfers(env, True).start(cost, 0, 1, 20, lambda: found.append(env.ticks / TICKS_PER_S), to_ticks(100.0))
+    prefill = -to_ticks(100.0), 0
+    KvTransfers(env, True).start(cost, 0, 1, 20, lambda: found.append(env.ticks / TICKS_PER_S), prefill)
     env.run()
     assert found == pytest.approx([20.5])
