@@ -57,7 +57,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 validate: $(VENV)/.core
-	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(WRITE),--write)
+	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(WRITE),--write) $(if $(BECAUSE),--because "$(BECAUSE)")
 
 # ENGINE_VERSION and CASES: of vLLM, and workloads of each feature.
 witness: $(VENV)/.core

@@ -5,7 +5,11 @@
     python benchmarks/accuracy_table.py --write                # and writes the page, reports/ and the index
                                                                # that answers' trust is read from
 
-Exit status 1 where a line differs from the page. Lines whose measurements may not be copied here need the cited source;
+    python benchmarks/accuracy_table.py --write --because TEXT   # although a line became worse by over a tenth; the
+                                                                 # reason goes to reports/accuracy_losses.csv
+
+Exit status 1 where a line differs from the page; 2, with nothing written, where one became worse by over a tenth and
+no reason is given. Lines whose measurements may not be copied here need the cited source;
 where it is not given they are printed so, and `--write` leaves them as they are.
 
 `tests/unit/evidence/test_accuracy_table.py` predicts the quick sets again, and of the slow ones a sample, which must
@@ -18,6 +22,7 @@ __all__ = [
     "Predictions",
     "cells_of",
     "lines_of",
+    "losses",
     "main",
     "page_lines",
     "predictions_of",
@@ -30,16 +35,19 @@ import csv
 import gzip
 import io
 import re
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from perfmodel.dates import today
 from perfmodel.evidence.kinds.pooled import pooled_over_devices
 from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport
 from perfmodel.files.catalog import data_dir
@@ -48,12 +56,14 @@ from perfmodel.trust.index import NAMES, SIZES, MeasuredCell, MeasuredRow, Measu
 ROOT = Path(__file__).parents[1]
 PAGE, STORE = ROOT / "docs/how-right.md", ROOT / "reports/accuracy_202611.csv.gz"
 INDEX = data_dir("validated")
+LOSSES = ROOT / "reports/accuracy_losses.csv"
 BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
 NEEDS_SOURCE = "needs the cited source"
 _HEAD = (
     *("measured", "what", "rows", "median error", "trivial", "nine in ten below", "80 % intervals cover", "high / low"),
     "trivial",
 )
+_ERRORS = {1: "median error", 3: "nine in ten"}  # of a line's cells
 
 
 @dataclass(frozen=True)
@@ -478,6 +488,31 @@ def _predict_all(
     return lines, kept
 
 
+def losses(before: Lines, now: Lines) -> list[tuple[str, str, str]]:
+    """(line, error before, error now) of lines with a median or a 90th percentile that grew by over a tenth, and by
+    more than half a point, which is what repeated measurements differ by."""
+    result = []
+    for key, cells in now.items():
+        for column, name in _ERRORS.items():
+            was, become = (_share(of[column]) if len(of) > column else None for of in (before.get(key, ()), cells))
+            if was is not None and become is not None and become > max(1.1 * was, was + 0.5):
+                result.append((f"{key.strip('| ')}, {name}".replace(" | ", ", "), f"{was:g} %", f"{become:g} %"))
+    return result
+
+
+def _share(cell: str) -> float | None:
+    return float(cell.removesuffix("%").replace(",", "")) if cell.endswith("%") else None
+
+
+def _recorded(lost: Sequence[tuple[str, str, str]], because: str) -> None:
+    """Add `lost` to the list of losses with its reason."""
+    is_new = not LOSSES.is_file()
+    with LOSSES.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([["date", "line", "before", "now", "because"]] if is_new else [])
+        writer.writerows([today().isoformat(), *loss, because] for loss in lost)
+
+
 def _written(lines: Lines, kept: Mapping[str, Mapping[str, Predictions]], text: str) -> None:
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     PAGE.write_text(f"{text[:begin]}{table_of(page_lines(text) | lines)}\n{text[end:]}", encoding="utf-8")
@@ -489,17 +524,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cited", type=Path, help="Folder of the files that are cited and not committed.")
     parser.add_argument("--write", action="store_true", help="Write docs/how-right.md and reports/.")
+    parser.add_argument("--because", default="", help="Why lines may become worse by over a tenth.")
     parser.add_argument("--only", metavar="TEXT", default="", help="Sets whose name has this text.")
     given = parser.parse_args()
     chosen = [item for item in SETS if given.only in item.name and (given.cited is not None or not item.is_cited)]
     roots = [given.cited if item.is_cited else ROOT for item in chosen]
     places = zip(chosen, (root / item.path for item, root in zip(chosen, roots, strict=True)), strict=True)
-    lines, kept = _predict_all(places, INDEX if given.write else None)
-    print(table_of(lines))
     text = PAGE.read_text(encoding="utf-8")
-    if given.write:
-        _written(lines, kept, text)
-        return 0
+    with TemporaryDirectory() as folder:
+        lines, kept = _predict_all(places, Path(folder) if given.write else None)
+        print(table_of(lines))
+        lost = losses(page_lines(text), lines)
+        for loss in lost:
+            print("{}: {} became {}".format(*loss), file=sys.stderr)
+        if given.write and lost and not given.because:
+            print("Nothing is written: say --because REASON, or mend them.", file=sys.stderr)
+            return 2
+        if given.write:
+            shutil.copytree(folder, INDEX, dirs_exist_ok=True)
+            _recorded(lost, given.because)
+            _written(lines, kept, text)
+            return 0
     result = page_lines(text)
     differing = [key for key, cells in lines.items() if result.get(key) != cells]
     for key in differing:

@@ -293,7 +293,10 @@ def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str,
         return "transferred", f"Kernels of {measured}, of another architecture, were measured.", "device"
     elif whole_run_calibration(hardware, profile) is not None:
         return "transferred", f"Whole runs on the architecture of {name} were measured.", "architecture"
-    return "datasheet", f"No kernel of {name} nor of a related device was measured.", "datasheet"
+    because = f"No kernel of {name} nor of a related device was measured"
+    if hardware.kind == "gpu":
+        because += "; what kernels of all architectures share stands in"
+    return "datasheet", f"{because}.", "datasheet"
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:

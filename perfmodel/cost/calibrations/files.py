@@ -164,13 +164,14 @@ def _as_declared(own: Calibration, hardware: HardwareSpec) -> Calibration:
 
 
 def measured_device(hardware: HardwareSpec, engine_profile: str) -> str | None:
-    """The measured device behind most of a device's calibration: itself or its nearest relation; None without one.
-    Reads no calibration.
-    """
+    """The measured device behind most of a device's calibration: itself or its nearest relation; None without one."""
     if (data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml").is_file():
         return hardware.name
     nearest = min(_transfer_candidates(hardware, engine_profile), key=_transfer_distance, default=None)
-    return None if nearest is None else nearest[1].stem.partition("@")[0]
+    if nearest is None:
+        return None
+    fitted = load_fitted(Calibration, nearest[1])
+    return hardware.name if hardware.name in fitted.devices else fitted.device
 
 
 def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:

@@ -53,10 +53,12 @@ def test_a_device_that_was_fitted_together_with_another_has_fits_of_its_own(tmp_
     assert sibling.spread > h200.spread
 
 
-def test_without_a_relation_the_datasheet_stands_in():
+def test_without_a_relation_what_all_kernels_share_stands_in_and_for_other_kinds_the_datasheet():
     found = load_calibration(load_hardware("arc-b580"), "vllm")
-    assert found.origin == "datasheet"
+    assert found.origin == "calibrated"
+    assert found.is_passed_on
     assert found.device == "arc-b580"
+    assert load_calibration(load_hardware("grace"), "vllm").origin == "datasheet"
     assert load_calibration(A100, "datasheet").origin == "datasheet"
 
 

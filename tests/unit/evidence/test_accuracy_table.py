@@ -41,6 +41,17 @@ def test_the_table_has_all_lines_and_no_others() -> None:
     assert list(accuracy.page_lines(PAGE)) == [key for each in accuracy.SETS for key in accuracy.expected_keys(each)]
 
 
+def test_a_line_that_worsened_by_over_a_tenth_is_a_loss_and_noise_is_none() -> None:
+    before = {"| a | TPOT |": ("9", "5.0%", "40%", "20.0%", "", "", ""), "| b | TTFT |": ("9", "1.0%", "", "2.0%")}
+    now = {
+        "| a | TPOT |": ("9", "5.4%", "1%", "22.2%"),
+        "| b | TTFT |": ("9", "1.4%", "", "1.0%"),
+        "| c | E2E |": ("9", "7%"),
+    }
+    assert accuracy.losses(before, now) == [("a, TPOT, nine in ten", "20 %", "22.2 %")]
+    assert accuracy.losses(now, before) == [("b, TTFT, nine in ten", "1 %", "2 %")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("measured", QUICK)
 def test_lines_of_quick_sets_are_those_of_their_measurements(measured) -> None:
