@@ -56,6 +56,7 @@ from perfmodel.trust.index import NAMES, SIZES, MeasuredCell, MeasuredRow, Measu
 ROOT = Path(__file__).parents[1]
 PAGE, STORE = ROOT / "docs/how-right.md", ROOT / "reports/accuracy_202611.csv.gz"
 INDEX = data_dir("validated")
+DROPPED = ROOT / "measurements/dropped.csv"
 LOSSES = ROOT / "reports/accuracy_losses.csv"
 BEGIN, END = "<!-- written by: make validate -->\n", "<!-- end -->"
 NEEDS_SOURCE = "needs the cited source"
@@ -63,6 +64,7 @@ _HEAD = (
     *("measured", "what", "rows", "median error", "trivial", "nine in ten below", "80 % intervals cover", "high / low"),
     "trivial",
 )
+_NOT_COVERED = "not covered: "  # begins the notes of `perfmodel validate` on rows without a prediction
 _ERRORS = {1: "median error", 3: "nine in ten"}  # of a line's cells
 
 
@@ -473,19 +475,22 @@ def _csv_text(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _predict_all(
     sets: Iterable[tuple[MeasuredSet, Path]], index: Path | None
-) -> tuple[Lines, dict[str, dict[str, Predictions]]]:
-    """Lines, and rows of slow sets; index: the folder to write what trust is read from (`perfmodel.trust`), or None."""
+) -> tuple[Lines, dict[str, dict[str, Predictions]], list[tuple[str, str]]]:
+    """Lines, rows of slow sets, and (set, note) of rows that are in no line; index: the folder to write what trust is
+    read from (`perfmodel.trust`), or None."""
     lines: Lines = {}
     kept: dict[str, dict[str, Predictions]] = {}
+    dropped: list[tuple[str, str]] = []
     for measured, path in sets:
         print(f"{measured.name} ({path})", file=sys.stderr, flush=True)
         report = report_of(measured, path)
         lines |= lines_of(measured, report)
+        dropped += [(measured.name, note) for note in report.notes if note.startswith(_NOT_COVERED)]
         if measured.is_slow:
             kept[measured.name] = predictions_of(measured, report)
         if index is not None:
             write_index(measured.slug, report.measured_rows, index, lists_rows=not measured.is_cited)
-    return lines, kept
+    return lines, kept, dropped
 
 
 def losses(before: Lines, now: Lines) -> list[tuple[str, str, str]]:
@@ -513,6 +518,14 @@ def _recorded(lost: Sequence[tuple[str, str, str]], because: str) -> None:
         writer.writerows([today().isoformat(), *loss, because] for loss in lost)
 
 
+def _list_dropped(sets: Sequence[str], dropped: Sequence[tuple[str, str]]) -> None:
+    """Write which rows of `sets` are in no line and why; what is there of other sets stays."""
+    before = list(csv.reader(DROPPED.read_text(encoding="utf-8").splitlines()))[1:] if DROPPED.is_file() else []
+    others = [tuple(line) for line in before if line[0] not in sets]
+    lines = sorted([*others, *((name, note.removeprefix(_NOT_COVERED)) for name, note in dropped)])
+    DROPPED.write_text(_csv_text(("set", "rows and reason"), lines), encoding="utf-8", newline="\n")
+
+
 def _written(lines: Lines, kept: Mapping[str, Mapping[str, Predictions]], text: str) -> None:
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     PAGE.write_text(f"{text[:begin]}{table_of(page_lines(text) | lines)}\n{text[end:]}", encoding="utf-8")
@@ -532,7 +545,7 @@ def main() -> int:
     places = zip(chosen, (root / item.path for item, root in zip(chosen, roots, strict=True)), strict=True)
     text = PAGE.read_text(encoding="utf-8")
     with TemporaryDirectory() as folder:
-        lines, kept = _predict_all(places, Path(folder) if given.write else None)
+        lines, kept, dropped = _predict_all(places, Path(folder) if given.write else None)
         print(table_of(lines))
         lost = losses(page_lines(text), lines)
         for loss in lost:
@@ -543,6 +556,7 @@ def main() -> int:
         if given.write:
             shutil.copytree(folder, INDEX, dirs_exist_ok=True)
             _recorded(lost, given.because)
+            _list_dropped([item.name for item in chosen], dropped)
             _written(lines, kept, text)
             return 0
     result = page_lines(text)

@@ -19,7 +19,7 @@ from perfmodel.report.views.scenario import MORE, few_notes
 
 _MIN_SHARE = 0.005
 _MAX_RUNS = 8  # in brief
-_MAX_OPERATORS, _MAX_GROUPS, _MAX_PLOTS = 5, 30, 3
+_MAX_OPERATORS, _MAX_GROUPS, _MAX_OTHERS, _MAX_PLOTS = 5, 30, 100, 3
 _MAX_PLANS, _MAX_PLAN_LETTERS = 3, 90
 # By metric: what stands for it in tables by group, where all metrics would be too many.
 _HEADLINES = (
@@ -120,15 +120,19 @@ def _in_order(groups: list[str], names: Sequence[str]) -> list[str]:
 
 
 def _other_groups(report: ValidationReport) -> Table:
-    """Groups that are of no dimension: those of runs without comparisons, those that the reader of the rows names."""
+    """Groups that are of no dimension: those of runs without comparisons, those that the reader of the rows names; of
+    very many those that are predicted worst."""
     dimensions = tuple(f"{name} " for comparison in report.comparisons for name in comparison.dimensions)
-    rows = [
-        (group, metric_of(name).label, *_cells(stats))
-        for group, metrics in report.by.items()
-        if not group.startswith(dimensions)
-        for name, stats in metrics.items()
-    ]
-    return Table(("group", "metric", *_HEAD), rows, "By group", left=2)
+    named = {group: metrics for group, metrics in report.by.items() if not group.startswith(dimensions)}
+    chosen, note = list(named), ""
+    if len(chosen) > _MAX_OTHERS:
+        worst_first = sorted(named, key=lambda group: -max(stats.mean_ape for stats in named[group].values()))
+        chosen, note = (
+            worst_first[:_MAX_GROUPS],
+            f"The {_MAX_GROUPS} of {len(named)} groups with the largest mean error.",
+        )
+    rows = [(group, metric_of(name).label, *_cells(of)) for group in chosen for name, of in named[group].items()]
+    return Table(("group", "metric", *_HEAD), rows, "By group", left=2, note=note)
 
 
 def _published(figures: Sequence[Mapping[str, Any]]) -> Table:
