@@ -232,14 +232,15 @@ def _predicted_by_rest(
     for table, group, _ in aside:
         own = own_calibration(table.system, group.engine)
         key = key_of(group, own)
+        committed: Any = None if key is None else (own.others | own.families)[key]
         if key is not None and is_fitted:
             if key not in fits:
-                committed: Any = (own.others | own.families)[key]
                 fits[key] = refitted(committed, rest)
             yield PredictedKernel.of(table, group, fits[key], own)
             continue
         other = _related(group, own, left_out)
-        key = key_of(group, other)
+        alike = {key: fit for key, fit in other.families.items() if committed is None or fit.form == committed.form}
+        key = key_of(group, other.model_copy(update={"families": alike}))
         yield None if key is None else PredictedKernel.of(table, group, other.families[key], other)
 
 

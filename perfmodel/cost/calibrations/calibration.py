@@ -76,6 +76,23 @@ class HostFit(Spec):
         return self.hidden_step_s + self.hidden_per_sequence_s * num_sequences
 
 
+# Parts of a key before the kernel's name: number formats, and of attention the head size.
+_NUM_FORMATS = {
+    "gemm": 1,
+    "moe": 1,
+    "attention_decode": 3,
+    "attention_prefill": 3,
+    "latent_decode": 3,
+    "latent_prefill": 3,
+}
+
+
+def formats_of(key: str) -> str:
+    """The key of a kernel's family and formats, without the kernel's name."""
+    family, *rest = key.split("/")
+    return "/".join((family, *rest[: _NUM_FORMATS.get(family, len(rest))]))
+
+
 class Calibration(Spec):
     """All fits for one device and engine.
 
@@ -91,6 +108,7 @@ class Calibration(Spec):
     date: datetime.date | None = None
     command: str = ""
     families: dict[str, KernelFit] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)  # key -> the engine's versions that were measured, "a,b"
     # The same of kernels that engines do not run by default, and of older versions (`<key>/<versions>`): in a file of
     # their own.
     others: dict[str, KernelFit] = Field(default_factory=dict, exclude=True)

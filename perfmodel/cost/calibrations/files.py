@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cost.calibrations.calibration import Calibration, datasheet
+from perfmodel.cost.calibrations.calibration import Calibration, datasheet, formats_of
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import whole_run_calibration
 from perfmodel.cost.kernel_models.attention.decode import with_cache_of
@@ -34,6 +34,7 @@ from perfmodel.specs.architectures import generations_between
 from perfmodel.specs.devices import find_device
 from perfmodel.specs.engine.description import describe_engine
 from perfmodel.specs.engine.spec import EngineSpec
+from perfmodel.specs.engine.versions import parse_version
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 
@@ -89,20 +90,59 @@ def load_calibration(
     `path` if given, else `<device>@<profile>.yaml`, else the nearest relation's, else whole runs, else the datasheet
     (also for the profile "datasheet"); `origin` and `source` say which. hardware: the device; engine_profile: the
     engine's name; without: (device, engine) of files that are not read, for hold-outs; version: of the engine, for
-    whole runs. Raises SpecError for a malformed file, or a missing one if `path` is given.
+    kernels and whole runs. Raises SpecError for a malformed file, or a missing one if `path` is given.
     """
     if path is not None:
         return load_fitted(Calibration, Path(path))
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
-    inherited = _inherited(hardware, engine_profile, without)
+    found = inherited = _inherited(hardware, engine_profile, without)
     if own.is_file() and not without(hardware.name, engine_profile):
-        return with_unmeasured(_as_declared(_completed(load_fitted(Calibration, own), inherited), hardware))
-    if inherited is None:
+        found = _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware)
+    if found is None:
         whole = whole_run_calibration(hardware, engine_profile, version=version)
         return whole or _prior(hardware, engine_profile)
-    return with_unmeasured(inherited)
+    if version is not None and found.versions and found.engine == engine_profile:
+        found = _as_of(found, hardware, version)
+    return with_unmeasured(found)
+
+
+def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Calibration:
+    """`calibration` with the kernels that its engine ran in `version`: of those for the same formats the ones measured
+    in the last version up to it, else in the first."""
+    asked, kind = parse_version(version)
+    measured = {
+        key: _releases(calibration.versions[key]) for key in calibration.families if key in calibration.versions
+    }
+    if kind == "nightly" or asked >= max(release for releases in measured.values() for release in releases):
+        return calibration
+    fits = calibration.families | with_others(calibration, hardware).others
+    kernels: dict[str, list[str]] = {}
+    for key in measured:
+        kernels.setdefault(formats_of(key), []).append(key)
+    for key in fits.keys() - calibration.families.keys():
+        if formats_of(key) in kernels:
+            kernels[formats_of(key)].append(key)
+            measured[key] = _releases(key.rpartition("/")[2])
+    families = {key: fit for key, fit in calibration.families.items() if key not in measured}
+    facts = describe_engine(calibration.engine, version).facts
+    as_newest = facts.newest_kernels.get(hardware.declared.architecture or "", ())
+    for formats, keys in kernels.items():
+        known = {release for key in keys for release in measured[key]}
+        ran = max(known if formats in as_newest else (item for item in known if item <= asked), default=min(known))
+        by_sizes: dict[Any, list[str]] = {}
+        for key in keys:
+            if ran in measured[key]:
+                by_sizes.setdefault(getattr(fits[key], "domain", None), []).append(key)
+        for some in by_sizes.values():  # as in the newest version: the one that was measured with most
+            key = max(some, key=lambda key: (key in calibration.families, fits[key].residuals.num_rows))
+            families[key] = fits[key]
+    return calibration.model_copy(update={"families": families})
+
+
+def _releases(versions: str) -> list[tuple[int, ...]]:
+    return [parse_version(version)[0] for version in versions.split(",")]
 
 
 def _prior(hardware: HardwareSpec, engine: str) -> Calibration:

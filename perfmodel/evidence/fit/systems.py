@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.cost import load_calibration
-from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.cost.calibrations.calibration import Calibration, formats_of
 from perfmodel.cost.calibrations.for_all import KernelErrors
 from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Domain
@@ -79,17 +79,13 @@ class _Fitted(NamedTuple):
     @property
     def kernel_of(self) -> tuple[str, str, Domain | None]:
         """Family, formats and sizes, of which an engine by default runs one kernel."""
-        family, *formats = self.key.split("/")
-        named = _NAMED.get(family, len(formats))
-        return family, "/".join(formats[:named]), getattr(self.fit, "domain", None)
-
-
-# Parts of a key before the kernel's name: number formats, and of attention the head size.
-_NAMED = {"gemm": 1, "moe": 1, "attention_decode": 3, "attention_prefill": 3, "latent_decode": 3, "latent_prefill": 3}
+        return self.key.split("/")[0], formats_of(self.key), getattr(self.fit, "domain", None)
 
 
 # Families that serving looks up; modules that were timed whole are predicted as the tables have them, and no more.
-_SERVED = ("collective", "collective_eager", "elementwise", *_NAMED)
+_SERVED = {"collective", "collective_eager", "elementwise", "gemm", "moe", "attention_decode", "attention_prefill"}
+_SERVED |= {"latent_decode", "latent_prefill"}
+_KEYED = ("families", "others", "versions")  # fields of a calibration
 
 
 def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = None) -> list[Calibration]:
@@ -119,7 +115,7 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
         devices = sorted({group.device.hardware.name for (_, groups), _ in of_it for group in groups})
         fits = [fit for _, some in of_it for fit in some]
         what = f"{sum(fit.num_rows for fit in fits):,} kernel times of {len(fits)} kernels on {' and '.join(devices)}"
-        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, *_named(fits), GENERIC_SMALL))
+        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, _named(fits), GENERIC_SMALL))
     return results
 
 
@@ -130,8 +126,7 @@ def fit_prior(path: Path, progress: Progress | None = None) -> Calibration:
     kernels: defaultdict[tuple[str, str], list[Group]] = defaultdict(list)  # by operator and key
     for file in table_files(path):
         for group in groups_of(read_table(file).sampled(_PRIOR_ROWS), file) if op_of(file) in _OF_PRIOR else ():
-            family, *formats = group.key.split("/")
-            kernels[op_of(file), "/".join((family, *formats[: _NAMED[family]]))].append(group)
+            kernels[op_of(file), formats_of(group.key)].append(group)
     tasks = {name: some for name, some in kernels.items() if len({_architecture(group) for group in some}) > 1}
     if not tasks:
         raise SpecError(f"{path}: has no tables of {', '.join(_OF_PRIOR)} of two architectures or more.")
@@ -242,14 +237,17 @@ def _median_error(groups: Groups, fit: Any) -> float:
     return float(np.median(np.abs(np.log(np.concatenate([predict(group, fit) / group.seconds for group in groups])))))
 
 
-def _named(fits: Sequence[_Fitted]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fits by their keys in a calibration: of what engines run by default, and of the rest. Among kernels for the same
-    formats and sizes the default is the one that the newest version was measured with most."""
+def _named(fits: Sequence[_Fitted]) -> dict[str, dict[str, Any]]:
+    """Fits by their keys in a calibration: of what engines run by default, with its versions, and of the rest.
+
+    Among kernels for the same formats and sizes the default is the one that the newest version was measured with most.
+    """
     by_kernel: defaultdict[Any, list[_Fitted]] = defaultdict(list)
     for fit in fits:
         by_kernel[fit.kernel_of].append(fit)
     families: dict[str, Any] = {}
     others: dict[str, Any] = {}
+    versions: dict[str, str] = {}
     for (family, _, _), some in sorted(by_kernel.items(), key=lambda item: -max(fit.num_rows for fit in item[1])):
         newest = max((fit.versions[0] for fit in some), key=version_order)
         first = max((fit for fit in some if fit.versions[0] == newest), key=lambda fit: fit.num_rows)
@@ -258,10 +256,14 @@ def _named(fits: Sequence[_Fitted]) -> tuple[dict[str, Any], dict[str, Any]]:
             if fit is not first:
                 others["/".join((fit.key, ",".join(fit.versions)))] = fit.fit
             elif family in _SERVED:
-                families[bare if bare not in families else fit.key] = fit.fit
+                key = bare if bare not in families else fit.key
+                families[key] = fit.fit
+                if not key.endswith(f"/{_EVERY_ENGINE}"):
+                    versions[key] = ",".join(fit.versions)
             else:
                 others[fit.key] = fit.fit
-    return dict(sorted(_with_static_scales(families).items())), dict(sorted(others.items()))
+    families = _with_static_scales(families)
+    return {name: dict(sorted(of.items())) for name, of in zip(_KEYED, (families, others, versions), strict=True)}
 
 
 def _calibration(
@@ -269,11 +271,10 @@ def _calibration(
     what: str,
     devices: tuple[str, ...],
     engine: str,
-    families: dict[str, Any],
-    others: dict[str, Any],
+    fits: Mapping[str, dict[str, Any]],
     small: FamilyFit,
 ) -> Calibration:
-    has_attention = any(key.startswith("attention_decode/") for key in families)
+    has_attention = any(key.startswith("attention_decode/") for key in fits["families"])
     return Calibration(
         device=devices[0],
         devices=devices[1:],
@@ -281,10 +282,9 @@ def _calibration(
         source=origin.source(what),
         date=today(),
         command=origin.command(engine),
-        families=families,
-        others=others,
         default=small,
         contained=describe_engine(engine).facts.attention_contains if has_attention else (),
+        **fits,
     )
 
 
@@ -310,7 +310,7 @@ def _from_profile(path: Path, engine: str) -> Calibration:
     small = layer_profile.fit_small_kernels(profile.hardware, profile.small)
     num_rows = len(profile.gemms) + len(profile.small) + sum(len(group.seconds) for group in attention)
     what, families = f"{num_rows:,} kernel times of a layer profile", families | {"elementwise": small}
-    return _calibration(LAYER_PROFILE, what, (profile.hardware.name,), engine, families, {}, small)
+    return _calibration(LAYER_PROFILE, what, (profile.hardware.name,), engine, {"families": families}, small)
 
 
 # What a model and its shards fix of a table's rows; batches, lengths and tokens vary in a run.

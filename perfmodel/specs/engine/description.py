@@ -325,6 +325,8 @@ class EngineFacts(Spec):
                         known ahead; else a kernel of its own quantizes them
     states_in_model_dtype: recurrent states are kept in the model's dtype where its configuration names no other
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    newest_kernels:     by generation, families and formats that servers of this version run with the kernels of the
+                        newest tables, while tables of this version timed others
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
     sparse_attention:   the kernels of prompts with an indexer: the first row that fits
     weights, kv_cache:  by number format, then by generation; a format that is listed is refused on others
@@ -342,6 +344,7 @@ class EngineFacts(Spec):
     graphs: GraphRules = GraphRules()
     buffers: BufferRules = BufferRules()  # what it holds beside weights and KV blocks
     attention_contains: tuple[str, ...] = ()  # operators whose time is inside that of measured attention calls
+    newest_kernels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     quantizes_before: bool = False
     states_in_model_dtype: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
