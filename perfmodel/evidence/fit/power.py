@@ -1,8 +1,8 @@
 """Power of servers and energy of their tokens, from a step at the measured mean batch; and the fit of power to them.
 
-A row's batch decodes, in the middle of its answers, and as many prompts begin as answers end: `itl` is a step that only
-decodes, `tokens_per_s` the batch over the mean step, `power` what that draws on all devices, `energy_per_token` their
-ratio.
+A row's batch decodes, in the middle of its answers, and as many prompts begin as answers end: `itl`, a median, is a
+step that only decodes unless most have prompts, `tokens_per_s` the batch over the mean step, `power` what that draws on
+all devices, `energy_per_token` their ratio.
 
 The fit (`perfmodel.cost.power`) takes the shares of the peaks of the mean step as predicted, over the time that it was
 measured to take; steps that are predicted badly say nothing of power and are left out.
@@ -29,9 +29,9 @@ _LOSS_SCALE = 0.1
 
 
 class MeanStep(NamedTuple):
-    """A row's steps on one device: seconds of one that only decodes and of the mean one, and the mean one's totals."""
+    """A row's steps on one device: seconds of the median and of the mean one, and the mean one's totals."""
 
-    decode_s: float
+    median_s: float
     mean_s: float
     usage: Usage
 
@@ -54,7 +54,7 @@ def steps_of(row: Observation) -> MeanStep:
         model = costs.cost_model()
         seconds.append(model.duration_ps(shape) / PS_PER_S)
         usage.add(model.usage(), times)
-    return MeanStep(seconds[0], seconds[0] + share * (seconds[1] - seconds[0]), usage)
+    return MeanStep(seconds[share > 0.5], seconds[0] + share * (seconds[1] - seconds[0]), usage)
 
 
 def predict_energy(row: Observation, fit: PowerFit | None = None) -> Prediction:
@@ -63,7 +63,7 @@ def predict_energy(row: Observation, fit: PowerFit | None = None) -> Prediction:
     joules = devices * energy_j(row.scenario.hardware, steps.usage, steps.mean_s, fit)
     tokens = row.scenario.traffic.arrivals.concurrency or 1
     metrics = {
-        "itl": 1e3 * steps.decode_s,
+        "itl": 1e3 * steps.median_s,
         "tokens_per_s": tokens / steps.mean_s,
         "power": joules / steps.mean_s,
         "energy_per_token": joules / tokens,

@@ -41,6 +41,61 @@ def test_fits_of_kernels_that_nobody_runs_by_default_are_in_a_file_of_their_own(
     assert with_others(served, A100).families == FITTED.families
 
 
+def _of_versions(folder, device):
+    """A kernel of 0.24 with others before it, one that all versions have, and one of no known version."""
+    fits = {
+        name: FamilyFit(compute_fraction=n / 10) for n, name in enumerate(("new", "0.19", "0.14", "same", "any"), 1)
+    }
+    rare = FamilyFit(compute_fraction=0.6, residuals=Residuals(num_rows=5))
+    calibration = FITTED.model_copy(
+        update={
+            "device": device,
+            "families": {"moe/fp8_block": fits["new"], "gemm/bf16": fits["same"], "elementwise": fits["any"]},
+            "versions": {"moe/fp8_block": "0.24.0", "gemm/bf16": "0.24.0,0.14.0"},
+            "others": {
+                "moe/fp8_block/triton/0.19.0": fits["0.19"].model_copy(update={"residuals": Residuals(num_rows=9)}),
+                "moe/fp8_block/rare/0.19.0": rare,
+                "moe/fp8_block/triton/0.14.0": fits["0.14"],
+                "moe/fp8_block/rare/0.24.0": rare,
+            },
+        }
+    )
+    save_calibration(calibration, folder / f"{device}@vllm.yaml")
+
+
+@pytest.mark.parametrize(
+    ("version", "kernel"),
+    [
+        (None, 0.1),
+        ("0.31.0", 0.1),
+        ("nightly", 0.1),
+        ("0.24.1", 0.1),
+        ("0.23.0", 0.2),  # the last before it; of its two kernels the one with more rows
+        ("0.19.0rc2", 0.2),
+        ("0.18.1", 0.3),
+        ("0.11.0", 0.3),  # older than all: the first
+    ],
+)
+def test_a_version_runs_the_kernels_that_were_measured_last_before_it(tmp_path, monkeypatch, version, kernel):
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
+    _of_versions(tmp_path, "h100-sxm-80gb")
+    hardware = load_hardware("h100-sxm-80gb")
+    found = load_calibration(hardware, "vllm", version=version)
+    assert found.fit("moe", "fp8_block").compute_fraction == kernel
+    assert sum(key.startswith("moe/") for key in found.families) == 1
+    assert (found.fit("gemm", "bf16").compute_fraction, found.fit("elementwise", "").compute_fraction) == (0.4, 0.5)
+    sibling = load_calibration(load_hardware("gh200"), "vllm", version=version)
+    assert sibling.fit("moe", "fp8_block").compute_fraction == kernel
+
+
+def test_kernels_that_servers_ran_before_tables_timed_them_are_the_newest(tmp_path, monkeypatch):
+    """vLLM ran block FP8 experts on Blackwell with other kernels than its older tables have."""
+    monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
+    _of_versions(tmp_path, "b200-sxm")
+    found = load_calibration(load_hardware("b200-sxm"), "vllm", version="0.19.0")
+    assert found.fit("moe", "fp8_block").compute_fraction == 0.1
+
+
 def test_a_device_that_was_fitted_together_with_another_has_fits_of_its_own(tmp_path, monkeypatch):
     """Nothing is passed on, and no interval is widened; another device of the architecture is a relation."""
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
@@ -51,15 +106,6 @@ def test_a_device_that_was_fitted_together_with_another_has_fits_of_its_own(tmp_
     assert (h200.spread, h200.is_passed_on) == (h100.spread, False)
     assert sibling.is_passed_on
     assert sibling.spread > h200.spread
-
-
-def test_without_a_relation_what_all_kernels_share_stands_in_and_for_other_kinds_the_datasheet():
-    found = load_calibration(load_hardware("arc-b580"), "vllm")
-    assert found.origin == "calibrated"
-    assert found.is_passed_on
-    assert found.device == "arc-b580"
-    assert load_calibration(load_hardware("grace"), "vllm").origin == "datasheet"
-    assert load_calibration(A100, "datasheet").origin == "datasheet"
 
 
 def test_the_file_of_the_device_and_profile_is_found(tmp_path, monkeypatch):
