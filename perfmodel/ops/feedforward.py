@@ -69,7 +69,7 @@ def experts(
     `local_experts` those on this rank (default all). Unless `is_fused`, every distinct expert launches its own kernels,
     gate and up each read their input, and gathered rows, activations, weighted outputs and sums are written and read:
     (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers rows by index; libraries that permute
-    or quantize first move more. num_tokens n: of all ranks that share the experts; ffn: the block; load: of this rank;
+    or quantize first move more. num_tokens n: that the kernels see; ffn: the block; load: of this rank;
     form: weights and inputs; intermediate: f; num_kernels: of the fused kernels, if known. Source: identity; D:
     `distinct_experts`; Hugging Face's MixtralSparseMoeBlock for the unfused operators.
     """
@@ -134,7 +134,9 @@ def _expert_node(ffn: MoEFFN, context: LayerContext) -> OperatorNode:
 
     def work(everyone: int) -> Work:
         load = context.routing(ffn, everyone, shard.ep)
-        return experts(everyone, ffn, load, form, **sizes, is_fused=context.is_fused, num_kernels=kernels)
+        # Of tokens that are sent, kernels see what arrives: rows for this rank's experts, k of them as much as a token.
+        num_tokens = everyone if shard.gathers_tokens else load.assignments / ffn.top_k
+        return experts(num_tokens, ffn, load, form, **sizes, is_fused=context.is_fused, num_kernels=kernels)
 
     return on_group("experts", work, shard.dp)
 

@@ -162,7 +162,8 @@ class MixedSize(NamedTuple):
 class ExpertsSize(NamedTuple):
     """The routed experts of one rank.
 
-    tokens:        of all ranks that share the experts; local_experts of num_experts are on this one
+    tokens:        that the kernels see: of all ranks that share the experts where they are gathered, else those that
+                   arrive, `top_k` rows each; local_experts of num_experts are on this one
     width, inner:  d, and the intermediate size on this rank; gates: 2 with a gate, else 1
     distinct, assignments: experts with tokens, and (token, expert) pairs
     tiles:         sum over experts of ceil(rows / t), for each t in `TILE_ROWS`; empty: not known

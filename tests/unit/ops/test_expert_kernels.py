@@ -61,6 +61,22 @@ def test_tensorrt_llm_sends_tokens_beside_a_grace_cpu_and_gathers_them_elsewhere
     assert not with_defaults(given, load_hardware("b200-sxm")).gathers_tokens
 
 
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_kernels_see_the_tokens_that_are_gathered_and_of_sent_ones_those_that_arrive(ranks):
+    """DeepSeek-V3, 128 tokens a rank, 8 experts each: sent, some 1,024 rows arrive at a rank, more at the busiest,
+    however many ranks there are; gathered, all tokens of all ranks are there."""
+    of_a_rank = 128
+    for backend in ("deepep_low_latency", "allgather_reducescatter"):
+        engine = EngineSpec(data_parallel_size=ranks, enable_expert_parallel=True, all2all_backend=backend)
+        graph = build_graph(load_model("deepseek-v3"), engine)
+        node = next(node for node in graph.nodes if node.name == "experts")
+        problem = node.work(decode_shape(of_a_rank, 100)._replace(group_tokens=of_a_rank * ranks)).problem
+        is_sent = backend == "deepep_low_latency"
+        assert 1024 <= problem.assignments < 2 * 1024
+        assert problem.tokens == pytest.approx(problem.assignments / 8 if is_sent else of_a_rank * ranks)
+        assert problem.sum_bytes == pytest.approx(problem.tokens * 7168 * 2)
+
+
 def attention(graph, prefills):
     nodes = [node for node in graph.nodes if node.name == "attention_prefill"]
     shape = BatchShape(sum(t for t, _ in prefills), len(prefills), prefills)
