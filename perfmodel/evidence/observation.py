@@ -154,10 +154,7 @@ def _reasoned(work: Callable[[Observation], Prediction], row: Observation) -> Pr
 
 
 def parallel_map(
-    work: Callable[[RowT], PairT],
-    rows: Sequence[RowT],
-    alike: Callable[[RowT], Any],
-    progress: Progress | None = None,
+    work: Callable[[RowT], PairT], rows: Sequence[RowT], alike: Callable[[RowT], Any], progress: Progress | None = None
 ) -> list[PairT]:
     """Map the picklable `work` over `rows` on all cores, in order. alike: rows with one key run mostly equal steps and
     are placed together to share their costs; progress: called with (rows done, in all)"""

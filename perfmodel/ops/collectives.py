@@ -40,11 +40,7 @@ def reduce_scatter(payload_bytes: float, ranks: Ranks, name: str = "reduce_scatt
 
 
 def all_to_all(
-    payload_bytes: float,
-    ranks: Ranks,
-    name: str = "all_to_all",
-    kernel: str = "",
-    exchange: Exchange | None = None,
+    payload_bytes: float, ranks: Ranks, name: str = "all_to_all", kernel: str = "", exchange: Exchange | None = None
 ) -> Work:
     """Every rank sends a k-th of its S bytes to each other rank; S (k-1)/k leave each.
 

@@ -123,11 +123,7 @@ def _prefill_scan(
 
 
 def state_update(
-    num_seqs: int,
-    state: StateShape,
-    name: str = "state_update",
-    flops_per_element: float = 7.0,
-    queries: float = 1.0,
+    num_seqs: int, state: StateShape, name: str = "state_update", flops_per_element: float = 7.0, queries: float = 1.0
 ) -> Work:
     """q tokens per sequence: the state is read, decayed, updated, multiplied by the query and written back.
 

@@ -92,11 +92,7 @@ class Alarm(Event):
     """
 
     def __init__(
-        self,
-        env: Environment,
-        delay: int,
-        callback: Callable[[Event], None],
-        priority: EventPriority = STEP_PRIORITY,
+        self, env: Environment, delay: int, callback: Callable[[Event], None], priority: EventPriority = STEP_PRIORITY
     ) -> None:
         self.env = env
         self.callbacks = [callback]

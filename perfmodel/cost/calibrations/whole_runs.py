@@ -123,11 +123,7 @@ def whole_run_calibration(
         command=fits.command,
         families={"collective": whole.model_copy(update={"memory_fraction": fit.link_fraction})},
         default=whole,
-        host=HostFit(
-            serial_step_s=fit.step_s,
-            serial_per_sequence_s=host.serial_per_sequence_s,
-            replays_graphs=True,
-        ),
+        host=HostFit(serial_step_s=fit.step_s, serial_per_sequence_s=host.serial_per_sequence_s, replays_graphs=True),
         step_residuals=fit.residuals,
         prompt_residuals=fit.residuals,
         spread=spread,

@@ -34,14 +34,7 @@ from perfmodel.cost.calibrations.draws import Draw
 from perfmodel.cost.operator_timer import OperatorTimer
 from perfmodel.cost.steps.cost_model import GraphCostModel, StepCostModel
 from perfmodel.cost.steps.curve import DecodeRun
-from perfmodel.cost.steps.explain import (
-    OperatorEstimate,
-    PipelineEstimate,
-    StepEstimate,
-    bound_share,
-    explain,
-    summed,
-)
+from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate, bound_share, explain, summed
 from perfmodel.cost.steps.host import Host, step_seconds, step_ticks
 from perfmodel.cost.steps.tables import StepTables, Usage, to_ps
 from perfmodel.ops.graphs.step import StepGraph

@@ -130,11 +130,7 @@ def _target(out: Path | None, name: str, is_forced: bool) -> Path:
 
 
 def fit_recorded_for_all(
-    kind: str,
-    path: Path,
-    out: Path | None = None,
-    progress: Progress | None = None,
-    is_forced: bool = False,
+    kind: str, path: Path, out: Path | None = None, progress: Progress | None = None, is_forced: bool = False
 ) -> tuple[Spec, Path]:
     """Fit `path` for all engines and devices alike, and write it as `fit_recorded` does.
 

@@ -18,14 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost import (
-    EngineProfile,
-    ServerFit,
-    load_calibration,
-    load_engine_profile,
-    plan_memory,
-    profile_of,
-)
+from perfmodel.cost import EngineProfile, ServerFit, load_calibration, load_engine_profile, plan_memory, profile_of
 from perfmodel.evidence.observation import (
     NO_INTERVAL,
     Interval,

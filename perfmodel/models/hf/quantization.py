@@ -31,12 +31,7 @@ _Formats = tuple[str, str | None, int, int]
 _MODULES = MappingProxyType(
     {
         "attention": (*(f"self_attn.{leaf}" for leaf in ("q_proj", "q_b_proj", "o_proj")), "mixer.q_proj"),
-        "linear_attention": (
-            "linear_attn.in_proj_qkv",
-            "linear_attn.in_proj_qkvz",
-            "mixer.in_proj",
-            "mamba.in_proj",
-        ),
+        "linear_attention": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "mixer.in_proj", "mamba.in_proj"),
         "dense_ffn": ("mlp.down_proj", "mixer.down_proj", "feed_forward.down_proj"),
         "experts": (
             "mlp.experts.0.down_proj",

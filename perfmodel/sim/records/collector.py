@@ -145,11 +145,7 @@ class Collector:
     """
 
     def __init__(
-        self,
-        out: Path | None = None,
-        keep_steps: bool = True,
-        has_token_times: bool = False,
-        has_turns: bool = False,
+        self, out: Path | None = None, keep_steps: bool = True, has_token_times: bool = False, has_turns: bool = False
     ) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
