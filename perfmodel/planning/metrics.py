@@ -137,6 +137,8 @@ _RUN = {key: metric for key, metric in _LATENCY_METRICS.items() if not key.start
     Metric("energy_wh", "energy in watt-hours", "Wh", True, 1),
     Metric("mean_power_w", "mean power per device", "W", True, 0),
     Metric("joules_per_output_token", "energy per output token", "J", True, 3),
+    Metric("site_joules_per_output_token", "energy per output token with servers and cooling", "J", True, 3),
+    Metric("gco2_per_million_output_tokens", "CO2 per million output tokens", "g", True, 1),
 )
 _STEP = _by_key(
     Metric("step_ms", "step time", "ms", True, 3),

@@ -50,6 +50,18 @@ class Price(Spec):
         return ", ".join(str(part) for part in parts if part is not None)
 
 
+class Site(Spec):
+    """What stands around the devices, as factors on their energy, and the grid.
+
+    server_factor: a server's power over its devices'; pue: the building's over its servers' (power usage
+    effectiveness); gco2_per_kwh: of the grid, gram
+    """
+
+    server_factor: float = Field(default=1.0, ge=1.0, le=3.0)
+    pue: float = Field(default=1.0, ge=1.0, le=3.0)
+    gco2_per_kwh: NonNegativeFloat | None = None
+
+
 # Which of the two is asked by what is given, so that an error is about that one.
 _Prices = Annotated[
     Annotated[PositiveFloat, Tag("all")] | Annotated[dict[str, PositiveFloat], Tag("each")],

@@ -24,7 +24,7 @@ from perfmodel.specs.engine.description import Use
 from perfmodel.specs.engine.devices import refuse_missing_units, refuse_to_start, with_defaults
 from perfmodel.specs.engine.formats import auto_dtype
 from perfmodel.specs.engine.spec import EngineSpec, PromptCompression
-from perfmodel.specs.hardware import OWN, HardwareSpec, NetworkSpec, Price, PriceOverride
+from perfmodel.specs.hardware import OWN, HardwareSpec, NetworkSpec, Price, PriceOverride, Site
 from perfmodel.specs.scenario_source import ScenarioSource
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT, SLO
 from perfmodel.specs.traffic import ExpertRouting, Sampling, Traffic
@@ -78,6 +78,7 @@ class Scenario(CheckedSpec):
     slo: SLO = SLO()
     cluster: ClusterSpec = ClusterSpec()
     price: PriceOverride | None = None
+    site: Site | None = None
     overheads: Overheads = Overheads()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     # What `perfmodel plan` looks for; a figure that `validate published` compares with; what `validate techniques`

@@ -33,7 +33,7 @@ _GROUPS = {  # heading -> keys of the summary
     "acceptance_rate mean_acceptance_length preemptions",
     "Cost and energy": "gpu_hours usd_total usd_per_million_tokens usd_per_million_output_tokens "
     "usd_per_million_input_tokens_split usd_per_million_output_tokens_split energy_j mean_power_w "
-    "joules_per_output_token",
+    "joules_per_output_token site_joules_per_output_token gco2_per_million_output_tokens",
 }
 _RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
 _ALWAYS = ("ttft", "tpot", "itl", "e2el")
@@ -286,6 +286,10 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
         "usd_total": "{} in all",
     },
     "Energy": {"mean_power_w": "{} W a device", "joules_per_output_token": "{} J per output token"},
+    "Site": {
+        "site_joules_per_output_token": "{} J per output token with servers and cooling",
+        "gco2_per_million_output_tokens": "{} g CO2 per million output tokens",
+    },
 }
 
 
@@ -326,5 +330,5 @@ def _figures(name: str, texts: Mapping[str, str], summary: Mapping[str, Any]) ->
     if name == "Energy" and parts and summary.get("energy_split_j"):  # modelled, not read from a sensor
         power, joules = load_power_fit().residuals, summary["joules_per_output_token"] or 0.0
         low, high = (format_number(joules * exp(end)) for end in (power.p10, power.p90))
-        parts.append(f"80 % interval {low} to {high}; devices alone, without hosts and cooling")
+        parts.append(f"80 % interval {low} to {high}; devices alone; `site` adds hosts and cooling")
     return f"{name}: {', '.join(parts)}." if parts else ""

@@ -50,6 +50,7 @@ from perfmodel.sim.records.columns import (
 )
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.traffic.distributions import class_shares
+from perfmodel.specs.hardware import Site
 from perfmodel.specs.scenario import Scenario
 
 
@@ -229,16 +230,19 @@ class DeviceTotals:
     kv_offload: Mapping[str, Any] | None = None  # what went to a second tier and came back
 
 
-def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> dict[str, Any]:
+def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int, site: Site | None = None) -> dict[str, Any]:
     """Cost and energy of a run of `duration` seconds with `inputs` and `outputs` tokens; see docs/costs.md.
 
-    None without a price, energy or tokens to divide by. `totals`: device-seconds, price and energy.
+    None without a price, energy, `site` or tokens to divide by. `totals`: device-seconds, price and energy.
     """
     device_s = totals.num_devices * duration if totals.device_s is None else totals.device_s
     energy, share = totals.energy_j, totals.prompt_cost_share
     usd = None if totals.usd_per_hour is None else totals.usd_per_hour * duration / 3600
     of_prompts = usd * share if usd is not None and share is not None else None
     of_answers = usd - of_prompts if usd is not None and of_prompts is not None else None
+
+    drawn = energy * site.server_factor * site.pue if energy is not None and site is not None else None
+    emitted = None if drawn is None or site is None or site.gco2_per_kwh is None else drawn * site.gco2_per_kwh / 3.6e6
 
     def per_million(amount: float | None, tokens: int) -> float | None:
         return None if amount is None else ratio(amount * 1e6, tokens)
@@ -258,6 +262,8 @@ def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int) -> d
         "energy_wh": None if energy is None else energy / 3600,
         "mean_power_w": None if energy is None else ratio(energy, device_s),
         "joules_per_output_token": None if energy is None else ratio(energy, outputs),
+        "site_joules_per_output_token": None if drawn is None else ratio(drawn, outputs),
+        "gco2_per_million_output_tokens": per_million(emitted, outputs),
     }
 
 
@@ -298,7 +304,7 @@ def summarize(
     summary |= percentiles_met(scenario.slo, summary, num_lost)
     if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else each request is on two engines
         summary |= tail(requests, duration)
-    summary |= costs(totals, duration, inputs, outputs)
+    summary |= costs(totals, duration, inputs, outputs, scenario.site)
     drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
     summary |= {
         "mean_batch": collector.mean_batch,

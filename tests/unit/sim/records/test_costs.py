@@ -107,6 +107,17 @@ def test_without_a_price_there_is_energy_but_no_money():
     assert found["joules_per_output_token"] > 0
 
 
+def test_servers_cooling_and_grid_are_factors_on_the_energy_of_devices():
+    """1.3 x 1.2 of the devices' energy; a kilowatt-hour is 3.6 MJ."""
+    site = ("site.server_factor=1.3", "site.pue=1.2", "site.gco2_per_kwh=400")
+    alone, there = (simulate(load_scenario("llama-3.1-8b-a100", (*FEW, *more))).summary for more in ((), site))
+    assert alone["site_joules_per_output_token"] is alone["gco2_per_million_output_tokens"] is None
+    joules = alone["joules_per_output_token"]
+    assert there["joules_per_output_token"] == joules
+    assert there["site_joules_per_output_token"] == pytest.approx(1.56 * joules)
+    assert there["gco2_per_million_output_tokens"] == pytest.approx(1.56 * joules * 1e6 / 3.6e6 * 400)
+
+
 def test_a_shared_step_is_split_by_what_its_parts_take_apart():
     """Prompts alone 30, decodes alone 10, together 36 (weights are read once): three quarters are the prompts'."""
     time = PromptTime(lambda shape: (30, 10))
