@@ -10,8 +10,7 @@ stages).
 
 Accepted lengths of drafts have a law per series, refitted to the rest of the rows.
 Published results have parameters by architecture: those of the one left out are the mean of the others. Single machines
-have parameters by backend, fitted without the group. The intervals of both are the committed ones.
-"""
+have parameters by backend, fitted without the group. The intervals of both are the committed ones."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

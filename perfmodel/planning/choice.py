@@ -101,8 +101,7 @@ class DeviceAnswer:
     label:        of the best deployment; empty if nothing on the device serves the rate
     usd_per_hour: of all devices; None without a price
     max_rate:     requests/s within the SLO: simulated, or screened if not `is_simulated`
-    reason:       why there is no deployment, or no better one
-    """
+    reason:       why there is no deployment, or no better one"""
 
     device: str
     label: str = ""
@@ -144,8 +143,7 @@ def device_answers(
     rate:      requests/s to serve under `spec`
     judged:    finalists that serve it, best first, and those that failed in simulation
     serving:   deployments that serve it in closed form, out of all `screened` ones
-    ruled_out: device -> reason -> number of candidates
-    """
+    ruled_out: device -> reason -> number of candidates"""
 
     def answer(device: str) -> DeviceAnswer:
         ranked, missed = (
@@ -252,8 +250,7 @@ def simulated_front(
 
     simulated: by label, at the target rate
     screened:  the screen's front
-    spec, slo: objective and limits; quantile: of the compared latencies, such as "p90".
-    """
+    spec, slo: objective and limits; quantile: of the compared latencies, such as "p90"."""
     serving: dict[str, FrontPoint] = {}
     others: dict[str, FrontPoint] = {}
     for label, (one, records) in simulated.items():

@@ -60,8 +60,7 @@ class Screened:
     binds:        what is missed first above `rate`: ttft, tpot, itl, max_itl, reading, e2el, or what limits the batch:
                   KV cache, max_num_seqs
     batch:        mean decoding sequences per engine at `rate`
-    origin:       of the step times
-    """
+    origin:       of the step times"""
 
     candidate: Candidate
     rate: float
@@ -133,8 +132,7 @@ class Finalist(Deployment):
     records:  at the target rate, per seed; `runs`: the same for each replica count tried
     drawn:    factors on rate and latencies under draws of the calibration error
     spare:    replicas added for uncertainty, beyond the fewest simulated to serve; `rates` then scale with replicas
-    first:    replicas that the closed form chose, with which `tightness` goes
-    """
+    first:    replicas that the closed form chose, with which `tightness` goes"""
 
     rates: tuple[float, ...] = ()
     records: Records = ()
@@ -196,8 +194,7 @@ class Job(Replicas):
 
     screened_s: duration in closed form
     records:    simulated, per seed
-    drawn:      factors on its duration under draws of the calibration error, in closed form
-    """
+    drawn:      factors on its duration under draws of the calibration error, in closed form"""
 
     group: Candidate
     replicas: int
@@ -303,8 +300,7 @@ class Option:
     replicas: planned; most: allowed
     needed:   replicas that serve, per draw; infinite if none do
     figure:   to compare by, smaller is better; default: its cost
-    load:     replicas the rate takes, fractional
-    """
+    load:     replicas the rate takes, fractional"""
 
     name: str
     device: str
@@ -365,8 +361,7 @@ class Certainty:
     share:      of draws in which its replicas suffice; `confidence`: the requested share
     expected:   name -> expected cost of each option, with the cost of missing the SLO, at most `cap`
     plain:      the choice if predictions were exact: name, replicas, cost, share of draws in which it suffices
-    measurements: most valuable first
-    """
+    measurements: most valuable first"""
 
     confidence: float
     share: float

@@ -26,8 +26,7 @@ constant time, so quantities that grow with work are linear in the number of req
     x(N) = x(n) + (N - n) (x(n) - x(n/2)) / (n/2)        x: seconds, USD, joules, tokens, preemptions
 
 Shares of time (MFU) are extrapolated as their product with time, costs per token as their product with tokens. The
-slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work.
-"""
+slope scatters by c (n/2)^(-1/2), with c the coefficient of variation of a request's work."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence

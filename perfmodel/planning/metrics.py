@@ -32,8 +32,7 @@ class Metric:
     is_better_low: less is better (times, bytes); sets the direction of speedups
     digits:        decimals in columns
     needs_context: needs a sequence length in tokens
-    is_neutral:    neither direction is better
-    """
+    is_neutral:    neither direction is better"""
 
     key: str
     label: str

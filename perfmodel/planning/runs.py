@@ -139,8 +139,7 @@ class Runs:
         1. the highest rate with the screened number of replicas gives the number needed
         2. runs at the target rate with these; with more if it misses the SLO, with one fewer if that may suffice:
            capacity behind a router is not quite proportional to replicas
-        3. the highest rate again if the number changed
-        """
+        3. the highest rate again if the number changed"""
         starts, whole = [one.capacity for one in chosen], [(one, one.replicas) for one in chosen]
         self.sweep.forecast.expect(_AT_THE_RATE, _CHECKS * self.num_requests(whole))
         finalists = []

@@ -32,8 +32,7 @@ class Demand:
     typical:         (tokens to compute, cached, to generate) of one request from each of NUM_TYPICAL equal parts by
                      prompt length
     context:         mean KV length of a decoding sequence
-    asks_for_tokens: the SLO has limits on single tokens; reading_speed: tokens/s of readers, if any
-    """
+    asks_for_tokens: the SLO has limits on single tokens; reading_speed: tokens/s of readers, if any"""
 
     prompt: Floats
     outputs: Floats
@@ -182,8 +181,7 @@ class SingleTokens:
         Each token saves r = 1 / speed - pace; a step delayed by w takes w from it. With q the share of such steps, the
         walk never falls below its start with probability (1 - q w / r) / (1 - q) (unit steps down: Feller 1968, section
         XIV.9). Its fall is an M/G/1 waiting time (duality), exponential with the Pollaczek-Khinchine mean. Prompts that
-        arrived during the request's own prefill delay its first tokens, when little is saved (r for each of two).
-        """
+        arrived during the request's own prefill delay its first tokens, when little is saved (r for each of two)."""
         share, mean, square = self.held
         spare = 1.0 / speed - self.pace
         load = share * mean / np.maximum(spare, 1e-12)
@@ -205,8 +203,7 @@ def longest_gap(
     exp(-L P(prompt > m)); plus those that arrived in the `long` seconds of steps with prompts before.
 
     rate: requests/s; batch: decoding sequences; step: seconds of a step; budget: tokens of a step
-    surfaces: step times; demand: lengths of prompts and answers
-    """
+    surfaces: step times; demand: lengths of prompts and answers"""
     outputs = demand.typical[2][None, :]
     prompts = np.maximum(rate * np.maximum(outputs - 1, 0.0) * step, 1e-12)
     share = 1.0 + np.log(SCORES[0][None, :]) / prompts  # of prompts that are at most as large
@@ -234,8 +231,7 @@ class Service:
     prefills, decodes: engines of the group; 0 prefill engines: each decode engine computes its own prompts
     transfer:   KV transfer seconds, fixed and per token
     front_end:  server seconds (per request, per prompt token, per sequence of the batch)
-    gates:      steps planned ahead of an arrival besides the running one
-    """
+    gates:      steps planned ahead of an arrival besides the running one"""
 
     surfaces: Surfaces
     prompts: Surfaces
@@ -255,8 +251,7 @@ class Served:
     batch:     mean decoding sequences per engine
     slot_wait: mean wait for a slot
     is_stable: queues stay finite; latencies are infinite if not
-    single:    single-token times, if the demand needs them
-    """
+    single:    single-token times, if the demand needs them"""
 
     ttft: Floats
     tpot: Floats
@@ -384,8 +379,7 @@ def _held_up(
         E[delay] = p (x + y) / (1 - p),      Var = l s (x + y) / (1 - p)^3
 
     0 with probability exp(-l (x + y)), else gamma with the remaining mean and variance. Bursts also enlarge the batch:
-    `score` is the batch's.
-    """
+    `score` is the batch's."""
     later = np.maximum(outputs - 1, 1.0)
     share = np.clip(1 - alone / step, 0.0, 0.95)
     delay = later * alone + np.maximum(own - step, 0.0)

@@ -39,8 +39,7 @@ class Layout:
 
     choices:  fields set by the plan, as `--set` names them
     scenario: the base scenario with them, one unified replica
-    cluster:  kept from the base scenario: router, network, KV transfer
-    """
+    cluster:  kept from the base scenario: router, network, KV transfer"""
 
     choices: Mapping[str, Any]
     scenario: Scenario
@@ -93,8 +92,7 @@ class Candidate:
 
     ratio:   prefill and decode replicas of a group; None if unified
     memory:  memory plan of one replica's devices
-    prefill: the prefill replicas if they differ; all other fields are then of the decode replicas
-    """
+    prefill: the prefill replicas if they differ; all other fields are then of the decode replicas"""
 
     layout: Layout
     max_num_seqs: int

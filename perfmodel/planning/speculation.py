@@ -8,8 +8,7 @@ m = X T prompts in it, and a request c + O T / E for O tokens:
 
 t, c and d come from the cost model of steps, E from the acceptance of each draft length. Waits for slots and for the
 running step are left out. Against closed loops of the simulator: throughput within 12 %, its gain within 6 %;
-TPOT up to a sixth longer where answers of one length come in waves.
-"""
+TPOT up to a sixth longer where answers of one length come in waves."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,8 +56,7 @@ class SpeculationAdvice(Renderable):
 
     present: place of the scenario's own load in `concurrencies`, `load`: how it was found
     plain:   without speculation; drafts: by method, then by length
-    notes:   where each acceptance comes from; methods that are not possible, with the reason
-    """
+    notes:   where each acceptance comes from; methods that are not possible, with the reason"""
 
     scenario: Scenario
     concurrencies: tuple[int, ...]

@@ -9,8 +9,7 @@ under equal errors. Two devices
                                         score = (z_fit + sqrt(s^2 - 1) z_device) / s
     of two architectures                share nothing (which overstates uncertainty: the engine is the same)
 
-Draws are antithetic, so their mean is the model's.
-"""
+Draws are antithetic, so their mean is the model's."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,8 +49,7 @@ class StepSurface:
     mixed_step_time: steps with _BESIDE decodes and CHUNKS prompt tokens, without `jump`
     cached:   extra per cached token, by prompt tokens (CHUNKS)
     jump:     extra of prompt steps with more tokens than `captured`, which have no CUDA graph
-    launched: launch time of such a step's kernels: a lower bound on `mixed_step_time`, to which `jump` is added
-    """
+    launched: launch time of such a step's kernels: a lower bound on `mixed_step_time`, to which `jump` is added"""
 
     decode: Floats
     tokens: Floats
@@ -78,8 +76,7 @@ def step_surface(
     context, prompt: mean KV length of a decoding sequence, and mean prompt length
     batches, chunk: largest batch and most prompt tokens per step that will be read
     plan_tokens: token limit per plan with several plans in flight; prompt chunks leave room for decodes
-    draw, costs: factors on the calibration; step costs of the scenario, if known
-    """
+    draw, costs: factors on the calibration; step costs of the scenario, if known"""
     costs = costs or shared_step_costs(scenario)
     cost_model, drafts = step_cost_model(costs.tables, draw), costs.drafts
     spans, num_stages = scenario.model.attention_spans, scenario.engine.pipeline_parallel_size
@@ -264,8 +261,7 @@ def drawn_surfaces(
     is_disaggregated: its engines either prefill or decode
 
     Times come from the simulator at one standard deviation of each score; their logarithms are linear in each score, up
-    and down apart: exact for errors common to a whole step.
-    """
+    and down apart: exact for errors common to a whole step."""
     costs = shared_step_costs(scenario)
     uncertainty = Uncertainty.of(costs.calibration, costs.profile, is_disaggregated=is_disaggregated)
 

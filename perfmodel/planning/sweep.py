@@ -2,8 +2,7 @@
 
 One SQLite file in write-ahead mode: each point is committed when done, and several processes may write. The key hashes
 everything the result depends on: the resolved scenario (file contents, not paths), its pools' calibrations and
-profiles, the metrics, and the program's sources. Names, plans and notes are left out.
-"""
+profiles, the metrics, and the program's sources. Names, plans and notes are left out."""
 
 import dataclasses
 import hashlib
@@ -142,8 +141,7 @@ def sweep(
     workers:  processes; default: the available cores, none for a few points
     engine:   local | ray | ray:ADDRESS, see perfmodel.planning.workers
 
-    A point whose worker dies (out of memory) gives a record with that problem. Raises SpecError for wrong overrides.
-    """
+    A point whose worker dies (out of memory) gives a record with that problem. Raises SpecError for wrong overrides."""
     distinct = list(dict.fromkeys(points))
     records = dict(zip(distinct, spread(evaluate, distinct, _lost, progress, workers, engine), strict=True))
     return [records[point] for point in points]

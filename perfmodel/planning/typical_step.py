@@ -9,8 +9,7 @@ gets one token per prompt; otherwise one per decode step:
 The smallest such B is found by iterating from 1; unsustainable traffic ends at `max_num_seqs`. Decode-only engines have
 p = 0, and TPOT is a step.
 
-`StepReport`: a step by operator: the requested one, the typical one of a scenario, or the mean one of a run.
-"""
+`StepReport`: a step by operator: the requested one, the typical one of a scenario, or the mean one of a run."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -41,8 +40,7 @@ _MAX_ROUNDS = 200
 class StepSpec(Spec):
     """One step: `batch` sequences that decode with `context` tokens each, and `prompts` prompts of `prefill` tokens.
 
-    cached: tokens that each prompt already has in the KV cache (an earlier chunk, a prefix)
-    """
+    cached: tokens that each prompt already has in the KV cache (an earlier chunk, a prefix)"""
 
     batch: NonNegativeInt = 0
     context: PositiveInt | None = None

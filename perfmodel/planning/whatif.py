@@ -37,8 +37,7 @@ class WhatIf:
 
     base:    the scenario, its metrics and step
     axes:    varied one at a time; with `is_grid`, two together
-    against: overrides of an alternative, compared along each axis
-    """
+    against: overrides of an alternative, compared along each axis"""
 
     base: Point
     axes: tuple[Axis, ...]
@@ -291,8 +290,7 @@ class WhatIfResult(Renderable):
     bounds: along the varied values and the batch
     largest_batch: largest feasible batch of such sequences, and `largest_by` its limit; 0 if they do not decode
     assumed: sentences on values the scenario leaves open
-    load:    for an axis of arrival rates
-    """
+    load:    for an axis of arrival rates"""
 
     answers: WhatIfAnswers
     step: StepSpec
@@ -413,8 +411,7 @@ def ask_whatif(
     watch:     stage name -> progress display
     intervals: also 80 % intervals of means, from several simulations per point
 
-    Raises SpecError for invalid input.
-    """
+    Raises SpecError for invalid input."""
     base = Point(scenario, tuple(metrics), tuple(overrides))
     loaded, given = load_point(base)
     if grid and not vary:

@@ -58,8 +58,7 @@ class Stepwise(Generic[T, R]):
     """A function whose steps depend on the previous step's result (a bisection); only steps are sent to workers.
 
     begin: generator in the calling process: yields steps, is sent their answers, returns the result
-    step:  computes a step's answer, in any process
-    """
+    step:  computes a step's answer, in any process"""
 
     begin: Callable[[T], Generator[Any, Any, R]]
     step: Callable[[Any], Any]
@@ -82,8 +81,7 @@ def spread(
               everything runs in this process, and dies with it
     engine:   local | ray | ray:ADDRESS
 
-    Raises the function's errors, and MissingExtraError for Ray if it is not installed.
-    """
+    Raises the function's errors, and MissingExtraError for Ray if it is not installed."""
     where, address = engine_of(engine)
     if not items:
         return []

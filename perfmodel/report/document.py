@@ -2,8 +2,7 @@
 
 A view makes a document of a result and is pure; a renderer (`perfmodel.report.terminal`, `pages`) makes terminal
 output, Markdown, HTML or JSON of a document. Blocks hold text and numbers as text; pictures are drawn when a renderer
-asks for them.
-"""
+asks for them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -61,8 +60,7 @@ class Table:
 
     note:     what the columns mean
     total:    a last row that sums up the others
-    num_wide: how many of the last columns are prose that only a page has room for
-    """
+    num_wide: how many of the last columns are prose that only a page has room for"""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Line]]

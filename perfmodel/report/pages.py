@@ -1,8 +1,7 @@
 """A document as Markdown, whose pictures are files beside it, and as one HTML page; `--report FILE` writes either.
 
 The page has no script and no address of any other file, so it opens without a network, and equal documents give equal
-bytes.
-"""
+bytes."""
 
 import json
 import re

@@ -8,8 +8,7 @@ In a folder without an earlier run the new one's records can be read while it go
 `unfinished` below it, and move up together at the end; no other file is touched.
 
 A timeline has one process per replica with its steps and counters, one process with a track per request. Times in
-microseconds since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M).
-"""
+microseconds since the start of the run. Format: the Trace Event Format's `traceEvents` (phases X, C and M)."""
 
 import json
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """A document on a terminal, and any result by its kind: how results print themselves in Python.
 
-Tables too wide for a terminal are set closely, turned, or stacked, a row below the other.
-"""
+Tables too wide for a terminal are set closely, turned, or stacked, a row below the other."""
 
 import io
 from collections.abc import Sequence

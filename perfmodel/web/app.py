@@ -1,8 +1,7 @@
 """`build_app`: the ASGI application; `serve_page`: serve it locally until ctrl-C.
 
 Access control: the Host header is checked against DNS rebinding, a token against cross-site forms, and headers forbid
-foreign resources and framing.
-"""
+foreign resources and framing."""
 
 import asyncio
 import gzip

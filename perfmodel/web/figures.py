@@ -2,8 +2,7 @@
 
 A figure is a `data` element: text to the digits that its interval allows, `value` the exact number, `data-path` its
 place in the JSON, for tests and readers. Defaults are not stated here: they are those of the engine's version on the
-device, as resolved by an answer.
-"""
+device, as resolved by an answer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +44,7 @@ def value_at(data: Any, path: str) -> Any:
 
 def shown_number(value: float | None, interval: Sequence[float] | None, most_digits: int) -> str:
     """A number with the digits that its interval (low, high; or None) supports, at most `most_digits` decimals; beyond
-    that zeros replace insignificant digits.
-    """
+    that zeros replace insignificant digits."""
     if not is_number(value):
         return MISSING
     if interval is None or not all(is_number(item) for item in interval) or interval[1] <= interval[0]:

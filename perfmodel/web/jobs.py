@@ -2,8 +2,7 @@
 
 Workers keep their step caches between requests. A job stops where it reports progress; a worker that does not within a
 few seconds is killed and replaced. Pages send heartbeats and a closing message; work stops when none of its pages is
-open.
-"""
+open."""
 
 import asyncio
 import logging

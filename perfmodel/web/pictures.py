@@ -259,8 +259,7 @@ def _curve(name: str, xs: Sequence[float], ys: Sequence[Any], colour: str, unit:
 
 def _marks(load: Any, now: float | None) -> tuple[list[Trace], list[Trace]]:
     """Vertical lines at the requested rate, the knee and the largest rate within the SLO, with staggered labels, on the
-    left for high rates.
-    """
+    left for high rates."""
     within = load["within_slo"] or {}
     kept = None if within.get("is_all") else within.get("max_rate")  # the last rate shown is no limit
     marks = [
@@ -318,8 +317,7 @@ def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:
 
 def measured_dots(findings: Sequence[QueryState]) -> Figure | None:
     """Predicted over measured for nearby measurements and medians by kind; None if there are none. Medians have no
-    sign, so each is drawn on both sides of 1.
-    """
+    sign, so each is drawn on both sides of 1."""
     traces: list[Trace] = []
     for number, finding in enumerate(findings):
         if finding.shown is None:

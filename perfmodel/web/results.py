@@ -2,8 +2,7 @@
 
 Every figure is in the JSON of the request's command. Addresses never name local files: an upload (config.json, a GGUF
 or safetensors header, a device, traffic) is stored by digest in a temporary folder and addressed as `drop:DIGEST/name`;
-the page resends it if the server has lost it.
-"""
+the page resends it if the server has lost it."""
 
 import os
 import pickle
@@ -149,8 +148,7 @@ class QueryResult:
 
 def run_query(request: CommandRequest, console: Console = QUIET, allowed: Sequence[Path] = ()) -> QueryResult:
     """Run a request; `console` gets progress, `allowed` folders are readable. Raises PerfmodelError as its command
-    does, and for files elsewhere.
-    """
+    does, and for files elsewhere."""
     from perfmodel.files.sandbox import restrict_paths
     from perfmodel.renderable import to_jsonable
     from perfmodel.report.document import document_json

@@ -1,6 +1,5 @@
 """`QueryService`: answers closed forms at once, others in workers, with uploads resolved and their paths hidden. Also
-converts states from and to `vllm serve` lines and resolved fields.
-"""
+converts states from and to `vllm serve` lines and resolved fields."""
 
 import json
 import shlex

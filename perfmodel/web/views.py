@@ -1,8 +1,7 @@
 """Views of the page: the requests of each part, and their templates.
 
 Figures are of the whole run; plots of many runs use fewer requests for speed, and templates label these previews. The
-requested rate is not part of a curve's request: within a range only its mark moves.
-"""
+requested rate is not part of a curve's request: within a range only its mark moves."""
 
 import json
 import shlex
@@ -33,8 +32,7 @@ class ViewPart:
     shows_refusals: the template also shows refusals
     later:   deferred requests in the long lane, started once the part is shown, and the `later` of its template
     is_kept: keep rendered content while requests are unchanged; for templates that show only answers
-    drawn:   document block kinds that the template renders itself
-    """
+    drawn:   document block kinds that the template renders itself"""
 
     name: str
     ask: Callable[[PageState], Sequence[CommandRequest]]
@@ -162,8 +160,7 @@ def _bands(state: PageState) -> tuple[CommandRequest, ...]:
 
 def _over_rates(state: PageState, rates: str, metrics: Sequence[str], intervals: bool = False) -> CommandRequest:
     """Metrics over rates with few enough requests to be fast, unless the address sets a count; intervals of means need
-    neither limits nor pauses.
-    """
+    neither limits nor pauses."""
     fixed = state if asked_rate(state) is None else state.changed({"rate": None, _RATE: None})
     fixed = fixed.changed(dict.fromkeys((*LIMITS, _PAUSE))) if intervals else fixed
     pause = () if intervals or state.get(_PAUSE) else (f"{_PAUSE}={PAUSE_S}",)
@@ -173,8 +170,7 @@ def _over_rates(state: PageState, rates: str, metrics: Sequence[str], intervals:
 
 def _range(state: PageState) -> str:
     """Rate range: from the address, else around the rate in steps of 1, 2, 5 (stable while dragging), else multiples of
-    the traffic's rate.
-    """
+    the traffic's rate."""
     low, high, rate = state.get("low"), state.get("high"), asked_rate(state)
     if not (low or high or rate):
         return f"{1 / _BELOW:g}x..{_ABOVE}x"

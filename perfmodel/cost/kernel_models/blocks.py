@@ -23,8 +23,7 @@ CPU-offloaded layers: the CPU computes small steps, the device large ones. In st
 device multiplies weights, read over its link once per micro-batch. Operators without weights (attention over the
 host's KV) stay on the CPU.
 Source: the kernels mul_mat_vec_q, mul_mat_q of ggml-cuda, kernel_mul_mv and kernel_mul_mm of ggml-metal; llama.cpp's
---op-offload (ggml_backend_cuda_device_offload_op: batches of 32 and more).
-"""
+--op-offload (ggml_backend_cuda_device_offload_op: batches of 32 and more)."""
 
 from math import ceil
 from typing import Any, Literal, NamedTuple
@@ -43,8 +42,7 @@ from perfmodel.specs.hardware import HardwareSpec
 class BlockMatmulFit(Spec):
     """How a backend multiplies weights of one format on one device; see the module.
 
-    rate: the peak that products run at, a key of `peak_flops_per_s`, whatever the weights' format
-    """
+    rate: the peak that products run at, a key of `peak_flops_per_s`, whatever the weights' format"""
 
     form: Literal["block_matmul"] = "block_matmul"
     rate: str
@@ -221,8 +219,7 @@ class OnHostFit(Spec):
     """What times an operator of such a layer.
 
     host: the CPU; on_cpu, on_device: fits of the operator there
-    link_bytes_per_s: of the device to the host's memory; from_tokens: 0: the device never computes it
-    """
+    link_bytes_per_s: of the device to the host's memory; from_tokens: 0: the device never computes it"""
 
     form: Literal["on_host"] = "on_host"
     host: HardwareSpec

@@ -83,8 +83,7 @@ class DeviceFacts:
     link_bandwidth: one way, to sibling devices, byte/s (0 without a link)
     link:           the same with its name
     network:        a device's share, between nodes of `devices_per_node` devices
-    tdp_w:          maximum power
-    """
+    tdp_w:          maximum power"""
 
     hardware: HardwareSpec
     compute_units: int

@@ -11,8 +11,7 @@ The load of the slowest rank (`perfmodel.ops.routing`) matters most, not the ker
 all tokens, local experts or not, move that many more activation bytes (`moves_all_slots`). For tables timed launch by
 launch, `kernel_s` of an engine's profile replaces the overhead by that of a CUDA graph.
 Rows of f not a multiple of 16 lose vector loads (`misaligned`). Parameters are fitted to the MoE tables of
-ai-dynamo/aiconfigurator (Apache-2.0).
-"""
+ai-dynamo/aiconfigurator (Apache-2.0)."""
 
 from typing import Literal, NamedTuple
 

@@ -6,8 +6,7 @@ other memory (H100 -> H200) differ by declared bandwidth only.
 
 A form is one formula for one kernel's sizes (numbers) or many (columns): nested named tuples of columns, or one value
 for all rows. Functions come from a namespace `xp`: numpy for tables and fits, `SCALARS` for the simulator's single
-operators, some ten times faster than arrays of size one.
-"""
+operators, some ten times faster than arrays of size one."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -12,8 +12,7 @@ W is the declared bandwidth. Kernels without a choice name their tiles (`tile_ru
 own heuristics, which now and then pick a tile 1.5 times slower; two engines that call the same library differ by 4 %
 (median).
 Source of the form: wave quantization as in NVIDIA's "Matrix Multiplication Background" guide; parameters are fitted to
-the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0).
-"""
+the GEMM tables of ai-dynamo/aiconfigurator (Apache-2.0)."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -71,8 +70,7 @@ def k_step_s(
     per element, tm `rows` and tn `columns` of the tile. e (`feed_edge`) is the edge, in elements, of the square tile
     whose operands take as long to load as to multiply at peak; equal on Ampere and Hopper, which doubled both rates
     (bytes per clock do not carry over). u is the `speedup` of sparse tensor cores, which skip products but load all
-    inputs.
-    """
+    inputs."""
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))
     return 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)

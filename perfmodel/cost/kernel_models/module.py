@@ -10,8 +10,7 @@ indexers, recurrent mixers, scaling of inputs.
 
 M tokens, w weights of e bytes at the tensor rate F_w; A FLOPs of attention or of a recurrence and I of an indexer, both
 at the 16-bit rate F, in so many thread blocks; `steps` follow one another (chunks of a recurrence). W, F and SM as
-declared. Parts that few rows tell apart share what they take: the sum means more than each.
-"""
+declared. Parts that few rows tell apart share what they take: the sum means more than each."""
 
 from typing import Literal, NamedTuple
 

@@ -2,8 +2,7 @@
 graphs, sampling, memory of graphs and communicators, attention's softmax.
 
 One file, `hardware_specs/calibrations/overheads.yaml`, written by `perfmodel calibrate --overheads`, and by `--softmax`
-from layer profiles of two cards.
-"""
+from layer profiles of two cards."""
 
 from pydantic import Field
 
@@ -19,8 +18,7 @@ class OverPcieFit(Spec):
     hop_through_host_s:  between those that do not: a write to the host's memory, and a read by the other device
     low_latency_fraction, simple_fraction, simple_start_s: of NCCL's protocols (`CollectiveFit`)
     through_host_fraction: of the simple protocol through the host's memory
-    kernels_fraction:    of kernels that read their peer's memory
-    """
+    kernels_fraction:    of kernels that read their peer's memory"""
 
     hop_s: float = Field(ge=1e-7, le=2e-5)
     hop_through_host_s: float = Field(ge=1e-7, le=2e-5)
@@ -40,8 +38,7 @@ class OverheadFits(CommittedFits):
     graph_pool_bytes, graph_bytes: memory of CUDA graphs, and of each: vLLM measures the first and a second one, and
                      counts the second for each of the others (vllm/v1/worker/gpu_model_runner.py)
     communicator_bytes: of NCCL's buffers on a device
-    softmax_ops:     vector operations for each score of attention
-    """
+    softmax_ops:     vector operations for each score of attention"""
 
     over_pcie: OverPcieFit
     engine_launch_s: float = Field(ge=1e-6, le=1e-3)

@@ -8,8 +8,7 @@ Items: sequences for attention, distinct experts for mixtures of experts. Vector
 overlap with the products on other units, or, on a device that unpacks into memory first, add `vector_op_s` each. With
 fewer thread blocks than compute units (`thread_blocks` of the problem) a kernel reaches only that share of tensor rate
 and KV bandwidth. Activations that fit L2 may be read from there (`cached_speedup`), as the kernel before wrote them:
-all up to 0.7 of its size, none from twice that.
-"""
+all up to 0.7 of its size, none from twice that."""
 
 from typing import Literal
 

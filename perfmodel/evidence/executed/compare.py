@@ -8,8 +8,7 @@ Plans may differ: a longer step gathers other arrivals. `plans_agree` in the not
 
 For a run on another engine (`validate executor SCENARIO --measured FOLDER`) steps are predicted for what each computed,
 requests by simulating the whole scenario, both with the calibration of `engine.profile` that `perfmodel calibrate --on`
-wrote, or that ships.
-"""
+wrote, or that ships."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -10,8 +10,7 @@ Half of the measured kernels and steps calibrate the device; predicted are
 
 A sentence per operator compares kernels with the device's limit and the best library call. A problem's limit is the
 larger of bytes / measured copy bandwidth and FLOPs / measured rate of a library product in the same format, from the
-same run.
-"""
+same run."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,7 @@ quotient = simulated speedup / executed speedup
     missed          all others
 
 Techniques are data, one file per family in workloads/techniques; tests/contract/test_techniques.py checks their
-switches against the simulator. `executed` and `validated` are claimed only for `right` results.
-"""
+switches against the simulator. `executed` and `validated` are claimed only for `right` results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,8 +44,7 @@ class Technique(Spec):
     name:     of the technique, any text
     page:     its page in docs/techniques, without the suffix; none where there is none yet
     baseline: `--set` overrides that take the technique out of the scenario
-    metric:   of a run, by which both are compared; a speedup says how many times better the scenario is
-    """
+    metric:   of a run, by which both are compared; a speedup says how many times better the scenario is"""
 
     name: str = Field(min_length=1)
     page: str | None = Field(default=None, pattern="^[a-z0-9-]+$")
@@ -92,8 +90,7 @@ class TechniqueVerdict:
     simulated, executed: speedups
     quotients: simulated / executed speedup of each run
     step_bias: by how much predicted step times exceed executed ones, of the scenario and the baseline
-    key:       `pair_key` of the pair as run; date: of the runs, ISO
-    """
+    key:       `pair_key` of the pair as run; date: of the runs, ISO"""
 
     technique: Technique
     file: str
@@ -177,8 +174,7 @@ class TechniqueEntry(Spec):
     pairs:     files of workloads/scenarios/techniques in which it is executed, against the same without it
     executed_not: why there are none
     published: ids of figures in workloads/scenarios/published
-    quality:   what answers lose, as measured on its page of docs/techniques
-    """
+    quality:   what answers lose, as measured on its page of docs/techniques"""
 
     name: str
     what: str
@@ -236,8 +232,7 @@ class TechniqueStatus:
 
     family, what_family: the family's name and description
     ratios: id -> predicted / published, without figures used in fits; empty without a report
-    pairs:  name -> result; empty without a report
-    """
+    pairs:  name -> result; empty without a report"""
 
     family: str
     what_family: str

@@ -3,8 +3,7 @@
 `acceptance_length` counts the model's own token: from 1 (no draft is right) to 1 + `num_speculative_tokens`. A drafter,
 mode and dataset has two parameters, by least squares of log L(n). Decays of drafters are alike, so each has a prior at
 the mean of all: one length alone has that decay. Held out, this errs less on longer drafts than one acceptance for all
-places, or a fall by a power of the place.
-"""
+places, or a fall by a power of the place."""
 
 import re
 from collections import defaultdict

@@ -4,8 +4,7 @@ Columns: batch_size, isl (query tokens of a sequence), step (cached tokens), num
 window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_source, engine_version; latent modules also gemm_type.
 Rows of one kernel, head size and formats are fitted together over all windows. Latent tables without a model have
 DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`) includes the GEMMs that expand or absorb the
-latents.
-"""
+latents."""
 
 from functools import partial
 from typing import Any, NamedTuple

@@ -5,8 +5,7 @@ residuals weigh almost nothing: throttling hosts, laptops and partly populated m
 come from leaving whole chips out, siblings together.
 
 All kernels are priced at once, as columns. Parameters are fitted as logarithms with priors, which hold backends,
-generations and versions with little data.
-"""
+generations and versions with little data."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,8 +100,7 @@ class KernelColumns(NamedTuple):
     runs:     executions per token of its test
     form:     index of the weight format in `forms`, -1 for kernels without multiplication
     is_experts, is_attention: kinds of kernels
-    sizes:    of multiplications and, partly, others; kv_bytes in addition
-    """
+    sizes:    of multiplications and, partly, others; kv_bytes in addition"""
 
     test: Vector
     setting: Vector

@@ -2,8 +2,7 @@
 
 Columns: op_name, num_gpus, message_size in ELEMENTS of nccl_dtype or allreduce_dtype, kernel_source, engine_version.
 NCCL's rows serve all engines; its versions are fitted together. Eagerly launched all-reduces include the host's launch,
-which CUDA graphs avoid: they are a separate family.
-"""
+which CUDA graphs avoid: they are a separate family."""
 
 import numpy as np
 

@@ -9,8 +9,7 @@ fitted to log(measured / predicted) with few non-negative parameters. CPU: opera
 on average), so whole steps are fitted and kernels only shown.
 
 Kernels become tables with the usual column names. Operators without a kernel model are small kernels: bytes and a
-launch. Matrix products without a kernel model (standard attention, a baseline) are in neither.
-"""
+launch. Matrix products without a kernel model (standard attention, a baseline) are in neither."""
 
 import datetime
 import math

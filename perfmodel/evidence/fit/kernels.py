@@ -2,8 +2,7 @@
 
 A model's parameters are the bounded positive float fields of its `...Fit`, fitted as logarithms within `ge` and `le`.
 Each has a prior at its default with the weight of one row, which holds undetermined parameters. A soft L1 loss limits
-outliers.
-"""
+outliers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -140,8 +139,7 @@ def fit_form(
     predict: seconds of the given row indices under a fit
     start:   prior means
     starts:  changes of `start` to begin from; the best result wins
-    most_rows: larger tables are subsampled, always equally
-    """
+    most_rows: larger tables are subsampled, always equally"""
     from scipy.optimize import least_squares
 
     rows = np.arange(len(seconds))

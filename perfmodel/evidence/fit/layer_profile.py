@@ -4,8 +4,7 @@
   small kernels fit their family's roofline.
 - attention.csv, whole batches: prefill_chunk (new tokens of the one prompt, 0: none), kv_prefill (its cached tokens),
   n_decode, kv_decode (tokens of each decode), time_us. Pure decodes fit the decode kernel model, pure prompts the
-  prefill one; the mixed model takes all batches with a prompt, in one varlen kernel.
-"""
+  prefill one; the mixed model takes all batches with a prompt, in one varlen kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

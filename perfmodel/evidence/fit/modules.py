@@ -10,8 +10,7 @@ mla_bmm                                     products of latent attention, one pe
 
 Columns: batch_size, isl (new tokens of a sequence), step (tokens cached), num_heads (of the rank), model, gemm_type,
 kv_cache_dtype; gdn: num_tokens, seq_len, num_k_heads, head_k_dim, num_v_heads, head_v_dim. What is not published of a
-model (DeepSeek-V4, MiniMax-M3) is marked; fitted fractions take up its error.
-"""
+model (DeepSeek-V4, MiniMax-M3) is marked; fitted fractions take up its error."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

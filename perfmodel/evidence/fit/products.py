@@ -3,8 +3,7 @@
 gemm: m, n, k, gemm_dtype, kernel_source, engine_version. Most rows are CUDA graph replays; `is_eager` kernels were
       launched one by one, which puts a floor under their times that serving does not have.
 moe: num_tokens (of all ranks), hidden_size, inter_size (per expert, before sharding), topk, num_experts, moe_tp_size,
-     moe_ep_size, distribution, moe_dtype, kernel_source, engine_version. Tables omit whether experts are gated.
-"""
+     moe_ep_size, distribution, moe_dtype, kernel_source, engine_version. Tables omit whether experts are gated."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,7 @@
 Priors: the shipped profile, as wide as shipped engines differ. Figures weigh by the shipped profile's errors on
 published runs, and by the runs' agreement. Robust least squares of both, in logarithms. So undetermined parameters stay
 as shipped, and a single run, whose own errors cannot be told from the server's, moves little. The held-out error is
-that of each run (a file, or a rate of a sweep) under a fit to the others.
-"""
+that of each run (a file, or a rate of a sweep) under a fit to the others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,8 +65,7 @@ class UserServerFit:
     runs:             names of the runs used; left_out: (run, reason) of others
     errors:           metric -> kind -> median |predicted / measured - 1|: "shipped", "fitted", and "held out" (each run
                       under a fit to the others; not with one run)
-    fewest_requests:  smallest number of requests of a run used
-    """
+    fewest_requests:  smallest number of requests of a run used"""
 
     profile: EngineProfile
     shipped: EngineProfile
@@ -132,8 +130,7 @@ def fit_server(
     progress:    called with (simulations done, of how many)
     unread:      (run, reason) of unreadable runs
 
-    Raises SpecError for the name of a shipped engine, and without a usable run.
-    """
+    Raises SpecError for the name of a shipped engine, and without a usable run."""
     refuse_shipped_name(name)
     shipped = with_facts(load_engine_profile(engine))
     members: list[_Run] = []

@@ -4,8 +4,7 @@ Residuals of kernel tables split into shapes, few per model, and sizes within a 
 a row's residual the sum of independent shape and size effects (one-way random effects; Searle, Casella and McCulloch,
 Variance Components, 1992, chapter 3), the variance of shapes is that of their means minus the sizes' part in a mean. A
 layer's four matrix products (qkv, output, gate and up, down) have four shapes: their mean has half the standard
-deviation of one.
-"""
+deviation of one."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -14,8 +14,7 @@ A recording is JSON, optionally gzipped: `engine`, `version`, and `cases` of
               of that many tokens starts to arrive from another engine. SGLang's omit steps without decisions
 
 Each step makes one plan, then takes the outcome of the oldest plan in flight; async scheduling plans before the
-previous outcome is known, as vLLM's `step_with_batch_queue`.
-"""
+previous outcome is known, as vLLM's `step_with_batch_queue`."""
 
 import gzip
 import json
@@ -92,8 +91,7 @@ class PlansReport(Renderable):
     rows, covered, equal: cases recorded, replayable, and with all plans equal
     by:                   group (engine and version, then features) -> rows and equal ones
     worst:                cases that differ: case, step, features, and both plans of that step in words
-    notes:                cases that could not be replayed, with the reason
-    """
+    notes:                cases that could not be replayed, with the reason"""
 
     kind: str
     rows: int

@@ -8,8 +8,7 @@ MLPerf         `mlperf_log_summary.txt`: `name : value` lines in sections, witho
                samples at once (loadgen/results.cc 6.0.17)
 trtllm-bench   `throughput|latency --report_json`: `performance` in ms and tokens/s; `streaming_metrics` only with
                --streaming: TPOT without the first token. Requests are sent at once unless limited by --concurrency,
-               which shows only as the mean in flight (bench/dataclasses/reporting.py)
-"""
+               which shows only as the mean in flight (bench/dataclasses/reporting.py)"""
 
 import re
 from collections.abc import Iterator

@@ -84,8 +84,7 @@ class Group:
     key:     family, formats and kernel, which `Calibration.families` calls them by (`perfmodel.evidence.fit.systems`)
     version: of the engine
     sizes:   of the family's kernel model, one entry per row
-    rows:    indices in the table
-    """
+    rows:    indices in the table"""
 
     engine: str
     version: str

@@ -2,8 +2,7 @@
 
 `lines_svg`: a metric over an axis, labelled at the ends of its lines. `bars_svg`: a metric by name. `waterfall_svg`:
 what each rung of a ladder gains. `pareto_svg`: one metric over another, with the front. `scatter_svg`: predicted over
-measured. `ecdf_svg`: which share of the rows lies within which error. Panels stand side by side.
-"""
+measured. `ecdf_svg`: which share of the rows lies within which error. Panels stand side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,7 @@ without script shows: elements, scales with their ticks, colours.
 A figure's traces are lines, dots, bars and bands over axes; its layout has the axes, lines across them, and notes. A
 page with plotly draws it as it is, in its own theme; `figure_svg` draws it as a still picture. Arguments of builders
 that no parameter names are plotly's. One meaning has one colour in every picture. The palette is Okabe and Ito's
-(2008), made to be distinguished with any colour vision.
-"""
+(2008), made to be distinguished with any colour vision."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,7 @@ fleet: replicas and failures over time, the load and the costs of each pool, cla
 
 Records become curves small enough to draw: quantile curves and time-weighted means in equal bins. A step record states
 what held from its start to its end, possibly for many equal steps; means over a bin weigh each record by its time in
-the bin, so a record that spans several bins is spread over them.
-"""
+the bin, so a record that spans several bins is spread over them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

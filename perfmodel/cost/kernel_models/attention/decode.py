@@ -32,8 +32,7 @@ whose tile of `rows` holds only the new tokens, visits all keys alone. The unit 
 compute of its blocks does not overlap:
 
     tc = ceil(B H / SM) (block + ceil(queries / rows) rows S c),    c = 2 (h_k + h_v) SM / (tensor_fraction F) + softmax
-    tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2
-"""
+    tm = KV bytes / (memory_fraction W min(1, block_bandwidth B H / SM))   the other heads of a group read from L2"""
 
 from math import ceil
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -77,8 +76,7 @@ class DecodeKernel(Spec):
     is_balanced:     the scheduler shares long contexts out evenly; else one block, or split, sees a context to its end
     window_overlap:  KV tokens read beyond a sliding window, which starts within a tile
     window_unpacks:  under a sliding window each query head has its own block (FlashAttention-2, csrc/flash_attn/
-                     flash_api.cpp, seqlenq_ngroups_swapped)
-    """
+                     flash_api.cpp, seqlenq_ngroups_swapped)"""
 
     heads_per_block: PositiveInt = 64
     rows: PositiveInt = 64

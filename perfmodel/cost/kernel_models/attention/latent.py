@@ -8,8 +8,7 @@ n tokens, w weights of the projections in e_g bytes each at the tensor rate F_g.
 `attention_prefill` at expanded key and value sizes; decode attention is `attention_decode` with one KV head of the
 latent's size, query heads padded to the tile's rows. `floor` is host time of eagerly launched modules: serving replays
 graphs and pays neither it nor the projections, which are operators of their own. Only the number of heads separates the
-fractions of projections and attention: neither means much alone.
-"""
+fractions of projections and attention: neither means much alone."""
 
 from typing import Literal, NamedTuple
 

@@ -11,8 +11,7 @@
 With several queries in any sequence of the batch, decodes lose packed query heads and KV splits: each is H blocks of a
 mostly empty query tile, the longest runs alone at the end, and the g heads of a KV head are B blocks apart, so they
 read the KV again once the batch's KV of one head exceeds L2.
-Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, context) on two consumer-class GPUs.
-"""
+Source of the form: kernel times of vLLM 0.19 over (chunk, cached, decodes, context) on two consumer-class GPUs."""
 
 from typing import Any, Literal, NamedTuple
 

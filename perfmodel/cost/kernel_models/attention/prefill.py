@@ -15,8 +15,7 @@ W, F, SM as declared; `block` is a block's fixed cost in key tokens. Packed kern
 head. The memory term is added: loads and stores of a short block do not overlap with its own products, which looks like
 a ramp with prompt length. Measured kernels include the KV cache write; in vLLM that is one thread block per token with
 a thread per element, which costs threads, not bytes.
-Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources.
-"""
+Source: Dao 2023 (FlashAttention-2), Shah et al. 2024 (FlashAttention-3); tile sizes from their sources."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -44,8 +43,7 @@ class PrefillKernel(Spec):
 
     rows, keys:   of a query tile and of a key tile, tokens
     packs:        the g query heads of a KV head share tiles: never, for single queries only, or where it saves work
-    window_overlap: key tokens visited beyond a sliding window, which starts within a tile
-    """
+    window_overlap: key tokens visited beyond a sliding window, which starts within a tile"""
 
     rows: PositiveInt = 128
     keys: PositiveInt = 128
@@ -77,8 +75,7 @@ class PrefillSizes(NamedTuple):
 
     tokens, cached: T and P per prompt; count: of equal prompts
     io_bytes:       Q and O per new token; kv_bytes: K and V per visible token
-    is_causal:      a token sees those before it; else all of its prompt
-    """
+    is_causal:      a token sees those before it; else all of its prompt"""
 
     heads: HeadShape
     tokens: Values

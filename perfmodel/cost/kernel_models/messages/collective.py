@@ -42,8 +42,7 @@ GB200 NVL72, 8 to 64 ranks, 1 to 2,048 tokens of DeepSeek-V3's size, in NVIDIA's
 One-Sided AlltoAll Over NVLink" (TensorRT-LLM technical blog 18), of whose 48 figures each 80 % lie within -7 and +11 %
 of this formula. What engines other than TensorRT-LLM have (DeepEP's low-latency kernels, FlashInfer's) is said there to
 be no faster. The start between nodes from DeepEP's README: 40 us more than the bytes between nodes take.
-Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels.
-"""
+Source: NCCL's tuning model (src/graph/tuning.cc); vLLM csrc/custom_all_reduce.cuh; TensorRT-LLM allReduceKernels."""
 
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -84,8 +83,7 @@ _POST_S = 1e-6  # same file: no hop of a group on several nodes takes less, sinc
 class CollectiveFit(Spec):
     """NCCL for one kind of collective. Times in seconds; fractions of the declared link bandwidth.
 
-    link_latency_s: the declared latency of the link it was fitted on; None: hops are not scaled
-    """
+    link_latency_s: the declared latency of the link it was fitted on; None: hops are not scaled"""
 
     form: Literal["collective"] = "collective"
     launch_s: float = Field(default=6e-6, ge=1e-6, le=5e-5)
@@ -118,8 +116,7 @@ class CollectiveSizes(NamedTuple):
     @classmethod
     def of(cls, kind: str, payload: Values, ranks: Values, switched: Values = 1.0) -> "CollectiveSizes":
         """Messages of one `kind`, of `payload` bytes as in nccl-tests; `switched`: in a number format that a switch can
-        add; ranks: of the group
-        """
+        add; ranks: of the group"""
         per_rank, fixed, share, whole = _SHAPES[kind]
         others = ranks - 1
         wire = payload * (share * others / ranks + whole)
@@ -186,8 +183,7 @@ def _way_seconds(
 class CustomAllReduceFit(Spec):
     """An engine's own all-reduce for messages up to `most_bytes` between up to `most_ranks`, and NCCL's beyond.
 
-    eager_floor_s: host time of launching eagerly, below which no measurement falls; serving replays CUDA graphs
-    """
+    eager_floor_s: host time of launching eagerly, below which no measurement falls; serving replays CUDA graphs"""
 
     form: Literal["custom_all_reduce"] = "custom_all_reduce"
     most_bytes: PositiveFloat = 8.3e6
@@ -292,8 +288,7 @@ def _sizes(message: Message) -> CollectiveSizes:
 class ExchangeFit(Spec):
     """One direction. Times in seconds; fraction of the declared link bandwidth.
 
-    between_nodes_s: the least start of an exchange that leaves a node
-    """
+    between_nodes_s: the least start of an exchange that leaves a node"""
 
     form: Literal["expert_exchange"] = "expert_exchange"
     floor_s: float = Field(ge=1e-6, le=1e-3)
