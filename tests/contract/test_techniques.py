@@ -52,6 +52,7 @@ NO_TECHNIQUE = {
     "sampling": LOAD,
     "slo": LOAD,
     "price": LOAD,
+    "site": LOAD,
     "seed": LOAD,
     "overheads": "a what-if",
     "plan": "what is searched",

@@ -97,15 +97,15 @@ def load_calibration(
     if engine_profile == "datasheet":
         return datasheet(hardware)
     own = data_dir("calibrations") / f"{hardware.name}@{engine_profile}.yaml"
-    found = inherited = _inherited(hardware, engine_profile, without)
+    result = inherited = _inherited(hardware, engine_profile, without)
     if own.is_file() and not without(hardware.name, engine_profile):
-        found = _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware)
-    if found is None:
+        result = _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware)
+    if result is None:
         whole = whole_run_calibration(hardware, engine_profile, version=version)
         return whole or _prior(hardware, engine_profile)
-    if version is not None and found.versions and found.engine == engine_profile:
-        found = _as_of(found, hardware, version)
-    return with_unmeasured(found)
+    if version is not None and result.versions and result.engine == engine_profile:
+        result = _as_of(result, hardware, version)
+    return with_unmeasured(result)
 
 
 def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Calibration:
