@@ -110,7 +110,7 @@ def load_calibration(
 
 def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Calibration:
     """`calibration` with the kernels that its engine ran in `version`: of those for the same formats the ones measured
-    in the last version up to it, else in the first."""
+    in the first version from it on, whose tables are nearer to servers than older ones."""
     asked, kind = parse_version(version)
     measured = {
         key: _releases(calibration.versions[key]) for key in calibration.families if key in calibration.versions
@@ -130,7 +130,7 @@ def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Ca
     as_newest = facts.newest_kernels.get(hardware.declared.architecture or "", ())
     for formats, keys in kernels.items():
         known = {release for key in keys for release in measured[key]}
-        ran = max(known if formats in as_newest else (item for item in known if item <= asked), default=min(known))
+        ran = max(known) if formats in as_newest else min((item for item in known if item >= asked), default=max(known))
         by_sizes: dict[Any, list[str]] = {}
         for key in keys:
             if ran in measured[key]:

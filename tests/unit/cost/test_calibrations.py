@@ -70,13 +70,14 @@ def _of_versions(folder, device):
         ("0.31.0", 0.1),
         ("nightly", 0.1),
         ("0.24.1", 0.1),
-        ("0.23.0", 0.2),  # the last before it; of its two kernels the one with more rows
-        ("0.19.0rc2", 0.2),
-        ("0.18.1", 0.3),
+        ("0.23.0", 0.1),
+        ("0.19.0rc2", 0.2),  # of two kernels the one with more rows
+        ("0.18.1", 0.2),
+        ("0.14.0", 0.3),
         ("0.11.0", 0.3),  # older than all: the first
     ],
 )
-def test_a_version_runs_the_kernels_that_were_measured_last_before_it(tmp_path, monkeypatch, version, kernel):
+def test_a_version_runs_the_kernels_that_were_measured_first_from_it_on(tmp_path, monkeypatch, version, kernel):
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     _of_versions(tmp_path, "h100-sxm-80gb")
     hardware = load_hardware("h100-sxm-80gb")
