@@ -485,7 +485,8 @@ def _predict_all(
         print(f"{measured.name} ({path})", file=sys.stderr, flush=True)
         report = report_of(measured, path)
         lines |= lines_of(measured, report)
-        dropped += [(measured.name, note) for note in report.notes if note.startswith(_NOT_COVERED)]
+        notes = [note.replace(str(path), measured.path) for note in report.notes if note.startswith(_NOT_COVERED)]
+        dropped += [(measured.name, note) for note in notes]
         if measured.is_slow:
             kept[measured.name] = predictions_of(measured, report)
         if index is not None:

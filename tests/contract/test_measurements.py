@@ -22,7 +22,7 @@ sys.modules["write_measurements"] = writing
 _spec.loader.exec_module(writing)
 
 FOLDERS = sorted(folder for folder in MEASUREMENTS.iterdir() if folder.is_dir())
-TABLES = sorted(file for file in MEASUREMENTS.rglob("*") if file.name.endswith((".csv", ".csv.gz")))
+TABLES = sorted(file for folder in FOLDERS for file in folder.rglob("*") if file.name.endswith((".csv", ".csv.gz")))
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
