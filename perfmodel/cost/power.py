@@ -94,7 +94,8 @@ def load_power_fit() -> PowerFit:
 def device_power_w(
     hardware: HardwareSpec, compute_share: float, memory_share: float, busy: float = 1.0, fit: PowerFit | None = None
 ) -> float:
-    """Watts of a device at these utilisations of compute and memory while kernels run, a share `busy` of the time."""
+    """Watts of `hardware` at utilisations `compute_share` and `memory_share` while kernels run, a share `busy` of the
+    time. fit: default: the committed one"""
     return sum(_parts_w(hardware, compute_share, memory_share, busy, fit).values())
 
 
@@ -121,7 +122,8 @@ def _shares(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> t
 
 
 def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float, fit: PowerFit | None = None) -> float:
-    """Joules of one device over `duration_s`, idle time included. fit: default: the committed one"""
+    """Joules of one device, `hardware`, over `duration_s`, idle time included. usage: what ran; fit: default: the
+    committed one"""
     if duration_s <= 0:
         return 0.0
     return device_power_w(hardware, *_shares(hardware, usage, duration_s), fit) * duration_s

@@ -53,8 +53,9 @@ class Price(Spec):
 class Site(Spec):
     """What stands around the devices, as factors on their energy, and the grid.
 
-    server_factor: a server's power over its devices'; pue: the building's over its servers' (power usage
-    effectiveness); gco2_per_kwh: of the grid, gram
+    server_factor: a server's power over its devices'
+    pue:           the building's power over its servers' (power usage effectiveness)
+    gco2_per_kwh:  gram of CO2 of the grid's kilowatt-hour
     """
 
     server_factor: float = Field(default=1.0, ge=1.0, le=3.0)

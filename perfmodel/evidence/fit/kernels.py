@@ -92,7 +92,7 @@ def best_of(
     groups: Groups, kernels: Sequence[FitT], free: Sequence[str], starts: Sequence[Mapping[str, float]], most_rows: int
 ) -> FitT:
     """Fit one kernel whose rules the tables do not name: of `kernels`, prior means with different rules, the one that a
-    first search on few rows fits best. free, starts, most_rows: see `fit_form`"""
+    first search on few rows fits best. groups: rows; free, starts, most_rows: see `fit_form`"""
     measured = np.log(seconds_of(groups))
 
     def loss(fit: FitT) -> float:

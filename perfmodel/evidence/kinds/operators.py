@@ -45,7 +45,8 @@ class PredictedKernel:
     def of(
         cls, table: KernelTable, group: Group, fit: Any, calibration: Calibration, is_own: bool = False
     ) -> "PredictedKernel":
-        """The rows of `group` under `fit`; intervals are as much wider as the calibration's are."""
+        """The rows of `group` in `table` under `fit`; intervals are as much wider as those of `calibration`.
+        is_own: whether the fit is of this kernel"""
         tails = np.array([fit.residuals.p10, fit.residuals.p90]) * calibration.spread
         low, high = np.exp(tails).tolist()
         name, seconds = f"{table.system}/{table.op}", predict(group, fit)

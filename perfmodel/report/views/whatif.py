@@ -444,7 +444,9 @@ def speculation_json(advice: SpeculationAdvice, assumed: Sequence[str] = ()) -> 
 def speculation_view(
     advice: SpeculationAdvice, command: str = "", assumed: Sequence[str] = (), is_brief: bool = False
 ) -> Document:
-    """Sentences, the choices at the present load, the best of each method along the ladder. is_brief: on one screen"""
+    """Sentences, the choices at the present load, the best of each method along the ladder.
+
+    advice: to show; command: that asked; assumed: sentences on it; is_brief: on one screen"""
     notes = [*advice.notes, f"Closed form, nothing is simulated. Present load: {advice.load}.", *assumed]
     ladder = ("in flight", "none: TPOT, ms", *(f"{method}: best" for method in advice.drafts))
     choices = ("method", "drafted", "tokens/step", "TPOT, ms", "output tok/s", "gain", "pays at")
@@ -460,7 +462,7 @@ def speculation_view(
 
 
 def _draft_choices(advice: SpeculationAdvice, is_brief: bool) -> Iterator[list[Line]]:
-    """Of each method all lengths; in brief the shortest, the best and the longest."""
+    """Rows of all lengths of each method; in brief the shortest, the best and the longest."""
     place = advice.present
     for drafts in ((advice.plain,), *advice.drafts.values()):
         best = advice.best(place, drafts[0].method) if drafts[0].drafted else None

@@ -114,7 +114,8 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     share = work.flops / (2.0 * problem.pairs * first.heads.num_heads * first.heads.head_size)
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
-    duration = fit.launch_s + compute + memory
+    streamed_s = work.kv_bytes / device.bandwidth if work.kv_bytes > device.l2_bytes else 0.0  # no kernel beats it
+    duration = max(fit.launch_s + compute + memory, streamed_s)
     return OperatorTime.of(duration, compute, memory, fit.launch_s)
 
 
