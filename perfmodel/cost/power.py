@@ -1,12 +1,13 @@
 """Power and energy of a device from the utilisation of its units, their cost, and power caps.
 
-    P = idle (1 - busy) + busy (active + (TDP - active) min(1, memory u_m^p + compute u_c^q)),    E = P t
+    P = idle (1 - busy) + busy (active + (TDP - active) min(1, 0.5 u_m^p + compute u_c^p)),    E = P t
 
 u_m and u_c are the shares of the declared peaks while kernels run, `busy` is the share of the time t in which they do,
 idle what the device draws without work, and active = active_share TDP what it draws as soon as kernels run, clocks
 raised. Power rises steeply with the first load and flattens: H100s and B200s that decode draw 0.5 to 0.95 of TDP at 0.1
-to 0.7 of the bandwidth. The five numbers are in `hardware_specs/calibrations/power.yaml`, fitted to served models. A
-FLOP at a lower clock takes less energy. Host and cooling are not modelled.
+to 0.7 of the bandwidth. Three numbers are in `hardware_specs/calibrations/power.yaml`, fitted to served models: rows of
+servers do not tell memory's part from arithmetic's, so memory's is that of power caps below (Splitwise's traces of
+decoding). A FLOP at a lower clock takes less energy. Host and cooling are not modelled.
 
 Under a power cap (`PowerCap`), which replaces TDP, a device lowers its clock as far as it must. At the share f of
 the clock that it has at TDP an operator takes and draws
@@ -38,10 +39,11 @@ from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import CommittedFits, load_fitted
+from perfmodel.ops.problem_sizes import Values
 from perfmodel.specs.hardware import HardwareSpec, PriceOverride
 from perfmodel.specs.scenario import price_in_use
 
-_MEMORY_SHARE = 0.5  # under caps: of what full arithmetic draws beside idle
+_MEMORY_SHARE = 0.5  # of what full arithmetic draws beside idle
 _IDLE_SHARE = 0.15  # of TDP, where idle power is not declared (A100: 50-60 of 400 W)
 _VOLTAGE_FLOOR = 0.7  # the clock's share below which the voltage falls no further [assumed]
 _HALVINGS = 24  # of the range in which a capped clock is looked for
@@ -72,18 +74,13 @@ class PowerFit(CommittedFits):
     """The numbers of the module's formula, for all devices."""
 
     active_share: float = Field(ge=0.15, le=0.5)  # short kernels alone read 0.18 to 0.25 on H200, B200 and GB200
-    memory: float = Field(ge=0.05, le=2.0)
-    memory_exponent: float = Field(ge=0.1, le=1.5)
     compute: float = Field(ge=0.1, le=6.0)
-    compute_exponent: float = Field(ge=0.1, le=1.5)
+    exponent: float = Field(ge=0.1, le=1.5)
     residuals: Residuals = Residuals()  # of joules per token, of each model under a fit without it
 
-    def drawn(self, compute_share: float, memory_share: float) -> tuple[float, float]:
-        """What compute and memory draw of what is above `active`; together at most 1."""
-        compute = self.compute * compute_share**self.compute_exponent
-        memory = self.memory * memory_share**self.memory_exponent
-        most = max(1.0, compute + memory)
-        return compute / most, memory / most
+    def wanted(self, compute_share: Values, memory_share: Values) -> tuple[Values, Values]:
+        """What compute and memory would draw of what is above `active`; more than 1 together is not to be had."""
+        return self.compute * compute_share**self.exponent, _MEMORY_SHARE * memory_share**self.exponent
 
 
 def load_power_fit() -> PowerFit:
@@ -107,7 +104,8 @@ def _parts_w(
     tdp, idle = tdp_w(hardware), _idle_power_w(hardware)
     limit = tdp if hardware.power_cap_w is None else min(tdp, hardware.power_cap_w)
     active = min(max(idle, fit.active_share * tdp), limit)
-    compute, memory = ((tdp - active) * share for share in fit.drawn(compute_share, memory_share))
+    wanted = fit.wanted(compute_share, memory_share)
+    compute, memory = ((tdp - active) * share / max(1.0, sum(wanted)) for share in wanted)
     left = busy * min(1.0, (limit - active) / (compute + memory)) if compute + memory else 0.0
     return {"idle": idle * (1 - busy) + active * busy, "memory": left * memory, "compute": left * compute}
 

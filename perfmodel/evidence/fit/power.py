@@ -23,7 +23,7 @@ from perfmodel.evidence.fit.kernels import ends_of, residuals_of, rounded
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, predictions_of
 from perfmodel.planning.typical_step import mean_length, typical_step
 
-_START = PowerFit(active_share=0.2, memory=0.6, memory_exponent=0.5, compute=1.0, compute_exponent=0.6)
+_START = PowerFit(active_share=0.2, compute=1.0, exponent=0.5)
 _MAX_OFF = 1.4  # times: of predicted and measured steps
 _LOSS_SCALE = 0.1
 
@@ -108,8 +108,8 @@ def _fitted(steps: Sequence[tuple[Observation, MeanStep]]) -> PowerFit:
     ends = [tuple(ends_of(_START, name)[end] for end in ("ge", "le")) for name in fields]
 
     def errors(values: Floats) -> Floats:
-        active, m, p, c, q = values
-        drawn: Floats = active + (1 - active) * np.minimum(1.0, m * memory**p + c * compute**q)
+        fit = _START.model_copy(update=dict(zip(fields, values, strict=True)))
+        drawn = fit.active_share + (1 - fit.active_share) * np.minimum(1.0, sum(fit.wanted(compute, memory)))
         return np.asarray(np.log(drawn / measured))
 
     begin = [getattr(_START, name) for name in fields]

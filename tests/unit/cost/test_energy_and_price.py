@@ -15,7 +15,7 @@ from perfmodel.specs.scenario_file import load_hardware
 H100 = load_hardware("h100-sxm-80gb")
 
 
-LINEAR = PowerFit(active_share=0.2, memory=0.5, memory_exponent=1.0, compute=1.0, compute_exponent=1.0)
+LINEAR = PowerFit(active_share=0.2, compute=1.0, exponent=1.0)
 
 
 @dataclass

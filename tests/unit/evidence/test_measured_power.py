@@ -15,7 +15,7 @@ NAMES = (
     "id,task,model,weight_precision,gpu,num_gpus,dp,max_num_seqs,engine,server_args,avg_batch_size,avg_output_len,"
     "output_tokens_per_s,itl_p50_ms,power_w,energy_per_output_token_j"
 )
-FIT = PowerFit(active_share=0.2, memory=0.4, memory_exponent=0.5, compute=0.8, compute_exponent=0.6)
+FIT = PowerFit(active_share=0.2, compute=0.8, exponent=0.5)
 
 
 @pytest.fixture

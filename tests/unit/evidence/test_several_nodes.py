@@ -13,7 +13,7 @@ FEWEST = 3
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(("precision", "worst"), [("fp4", 0.12), ("fp8", 0.3)])
+@pytest.mark.parametrize(("precision", "worst"), [("fp4", 0.2), ("fp8", 0.3)])
 def test_tokens_on_two_nodes_take_as_long_as_recorded(tmp_path: Path, precision: str, worst: float) -> None:
     """Rows of more than eight devices, none of them fitted. Those in FP8 are too fast on one node, too, by a sixth."""
     with gzip.open(MEASURED, "rt", newline="") as file:
