@@ -1,5 +1,8 @@
 """`validate --leave-out`: a group's own figures say nothing about its predictions, those of the others do."""
 
+import gzip
+from pathlib import Path
+
 import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
@@ -9,6 +12,7 @@ from perfmodel.evidence.leave_out import GROUPS, validate_left_out
 from perfmodel.evidence.observation import Observation, Prediction
 from perfmodel.specs import load_scenario
 
+KERNELS = Path(__file__).resolve().parents[3] / "measurements/operators/a100_sxm/context_attention.csv.gz"
 MODELS = ("llama-3.1-8b", "qwen3-8b", "qwen3-14b")
 
 
@@ -51,6 +55,46 @@ def test_without_any_rest_predictions_are_those_that_fits_start_from(held_out):
     """All rows are of one engine: without it nothing is left to fit to, neither committed values nor these figures."""
     (alone, slow) = (held_out([row(MODELS[0], time_ms), row(MODELS[1], time_ms)], "engine") for time_ms in (4.0, 40.0))
     assert alone == slow == pytest.approx({MODELS[0]: 3.0, MODELS[1]: 3.0})  # the prior of host.prompt_step_s, 3 ms
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """A table of prompt attention: (factor on its times) -> its folder. Every hundredth row of the committed one."""
+
+    def of(factor):
+        lines = gzip.decompress(KERNELS.read_bytes()).decode().splitlines()
+        rows = [line.split(",") for line in (line for line in lines[1:] if line.startswith("vllm"))][::100]
+        place = lines[0].split(",").index("latency_ms")
+        rows = [[*row[:place], str(factor * float(row[place])), *row[place + 1 :]] for row in rows]
+        folder = tmp_path / str(factor) / KERNELS.parent.name
+        folder.mkdir(parents=True)
+        (folder / "context_attention.csv").write_text("\n".join([lines[0], *map(",".join, rows)]))
+        return folder.parent
+
+    return of
+
+
+@pytest.mark.parametrize("group", ["device", "engine"])
+def test_times_of_kernels_that_are_left_out_say_nothing_about_their_predictions(prompts, group):
+    usual, slow = (validate_left_out("operators", prompts(factor), group).comparisons[0].rows for factor in (1, 3))
+    assert slow.predicted == pytest.approx(usual.predicted)
+    assert slow.measured == pytest.approx(3 * usual.measured)
+
+
+def test_the_kernel_that_stands_in_for_one_left_out_is_of_its_form(prompts, monkeypatch):
+    """A kernel of another form with the very key is none."""
+    related = leave_out._related
+
+    def strange(rows, own, left_out):
+        other = related(rows, own, left_out)
+        latent = next(fit for fit in own.families.values() if fit.form == "latent_prefill")
+        return other.model_copy(update={"families": {rows.key: latent} | other.families | {rows.key: latent}})
+
+    usual = validate_left_out("operators", prompts(1), "device").comparisons[0].rows
+    monkeypatch.setattr(leave_out, "_related", strange)
+    assert validate_left_out("operators", prompts(1.0), "device").comparisons[0].rows.predicted == pytest.approx(
+        usual.predicted
+    )
 
 
 TABLE = (

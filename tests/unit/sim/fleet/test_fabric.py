@@ -155,6 +155,21 @@ def test_layers_go_on_while_the_target_has_no_step_for_the_request(waited_s: flo
     assert found == pytest.approx([100.0 + waited_s + 0.5 + exposed])
 
 
+def test_layers_wait_for_a_link_that_is_busy_beyond_their_prefill() -> None:
+    """The link is busy until 220.5 s, a prefill of 110 s ends at 210 s, and the target asks at 230.5 s: ten of its
+    twenty bytes have moved."""
+    env, end_times = TickEnvironment(), list[float]()
+    transfers, prefill = KvTransfers(env, True), (to_ticks(100.0), to_ticks(210.0))
+    for at, target, computed in ((200.0, 1, None), (230.5, 2, prefill)):
+        env.timeout(to_ticks(at)).callbacks.append(
+            lambda _, target=target, computed=computed: transfers.start(  # type: ignore[misc]
+                COST, 0, target, 20, lambda: end_times.append(env.ticks / TICKS_PER_S), computed
+            )
+        )
+    env.run()
+    assert end_times == pytest.approx([220.5, 230.5 + 0.5 + 10.0])
+
+
 def test_one_layer_alone_has_nothing_to_hide_behind() -> None:
     env, cost = TickEnvironment(), replace(COST, num_layers=1)
     found: list[float] = []
