@@ -81,10 +81,10 @@ def test_a_version_runs_the_kernels_that_were_measured_first_from_it_on(tmp_path
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     _of_versions(tmp_path, "h100-sxm-80gb")
     hardware = load_hardware("h100-sxm-80gb")
-    found = load_calibration(hardware, "vllm", version=version)
-    assert found.fit("moe", "fp8_block").compute_fraction == kernel
-    assert sum(key.startswith("moe/") for key in found.families) == 1
-    assert (found.fit("gemm", "bf16").compute_fraction, found.fit("elementwise", "").compute_fraction) == (0.4, 0.5)
+    served = load_calibration(hardware, "vllm", version=version)
+    assert served.fit("moe", "fp8_block").compute_fraction == kernel
+    assert sum(key.startswith("moe/") for key in served.families) == 1
+    assert (served.fit("gemm", "bf16").compute_fraction, served.fit("elementwise", "").compute_fraction) == (0.4, 0.5)
     sibling = load_calibration(load_hardware("gh200"), "vllm", version=version)
     assert sibling.fit("moe", "fp8_block").compute_fraction == kernel
 
@@ -93,8 +93,8 @@ def test_kernels_that_servers_ran_before_tables_timed_them_are_the_newest(tmp_pa
     """vLLM ran block FP8 experts on Blackwell with other kernels than its older tables have."""
     monkeypatch.setattr("perfmodel.cost.calibrations.files.data_dir", lambda kind: tmp_path)
     _of_versions(tmp_path, "b200-sxm")
-    found = load_calibration(load_hardware("b200-sxm"), "vllm", version="0.19.0")
-    assert found.fit("moe", "fp8_block").compute_fraction == 0.1
+    served = load_calibration(load_hardware("b200-sxm"), "vllm", version="0.19.0")
+    assert served.fit("moe", "fp8_block").compute_fraction == 0.1
 
 
 def test_a_device_that_was_fitted_together_with_another_has_fits_of_its_own(tmp_path, monkeypatch):

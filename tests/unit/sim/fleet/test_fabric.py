@@ -146,13 +146,13 @@ def test_layers_make_the_first_token_earlier_and_a_narrow_fabric_later() -> None
 @pytest.mark.parametrize(("waited_s", "exposed"), [(1.0, 1.0), (2.0, 0.0), (30.0, 0.0)])
 def test_layers_go_on_while_the_target_has_no_step_for_the_request(waited_s: float, exposed: float) -> None:
     """The last layer, 2 of 20 bytes, is ready at 100 s; the target asks for the KV `waited_s` later."""
-    env, found = TickEnvironment(), list[float]()
+    env, end_times = TickEnvironment(), list[float]()
     transfers, prefill = KvTransfers(env, True), (0, to_ticks(100.0))
     env.timeout(to_ticks(100.0 + waited_s)).callbacks.append(
-        lambda _: transfers.start(COST, 0, 1, 20, lambda: found.append(env.ticks / TICKS_PER_S), prefill)
+        lambda _: transfers.start(COST, 0, 1, 20, lambda: end_times.append(env.ticks / TICKS_PER_S), prefill)
     )
     env.run()
-    assert found == pytest.approx([100.0 + waited_s + 0.5 + exposed])
+    assert end_times == pytest.approx([100.0 + waited_s + 0.5 + exposed])
 
 
 def test_layers_wait_for_a_link_that_is_busy_beyond_their_prefill() -> None:
