@@ -24,17 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from perfmodel.cli.terminal import (
-    close_stdout,
-    handle_errors,
-    open_closed_streams,
-    print_answer,
-    progress_bar,
-    progress_lines,
-    replace_unprintable,
-    say,
-    say_refused,
-)
+from perfmodel.cli import terminal
+from perfmodel.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
     from perfmodel.commands.request import CommandRequest, Flag
@@ -147,7 +138,7 @@ def _command(name: str) -> Any:
 def _add(group: typer.Typer, place: str) -> None:
     kind = _request_class(place)
     lines = "\n\n".join(["Examples:", *(f"- `perfmodel {line}`" for line in kind.examples)])
-    group.command(kind.command.rpartition(" ")[2], epilog=lines)(handle_errors(_command_of(kind)))
+    group.command(kind.command.rpartition(" ")[2], epilog=lines)(terminal.handle_errors(_command_of(kind)))
 
 
 def _command_of(kind: "type[CommandRequest]") -> Callable[..., None]:
@@ -254,11 +245,11 @@ def _run(request: "CommandRequest", as_json: bool, has_details: bool) -> None:
         from perfmodel.report.pages import check_report_file
 
         check_report_file(report_file)
-    watch = progress_lines if request.is_long and not sys.stderr.isatty() else progress_bar
-    answer = request.answer(Console(watch, say))
+    watch = progress_lines if request.is_long and not sys.stderr.isatty() else terminal.progress_bar
+    answer = request.answer(Console(watch, terminal.say))
     if answer is None:
         return
-    print_answer(answer, as_json or (not request.has_json and not answer.text), report_file, has_details)
+    terminal.print_answer(answer, as_json or (not request.has_json and not answer.text), report_file, has_details)
     if answer.after is not None:
         answer.after()
     if answer.exit_status:
@@ -274,11 +265,11 @@ def main() -> None:
     atexit.register(gc.freeze)
     # No plugin of pydantic has a part in the command, and to look for them it reads what every installed package says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    open_closed_streams()
-    replace_unprintable()
+    terminal.open_closed_streams()
+    terminal.replace_unprintable()
     try:
         app(prog_name="perfmodel")
     except OSError as error:  # of what is printed before a command has begun
-        sys.exit(say_refused(error))
+        sys.exit(terminal.say_refused(error))
     finally:
-        close_stdout()
+        terminal.close_stdout()

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.commands.request import (
-    MEMORY_FLAGS,
-    PARALLELISM,
-    QUIET,
-    SEED_HELP,
-    CommandRequest,
-    Console,
-    ScenarioRequest,
-    flag,
-)
+from perfmodel.commands import request as req
+from perfmodel.commands.request import QUIET, CommandRequest, Console, ScenarioRequest, flag
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -37,8 +29,8 @@ class ServeRequest(ScenarioRequest):
         "serve llama-3.1-8b-a100 --set cluster.replicas=2 --ports --speed 10",
     )
     has_json = False
-    scenario_flags = MEMORY_FLAGS
-    short_forms = PARALLELISM
+    scenario_flags = req.MEMORY_FLAGS
+    short_forms = req.PARALLELISM
 
     host: str = flag("--host", "Address to listen on.", "127.0.0.1", "ADDRESS", shows_default=True)
     port: int = flag("--port", "Port to listen on; 0 is any free one.", 8000, shows_default=True)
@@ -74,7 +66,7 @@ class ServeRequest(ScenarioRequest):
     cold_start: bool = flag("--cold-start", "Answer 503 for as long as weights would load.", False)
     fail: str | None = flag("--fail", "Faults to inject: rate=0.01,kinds=429+500+broken.", metavar="FAULTS")
     drain: float = flag("--drain", "Seconds for answers under way at the end.", 30, "S", shows_default=True)
-    seed: int | None = flag("--seed", SEED_HELP)
+    seed: int | None = flag("--seed", req.SEED_HELP)
 
     def answer(self, console: Console = QUIET) -> None:
         """Serve until interrupted."""

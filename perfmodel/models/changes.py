@@ -13,18 +13,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import (
-    Attention,
-    BlockSparsity,
-    DenseFFN,
-    FeedForward,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
+from perfmodel.models import architecture as arch
+from perfmodel.models.architecture import Attention, DenseFFN, FeedForward, LatentAttention, Layer, Mixer, MoEFFN
 from perfmodel.models.model_changes import LowRank, ModelChanges
 from perfmodel.models.spec import ExitSpec, ModelSpec, WeightSparsity, layer_runs
 
@@ -157,7 +147,7 @@ def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     first = _GLOBALS[sparse.pattern] if sparse.globals is None else sparse.globals
     drawn = _RANDOM[sparse.pattern] if sparse.random is None else sparse.random
     count = None if sparse.windows is None else sparse.windows + first + drawn
-    sparsity = BlockSparsity(sparse.block, count, sparse.fraction, first, drawn)
+    sparsity = arch.BlockSparsity(sparse.block, count, sparse.fraction, first, drawn)
     return _with_attention(model, lambda mixer, _: replace(mixer, sparsity=sparsity))
 
 
@@ -168,7 +158,7 @@ def _with_linear_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec
     _refuse_beside("linear attention", _CACHING[:-1], changes)
     return _with_attention(
         model,
-        lambda mixer, _: LinearAttention(
+        lambda mixer, _: arch.LinearAttention(
             kind=linear.kind,
             size=linear.size,
             num_heads=mixer.num_heads,
@@ -195,7 +185,7 @@ def _with_ssm_layers(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
         )
     if ssm.attention_every is None:
         _refuse_beside("no attention at all", _CACHING, changes)
-    mamba = Mamba(
+    mamba = arch.Mamba(
         num_heads=inner // ssm.head_dim,
         head_dim=ssm.head_dim,
         state_size=ssm.state_size,
@@ -251,7 +241,7 @@ def _fewer_heads(mixer: Mixer | None, share: float) -> Mixer | None:
 
     if mixer is None:
         return None
-    if not isinstance(mixer, Attention | LatentAttention | LinearAttention):
+    if not isinstance(mixer, Attention | LatentAttention | arch.LinearAttention):
         raise SpecError(
             f"got a model with {type(mixer).__name__} mixers, which have no attention heads to prune; take kind: "
             f"layers or 2:4."

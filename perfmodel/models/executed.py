@@ -8,17 +8,7 @@ The number format that a checkpoint's name ends with: `nvidia/Llama-3.3-70B-Inst
 
 import re
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    FeedForward,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.models.spec import ModelSpec
 
 # Model types of config.json files. `unknown` is a file without one, read as a Llama-like decoder.
@@ -48,14 +38,14 @@ def why_not_executed(model: ModelSpec) -> str | None:
     return reason
 
 
-def _of_mixer(mixer: Mixer | None) -> str | None:
-    if isinstance(mixer, Attention) and mixer.qk_norm and mixer.qk_norm_width == "none":
+def _of_mixer(mixer: arch.Mixer | None) -> str | None:
+    if isinstance(mixer, arch.Attention) and mixer.qk_norm and mixer.qk_norm_width == "none":
         return "a norm of queries and keys without weights"
-    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+    if isinstance(mixer, arch.LatentAttention) and mixer.indexer is not None:
         return "the indexer of sparse attention"
-    if isinstance(mixer, Mamba) and (mixer.dt_rank is not None or not mixer.inner_norm):
+    if isinstance(mixer, arch.Mamba) and (mixer.dt_rank is not None or not mixer.inner_norm):
         return "a scan other than Mamba-2"
-    rope = mixer.rope if isinstance(mixer, Attention | LatentAttention | LinearAttention) else None
+    rope = mixer.rope if isinstance(mixer, arch.Attention | arch.LatentAttention | arch.LinearAttention) else None
     scaling = None if rope is None else rope.scaling
     if scaling is None:
         return None
@@ -67,22 +57,22 @@ def _of_mixer(mixer: Mixer | None) -> str | None:
     return None
 
 
-def _of_ffn(ffn: FeedForward | None) -> str | None:
+def _of_ffn(ffn: arch.FeedForward | None) -> str | None:
     if ffn is not None and ffn.activation not in ACTIVATIONS:
         return f"the activation {ffn.activation}"
-    if isinstance(ffn, DenseFFN) and ffn.activation == "swiglu_oai":
+    if isinstance(ffn, arch.DenseFFN) and ffn.activation == "swiglu_oai":
         return "a clamped gate outside of experts"
-    if isinstance(ffn, MoEFFN) and ffn.latent_size is not None:
+    if isinstance(ffn, arch.MoEFFN) and ffn.latent_size is not None:
         return "a mixture of experts in a latent space"
     return None
 
 
-def _of_changes(model: ModelSpec, layer: Layer) -> str | None:
+def _of_changes(model: ModelSpec, layer: arch.Layer) -> str | None:
     """Early exits and drafts by a model's own layers take plain attention behind norms."""
-    is_plain = isinstance(layer.mixer, Attention) and model.pre_norms
+    is_plain = isinstance(layer.mixer, arch.Attention) and model.pre_norms
     if model.exits is not None and not is_plain:
         return "early exit (model_changes.early_exit) from layers other than attention behind a norm"
-    if model.weight_sparsity is not None and isinstance(layer.ffn, MoEFFN):
+    if model.weight_sparsity is not None and isinstance(layer.ffn, arch.MoEFFN):
         return "sparsity of experts (model_changes.prune)"
     return None
 

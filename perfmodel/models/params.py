@@ -9,17 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
+from perfmodel.models import architecture as arch
+from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, MoEFFN
 from perfmodel.models.number_formats import bytes_per_weight, component_bytes
 from perfmodel.models.spec import COMPONENTS, ModelSpec
 
@@ -170,7 +161,7 @@ def _attention(m: Attention, d: int) -> tuple[int, int]:
     return params, heads * m.head_dim if m.qk_norm else 0
 
 
-def _linear_attention(m: LinearAttention, d: int) -> tuple[int, int]:
+def _linear_attention(m: arch.LinearAttention, d: int) -> tuple[int, int]:
     """As `_attention`, and the projections per KV head: Performer's features, m*h; Linformer's positions, r*r.
 
     Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r.
@@ -202,7 +193,7 @@ def _latent_attention(m: LatentAttention, d: int) -> tuple[int, int]:
     return params, norms
 
 
-def _gated_delta_net(m: GatedDeltaNet, d: int) -> tuple[int, int]:
+def _gated_delta_net(m: arch.GatedDeltaNet, d: int) -> tuple[int, int]:
     """q, k, v and gate z d*(2*D_k + 2*D_v); a and b 2*d*H_v; convolution over q, k, v; A and dt 2*H_v; out D_v*d."""
     key_dim = m.num_key_heads * m.key_head_dim
     value_dim = m.num_value_heads * m.value_head_dim
@@ -211,7 +202,7 @@ def _gated_delta_net(m: GatedDeltaNet, d: int) -> tuple[int, int]:
     return projections + convolution + 2 * m.num_value_heads + value_dim * d, m.value_head_dim
 
 
-def _mamba(m: Mamba, d: int) -> tuple[int, int]:
+def _mamba(m: arch.Mamba, d: int) -> tuple[int, int]:
     """Mamba-2: in d*(2 D + 2 G N + H), convolution over D + 2 G N, A, D and dt per head, out D*d; a norm of D.
 
     Mamba-1 (dt_rank R): in d*2D, convolution over D, x D*(R+2N), dt R*D + D, A D*N, skip D, out D*d; with norms (Jamba)
@@ -230,12 +221,12 @@ def _mamba(m: Mamba, d: int) -> tuple[int, int]:
     return d * in_dim + conv + scan + inner * d + biases, norms if m.inner_norm else 0
 
 
-_MIXERS: Mapping[type[Mixer], Callable[[Any, int], tuple[int, int]]] = {
+_MIXERS: Mapping[type[arch.Mixer], Callable[[Any, int], tuple[int, int]]] = {
     Attention: _attention,
     LatentAttention: _latent_attention,
-    LinearAttention: _linear_attention,
-    GatedDeltaNet: _gated_delta_net,
-    Mamba: _mamba,
+    arch.LinearAttention: _linear_attention,
+    arch.GatedDeltaNet: _gated_delta_net,
+    arch.Mamba: _mamba,
 }
 
 

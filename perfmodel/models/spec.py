@@ -6,16 +6,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
-from perfmodel.models.architecture import (
-    Attention,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mamba,
-    QuantizationSpec,
-    Rope,
-)
+from perfmodel.models import architecture as arch
+from perfmodel.models.architecture import Attention, LatentAttention, Layer, LinearAttention, QuantizationSpec
 from perfmodel.models.model_changes import ModelChanges
 
 # How tokens are drawn, cheapest first. random: from the whole distribution (a temperature alone); top_k, top_p: from a
@@ -167,7 +159,7 @@ class ModelSpec:
         return (self.changed_from.original if self.changed_from else self).weights_path
 
     @property
-    def ropes(self) -> tuple[Rope, ...]:
+    def ropes(self) -> tuple[arch.Rope, ...]:
         """The distinct rotary positions of its layers, in order."""
         mixers = (layer.mixer for layer, _ in self.layers)
         kinds = (Attention, LatentAttention, LinearAttention)
@@ -209,8 +201,8 @@ class ModelSpec:
     @cached_property
     def has_states(self) -> bool:
         """Whether some layer keeps for each sequence what another has no use for: a state, a ring, tokens by score."""
-        recurrent = any(isinstance(layer.mixer, Mamba | GatedDeltaNet | LinearAttention) for layer, _ in self.layers)
-        return recurrent or self.keeps_beside_blocks
+        recurrent = arch.Mamba | arch.GatedDeltaNet | LinearAttention
+        return self.keeps_beside_blocks or any(isinstance(layer.mixer, recurrent) for layer, _ in self.layers)
 
     @cached_property
     def keeps_beside_blocks(self) -> bool:

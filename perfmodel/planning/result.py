@@ -9,20 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.provenance import provenance_of, resolved
+from perfmodel.planning import finalist as fin
 from perfmodel.planning.choice import DeviceAnswer, Ratios, most_replicas
-from perfmodel.planning.finalist import (
-    Certainty,
-    Finalist,
-    FrontPoint,
-    Interval,
-    Job,
-    Option,
-    certainty_of,
-    interval_of,
-    meets,
-    replicas_for,
-    tightness,
-)
+from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Option
 from perfmodel.planning.findings import TIE
 from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
@@ -198,7 +187,7 @@ class PlanResult(_Plan[Finalist]):
 
     def interval(self, finalist: Finalist) -> Interval:
         """80 % interval of `figure`."""
-        return interval_of(self.figure_draws(finalist), self.figure(finalist))
+        return fin.interval_of(self.figure_draws(finalist), self.figure(finalist))
 
     def replicas_needed(self, finalist: Finalist) -> Floats:
         """Replicas needed under each draw, scaled from the simulated count, and above that count minus one, which fails
@@ -215,7 +204,7 @@ class PlanResult(_Plan[Finalist]):
         """Replicas the rate takes, fractional; at most the simulated count, since the highest rate scatters."""
         if not finalist.rate:
             return inf
-        serves = meets(finalist.records, self.scenario.slo, self.spec.attainment)
+        serves = fin.meets(finalist.records, self.scenario.slo, self.spec.attainment)
         return min(self.rate * finalist.replicas / finalist.rate, finalist.fewest if serves else inf)
 
     def option(self, finalist: Finalist) -> Option:
@@ -236,10 +225,10 @@ class PlanResult(_Plan[Finalist]):
         )
 
     @property
-    def certainty(self) -> Certainty | None:
+    def certainty(self) -> fin.Certainty | None:
         """Confidence in the choice and its cost; None without a choice."""
         options = [self.option(finalist) for finalist in self.everyone]
-        return None if self.winner is None else certainty_of(options, 0, self.spec.confidence)
+        return None if self.winner is None else fin.certainty_of(options, 0, self.spec.confidence)
 
     def better_share(self, one: Finalist, other: Finalist) -> float:
         """Share of common draws in which `one` beats `other` by the objective, or by headroom if the objective ties."""
@@ -253,7 +242,7 @@ class PlanResult(_Plan[Finalist]):
 
     def tightness(self, finalist: Finalist) -> float:
         """Largest latency / limit at the target rate; 1 is just met."""
-        return tightness(finalist.records, self.scenario.slo, self.quantile)
+        return fin.tightness(finalist.records, self.scenario.slo, self.quantile)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences: the plan and each finalist's simulations."""
@@ -360,7 +349,7 @@ class JobPlan(_Plan[Job]):
 
     def replicas_for_sure(self, job: Job, share: float) -> int:
         """Replicas, in proportion, that meet the deadline in the given share of draws."""
-        return round(replicas_for(self.option(job).needed, job.replicas, share))
+        return round(fin.replicas_for(self.option(job).needed, job.replicas, share))
 
     def to_json(self) -> dict[str, Any]:
         """Everything but sentences."""

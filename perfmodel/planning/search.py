@@ -10,18 +10,8 @@ from pathlib import Path
 
 from perfmodel.files.blocks import block_as
 from perfmodel.planning import choice
-from perfmodel.planning.finalist import (
-    Deployment,
-    Finalist,
-    Preliminary,
-    Records,
-    Screened,
-    attained,
-    certainty_of,
-    gpus_text,
-    meets,
-    pick,
-)
+from perfmodel.planning import finalist as fin
+from perfmodel.planning.finalist import Deployment, Finalist, Records, Screened
 from perfmodel.planning.jobs import OnPreliminary, plan_job
 from perfmodel.planning.points import device_shares
 from perfmodel.planning.result import JobPlan, PlanResult, quantile_name
@@ -81,7 +71,7 @@ def _plan_rate(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> PlanR
         serving.sort(key=lambda deployment: choice.objective_key(deployment, spec))
         front = choice.screened_front(screen, serving, spec, rate)
     chosen = choice.with_every_device(choice.finalists(serving, spec), serving, spec)
-    on_preliminary(Preliminary(spec, len(space.candidates), chosen, rate))
+    on_preliminary(fin.Preliminary(spec, len(space.candidates), chosen, rate))
     able = {id(deployment.screened) for deployment in serving}
     cut = [*serving, *(Deployment(candidate, 0) for candidate in screened if id(candidate) not in able)]
     with stages("simulating the finalists' requests") as progress:
@@ -143,7 +133,7 @@ def _ratios(run: Runs, done: Sequence[Finalist]) -> choice.Ratios:
 
 
 def _judged(done: Sequence[Finalist], scenario: Scenario, spec: PlanSpec) -> tuple[list[Finalist], list[Finalist]]:
-    good = [finalist for finalist in done if meets(finalist.records, scenario.slo, spec.attainment)]
+    good = [finalist for finalist in done if fin.meets(finalist.records, scenario.slo, spec.attainment)]
     return good, [finalist for finalist in done if finalist not in good]
 
 
@@ -170,8 +160,8 @@ def _ordered(result: PlanResult) -> PlanResult:
     if not result.ranked:
         return result
     options = [result.option(finalist) for finalist in result.everyone]
-    first = pick(options[: len(result.ranked)], result.spec.confidence)
-    expected = certainty_of(options, first, result.spec.confidence).expected
+    first = fin.pick(options[: len(result.ranked)], result.spec.confidence)
+    expected = fin.certainty_of(options, first, result.spec.confidence).expected
 
     def key(place: int) -> tuple[bool, bool, float, float]:
         option = options[place]
@@ -204,7 +194,7 @@ def _completed(result: PlanResult, simulated: Simulated) -> PlanResult:
     if result.scenario.traffic.arrivals.process == "trace":
         notes.append("Arrivals are the trace's own, at other rates the same with longer or shorter gaps.")
     fewer = {
-        label: attained(records)
+        label: fin.attained(records)
         for label, (deployment, records) in simulated.items()
         if deployment.screened is winner.screened and deployment.replicas < winner.fewest
     }
@@ -234,5 +224,5 @@ def _nearest(screened: Sequence[Screened], rate: float) -> str:
     count, size = ceil(rate / best.rate - 1e-9), best.candidate.num_devices
     return (
         f"The highest rate per device is that of {best.candidate.label}, {best.rate:.3g} requests/s on {size}; {count} "
-        f"of them, {gpus_text(count * size)}, would suffice."
+        f"of them, {fin.gpus_text(count * size)}, would suffice."
     )

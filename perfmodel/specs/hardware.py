@@ -9,19 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from perfmodel.files import units
 from perfmodel.files.base import CheckedSpec, FileName, Spec
 from perfmodel.files.catalog import find_file, normal_name
 from perfmodel.files.device_tables import named
-from perfmodel.files.units import (
-    Bytes,
-    BytesPerSecond,
-    FlopsPerSecond,
-    Hertz,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Seconds,
-)
+from perfmodel.files.units import Bytes, NonNegativeFloat, PositiveFloat, PositiveInt, Seconds
 from perfmodel.files.validation import load_spec
 from perfmodel.specs.networks import DEFAULT_NETWORK, Link, find_network, list_networks
 
@@ -128,12 +120,12 @@ class MemoryLevel(Spec):
     level: str  # hbm (the outermost, whatever its technology) | l3 | l2 | sram | tensor_memory | registers
     capacity_bytes: Bytes = Field(gt=0)
     visible_bytes: Bytes | None = Field(default=None, gt=0)  # what the driver lets a process see, where it is known
-    bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
+    bandwidth_bytes_per_s: units.BytesPerSecond | None = Field(default=None, gt=0)
     per: Literal["device", "compute_unit"] = "device"
     technology: str | None = None  # HBM3, GDDR6 ECC, DDR5-4800 ...
     inline_ecc: bool = False  # check bits lie in the same memory: for 16 bytes of data a 17th travels with them
     bus_width_bits: PositiveInt | None = None
-    transfers_per_s: Hertz | None = Field(default=None, gt=0)
+    transfers_per_s: units.Hertz | None = Field(default=None, gt=0)
     unified: bool = False  # the one memory of an integrated GPU and its CPU
     device_share: PositiveFloat = Field(default=1.0, le=1)
 
@@ -147,10 +139,10 @@ class Declared(CheckedSpec):
     compute_units: PositiveInt  # a CPU's cores, of all kinds
     performance_cores: PositiveInt | None = None  # of them the large ones, where there are two kinds
     instructions: tuple[Instruction, ...] = ()
-    clock_hz: Hertz = Field(gt=0)
-    peak_flops_per_s: dict[str, Annotated[FlopsPerSecond, Field(gt=0)]] = Field(min_length=1)
+    clock_hz: units.Hertz = Field(gt=0)
+    peak_flops_per_s: dict[str, Annotated[units.FlopsPerSecond, Field(gt=0)]] = Field(min_length=1)
     # Non-tensor fp32 rate, where it differs from peak_flops_per_s.fp32
-    vector_flops_per_s: FlopsPerSecond | None = Field(default=None, gt=0)
+    vector_flops_per_s: units.FlopsPerSecond | None = Field(default=None, gt=0)
     exponentials_per_clock: PositiveFloat = 16.0  # of a compute unit; the default is that of GPUs (CUDA C++ guide)
     sparsity_speedup: PositiveFloat = 1.0  # of 2:4 sparse products over dense ones
     sparsity_speedups: dict[str, PositiveFloat] = Field(default={})  # of formats in which it is another
@@ -176,7 +168,7 @@ class GivenLink(Spec):
     """
 
     link: str | None = None
-    bandwidth_bytes_per_s: BytesPerSecond | None = Field(default=None, gt=0)
+    bandwidth_bytes_per_s: units.BytesPerSecond | None = Field(default=None, gt=0)
     latency_s: Seconds | None = Field(default=None, ge=0)  # from request to first byte; the link's own unless given
 
     def link_of(self, hardware: "HardwareSpec") -> Link:

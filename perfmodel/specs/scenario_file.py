@@ -21,20 +21,13 @@ from perfmodel.files.validation import parse, show_value
 from perfmodel.files.yaml_loader import Path, Positions, load_yaml
 from perfmodel.models.cards import as_asked, load_model
 from perfmodel.models.spec import ModelSpec
+from perfmodel.specs import overrides as edits
 from perfmodel.specs.devices import find_device, read_device
 from perfmodel.specs.engine.devices import default_of
 from perfmodel.specs.engine.reading import resolve_engine
 from perfmodel.specs.hardware import OWN, HardwareSpec, listed_price
 from perfmodel.specs.networks import DEFAULT_NETWORK, find_network
-from perfmodel.specs.overrides import (
-    Override,
-    apply_override,
-    as_overrides,
-    hardware_places,
-    is_removed_link,
-    list_position,
-    parse_override,
-)
+from perfmodel.specs.overrides import Override, apply_override, parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import ScenarioSource, as_text, read_scenario
 from perfmodel.specs.traffic import Traffic
@@ -94,7 +87,7 @@ def load_scenario(
 def changed_scenario(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
     """`scenario.with_(changes)`: its source with further overrides. Raises SpecError as `source_of` does."""
     source = source_of(scenario)
-    return load_scenario(source.path, (*source.overrides, *as_overrides(changes)), source.inside)
+    return load_scenario(source.path, (*source.overrides, *edits.as_overrides(changes)), source.inside)
 
 
 Scenario._read_changed = staticmethod(changed_scenario)
@@ -238,7 +231,7 @@ class _Names:
         pools: Any = self.block(("cluster",)).get("pools")
         own: dict[int | None, list[Override]] = {}
         for change in filter(_is_of_pool, changes):
-            position = list_position(pools, change.path[2])
+            position = edits.list_position(pools, change.path[2])
             if position is None:
                 raise SpecError(
                     f"--set {change.text}: no pool {change.path[2]!r}; use its position in cluster.pools (from 0), or "
@@ -289,8 +282,8 @@ def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec
             raise SpecError(
                 f"--set {change.text}: only fields of hardware can be set here, as in hardware.hbm.bandwidth."
             )
-        for place in hardware_places(change, change.path[1:], data):
-            if is_removed_link(change, place):
+        for place in edits.hardware_places(change, change.path[1:], data):
+            if edits.is_removed_link(change, place):
                 del data["declared"]["links"][place[2]]
                 continue
             apply_override(change, data, place, loaded.positions)

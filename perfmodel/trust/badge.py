@@ -18,19 +18,8 @@ from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
-from perfmodel.trust.index import (
-    CUTS,
-    SIZES,
-    Cut,
-    MeasuredCell,
-    MeasuredRow,
-    MeasuredSetup,
-    left_out_errors,
-    measured_cells,
-    measured_rows,
-    quantile,
-    setup_of,
-)
+from perfmodel.trust import index
+from perfmodel.trust.index import Cut, MeasuredCell, MeasuredSetup, measured_cells, measured_rows
 
 Level = Literal["validated", "calibrated", "transferred", "datasheet"]
 LEVELS: tuple[Level, ...] = ("validated", "calibrated", "transferred", "datasheet")
@@ -131,13 +120,13 @@ class Trust:
 
 def trust_of(scenario: Scenario) -> Trust:
     """Trust in predictions for the scenario's setup."""
-    setup, cells = setup_of(scenario), measured_cells()
+    setup, cells = index.setup_of(scenario), measured_cells()
     kin = [cell for cell in cells if _is_kin(setup, cell)]
     alike = [cell for cell in kin if not _other_sizes(setup, cell)]
     alike = [cell for cell in alike if cell.low.model == setup.model] or alike
     errors = _pooled(alike)
     origins = (_of_kernels(pool.hardware or scenario.hardware, pool.engine) for pool in scenario.pools)
-    level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), CUTS.index(origin[2])))
+    level, because, cut = max(origins, key=lambda origin: (LEVELS.index(origin[0]), index.CUTS.index(origin[2])))
     if shown := _shown(errors):
         first, *others = sorted({cell.low.model for cell in alike})
         models = f"{first} and {len(others)} other models" if others else first
@@ -158,7 +147,7 @@ def trust_of(scenario: Scenario) -> Trust:
     return Trust(level, because, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))
 
 
-def nearest_rows(trust: Trust) -> list[MeasuredRow]:
+def nearest_rows(trust: Trust) -> list[index.MeasuredRow]:
     """Measurements near the answer's setup, nearest first, of validations whose rows may be copied."""
     setup = trust.setup
     same = (row for row in measured_rows() if row.setup.device == setup.device)  # other devices are too distant
@@ -199,7 +188,7 @@ def _number(value: float) -> str:
 def _outside(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> dict[str, float]:
     """Distance of each size from the measured range in factors of `_SIMILAR`; 0 inside or if unknown."""
     result = {}
-    for size in SIZES:
+    for size in index.SIZES:
         value, least, most = getattr(setup, size), getattr(low, size), getattr(high, size)
         is_inside = not value or not most or least <= value <= most
         result[size] = 0.0 if is_inside else log2(value / most if value > most else least / value) / log2(_SIMILAR)
@@ -235,7 +224,7 @@ def _pooled(cells: Sequence[MeasuredCell]) -> dict[str, ErrorFigures]:
     for cell in cells:
         by_metric.setdefault(cell.metric, []).extend(abs(error) for error in cell.errors)
     return {
-        metric: ErrorFigures(len(errors), quantile(errors, 0.5), quantile(errors, 0.9))
+        metric: ErrorFigures(len(errors), index.quantile(errors, 0.5), index.quantile(errors, 0.9))
         for metric, errors in by_metric.items()
     }
 
@@ -258,7 +247,7 @@ def _expected(
     hardware = scenario.hardware
     devices = "apu" if hardware.declared.memory[0].unified else "gpu"  # as errors of single machines are grouped
     devices = "cpu" if hardware.kind == "cpu" else "apple" if hardware.maker == "apple" else devices
-    expected = left_out_errors(setup.engine, devices, cut)
+    expected = index.left_out_errors(setup.engine, devices, cut)
     result = {}
     for names in _SHOWN:
         metric = next((metric for metric in names if metric in expected), None)
@@ -304,7 +293,7 @@ def _cell_json(cell: MeasuredCell) -> dict[str, Any]:
     return {
         "validation": cell.kind,
         **{name: getattr(cell.low, name) for name in names},
-        **{size: [getattr(cell.low, size), getattr(cell.high, size)] for size in SIZES[2:]},
+        **{size: [getattr(cell.low, size), getattr(cell.high, size)] for size in index.SIZES[2:]},
         "metric": cell.metric,
         "rows": cell.rows,
         "median_error": cell.median_error,

@@ -14,15 +14,7 @@ from typing import Any, Literal, NamedTuple
 from perfmodel.errors import SpecError
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.sandbox import read_rows
-from perfmodel.models.architecture import (
-    Attention,
-    GatedDeltaNet,
-    LatentAttention,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
@@ -93,23 +85,23 @@ def _mean(lengths: Lengths | None) -> float:
 def _sizes(model: ModelSpec) -> tuple[str, int, int]:
     """The model's family, total and active parameters."""
     layers = [layer for layer, _ in model.layers]
-    sparse = any(isinstance(layer.ffn, MoEFFN) for layer in layers)
+    sparse = any(isinstance(layer.ffn, arch.MoEFFN) for layer in layers)
     mixers = sorted({_kind(layer.mixer) for layer in layers if layer.mixer is not None})
     counted = count_parameters(model)
     return f"{'mixture of experts' if sparse else 'dense'}, {' and '.join(mixers)}", counted.total, counted.active
 
 
-def _kind(mixer: Mixer) -> str:
-    if isinstance(mixer, LatentAttention):
+def _kind(mixer: arch.Mixer) -> str:
+    if isinstance(mixer, arch.LatentAttention):
         return "latent attention" if mixer.indexer is None else "sparse latent attention"
     return _KINDS[type(mixer)]
 
 
 _KINDS: dict[type, str] = {
-    GatedDeltaNet: "gated delta rule",
-    Mamba: "state space",
-    LinearAttention: "linear attention",
-    Attention: "attention",
+    arch.GatedDeltaNet: "gated delta rule",
+    arch.Mamba: "state space",
+    arch.LinearAttention: "linear attention",
+    arch.Attention: "attention",
 }
 NAMES = tuple(name for name in MeasuredSetup._fields if name not in SIZES)
 

@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    Indexer,
-    LatentAttention,
-    Mamba,
-    MoEFFN,
-    Rope,
-    RopeScaling,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import format_of_dtype
@@ -38,7 +28,7 @@ def attention(
     chunk: int | None = None,
     use_rope: bool = True,
     num_kv_heads: int | None = None,
-) -> Attention:
+) -> arch.Attention:
     """Softmax attention of a layer of `family`, by the `fields` of its file. A sliding layer takes the `swa_*` sizes
     where the file has its own for them (MiMo-V2).
 
@@ -68,7 +58,7 @@ def attention(
     softmax_scale = fields.optional_number("attention_multiplier")  # Granite
     if fields.has("query_pre_attn_scalar"):  # Gemma
         softmax_scale = 1 / math.sqrt(fields.number("query_pre_attn_scalar", 1.0))
-    return Attention(
+    return arch.Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -102,26 +92,26 @@ def _nested(fields: Fields, name: str) -> dict[str, Any]:
     return block if isinstance(block, dict) else {}
 
 
-def latent_attention(fields: Fields) -> LatentAttention:
+def latent_attention(fields: Fields) -> arch.LatentAttention:
     """MLA, by its ranks; a file's `head_dim` is the rotary part and is not read."""
     plain, rotary = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     names = ("index_n_heads", "index_head_dim", "index_topk")
-    return LatentAttention(
+    return arch.LatentAttention(
         num_heads=fields.integer("num_attention_heads"),
         q_lora_rank=fields.optional("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_nope_head_dim=plain,
         qk_rope_head_dim=rotary,
         v_head_dim=fields.integer("v_head_dim"),
-        indexer=Indexer(*map(fields.integer, names)) if fields.has("index_topk") else None,
+        indexer=arch.Indexer(*map(fields.integer, names)) if fields.has("index_topk") else None,
         rope=_rope_of(fields, rotary),
         softmax_scale=_latent_softmax_scale(fields, plain + rotary),
     )
 
 
-def gated_delta_net(fields: Fields) -> GatedDeltaNet:
+def gated_delta_net(fields: Fields) -> arch.GatedDeltaNet:
     """The linear attention of Qwen3-Next and Qwen3.5."""
-    return GatedDeltaNet(
+    return arch.GatedDeltaNet(
         num_key_heads=fields.integer("linear_num_key_heads"),
         num_value_heads=fields.integer("linear_num_value_heads"),
         key_head_dim=fields.integer("linear_key_head_dim"),
@@ -132,7 +122,7 @@ def gated_delta_net(fields: Fields) -> GatedDeltaNet:
     )
 
 
-def mamba(fields: Fields) -> Mamba:
+def mamba(fields: Fields) -> arch.Mamba:
     """Mamba-2 where the file has scan heads, else Mamba-1 (mamba, jamba, falcon_mamba)."""
     d = fields.integer("hidden_size")
     expanded = int(fields.number("mamba_expand", 2) * d)
@@ -149,7 +139,7 @@ def mamba(fields: Fields) -> Mamba:
     is_pure = fields.model_type == "mamba2"
     if not (fields.has("mamba_num_heads") or is_pure):
         is_auto = fields.get("mamba_dt_rank", "auto") == "auto"
-        return Mamba(
+        return arch.Mamba(
             num_heads=expanded,
             head_dim=1,
             num_groups=1,
@@ -161,7 +151,7 @@ def mamba(fields: Fields) -> Mamba:
     head_name = "head_dim" if is_pure else "mamba_head_dim"
     is_auto = fields.get(head_name, "auto") == "auto"
     inner = fields.optional("mamba_d_ssm") or expanded
-    return Mamba(
+    return arch.Mamba(
         num_heads=num_heads,
         head_dim=max(inner // num_heads, 1) if is_auto else fields.integer(head_name),
         num_groups=fields.integer("mamba_num_groups", 1),
@@ -189,9 +179,9 @@ def _ffn_choices(fields: Fields, family: Family) -> dict[str, Any]:
     }
 
 
-def dense_ffn(fields: Fields, family: Family, intermediate_size: int | None = None) -> DenseFFN:
+def dense_ffn(fields: Fields, family: Family, intermediate_size: int | None = None) -> arch.DenseFFN:
     """A dense block; Llama 4 writes the width of its dense layers as `intermediate_size_mlp`."""
-    return DenseFFN(intermediate_size or _dense_width(fields), **_ffn_choices(fields, family))
+    return arch.DenseFFN(intermediate_size or _dense_width(fields), **_ffn_choices(fields, family))
 
 
 def _dense_width(fields: Fields) -> int:
@@ -207,7 +197,7 @@ def _dense_width(fields: Fields) -> int:
     return fields.integer("intermediate_size")
 
 
-def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
+def moe_ffn(fields: Fields, family: Family) -> arch.MoEFFN:
     """A mixture of experts with its shared part."""
     experts, nested = num_experts(fields), _nested(fields, "ffn_config")
     top_k = fields.integer("num_experts_per_tok", nested.get("moe_top_k"))
@@ -220,7 +210,7 @@ def moe_ffn(fields: Fields, family: Family) -> MoEFFN:
     choices = _ffn_choices(fields, family)
     # One value per expert: a true bias (gpt-oss) or the correction of DeepSeek's auxiliary-loss-free balancing.
     is_corrected = fields.get("topk_method") == "noaux_tc" or fields.flag("use_routing_bias")
-    return MoEFFN(
+    return arch.MoEFFN(
         num_experts=experts,
         top_k=top_k,
         intermediate_size=width,
@@ -278,7 +268,7 @@ def is_moe_layer(fields: Fields, index: int, num_layers: int) -> bool:
     return (index + 1) % fields.integer("decoder_sparse_step", 1) == 0
 
 
-def _rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> Rope:
+def _rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> arch.Rope:
     """The rotary positions (`rope_theta`, `rope_scaling` or `rope_parameters`) of a layer whose heads have `head_dim`
     elements; `is_sliding`: of one with a window."""
     block = _rope_block(fields, is_sliding)
@@ -289,7 +279,7 @@ def _rope_of(fields: Fields, head_dim: int, is_sliding: bool = False) -> Rope:
         block = {}
     share = block.get("partial_rotary_factor") or fields.number("partial_rotary_factor", fields.number("rotary_pct", 1))
     dim = fields.optional("rotary_dim") or int(head_dim * _rope_number(fields, "partial_rotary_factor", share))
-    return Rope(
+    return arch.Rope(
         theta=_rope_number(fields, "rope_theta", theta),
         dim=None if dim == head_dim else dim,
         scaling=_rope_scaling(fields, block),
@@ -323,7 +313,7 @@ def _rope_kind(block: Mapping[str, Any]) -> str | None:
     return None if kind in _PLAIN_ROPES else _ROPE_SYNONYMS.get(kind, kind)
 
 
-def _rope_scaling(fields: Fields, block: Mapping[str, Any]) -> RopeScaling | None:
+def _rope_scaling(fields: Fields, block: Mapping[str, Any]) -> arch.RopeScaling | None:
     kind = _rope_kind(block)
     if kind is None:
         return None
@@ -337,7 +327,7 @@ def _rope_scaling(fields: Fields, block: Mapping[str, Any]) -> RopeScaling | Non
     if kind == "dynamic":  # its code counts from what the file states as the limit
         original = trained
     lengths = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    return RopeScaling(
+    return arch.RopeScaling(
         kind=kind,
         factor=None if factor is None else _rope_number(fields, "factor", factor),
         original_positions=original,

@@ -17,16 +17,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.sandbox import read_json
 from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Layer, Mixer
 from perfmodel.models.executed import format_of_name
-from perfmodel.models.hf.blocks import (
-    attention,
-    dense_ffn,
-    gated_delta_net,
-    is_moe_layer,
-    latent_attention,
-    mamba,
-    moe_ffn,
-    num_experts,
-)
+from perfmodel.models.hf import blocks
 from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.quantization import quantization_from_config
@@ -164,16 +155,16 @@ def _decoder_layers(fields: Fields, family: Family) -> list[Layer]:
     ]
     mixers = {kind: _mixer(fields, family, *kind) for kind in dict.fromkeys(kinds)}
     ffns: list[FeedForward | None] = [None] * num_layers
-    if fields.model_type not in _SCANS and not num_experts(fields):
-        ffns = [dense_ffn(fields, family)] * num_layers
+    if fields.model_type not in _SCANS and not blocks.num_experts(fields):
+        ffns = [blocks.dense_ffn(fields, family)] * num_layers
     elif fields.model_type not in _SCANS:
-        moe = moe_ffn(fields, family)
-        has_experts = [is_moe_layer(fields, index, num_layers) for index in range(num_layers)]
-        dense = None if all(has_experts) else dense_ffn(fields, family)
+        moe = blocks.moe_ffn(fields, family)
+        has_experts = [blocks.is_moe_layer(fields, index, num_layers) for index in range(num_layers)]
+        dense = None if all(has_experts) else blocks.dense_ffn(fields, family)
         ffns = [moe if is_sparse else dense for is_sparse in has_experts]
     layers = [Layer(mixers[kind], ffn) for kind, ffn in zip(kinds, ffns, strict=True)]
     if fields.model_type == "falcon_h1":  # a scan and an attention side by side: written one after the other
-        return [half for layer in layers for half in (Layer(mamba(fields), None), layer)]
+        return [half for layer in layers for half in (Layer(blocks.mamba(fields), None), layer)]
     return layers
 
 
@@ -233,12 +224,12 @@ def _uses_rope(fields: Fields, index: int, num_layers: int) -> bool:
 
 def _mixer(fields: Fields, family: Family, kind: str, use_rope: bool) -> Mixer:
     others: dict[str, Callable[[Fields], Mixer]]
-    others = {"latent": latent_attention, "linear": gated_delta_net, "mamba": mamba}
+    others = {"latent": blocks.latent_attention, "linear": blocks.gated_delta_net, "mamba": blocks.mamba}
     if kind in others:
         return others[kind](fields)
     window = _span(fields, "sliding_window") if kind == "sliding" else None
     chunk = _span(fields, "attention_chunk_size") if kind == "chunked" else None
-    return attention(fields, family, window=window, chunk=chunk, use_rope=use_rope)
+    return blocks.attention(fields, family, window=window, chunk=chunk, use_rope=use_rope)
 
 
 def _span(fields: Fields, name: str) -> int | None:
@@ -257,10 +248,10 @@ def _lettered_layers(fields: Fields, family: Family, pattern: Any) -> list[Layer
             f"hybrid_override_pattern has {len(pattern)} letters, but num_hidden_layers is {num_layers}."
         )
     builders = {
-        "M": lambda: Layer(mamba(fields), None),
-        "*": lambda: Layer(attention(fields, family, use_rope=False), None),
-        "-": lambda: Layer(None, dense_ffn(fields, family)),
-        "E": lambda: Layer(None, moe_ffn(fields, family)),
+        "M": lambda: Layer(blocks.mamba(fields), None),
+        "*": lambda: Layer(blocks.attention(fields, family, use_rope=False), None),
+        "-": lambda: Layer(None, blocks.dense_ffn(fields, family)),
+        "E": lambda: Layer(None, blocks.moe_ffn(fields, family)),
     }
     return [builders[letter]() for letter in pattern]
 
@@ -285,7 +276,7 @@ def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:
             f"block_configs: got {block!r}; expected attention.n_heads_in_group and ffn.ffn_mult, or no_op."
         ) from None
     if heads is not None:
-        mixer = attention(fields, family, window=mixer_part.get("window_length"), num_kv_heads=heads)
+        mixer = blocks.attention(fields, family, window=mixer_part.get("window_length"), num_kv_heads=heads)
     if width is not None:
-        ffn = dense_ffn(fields, family, -(-width // 256) * 256)
+        ffn = blocks.dense_ffn(fields, family, -(-width // 256) * 256)
     return Layer(mixer, ffn)

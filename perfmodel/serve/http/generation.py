@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from perfmodel.errors import WorkloadError
 from perfmodel.listening import ARRIVED
+from perfmodel.serve import tokens
 from perfmodel.serve.emulator import Emulator, Order, RequestParams, beyond_context
 from perfmodel.serve.http.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody, ScoringBody
 from perfmodel.serve.http.other_apis import CountBody, MessagesBody, MessagesShape, ResponsesBody, ResponsesShape
@@ -21,17 +22,7 @@ from perfmodel.serve.http.reading import Body, HttpError, checked, in_style, not
 from perfmodel.serve.http.reply import BreakingOutlet, CachedCounts, FaultDraws, HttpReply, Outlet
 from perfmodel.serve.http.shapes import AnswerSet, AnswerShape, AskedAnswer, ChatShape, CompletionShape, ScoringShape
 from perfmodel.serve.settings import ServerSettings
-from perfmodel.serve.tokens import (
-    AnswerWriter,
-    BoundedTokens,
-    ByteTokens,
-    ChatMessage,
-    FileTokens,
-    LimitError,
-    TokenIds,
-    block_hashes,
-    chat_prompt,
-)
+from perfmodel.serve.tokens import ByteTokens, ChatMessage, FileTokens, TokenIds
 from perfmodel.sim.traffic.distributions import hashed
 
 _LONGEST_ID = 128
@@ -63,12 +54,12 @@ class Generation:
         self.num_open = 0
         vocabulary = ByteTokens() if settings.tokenizer_file is None else FileTokens(settings.tokenizer_file)
         self._emulator, self._settings, self._replica = emulator, settings, replica
-        self._vocabulary = BoundedTokens(vocabulary, emulator.max_model_len)
+        self._vocabulary = tokens.BoundedTokens(vocabulary, emulator.max_model_len)
         self._names = settings.served_names or (emulator.scenario.model.name,)  # of the model, its own first
         # Of what falls to requests by their number, which are counted port by port.
         self._stream = settings.seed if replica is None else hashed(settings.seed, replica + 1)
         traffic, longest = emulator.scenario.traffic, emulator.max_model_len
-        self._writer = AnswerWriter(self._vocabulary, traffic, longest, settings, self._stream)
+        self._writer = tokens.AnswerWriter(self._vocabulary, traffic, longest, settings, self._stream)
         self._counts = CachedCounts()
         self._faults = FaultDraws(settings.faults, self._stream)
         self._num_taken = 0
@@ -160,12 +151,12 @@ class Generation:
             number = f"there are {len(conversation)} messages"
             raise self._too_long(beyond_context(self._emulator.max_model_len, number, "send fewer"))
         try:
-            return chat_prompt(self._vocabulary, conversation, has_answer)
+            return tokens.chat_prompt(self._vocabulary, conversation, has_answer)
         except WorkloadError as error:
             raise self._too_long(error) from None
 
     def _too_long(self, error: WorkloadError) -> HttpError:
-        param = "max_tokens" if isinstance(error, LimitError) else "input_tokens"
+        param = "max_tokens" if isinstance(error, tokens.LimitError) else "input_tokens"
         return HttpError(400, str(error), "BadRequestError", param)
 
     async def _answer(
@@ -225,7 +216,7 @@ class Generation:
             if num_tokens > _MAX_TOKENS and asked:
                 text = f"the answers asked for have more than {_MAX_TOKENS} tokens with their prompts; ask for fewer"
                 raise HttpError(400, text, "BadRequestError")
-            blocks, n = block_hashes(ids, self._emulator.block_size, salt, adapter), None if choice else body.n
+            blocks, n = tokens.block_hashes(ids, self._emulator.block_size, salt, adapter), None if choice else body.n
             params = RequestParams(answer.finish_reason, wanted.max_tokens, n, adapter, ids)
             order = Order(len(prompt), len(answer.ids), blocks, body.priority, session or body.user or None, params)
             asked.append(AskedAnswer(order, answer, choice))

@@ -4,17 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perfmodel.cost import (
-    Calibration,
-    EngineProfile,
-    MemoryPlan,
-    StepCostModel,
-    Usage,
-    energy_j,
-    energy_split_j,
-    plan_memory,
-    scenario_fits,
-)
+from perfmodel import cost as costs
+from perfmodel.cost import Calibration, EngineProfile, MemoryPlan
 from perfmodel.engine import Request, StepRecord
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.routing import ROUTERS, LeastLoaded, Router
@@ -51,8 +42,8 @@ def remembered_basis(calibration: Calibration | None, profile: EngineProfile | N
             # Shortened traffic leaves the very same objects in place: nothing has to be compared in depth.
             if other.model is pool.model and other.hardware is pool.hardware and other.engine == pool.engine:
                 return basis
-        fits = scenario_fits(pool, calibration, profile)
-        basis = PoolBasis(*fits, plan_memory(pool.model, pool.hardware, pool.engine))
+        fits = costs.scenario_fits(pool, calibration, profile)
+        basis = PoolBasis(*fits, costs.plan_memory(pool.model, pool.hardware, pool.engine))
         known.append((pool, basis))
         return basis
 
@@ -70,7 +61,7 @@ class Pool:
     spec: PoolSpec
     scenario: Scenario
     memory: MemoryPlan
-    cost_model: StepCostModel
+    cost_model: costs.StepCostModel
     replicas: tuple[Replica, ...]
     route: "FleetRouter"
     backend: SimulatedBackend
@@ -99,7 +90,7 @@ class Pool:
         cost = self.backend.restore
         return 0.0 if cost is None else cost.block_bytes
 
-    def usage(self) -> Usage:
+    def usage(self) -> costs.Usage:
         """Usage of one device per engine, summed."""
         return self.cost_model.usage()
 
@@ -116,12 +107,12 @@ class Pool:
 
     def energy_j(self, engine_s: float) -> float:
         """Joules of all devices; `engine_s`: engine-seconds in use."""
-        one_of_each = energy_j(self.scenario.hardware, self.usage(), engine_s)
+        one_of_each = costs.energy_j(self.scenario.hardware, self.usage(), engine_s)
         return one_of_each * self.devices_per_engine
 
     def energy_split_j(self, engine_s: float) -> dict[str, float]:
         """The same by component: idle, memory, compute."""
-        one_of_each = energy_split_j(self.scenario.hardware, self.usage(), engine_s)
+        one_of_each = costs.energy_split_j(self.scenario.hardware, self.usage(), engine_s)
         return {name: joules * self.devices_per_engine for name, joules in one_of_each.items()}
 
 

@@ -31,23 +31,9 @@ from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.engine.admission import DISCIPLINES
 from perfmodel.models.number_formats import kv_element_bytes, kv_surplus, surplus_tokens
 from perfmodel.ops.formats import served_model
+from perfmodel.sim.records import columns as cols
 from perfmodel.sim.records.collector import Collector
-from perfmodel.sim.records.columns import (
-    QUANTILES,
-    Bools,
-    Floats,
-    RequestColumns,
-    attained,
-    finite,
-    latencies,
-    missed,
-    num_good,
-    percentiles_met,
-    ratio,
-    request_latencies,
-    tail,
-    token_latencies,
-)
+from perfmodel.sim.records.columns import Floats, RequestColumns, latencies, ratio
 from perfmodel.sim.records.ensemble import Ensemble
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.hardware import Site
@@ -186,7 +172,7 @@ def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
     }
 
 
-def _turn(name: str, requests: RequestColumns, mask: Bools) -> dict[str, Any]:
+def _turn(name: str, requests: RequestColumns, mask: cols.Bools) -> dict[str, Any]:
     of_turn = requests.some(np.flatnonzero(mask))
     ttft, tpot = latencies("ttft", of_turn.ttft_s), latencies("tpot", of_turn.tpot_s)
     prompts = int(of_turn.num_prompt_tokens.sum())
@@ -298,12 +284,12 @@ def summarize(
     }
     summary |= latencies("ttft", requests.ttft_s) | latencies("tpot", requests.tpot_s)
     itl = {"mean": gaps.mean, "median": gaps.quantile(0.5), "std": gaps.std}
-    itl |= {name: gaps.quantile(q) for name, q in QUANTILES.items()}
-    summary |= {f"{statistic}_itl_ms": finite(value * 1e3) for statistic, value in itl.items()}
-    summary |= latencies("e2el", requests.e2el_s) | token_latencies(requests)
-    summary |= percentiles_met(scenario.slo, summary, num_lost)
+    itl |= {name: gaps.quantile(q) for name, q in cols.QUANTILES.items()}
+    summary |= {f"{statistic}_itl_ms": cols.finite(value * 1e3) for statistic, value in itl.items()}
+    summary |= latencies("e2el", requests.e2el_s) | cols.token_latencies(requests)
+    summary |= cols.percentiles_met(scenario.slo, summary, num_lost)
     if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else each request is on two engines
-        summary |= tail(requests, duration)
+        summary |= cols.tail(requests, duration)
     summary |= costs(totals, duration, inputs, outputs, scenario.site)
     drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
     summary |= {
@@ -353,9 +339,9 @@ def _goodput(
         rates = [(kind["request_goodput"], kind["request_throughput"]) for kind in classes]
         rate = float(sum((total if good is None else good) or 0.0 for good, total in rates))
         return {"request_goodput": rate, "slo_attainment": ratio(rate * duration, len(requests) + num_lost)}
-    misses = missed(scenario.slo, requests)
-    num = num_good(misses)
-    return {"request_goodput": None if num is None else ratio(num, duration), **attained(misses, num_lost)}
+    misses = cols.missed(scenario.slo, requests)
+    num = cols.num_good(misses)
+    return {"request_goodput": None if num is None else ratio(num, duration), **cols.attained(misses, num_lost)}
 
 
 def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str, Any]]:
@@ -366,8 +352,8 @@ def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str,
     rows = []
     for number, kind in enumerate(scenario.traffic.classes):
         of_class = requests.some(np.flatnonzero(done == number))
-        misses = missed(kind.slo or scenario.slo, of_class)
-        good = num_good(misses)
+        misses = cols.missed(kind.slo or scenario.slo, of_class)
+        good = cols.num_good(misses)
         fates = [fate for of, fate in lost if of == number]
         row = {
             "name": kind.name,
@@ -377,9 +363,9 @@ def _class_summaries(scenario: Scenario, collector: Collector) -> list[dict[str,
             "timed_out": fates.count("timed_out"),
             "request_throughput": ratio(len(of_class), duration),
             "request_goodput": None if good is None else ratio(good, duration),
-            **attained(misses, len(fates)),
-            **request_latencies(of_class),
-            **token_latencies(of_class),
+            **cols.attained(misses, len(fates)),
+            **cols.request_latencies(of_class),
+            **cols.token_latencies(of_class),
         }
-        rows.append(row | percentiles_met(kind.slo or scenario.slo, row, len(fates)))
+        rows.append(row | cols.percentiles_met(kind.slo or scenario.slo, row, len(fates)))
     return rows

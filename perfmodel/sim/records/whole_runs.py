@@ -13,19 +13,9 @@ from math import isfinite, sqrt
 import numpy as np
 
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
+from perfmodel.sim.records import ensemble
 from perfmodel.sim.records.columns import Floats, RequestColumns
-from perfmodel.sim.records.ensemble import (
-    MOST,
-    Ensemble,
-    Interval,
-    Serve,
-    design,
-    interval_of,
-    log_ratio,
-    mean_latencies,
-    run_ensemble,
-    span_s,
-)
+from perfmodel.sim.records.ensemble import Ensemble, Interval, interval_of, log_ratio, span_s
 from perfmodel.specs.scenario import Scenario
 
 
@@ -57,15 +47,15 @@ class WholeRuns:
 
 
 def simulate_whole_runs(
-    scenario: Scenario, requests: RequestColumns, sizes: Mapping[int, int], serve: Serve
+    scenario: Scenario, requests: RequestColumns, sizes: Mapping[int, int], serve: ensemble.Serve
 ) -> "Ensemble | WholeRuns":
     """Intervals of a run of `scenario` with `requests`.
 
     sizes: time-averaged replicas of scaled pools, by number; serve: see `run_ensemble`
     """
-    if len(requests) <= MOST:
-        return run_ensemble(scenario, requests, serve, can_shorten=False)
-    twin = run_ensemble(_settled(scenario, sizes), requests, serve)
+    if len(requests) <= ensemble.MOST:
+        return ensemble.run_ensemble(scenario, requests, serve, can_shorten=False)
+    twin = ensemble.run_ensemble(_settled(scenario, sizes), requests, serve)
     direction = _steepest(twin.logs().get("e2el"))
     pair = (serve(scenario, direction), serve(scenario, tuple(-score for score in direction)))
     return WholeRuns(requests, twin, direction, pair)
@@ -84,7 +74,7 @@ def _settled(scenario: Scenario, sizes: Mapping[int, int]) -> Scenario:
 
 def _slopes(logs: Floats) -> Floats:
     """Slopes of a metric's logarithm over each score, from the design's draws."""
-    return np.array(design()).T @ ((logs[:, 0] - logs[:, 1]) / 2) / NUM_SCORES
+    return np.array(ensemble.design()).T @ ((logs[:, 0] - logs[:, 1]) / 2) / NUM_SCORES
 
 
 def _steepest(logs: Floats | None) -> Scores:
@@ -105,4 +95,4 @@ def _means(requests: RequestColumns, arrived_s: Interval | None) -> dict[str, fl
     weights = np.ones(len(requests))
     if arrived_s is not None:
         weights = ((requests.arrival_s > arrived_s[0]) & (requests.arrival_s <= arrived_s[1])).astype(np.float64)
-    return mean_latencies(requests, weights)
+    return ensemble.mean_latencies(requests, weights)

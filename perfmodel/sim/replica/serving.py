@@ -8,22 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from perfmodel import engine as eng
 from perfmodel.cost import SpeculativeCostModel, StepCosts
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.cost.memory.offload import RestoreCost, least_restored_tokens, restore_cost
 from perfmodel.cost.memory.plan import num_buffers
-from perfmodel.engine import (
-    Estimates,
-    GroupedKVBlocks,
-    HostBlocks,
-    HostCopies,
-    KVBlockManager,
-    RadixKVBlocks,
-    SchedulerConfig,
-    ServeLoop,
-    Slots,
-    scheduler_for,
-)
+from perfmodel.engine import Estimates, HostBlocks, KVBlockManager, SchedulerConfig, ServeLoop, Slots
 from perfmodel.engine.token_watch import TokenWatch
 from perfmodel.kv_groups import KVGroup
 from perfmodel.ops.formats import served_model
@@ -47,7 +37,7 @@ class SecondTier(NamedTuple):
 
     def blocks(self, has_tensors: bool = False) -> HostBlocks:
         """An empty tier; with `has_tensors` plans list block copies."""
-        copies = HostCopies() if has_tensors else None
+        copies = eng.HostCopies() if has_tensors else None
         return HostBlocks(self.capacity, self.least_tokens, self.cost.is_awaited, copies)
 
 
@@ -158,7 +148,7 @@ def build_serve_loop(
     buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
     groups = kv_groups(scenario.model, scenario.hardware, engine)
     blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host, config.estimates is not None)
-    return ServeLoop(scheduler_for(config, blocks, token_watch(scenario)), engine.plans_ahead)
+    return ServeLoop(eng.scheduler_for(config, blocks, token_watch(scenario)), engine.plans_ahead)
 
 
 def kv_block_manager(
@@ -181,9 +171,9 @@ def kv_block_manager(
         most_under_way = 2 if engine.plans_ahead else engine.pipeline_parallel_size
         in_flight = most_under_way * engine.max_num_batched_tokens
         longest = engine.max_model_len
-        return GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, in_flight, longest, partial_first)
+        return eng.GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, in_flight, longest, partial_first)
     if by_estimates and span is None and host is None and not num_buffers:
-        return RadixKVBlocks(num_blocks, engine.block_size, can_share)
+        return eng.RadixKVBlocks(num_blocks, engine.block_size, can_share)
     return KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host, partial_first)
 
 

@@ -4,17 +4,8 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from perfmodel.cost import (
-    Calibration,
-    DraftTables,
-    EngineProfile,
-    OperatorTimer,
-    StepCosts,
-    StepTables,
-    scenario_drafts,
-    scenario_fits,
-    scenario_graph,
-)
+from perfmodel import cost
+from perfmodel.cost import Calibration, EngineProfile, StepCosts, StepTables
 from perfmodel.ops.attention.decode import ContextSpread
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
@@ -42,7 +33,7 @@ _SCHEDULING = {
 _REQUESTS_LOOKED_AT = 1000
 _recent: deque[tuple[tuple[Any, ...], ContextSpread | None, StepTables]] = deque(maxlen=4)
 _recent_spreads: deque[tuple[Scenario, ContextSpread | None]] = deque(maxlen=4)
-_recent_drafts: deque[tuple[tuple[Any, ...], DraftTables]] = deque(maxlen=4)
+_recent_drafts: deque[tuple[tuple[Any, ...], cost.DraftTables]] = deque(maxlen=4)
 
 
 def shared_step_costs(
@@ -50,22 +41,22 @@ def shared_step_costs(
 ) -> StepCosts:
     """Step costs, reusing recent equal tables. calibration, profile: both from `scenario_fits`, or neither."""
     if calibration is None or profile is None:
-        calibration, profile = scenario_fits(scenario)
+        calibration, profile = cost.scenario_fits(scenario)
     spread = _context_spread(scenario) if calibration.has_ragged_cost else None
     key = _key(scenario, calibration, profile, None)
     equal = [(known_spread, tables) for known, known_spread, tables in _recent if known == key]
     tables = next((tables for known_spread, tables in equal if known_spread == spread), None)
     if tables is None:
-        timer = OperatorTimer(scenario.hardware, calibration)
+        timer = cost.OperatorTimer(scenario.hardware, calibration)
         like = equal[0][1] if equal else None
-        tables = StepTables(scenario_graph(scenario, profile, spread), timer, like)
+        tables = StepTables(cost.scenario_graph(scenario, profile, spread), timer, like)
         _recent.appendleft((key, spread, tables))
     config, drafts = scenario.engine.speculative_config, None
     if config is not None:
         key = _key(scenario, calibration, profile, config)
         drafts = next((drafts for known, drafts in _recent_drafts if known == key), None)
         if drafts is None:
-            drafts = scenario_drafts(scenario, calibration, profile, tables.graph)
+            drafts = cost.scenario_drafts(scenario, calibration, profile, tables.graph)
             assert drafts is not None
             _recent_drafts.appendleft((key, drafts))
     return StepCosts(tables, profile, drafts)

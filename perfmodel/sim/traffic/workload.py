@@ -16,15 +16,8 @@ import numpy as np
 from perfmodel.engine import Request
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, to_ticks
+from perfmodel.sim.traffic import distributions
 from perfmodel.sim.traffic.conversations import drawn_conversations, recorded_conversations, turns_of
-from perfmodel.sim.traffic.distributions import (
-    arrival_times,
-    class_shares,
-    draw_lengths,
-    is_unbounded,
-    prefix_plan,
-    share_above,
-)
 from perfmodel.sim.traffic.traces import TraceRow, read_trace
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Arrivals, Traffic
@@ -113,13 +106,13 @@ class Workload:
         self.concurrency = traffic.arrivals.concurrency if is_closed else None
         self.think_time = think_time_of(traffic.arrivals, self.seed)
         self.num_requests = traffic.num_requests
-        self._classes = class_shares(scenario) if traffic.classes else None
+        self._classes = distributions.class_shares(scenario) if traffic.classes else None
         self._ratio = scenario.prompt_compression.ratio if scenario.prompt_compression is not None else None
         self._longest_prompt = int((self.max_model_len - 1) / (self._ratio or 1.0))
-        self._is_clipped = traffic.input_tokens is not None and is_unbounded(traffic.input_tokens)
+        self._is_clipped = traffic.input_tokens is not None and distributions.is_unbounded(traffic.input_tokens)
         self.num_drawn = self.num_clipped = self.num_cut = self.num_refused = 0
         lengths = traffic.input_tokens if traffic.trace is None else None
-        share = share_above(lengths, self._longest_prompt) if lengths is not None else 0.0
+        share = distributions.share_above(lengths, self._longest_prompt) if lengths is not None else 0.0
         if lengths is not None and share > _MAX_CLIPPED:
             raise WorkloadError(
                 f"engine.max_model_len={self.max_model_len} would clip {share:.0%} of the prompts "
@@ -219,10 +212,10 @@ class Workload:
         for_arrivals, for_inputs, for_outputs, for_prefixes, for_priorities = self._streams()
         assert traffic.input_tokens is not None
         assert traffic.output_tokens is not None
-        times = arrival_times(traffic.arrivals, traffic.duration_s, for_arrivals)
-        inputs = draw_lengths(traffic.input_tokens, for_inputs, self._longest_prompt)
-        outputs = draw_lengths(traffic.output_tokens, for_outputs, self.max_model_len)
-        prompts = prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size, self._longest_prompt)
+        times = distributions.arrival_times(traffic.arrivals, traffic.duration_s, for_arrivals)
+        inputs = distributions.draw_lengths(traffic.input_tokens, for_inputs, self._longest_prompt)
+        outputs = distributions.draw_lengths(traffic.output_tokens, for_outputs, self.max_model_len)
+        prompts = distributions.prefix_plan(traffic.prefix, inputs, for_prefixes, self.block_size, self._longest_prompt)
         priorities = _priorities(traffic, for_priorities)
         for time, (length, hashes), output, priority in zip(times, prompts, outputs, priorities, strict=False):
             yield RequestDraft(time, length, output, hashes, priority)
@@ -234,7 +227,7 @@ class Workload:
         speedup = traffic.trace.speedup
         follows_trace = traffic.arrivals.process == "trace" or "arrivals" not in traffic.model_fields_set
         streams = self._streams()
-        times = arrival_times(traffic.arrivals, traffic.duration_s, streams[0])
+        times = distributions.arrival_times(traffic.arrivals, traffic.duration_s, streams[0])
         priorities = _priorities(traffic, streams[4])
         for row, time, priority in zip(rows, times, priorities, strict=False):
             arrival = row.arrival_s / speedup if follows_trace else time
