@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from perfmodel.commands import request as req
@@ -29,19 +28,14 @@ Device = StrEnum("Device", ["cpu"])  # what can be measured in place
 # What `calibrate --from` fits, by its flag, field and key in `perfmodel.evidence.fit.recorded`.
 _FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "power", "prior", "softmax", "acceptance")
 # What each mode reads, by the flag that asks for it, besides --json.
-_READS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "": frozenset({"--device", "--model", "--out"}),
-        "--from": frozenset({"--from", "--out", "--force"}),  # and what is fitted
-        "--name": frozenset(
-            {
-                *("[FILE...]", "--model", "--from", "--engine", "--name", "--scenario", "--hardware", "--set"),
-                *("--to", "--force"),
-            }
-        ),
-        "--on": frozenset({"[FILE...]", "--on", "--name", "--set", "--to", "--force"}),
-    }
-)
+_READS: Mapping[str, frozenset[str]] = {
+    "": frozenset({"--device", "--model", "--out"}),
+    "--from": frozenset({"--from", "--out", "--force"}),  # and what is fitted
+    "--name": frozenset(
+        ("[FILE...]", "--model", "--from", "--engine", "--name", "--scenario", "--hardware", "--set", "--to", "--force")
+    ),
+    "--on": frozenset({"[FILE...]", "--on", "--name", "--set", "--to", "--force"}),
+}
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ A change that makes no sense for the model raises SpecError: one sentence with w
 
 __all__ = ["CHANGES", "Change", "kept_layers", "with_sparse_attention", "with_window"]
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import ceil
-from types import MappingProxyType
 from typing import TypeVar
 
 from perfmodel.errors import SpecError
@@ -422,20 +421,18 @@ def _reach_of_share(share: float, num_layers: int) -> tuple[float, ...]:
 
 
 # Field of `ModelChanges` -> what it does, in the order in which they are applied: attention, then sizes, then use.
-CHANGES: MappingProxyType[str, Change] = MappingProxyType(
-    {
-        "num_kv_heads": _with_kv_heads,
-        "latent": _with_latent,
-        "window": with_window,
-        "sparse": with_sparse_attention,
-        "linear": _with_linear_attention,
-        "ssm_layers": _with_ssm_layers,
-        "prune": _pruned,
-        "low_rank": _with_low_rank,
-        "moefy": _moefied,
-        "experts": _with_experts,
-        "share_layers": _with_shared_layers,
-        "tie_embeddings": _with_tied_embeddings,
-        "early_exit": _with_early_exit,
-    }
-)
+CHANGES: Mapping[str, Change] = {
+    "num_kv_heads": _with_kv_heads,
+    "latent": _with_latent,
+    "window": with_window,
+    "sparse": with_sparse_attention,
+    "linear": _with_linear_attention,
+    "ssm_layers": _with_ssm_layers,
+    "prune": _pruned,
+    "low_rank": _with_low_rank,
+    "moefy": _moefied,
+    "experts": _with_experts,
+    "share_layers": _with_shared_layers,
+    "tie_embeddings": _with_tied_embeddings,
+    "early_exit": _with_early_exit,
+}

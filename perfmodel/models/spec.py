@@ -47,15 +47,8 @@ class ChangedFrom:
 
 
 COMPONENTS = (
-    "embedding",
-    "lm_head",
-    "attention",
-    "linear_attention",
-    "dense_ffn",
-    "experts",
-    "shared_experts",
-    "router",
-    "norms",
+    *("embedding", "lm_head", "attention", "linear_attention", "dense_ffn", "experts", "shared_experts"),
+    *("router", "norms"),
 )
 
 

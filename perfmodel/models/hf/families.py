@@ -6,8 +6,8 @@ minimax_m2, nemotron-nas).
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import DEFAULT_ROUTING, Routing
@@ -60,55 +60,51 @@ _BALANCED = Routing(scoring="sigmoid", bias_chooses=True, groups_by="top2")
 _DEEPSEEK3 = Family(routing=replace(_BALANCED, scale=2.5))
 _QWEN_MOE = Routing(renormalizes=False)
 
-_FAMILIES = MappingProxyType(
-    {
-        **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
-        "gpt_neo": replace(_GPT2, qkv_bias=False),
-        "gptj": replace(_PHI, qkv_bias=False, out_bias=False),
-        "gpt_neox": replace(_BIASED, parallel=True),
-        "opt": replace(_GPT2, position_offset=2),
-        "bloom": replace(_BIASED, tied=True, max_positions=2048),
-        "falcon": replace(_COHERE, gated_ffn=False, norm_bias=True, max_positions=2048),
-        "mpt": Family(gated_ffn=False, tied=True),
-        "phi": _PHI,
-        "starcoder2": replace(_BIASED, tied=True),
-        "stablelm": replace(_QKV_ONLY, norm_bias=True),
-        "nemotron": Family(gated_ffn=False, norm_bias=True),
-        "cohere": _COHERE,
-        "cohere2": replace(_COHERE, sliding_window_pattern=4),
-        "gemma": _GEMMA,
-        "gemma2": _GEMMA2,
-        **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
-        **dict.fromkeys(
-            ("qwen", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "mimo"), _QWEN2
-        ),
-        "qwen2_moe": replace(_QWEN2, routing=_QWEN_MOE),
-        **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3),
-        **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _QWEN3),
-        "qwen3_moe": replace(_QWEN3, routing=_QWEN_MOE),
-        **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_NEXT),
-        **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
-        "olmoe": replace(_WIDE_NORM, routing=_QWEN_MOE),
-        **dict.fromkeys(("glm", "chatglm"), _QKV_ONLY),
-        "glm4": replace(_QKV_ONLY, post_norms=True),
-        "glm4_moe": replace(_QKV_ONLY, routing=_BALANCED),
-        "gpt_oss": Family(
-            qkv_bias=True,
-            out_bias=True,
-            ffn_bias=True,
-            gated_ffn=True,
-            activation="swiglu_oai",
-            sinks=True,
-            sliding_window_pattern=2,
-        ),
-        "deepseek_v2": Family(routing=_QWEN_MOE),
-        **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK3),
-        "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
-        "nemotron_h": Family(routing=_BALANCED),
-        "llama4_text": Family(qk_norm_width="none"),
-        "mamba": Family(tied=True),
-    }
-)
+_FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+    "gpt_neo": replace(_GPT2, qkv_bias=False),
+    "gptj": replace(_PHI, qkv_bias=False, out_bias=False),
+    "gpt_neox": replace(_BIASED, parallel=True),
+    "opt": replace(_GPT2, position_offset=2),
+    "bloom": replace(_BIASED, tied=True, max_positions=2048),
+    "falcon": replace(_COHERE, gated_ffn=False, norm_bias=True, max_positions=2048),
+    "mpt": Family(gated_ffn=False, tied=True),
+    "phi": _PHI,
+    "starcoder2": replace(_BIASED, tied=True),
+    "stablelm": replace(_QKV_ONLY, norm_bias=True),
+    "nemotron": Family(gated_ffn=False, norm_bias=True),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, sliding_window_pattern=4),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
+    **dict.fromkeys(("qwen", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "mimo"), _QWEN2),
+    "qwen2_moe": replace(_QWEN2, routing=_QWEN_MOE),
+    **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _QWEN3),
+    "qwen3_moe": replace(_QWEN3, routing=_QWEN_MOE),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_NEXT),
+    **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
+    "olmoe": replace(_WIDE_NORM, routing=_QWEN_MOE),
+    **dict.fromkeys(("glm", "chatglm"), _QKV_ONLY),
+    "glm4": replace(_QKV_ONLY, post_norms=True),
+    "glm4_moe": replace(_QKV_ONLY, routing=_BALANCED),
+    "gpt_oss": Family(
+        qkv_bias=True,
+        out_bias=True,
+        ffn_bias=True,
+        gated_ffn=True,
+        activation="swiglu_oai",
+        sinks=True,
+        sliding_window_pattern=2,
+    ),
+    "deepseek_v2": Family(routing=_QWEN_MOE),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK3),
+    "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
+    "nemotron_h": Family(routing=_BALANCED),
+    "llama4_text": Family(qk_norm_width="none"),
+    "mamba": Family(tied=True),
+}
 
 # What the classes of nested text parts fill in (the files of Gemma 3 and LLaVA leave most of it out).
 _LLAMA = {
@@ -119,19 +115,17 @@ _LLAMA = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
 }
-CLASS_DEFAULTS = MappingProxyType(
-    {
-        "gemma3_text": {
-            "vocab_size": 262208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "sliding_window": 4096,
-            "max_position_embeddings": 131072,
-        },
-        "llama": _LLAMA,
-        "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
-    }
-)
+CLASS_DEFAULTS: Mapping[str, Mapping[str, int | str]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+}
 
 # What a model returns in place of text, by its class, and by a word of its repository's name.
 _POOLING = (

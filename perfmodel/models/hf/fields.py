@@ -4,7 +4,6 @@ Knows names, types and nesting; nothing of what a field means for the architectu
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import SpecError
@@ -45,7 +44,7 @@ _NAMES = {
     "lm_head_bias": "lm_head_bias use_lm_head_bias",
     "attention_bias": "attention_bias use_qkv_bias qkv_bias add_qkv_bias",
 }
-_SYNONYMS = MappingProxyType({name: tuple(names.split()) for name, names in _NAMES.items()})
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {name: tuple(names.split()) for name, names in _NAMES.items()}
 
 _LARGEST = 10**12  # beyond any size in use: a slip of the keyboard, or a damaged file
 _MAX_LAYERS = 10_000

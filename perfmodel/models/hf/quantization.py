@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from math import comb, inf
-from types import MappingProxyType
 from typing import Any
 
 from perfmodel.models.architecture import Attention, DenseFFN, LatentAttention, Layer, QuantizationSpec
@@ -28,26 +27,24 @@ _IGNORE_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_m
 _Formats = tuple[str, str | None, int, int]
 
 # A module of each component as checkpoints write it; `0` stands for any number.
-_MODULES = MappingProxyType(
-    {
-        "attention": (*(f"self_attn.{leaf}" for leaf in ("q_proj", "q_b_proj", "o_proj")), "mixer.q_proj"),
-        "linear_attention": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "mixer.in_proj", "mamba.in_proj"),
-        "dense_ffn": ("mlp.down_proj", "mixer.down_proj", "feed_forward.down_proj"),
-        "experts": (
-            "mlp.experts.0.down_proj",
-            "mlp.experts.down_proj",
-            "block_sparse_moe.experts.0.w2",
-            "mixer.experts.0.down_proj",
-            "feed_forward.experts.down_proj",
-        ),
-        "shared_experts": (
-            "mlp.shared_experts.down_proj",
-            "mlp.shared_expert.down_proj",
-            "mixer.shared_experts.down_proj",
-            "feed_forward.shared_expert.down_proj",
-        ),
-    }
-)
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "attention": (*(f"self_attn.{leaf}" for leaf in ("q_proj", "q_b_proj", "o_proj")), "mixer.q_proj"),
+    "linear_attention": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "mixer.in_proj", "mamba.in_proj"),
+    "dense_ffn": ("mlp.down_proj", "mixer.down_proj", "feed_forward.down_proj"),
+    "experts": (
+        "mlp.experts.0.down_proj",
+        "mlp.experts.down_proj",
+        "block_sparse_moe.experts.0.w2",
+        "mixer.experts.0.down_proj",
+        "feed_forward.experts.down_proj",
+    ),
+    "shared_experts": (
+        "mlp.shared_experts.down_proj",
+        "mlp.shared_expert.down_proj",
+        "mixer.shared_experts.down_proj",
+        "feed_forward.shared_expert.down_proj",
+    ),
+}
 
 # Parts of ModelOpt's names, the first that fits: weights, activations, elements of a group, and its rows.
 _MODELOPT: tuple[tuple[str, str, str | None, int, int], ...] = (
@@ -152,18 +149,16 @@ def _modelopt(settings: Mapping[str, Any]) -> _Formats:
     raise ValueError(f"quant_algo {algorithm!r}; expected names with {known}")
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = MappingProxyType(
-    {
-        "fp8": _fp8,
-        "fbgemm_fp8": _fp8,
-        **dict.fromkeys(("gptq", "awq", "auto_round"), _integer_groups),
-        "mxfp4": lambda _: ("mxfp4", None, 32, 1),
-        "modelopt": _modelopt,
-        "bitsandbytes": lambda of: ("nf4", None, 64, 1) if of.get("load_in_4bit") else ("int8", "int8", 0, 1),
-        # the commonest block format, from `gguf.py`; its name carries the scales
-        "gguf": lambda of: (str(of.get("format", "q4_0")), None, 0, 1),
-    }
-)
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    **dict.fromkeys(("gptq", "awq", "auto_round"), _integer_groups),
+    "mxfp4": lambda _: ("mxfp4", None, 32, 1),
+    "modelopt": _modelopt,
+    "bitsandbytes": lambda of: ("nf4", None, 64, 1) if of.get("load_in_4bit") else ("int8", "int8", 0, 1),
+    # the commonest block format, from `gguf.py`; its name carries the scales
+    "gguf": lambda of: (str(of.get("format", "q4_0")), None, 0, 1),
+}
 
 
 def _of_first_group(fields: Fields, group: Any) -> _Formats:
