@@ -18,7 +18,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -116,8 +116,7 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def _request_class(place: Any) -> "type[CommandRequest]":
-    module, name = place.split(":")
-    kind: type[CommandRequest] = getattr(import_module(module), name)
+    kind: type[CommandRequest] = resolve_name(place)
     return kind
 
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from perfmodel.commands import request as req
@@ -405,9 +405,8 @@ class ValidateRequest(req.FlagsRequest):
             from perfmodel.evidence.leave_out import validate_left_out
 
             return validate_left_out(self.kind.value, subject, self.leave_out, progress)
-        module, name = _READERS[self.kind].split(":")
         more = {"is_full": True} if self.full else {}
-        report: ValidationReport = getattr(import_module(module), name)(subject, progress, **more)
+        report: ValidationReport = resolve_name(_READERS[self.kind])(subject, progress, **more)
         return report
 
     def _subject(self) -> str:

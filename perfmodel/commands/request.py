@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from math import prod
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from perfmodel.errors import SpecError
@@ -110,8 +110,7 @@ def view(place: str, *data: Any) -> "Callable[[], Document]":
     """What makes the document of `data`: the view at `place`, as in `run:run_view`, which is loaded then."""
 
     def make() -> "Document":
-        module, name = place.split(":")
-        document: Document = getattr(import_module(f"perfmodel.report.views.{module}"), name)(*data)
+        document: Document = resolve_name(f"perfmodel.report.views.{place}")(*data)
         return document
 
     return make

@@ -5,7 +5,7 @@ unknown keys in blocks are errors.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def register_block(name: str, spec: str, complete: str | None = None) -> None:
 
 def block_class(name: str) -> "type[BaseModel]":
     """Class of block `name`."""
-    cls: type[BaseModel] = _loaded(_BLOCK_PROVIDERS[name][0])
+    cls: type[BaseModel] = resolve_name(_BLOCK_PROVIDERS[name][0])
     return cls
 
 
@@ -45,12 +45,7 @@ def complete_blocks(data: dict[str, Any]) -> None:
     """Fill in fields of `data` that its blocks allow to be omitted."""
     for name, (_, complete) in _BLOCK_PROVIDERS.items():
         if name in data and complete is not None:
-            _loaded(complete)(data)
-
-
-def _loaded(home: str) -> Any:
-    module, name = home.split(":")
-    return getattr(import_module(module), name)
+            resolve_name(complete)(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Tables too wide for a terminal are set closely, turned, or stacked, a row below 
 
 import io
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from rich import box
@@ -194,8 +194,8 @@ _VIEWS = {
 
 def document_of(result: Any) -> Document:
     """The document of a result."""
-    module, name = next(_VIEWS[kind.__name__] for kind in type(result).__mro__ if kind.__name__ in _VIEWS).split(":")
-    document: Document = getattr(import_module(f"perfmodel.report.views.{module}"), name)(result)
+    place = next(_VIEWS[kind.__name__] for kind in type(result).__mro__ if kind.__name__ in _VIEWS)
+    document: Document = resolve_name(f"perfmodel.report.views.{place}")(result)
     return document
 
 
