@@ -158,7 +158,8 @@ class Processor:
 
 def from_cpuinfo(cpuinfo: str, meminfo: str = "", highest_khz: str = "") -> Processor:
     """Processor from the texts of /proc/cpuinfo, /proc/meminfo and cpufreq's cpuinfo_max_freq."""
-    blocks = [dict(_pairs(block)) for block in cpuinfo.strip().split("\n\n")]
+    parted = ([line.partition(":") for line in block.splitlines()] for block in cpuinfo.strip().split("\n\n"))
+    blocks = [{key.strip(): value.strip() for key, colon, value in lines if colon} for lines in parted]
     processors = [block for block in blocks if "processor" in block]
     cores = {(block.get("physical id"), block["core id"]) for block in processors if "core id" in block}
     known = {key: value for block in reversed(blocks) for key, value in block.items()}
@@ -190,11 +191,6 @@ def from_system_profiler(report: Mapping[str, Any]) -> Processor:
         instructions=("neon", "dotprod") if name.startswith("Apple") else ("avx2",),
         memory_bytes=float(memory[1]) * 2**30 if memory else None,
     )
-
-
-def _pairs(block: str) -> list[tuple[str, str]]:
-    lines = (line.partition(":") for line in block.splitlines())
-    return [(key.strip(), value.strip()) for key, colon, value in lines if colon]
 
 
 _PATIENCE_S = 20.0  # for one tool: nvidia-smi without its daemon takes seconds to wake a GPU

@@ -281,10 +281,6 @@ def _stored_bits(tensors: _Tensors) -> dict[str, float]:
 _Where = Callable[[int, int], bool]
 
 
-def _everywhere(i: int, n: int) -> bool:
-    return True
-
-
 def _more_bits(i: int, n: int) -> bool:
     """llama.cpp's `use_more_bits`: the first and last eighth, and every third layer between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
@@ -301,7 +297,7 @@ class GgufMix:
 
 
 def _all(form: str) -> tuple[tuple[str, _Where], ...]:
-    return ((form, _everywhere),)
+    return ((form, lambda i, n: True),)
 
 
 _PLAIN_MIXES = ("q4_0", "q4_1", "q5_0", "q5_1", "q6_k", "iq4_nl", "iq4_xs", "iq3_s")

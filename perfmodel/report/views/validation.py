@@ -127,10 +127,8 @@ def _other_groups(report: ValidationReport) -> Table:
     chosen, note = list(named), ""
     if len(chosen) > _MAX_OTHERS:
         worst_first = sorted(named, key=lambda group: -max(stats.mean_ape for stats in named[group].values()))
-        chosen, note = (
-            worst_first[:_MAX_GROUPS],
-            f"The {_MAX_GROUPS} of {len(named)} groups with the largest mean error.",
-        )
+        chosen = worst_first[:_MAX_GROUPS]
+        note = f"The {_MAX_GROUPS} of {len(named)} groups with the largest mean error."
     rows = [(group, metric_of(name).label, *_cells(of)) for group in chosen for name, of in named[group].items()]
     return Table(("group", "metric", *_HEAD), rows, "By group", left=2, note=note)
 

@@ -70,6 +70,7 @@ _WAITING = "Requests that wait: for capacity (slots, token budget, KV blocks), o
 _PROMPTS = "Tokens of prompts whose first token has come, cached ones among them."
 _TIER = "Tokens looked up in the second tier, as they were not on the device."
 _NO_MFU = "0, as without vLLM's --enable-mfu-metrics."
+_CACHED, _SOURCES = "Prompt tokens that were not computed here.", "Prompt tokens by where their KV is from."
 _QUERIES, _HITS = "Tokens looked up in the prefix cache.", "Tokens found in the prefix cache."
 _HIT_RATE, _USAGE = "Found of the tokens looked up in the prefix cache.", "KV cache in use; 1 is all of it."
 _RIGHT, _BY_POSITION = "Drafted tokens that were right.", "Drafted tokens that were right, by their position."
@@ -85,11 +86,7 @@ _ROWS = (
     _counter("vllm:prefix_cache_hits", _HITS, lambda v: v.num_hit),
     _counter("vllm:num_preemptions", "Preemptions.", lambda v: v.scheduler.num_preemptions),
     _counter("vllm:prompt_tokens", _PROMPTS, lambda v: v.counts.prompt_tokens),
-    _counter(
-        "vllm:prompt_tokens_cached",
-        "Prompt tokens that were not computed here.",
-        lambda v: v.counts.num_cached + v.counts.num_transferred,
-    ),
+    _counter("vllm:prompt_tokens_cached", _CACHED, lambda v: v.counts.num_cached + v.counts.num_transferred),
     _counter("vllm:external_prefix_cache_queries", _TIER, _tier_queries),
     _counter("vllm:external_prefix_cache_hits", "Tokens restored from there.", lambda v: v.num_restored),
     _counter("vllm:mm_cache_queries", "Images looked up in their cache; never any.", lambda _: 0),
@@ -113,9 +110,7 @@ _SPLIT_ROWS = (
         lambda v: {"capacity": v.scheduler.num_waiting, "deferred": 0},
         "reason",
     ),
-    _counter(
-        "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV is from.", _prompt_tokens_by_source, "source"
-    ),
+    _counter("vllm:prompt_tokens_by_source", _SOURCES, _prompt_tokens_by_source, "source"),
     _gauge("vllm:engine_sleep_state", _AWAKE, lambda _: _SLEEP_STATES, "sleep_state"),
     _counter(
         "vllm:request_success",

@@ -25,7 +25,7 @@ from perfmodel.specs.scenario import Scenario
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
     from perfmodel.sim.fleet.disaggregated import DisaggregatedServer
     from perfmodel.sim.fleet.dynamic import DynamicCluster
-    from perfmodel.sim.fleet.gateway import LostRequest, RequestServer
+    from perfmodel.sim.fleet.gateway import OnLost, RequestServer
     from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
@@ -48,7 +48,7 @@ class Cluster:
         can_leap: bool,
         one_of: int = 1,
         scores: Scores | None = None,
-        on_lost: "Callable[[LostRequest], None]" = lambda _: None,
+        on_lost: "OnLost" = lambda _: None,
     ) -> None:
         self.scenario = scenario
         self.pools: list[Pool] = []

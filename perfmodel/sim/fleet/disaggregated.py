@@ -75,7 +75,7 @@ class DisaggregatedServer:
         to_prefill: FleetRouter,
         to_decode: FleetRouter,
         cost_of: CostOf,
-        on_finished: Callable[[EngineRank, Request], None],
+        on_finished: OnFinished,
         front_end: FrontEnd | None = None,
         transfers: KvTransfers | None = None,
         resamples_first: bool = False,

@@ -15,7 +15,7 @@ from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.sim.fleet.deployed import Deployed
 from perfmodel.sim.fleet.fleet import Fleet
-from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, LostRequest, RequestServer
+from perfmodel.sim.fleet.gateway import Entrance, Gateway, HandOver, OnLost, RequestServer
 from perfmodel.sim.fleet.pool import OnFinished, OnStep, Pool
 from perfmodel.sim.replica.replica import EngineRank, Replica
 from perfmodel.sim.traffic.distributions import Shares, hashed
@@ -136,12 +136,7 @@ class DynamicCluster:
     """
 
     def __init__(
-        self,
-        env: TickEnvironment,
-        scenario: Scenario,
-        on_answer: OnFinished,
-        on_step: OnStep,
-        on_lost: Callable[[LostRequest], None],
+        self, env: TickEnvironment, scenario: Scenario, on_answer: OnFinished, on_step: OnStep, on_lost: OnLost
     ) -> None:
         spec = scenario.cluster.gateway or GatewaySpec()
         self.gateway = Gateway(env, spec, scenario.seed, self._route, on_lost)

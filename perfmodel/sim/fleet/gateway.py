@@ -21,6 +21,7 @@ from perfmodel.specs.cluster import GatewaySpec, RateLimit
 
 Fate = Literal["failed", "timed_out"]
 HandOver = Callable[[Request, EngineRank], None]
+OnLost = Callable[["LostRequest"], None]
 
 
 class RequestServer(Protocol):
@@ -82,7 +83,7 @@ class Gateway:
         spec: GatewaySpec,
         seed: int,
         route: Callable[[Request], RequestServer],
-        on_lost: Callable[[LostRequest], None],
+        on_lost: OnLost,
     ) -> None:
         self.env = env
         self.num_sent = self.num_rejected = self.num_retries = 0
