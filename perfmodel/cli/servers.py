@@ -140,8 +140,7 @@ def _closing(ended: "Ended", speed: float) -> str:
 class WebRequest(CommandRequest):
     """Open a page on which deployments are changed by hand and looked at: memory, steps, traffic, plans; until ctrl-C.
 
-    Everything runs on this machine, offline; every view says the command that gives the same figures.
-    """
+    Everything runs on this machine, offline; every view says the command that gives the same figures."""
 
     command = "web"
     examples = ("web", "web --port 8080 --no-open")

@@ -6,5 +6,4 @@
     catalog.py      hardware, models, scenarios, techniques; new and schema
     measurements.py calibrate, validate, quality
 
-Nothing here knows a terminal, an exit status or HTTP; modules import what they need when they are asked.
-"""
+Nothing here knows a terminal, an exit status or HTTP; modules import what they need when they are asked."""

@@ -28,8 +28,7 @@ _SUFFIXES = (".sh", ".yaml", ".yml", ".txt", ".env")
 class HardwareListRequest(CommandRequest):
     """List the devices with memory, bandwidth, peak and ridge point, and the networks between nodes.
 
-    Without a filter, siblings are shown as the tables that they are in; with one, each device by itself.
-    """
+    Without a filter, siblings are shown as the tables that they are in; with one, each device by itself."""
 
     command = "hardware list"
     examples = ("hardware list",)
@@ -104,8 +103,7 @@ class HardwareNewRequest(CommandRequest):
 
     Write it to a file, replace the figures, and use it by its path:
     `perfmodel hardware new my-npu --like a100-sxm-80gb > my-npu.yaml`, then
-    `perfmodel simulate llama-3.1-8b-a100 --set hardware=./my-npu.yaml`.
-    """
+    `perfmodel simulate llama-3.1-8b-a100 --set hardware=./my-npu.yaml`."""
 
     command = "hardware new"
     examples = ("hardware new my-npu --like a100-sxm-80gb",)
@@ -128,8 +126,7 @@ class HardwareDetectRequest(CommandRequest):
     """Print the file of the machine at hand as a start: its first GPU, else its processor.
 
     GPUs are asked for by their makers' tools where they are installed (nvidia-smi, amd-smi, rocm-smi, xpu-smi,
-    system_profiler); the memory's bandwidth is measured by copying for two seconds on all cores.
-    """
+    system_profiler); the memory's bandwidth is measured by copying for two seconds on all cores."""
 
     command = "hardware detect"
     examples = ("hardware detect", "hardware detect --cpu --seconds 5")
@@ -286,8 +283,7 @@ def answer_line(text: str, place: str, folder: Path, given: "Mapping[str, str]",
     folder: that files which the line names are in
     given:  flags beside it; strict: what affects time and is not modelled is refused
 
-    Raises SpecError, in one sentence: for unknown flags, for what is missing, for a scenario that cannot be.
-    """
+    Raises SpecError, in one sentence: for unknown flags, for what is missing, for a scenario that cannot be."""
     from perfmodel import specs
     from perfmodel.specs.commands.line import scenario_text
     from perfmodel.specs.scenario_source import as_text

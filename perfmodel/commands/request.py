@@ -52,8 +52,7 @@ class Answer:
     text:          what is printed in place of a document; is_prose: it is wrapped at the terminal's width
     closing:       lines below the document, not with `--json`
     exit_status:   of the command
-    after:         what is done once the answer is printed
-    """
+    after:         what is done once the answer is printed"""
 
     make_data: Callable[[], Any] = dict
     make_document: "Callable[[], Document] | None" = None
@@ -85,8 +84,7 @@ class Flag:
     completes:  the kind of names that a shell completes
     is_count:   whether 8k and 8K are read as numbers
     panel:      the heading in the help below which it stands
-    is_in_line: whether the line that gives an answer again has it: what changes the answer
-    """
+    is_in_line: whether the line that gives an answer again has it: what changes the answer"""
 
     name: str
     help: str
@@ -119,16 +117,14 @@ def view(place: str, *data: Any) -> "Callable[[], Document]":
 def flag(name: str, help_text: str, default: Any = None, metavar: str | None = None, **more: Any) -> Any:
     """A field that is a flag. name: `--batch`; help_text: for its line in the help; default, metavar: as of a flag
 
-    more: further fields of `Flag`
-    """
+    more: further fields of `Flag`"""
     return dataclasses.field(default=default, metadata={"flag": Flag(name, help_text, metavar, **more)}, kw_only=True)
 
 
 def argument(metavar: str, help_text: str, default: Any = dataclasses.MISSING, completes: str = "") -> Any:
     """A field that is an argument. metavar, help_text: in the help; default: where it may be left out
 
-    completes: the kind of names that a shell completes
-    """
+    completes: the kind of names that a shell completes"""
     return dataclasses.field(default=default, metadata={"flag": Flag(metavar, help_text, metavar, completes)})
 
 
@@ -152,8 +148,7 @@ class CommandRequest:
     command:  as it is typed, `hardware list`
     examples: one or two lines as anyone would type them
     has_json, has_details: whether it takes `--json`; `--details`, for all of an answer that is brief without
-    is_long:  whether it says now and then how far it is where no terminal is watching
-    """
+    is_long:  whether it says now and then how far it is where no terminal is watching"""
 
     command: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ()
@@ -179,8 +174,7 @@ class CommandRequest:
         """What follows `perfmodel` on the command line: arguments, flags that are not at their defaults, and what
         `--set` says at the end.
 
-        Of an argument elsewhere the last two parts are shown, of a file to be written there its name.
-        """
+        Of an argument elsewhere the last two parts are shown, of a file to be written there its name."""
         words = [(-1, word) for word in self.command.split()]
         words += [(1, word) for name, value in self.scenario_words() for word in (f"--{name}", value)]
         for field in dataclasses.fields(self):
@@ -276,8 +270,7 @@ class FlagsRequest(CommandRequest):
     """A request about a scenario that flags stand for. flags: (name, value) of those that are given
 
     scenario_flags: names of those that the command takes
-    short_forms:    of its overrides, `--tp 4`
-    """
+    short_forms:    of its overrides, `--tp 4`"""
 
     scenario_flags: ClassVar[tuple[str, ...]] = RUN_FLAGS
     short_forms: ClassVar[tuple[str, ...]] = ()
@@ -295,10 +288,7 @@ class FlagsRequest(CommandRequest):
 
 @dataclass(frozen=True)
 class ScenarioRequest(FlagsRequest):
-    """A request about a scenario: a name or a path, or flags.
-
-    overrides: as `--set` takes them
-    """
+    """A request about a scenario: a name or a path, or flags. overrides: as `--set` takes them"""
 
     scenario: str | None = argument(
         "SCENARIO",
@@ -317,8 +307,7 @@ class ScenarioRequest(FlagsRequest):
 
         num_devices: kinds of devices that the command takes
 
-        Raises SpecError for a file beside flags, for neither, and for flags without a model or a device.
-        """
+        Raises SpecError for a file beside flags, for neither, and for flags without a model or a device."""
         from perfmodel.specs.scenario_source import as_text, given_source
 
         if self.scenario is None:
@@ -334,8 +323,7 @@ class ScenarioRequest(FlagsRequest):
     def assumed(self, scenario: "Scenario", chosen: Set[str] = frozenset()) -> tuple[str, ...]:
         """A note on what flags and `--set` have left open; none where a file says it all.
 
-        chosen: fields that the answer itself chooses
-        """
+        chosen: fields that the answer itself chooses"""
         if self.scenario is not None:
             return ()
         named = {text.partition("=")[0].strip() for text in self.overrides} | chosen
@@ -403,8 +391,7 @@ class ShortForm(NamedTuple):
 
     field:   of a scenario; kind: of its values
     value:   as `--set` takes it, with a place for the flag's own
-    in_plan: whether plans search over the field: there the flag is the only value to try
-    """
+    in_plan: whether plans search over the field: there the flag is the only value to try"""
 
     field: str
     flag: Flag
@@ -455,8 +442,7 @@ def short_overrides(
     is_plan:  what is given is the only value that the plan tries
 
     Raises SpecError for a field that a flag and `--set` both give, for sizes with another product than the number of
-    devices in `--hardware 8xh100`, and for prices of devices that `--hardware` does not name.
-    """
+    devices in `--hardware 8xh100`, and for prices of devices that `--hardware` does not name."""
     if "price" in given:
         given = {**given, "price": _prices(given["price"], hardware or "")}
     for name, value in given.items():

@@ -132,8 +132,7 @@ class ExecuteRequest(ScenarioRequest):
 
     With --on, on vLLM itself: its own scheduler and kernels, arrivals at their times, records of the same form. Needs
     no torch here; real weights where `model:` is a folder that has them, else dummy ones. `compare` and `validate
-    executor --measured` put the prediction beside it.
-    """
+    executor --measured` put the prediction beside it."""
 
     command = "execute"
     examples = ("execute tiny-llama-cpu",)
@@ -179,8 +178,7 @@ def simulated(
     """The run of `perfmodel simulate`.
 
     notes: of the answer, before the run's own
-    out:   folder to stream records to; step records are kept in memory only beside them
-    """
+    out:   folder to stream records to; step records are kept in memory only beside them"""
     from perfmodel import sim
 
     result = sim.simulate(scenario, progress=progress, out=out, keep_steps=None if out else False, intervals=True)
@@ -226,8 +224,7 @@ def warn_when_long(
 ) -> Progress:
     """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one.
 
-    clock: seconds, from anywhere
-    """
+    clock: seconds, from anywhere"""
     begun, is_said = clock(), False
 
     def report(done: int, total: int | None) -> None:
@@ -308,8 +305,7 @@ class ExplainRequest(_StepRequest):
     arrival rate (Little's law; `simulate` has a run's mean batch), each sequence with its prompt and half of its
     answer.
     `--occupancy` compiles the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread
-    blocks, waves.
-    """
+    blocks, waves."""
 
     command = "explain"
     examples = (
@@ -366,8 +362,7 @@ class ExplainRequest(_StepRequest):
 class RooflineRequest(_StepRequest):
     """Plot a step's operators on the roofline, with the ridge point of each dtype.
 
-    Which step: as for `explain`.
-    """
+    Which step: as for `explain`."""
 
     command = "roofline"
     examples = ("roofline llama-3.1-8b-a100 --batch 64 --out out/", "roofline --model qwen3-30b-a3b --hardware h100")
@@ -405,8 +400,7 @@ class CompareRequest(req.CommandRequest):
     """Say what differs between two results: in inputs, field by field; in versions; in answers, the best first.
 
     Results are files that a command wrote with `--json` (`--out` and `--report` write them, too). Scenarios, by their
-    names or files, are simulated and compared.
-    """
+    names or files, are simulated and compared."""
 
     command = "compare"
     examples = ("compare llama-3.1-8b-a100 llama-3.1-8b-h100-2048-256", "compare before.json after.json")

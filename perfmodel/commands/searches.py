@@ -24,8 +24,7 @@ class WhatIfRequest(ScenarioRequest):
 
     Without --vary: the resources that could be bought (peak FLOPs, bandwidths, capacity, overheads), and the load. All
     points see the same requests. `--set step.batch=64` gives the step of metrics like step_ms, else it is the typical
-    one.
-    """
+    one."""
 
     command = "whatif"
     examples = (
@@ -97,8 +96,7 @@ class PlanRequest(ScenarioRequest):
     The scenario's `plan` block says what to look for, and where (`--set plan.objective=fewest_gpus`,
     `--set plan.space.hardware=[a100-sxm-80gb, h100-sxm-80gb]`). Candidates are screened in closed form, the best are
     simulated. Every simulated point is stored: a plan that was stopped resumes where it was. Exit status: 0 with a
-    deployment, 1 where none serves what is asked for, 2 for what cannot be read.
-    """
+    deployment, 1 where none serves what is asked for, 2 for what cannot be read."""
 
     command = "plan"
     examples = (
@@ -184,8 +182,7 @@ class StudyRequest(req.CommandRequest):
 
     The shipped ones lie in workloads/scenarios/studies. `--execute` runs the small form that the study describes on
     this machine and compares it with its simulation, calibrated here and now (needs the executor extra). `--set`
-    changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names.
-    """
+    changes the study's base scenario. `--quality` writes the file of perplexities that the study's `quality` names."""
 
     command = "study"
     examples = ("study autoscaling --quick", "study nodes --report nodes.html")

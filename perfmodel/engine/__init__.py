@@ -1,8 +1,7 @@
 """One serving engine: its scheduler and KV blocks.
 
 Standard library only; knows no clock and no costs. `now` is an argument; a simulated or executed driver runs the
-`ServeLoop`.
-"""
+`ServeLoop`."""
 
 __all__ = [
     "DISCIPLINES",

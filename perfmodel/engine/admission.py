@@ -12,8 +12,7 @@ one, enter it in POLICIES (and its name in `EngineSpec.scheduling_policy`). Batc
 | continuous | at any step, within the token budget (vLLM)      | what it holds          | whole or in chunks|
 
 A static or dynamic batch keeps slots and KV until its last request is done; finished rows are not computed. Engines
-with a radix tree have SGLang's schedule policies (`sort_waiting`).
-"""
+with a radix tree have SGLang's schedule policies (`sort_waiting`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +43,7 @@ class Discipline:
     reserves_all:    KV for the longest allowed sequence is reserved on joining
     uses_budget:     `max_num_batched_tokens` limits a step (and chunked prefill applies)
     frees_together:  slots and blocks are released when the whole batch is done
-    max_batch:       limit on the batch in addition to max_num_seqs
-    """
+    max_batch:       limit on the batch in addition to max_num_seqs"""
 
     joins_running: bool
     waits_to_fill: bool = False

@@ -8,8 +8,7 @@ With `GroupedKVBlocks` members also give up blocks, which others take or find in
 ages, and members get their blocks at once.
 
 A member's counters (`num_computed_tokens`, `num_promised_tokens`, `num_output_tokens`, `last_token_at`, `last_step`)
-keep their values from joining until it leaves; its new blocks are set aside until then.
-"""
+keep their values from joining until it leaves; its new blocks are set aside until then."""
 
 import heapq
 from collections.abc import Collection, Iterable

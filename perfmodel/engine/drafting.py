@@ -13,8 +13,7 @@ Grants differ by request, so there is no cohort. Plans advance counts by the cer
 drafts. Ahead (`Speculation.is_ahead`), a plan is made before the last one's drafts are verified and takes all as right:
 it allocates blocks behind them, up to the longest sequence, and is moved once acceptance is known; work for requests
 that ended meanwhile is wasted.
-Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`).
-"""
+Source: vLLM 0.30, v1/core/sched/async_scheduler.py (`num_output_placeholders`), scheduler.py (`update_from_output`)."""
 
 from collections.abc import Mapping, Sequence
 from operator import add
@@ -32,8 +31,7 @@ class AcceptanceEstimate:
     """Recent acceptance: share of judged tokens that were right, with a memory of some `_MEMORY` judged tokens.
 
     A token is judged if all before it were right. While nothing is drafted the estimate drifts back to its start, since
-    no token would ever be judged again.
-    """
+    no token would ever be judged again."""
 
     _MEMORY = 500.0
 

@@ -4,8 +4,7 @@ A step computes prompts while any can be admitted, else all decodes; in mixed mo
 admitted while available blocks cover its prompt, its longest answer and what running requests are expected to need.
 Only prompts use the token budget; the first prompt that it cuts ends the step and continues in the next. After a
 refusal for blocks or slots nothing is admitted until a request leaves. Prompts enter the prefix cache after their
-step, partial ones when the next step is planned.
-"""
+step, partial ones when the next step is planned."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,8 +25,7 @@ from perfmodel.errors import SpecError, WorkloadError
 def scheduler_for(config: SchedulerConfig, blocks: KVBlockManager, watch: TokenWatch | None = None) -> Scheduler:
     """Scheduler for `config`: by estimates if it has any and `blocks` are in a radix tree.
 
-    Raises SpecError for an unknown order of waiting requests.
-    """
+    Raises SpecError for an unknown order of waiting requests."""
     orders = ORDERS if config.estimates is not None and isinstance(blocks, RadixKVBlocks) else POLICIES
     if config.scheduling_policy not in orders:
         raise SpecError(
@@ -48,8 +46,7 @@ class RetractingRequests(RunningRequests):
     `requests` is in order of starting to run.
 
     ratio:   expected share of running requests' longest answers
-    dropped: (plan, request) of discarded samples
-    """
+    dropped: (plan, request) of discarded samples"""
 
     def __init__(self, config: SchedulerConfig, radix: RadixKVBlocks, on_preempted: Callable[[Request], None]) -> None:
         super().__init__(config, radix, on_preempted)
@@ -77,8 +74,7 @@ class RetractingRequests(RunningRequests):
 
     def decode(self, plan: StepPlan, others: Sequence[Request] = ()) -> bool:
         """Grant all decodes a token; False if blocks are short. Without retraction in a plan that ends the prompts of
-        `others`, which do not decode yet.
-        """
+        `others`, which do not decode yet."""
         cohort, radix, may_retract = self.cohort, self._radix, not plan.chunks and not plan.singles
         cohort.drop_ended()
         begun = [request for request in self._joining if request in others]
@@ -170,8 +166,7 @@ class _Budget:
     """Tokens left for admission.
 
     total:   expected by running and admitted requests; now: taken at once by the latter, in whole pages
-    prompts: left for prompts in this step; whole_prompts: none is cut, and the first may be longer
-    """
+    prompts: left for prompts in this step; whole_prompts: none is cut, and the first may be longer"""
 
     def __init__(self, blocks: RadixKVBlocks, prompts: int, whole_prompts: bool, num_decodes: int) -> None:
         self._blocks = blocks

@@ -3,8 +3,7 @@
 vLLM's hybrid KV cache manager: a block table per group and request over one pool, with `NO_BLOCK` for released rows
 (`Request.tables`). Before a grant a request releases rows that are no longer visible, then takes a block per new row
 and group. A prefix is cached as far as every group has what the next query sees: all rows, the window before it, or its
-chunk so far.
-"""
+chunk so far."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import cast
@@ -21,8 +20,7 @@ class GroupedKVBlocks(KVBlockManager):
     `reuses_partial_first`: see `KVBlockManager`.
 
     max_in_flight_tokens: tokens of a request that running steps may compute
-    max_model_len:        longest sequence in tokens; None: unlimited
-    """
+    max_model_len:        longest sequence in tokens; None: unlimited"""
 
     def __init__(
         self,
@@ -84,8 +82,7 @@ class GroupedKVBlocks(KVBlockManager):
 
         Each kind of groups takes the agreed length or the longest below, repeated until all agree. Full attention and
         one other kind agree at once (vLLM, find_longest_cache_hit). Where the last block is recomputed, a kind looks
-        once for one row more and leaves it out.
-        """
+        once for one row more and leaves it out."""
         num_rows = before = len(contents)
         is_simple = len(self._kinds) == 2 and self.groups[self._kinds[0][0]].span is None
         all_kinds = set(range(len(self._kinds))) if self.rereads_last_block else set()
@@ -204,8 +201,7 @@ class GroupedKVBlocks(KVBlockManager):
 
     def _give_up(self, request: Request, first: int, blocks: list[int]) -> None:
         """Free `blocks`, rows of `request` from `first` on. Rows without contents get none: they are reused before its
-        other blocks, so they would be gone when it comes back.
-        """
+        other blocks, so they would be gone when it comes back."""
         hashed: list[int] = []
         if request.num_hashed_blocks > first:
             num_hashed = request.num_hashed_blocks - first

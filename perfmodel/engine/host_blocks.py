@@ -1,8 +1,7 @@
 """`HostBlocks`: KV blocks offloaded to a second tier, from which they can be restored.
 
 It has all blocks of preempted requests until they run again, and shared blocks evicted from the device's prefix cache
-(LRU). The former evict the latter.
-"""
+(LRU). The former evict the latter."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -16,8 +15,7 @@ class HostCopies:
 
     Slots are numbers from 0, as few as possible. A plan's copies out precede its copies in, both precede its tokens: a
     block is read before its new owner writes it. A freed slot is reused from the next plan on, so a plan can restore
-    what it evicts.
-    """
+    what it evicts."""
 
     def __init__(self) -> None:
         self.out: list[tuple[int, int]] = []
@@ -63,8 +61,7 @@ class HostBlocks:
 
     is_awaited: a step waits for the copies of blocks that it reuses; else they overlap it
     copies:     records block copies for plans with tensors
-    num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: tokens of the latter
-    """
+    num_stored, num_restored: blocks copied out and in so far; num_restored_tokens: tokens of the latter"""
 
     def __init__(
         self, capacity: int, least_tokens: int = 1, is_awaited: bool = False, copies: HostCopies | None = None
@@ -132,8 +129,7 @@ class HostBlocks:
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
         """Admit `request` with `num_ready` tokens: all but the first `num_cached` come from here, in blocks of
-        `block_size`.
-        """
+        `block_size`."""
         parked, tokens, blocks = self._parked.get(request), num_ready - num_cached, 0
         if tokens > 0:
             first, blocks = num_cached // block_size, -(-tokens // block_size)

@@ -57,8 +57,7 @@ class KVBlockManager:
     span, num_buffers: a request's limit in tokens, and blocks of it beyond that
     host: second tier for reused cached blocks; listener: follows the cache
     reuses_partial_first: partly filled freed blocks are reused first, the last freed before the others (vLLM since
-                          0.23, with a prefix cache); else in order of freeing
-    """
+                          0.23, with a prefix cache); else in order of freeing"""
 
     def __init__(
         self,
@@ -169,8 +168,7 @@ class KVBlockManager:
     def release(self, request: Request, num_done: int) -> int | None:
         """Release invisible blocks, with `num_done` tokens computed by finished steps; none here.
 
-        Returns for how many tokens there is next more to release; None: never.
-        """
+        Returns for how many tokens there is next more to release; None: never."""
         return None
 
     def set_aside(self, count: int) -> None:
@@ -225,8 +223,7 @@ class KVBlockManager:
     def free(self, request: Request, num_tokens: int | None = None) -> None:
         """Free all blocks of `request`; hashed ones stay cached until reused.
 
-        num_tokens: leading tokens whose full blocks are reused last; default: all computed ones
-        """
+        num_tokens: leading tokens whose full blocks are reused last; default: all computed ones"""
         if request.buffer_ids:
             self._enqueue(_Lot(request.buffer_ids, False))
             request.buffer_ids = []

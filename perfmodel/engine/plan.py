@@ -21,8 +21,7 @@ class StepPlan:
     """Tokens that run in one step; knows no durations.
 
     Decode, chunked prefill and prefix hit are readings of the grants. One-token grants to fully computed sequences are
-    in `decodes`, with their drafts: a cost model needs only their number and summed context.
-    """
+    in `decodes`, with their drafts: a cost model needs only their number and summed context."""
 
     index: int
     decodes: list[Request]
@@ -107,8 +106,7 @@ class StepPlan:
         """Count tokens that end no plain gap: first ones, and ones after steps that the request sat out.
 
         now:  end of the step in ticks; last_token_at: previous token time of requests that stalled together
-        into: receives (ticks, count) of the gaps
-        """
+        into: receives (ticks, count) of the gaps"""
         if self.num_stalled:
             into.append((now - last_token_at, self.num_stalled))
         if not (self.resumed or self.singles or self.samples):
@@ -132,8 +130,7 @@ class StepPlan:
 class Outcome(NamedTuple):
     """Duration of a step in ticks, and sampled tokens if anyone reads them.
 
-    num_accepted: accepted drafts per decode, required with `draft_depths`; see `Speculation` for pipelined drafters
-    """
+    num_accepted: accepted drafts per decode, required with `draft_depths`; see `Speculation` for pipelined drafters"""
 
     duration: int
     tokens: Sequence[int] | None = None

@@ -4,8 +4,7 @@ A node is a run of blocks behind its parent's. A request that holds a node holds
 whole, least recently accessed first. Requests give computed blocks to the tree at certain moments (`checkpoint`); where
 it already has the contents, the request goes on with the tree's blocks and its own are freed.
 
-`num_free` counts free and evictable blocks.
-"""
+`num_free` counts free and evictable blocks."""
 
 import heapq
 from collections.abc import Hashable, Iterator, Sequence
@@ -30,8 +29,7 @@ class RadixNode:
 class RadixKVBlocks(KVBlockManager):
     """`num_blocks` blocks of `block_size` tokens, with a radix tree (`enable_prefix_caching`) or without.
 
-    root: of the tree, without blocks; num_evictable: unheld tree blocks, counted as free
-    """
+    root: of the tree, without blocks; num_evictable: unheld tree blocks, counted as free"""
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         super().__init__(num_blocks, block_size, enable_prefix_caching, reuses_partial_first=False)

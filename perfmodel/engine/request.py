@@ -30,8 +30,7 @@ class TokenTimes:
 class GroupTables:
     """Block tables by layer group (`GroupedKVBlocks`).
 
-    firsts: each group's first kept row; blocks: each group's by row, the first's being `Request.block_ids`
-    """
+    firsts: each group's first kept row; blocks: each group's by row, the first's being `Request.block_ids`"""
 
     firsts: list[int]
     blocks: list[list[int]]
@@ -41,8 +40,7 @@ class GroupTables:
 class Request:
     """Token counts of one request, never text. `priority`: lowest first.
 
-    In a `DecodeCohort` its counters stand still; the cohort counts for all.
-    """
+    In a `DecodeCohort` its counters stand still; the cohort counts for all."""
 
     request_id: int
     arrival: int

@@ -2,8 +2,7 @@
 
 vLLM v1's rule: in order of admission within the token budget; when blocks run out, the running request with the largest
 policy key is preempted and recomputed later. Budget and blocks nearly always suffice for all decodes; order then does
-not matter, so they advance together as a `DecodeCohort`. Else the requests are visited in order.
-"""
+not matter, so they advance together as a `DecodeCohort`. Else the requests are visited in order."""
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -23,8 +22,7 @@ class RunningRequests:
     """Requests that hold a slot under `config` and `blocks`; `on_preempted` is called with each that loses it.
 
     `_prompts` have more to compute than their newest token, or no token yet; `_joining` had a token sampled and decode
-    from the next plan on; the others are in the cohort or have their last token in flight.
-    """
+    from the next plan on; the others are in the cohort or have their last token in flight."""
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
         self.requests: dict[Request, None] = {}  # in order of admission
@@ -115,8 +113,7 @@ class RunningRequests:
     def grant(self, plan: StepPlan, budget: int, decodes: bool = True) -> int:
         """Grant running requests their next tokens, in order; return the remaining budget.
 
-        Without `decodes`, only prompts (and sequences to recompute) continue.
-        """
+        Without `decodes`, only prompts (and sequences to recompute) continue."""
         if self._recomputes:
             return self._grant_sequences(plan, budget)
         cohort = self.cohort
@@ -145,8 +142,7 @@ class RunningRequests:
 
     def _release_in_turn(self, chunks: list[tuple[Request, int]], decodes: bool) -> None:
         """Release invisible blocks of all who get grants, before any takes blocks: equivalent to in turn, since free
-        blocks suffice for all.
-        """
+        blocks suffice for all."""
         cohort = self.cohort
         releasing = [request for request, num_new_tokens in chunks if num_new_tokens]
         if decodes and cohort.joined:
@@ -342,8 +338,7 @@ class RunningRequests:
     def num_known_tokens(self, request: Request) -> int:
         """Leading tokens known when the blocks that `request` gives up last got contents.
 
-        Tokens in flight are unknown, except for the first of a run: vLLM names a grant's blocks when it is made.
-        """
+        Tokens in flight are unknown, except for the first of a run: vLLM names a grant's blocks when it is made."""
         in_flight, previous = request.num_promised_tokens - request.num_output_tokens, self.previous
         if in_flight and request in previous.samples + previous.singles + previous.resumed:
             in_flight -= 1
@@ -354,8 +349,7 @@ class RunningRequests:
         cached.
 
         More known than computed tokens means that a grant was taken back: vLLM counts its blocks as full, and would let
-        others find what was never computed.
-        """
+        others find what was never computed."""
         blocks = self._blocks
         if blocks.host is None or not blocks.host.park(victim, num_computed, blocks.num_filled(num_computed)):
             staying = {"all": victim.num_tokens, "prompt": victim.num_prompt_tokens, "nothing": 0}
@@ -402,8 +396,7 @@ class PipelinedRequests(RunningRequests):
     A request with its next token in flight gets no grant until that has come back; further prompt chunks may follow at
     once, since counts advance when a plan is made. Requests once granted together stay together and are not moved to
     balance plans (vLLM v1); other engines cap the sequences of a plan (`max_plan_seqs`), so the rest go into the next.
-    Plans find different requests, so there is no cohort.
-    """
+    Plans find different requests, so there is no cohort."""
 
     def __init__(self, config: SchedulerConfig, blocks: KVBlockManager, on_preempted: OnPreempted) -> None:
         super().__init__(config, blocks, on_preempted)

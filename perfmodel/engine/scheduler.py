@@ -18,8 +18,7 @@ then waiting requests, and none in a step that preempted. There is no prefill an
 and tokens to compute.
 
 Counts advance when a plan is *made* (`num_computed_tokens`, `num_promised_tokens`), so the next plan can be made while
-this one runs. As lengths are known, none is computed in vain.
-"""
+this one runs. As lengths are known, none is computed in vain."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -115,8 +114,7 @@ class Scheduler:
         """Queue `request`. Raises WorkloadError for one that could never run.
 
         With `num_transferred_tokens` it gets blocks in its turn, is in `loads` of that plan, and waits for
-        `finish_load`.
-        """
+        `finish_load`."""
         self.check_can_ever_run(request)
         heapq.heappush(self._waiting, (self._key(request), request))
         self._may_admit = True
@@ -143,8 +141,7 @@ class Scheduler:
     def abort(self, request: Request) -> bool:
         """Abort `request` in any state; False if it is unknown or finished.
 
-        As in vLLM, running and planned steps still compute its tokens.
-        """
+        As in vLLM, running and planned steps still compute its tokens."""
         if request.status is RequestStatus.FINISHED:
             return False
         num_known = None
@@ -316,8 +313,7 @@ class Scheduler:
         """Assign free slots before the step grants tokens.
 
         Each freed slot calls the longest waiting request, ahead of those called before: of several slots freed by one
-        step the last call comes first, then new arrivals.
-        """
+        step the last call comes first, then new arrivals."""
         num_free = self._max_batch - len(slotted.requests)
         called = [heapq.heappop(self._waiting) for _ in range(min(num_free, len(self._waiting)))]
         num_deferred = min(self._num_deferred, len(called))
@@ -341,8 +337,7 @@ class Scheduler:
 
     def _put_loaded_first(self) -> bool:
         """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none. (vLLM
-        waits for ever.)
-        """
+        waits for ever.)"""
         loaded = [entry for entry in self._waiting if entry[1].block_ids]
         if not loaded or self._waiting[0][1].block_ids:
             return False
@@ -499,8 +494,7 @@ class Scheduler:
         """Lower bound on plans equal to `plan`, the last one made, that follow without an arrival.
 
         Equal: the same requests, one token each. Zero if `plan` starts, resumes, preempts or omits a running request,
-        or if a waiting request might be admitted after it.
-        """
+        or if a waiting request might be admitted after it."""
         cohort = self._running.cohort
         if not (plan.is_plain and plan.is_complete and cohort.covers(plan)):
             return 0

@@ -10,8 +10,7 @@ is first seen when N+1 starts and runs in N+2.
 With speculation it does so only under `Speculation.is_ahead`, taking all drafts in flight as right. On p pipeline
 stages up to p plans are in flight (vLLM's `step_with_batch_queue`): call `start_step` until it returns None (queue full
 or no grants), then wait for the oldest plan, finish it, and repeat. Arrivals are seen then; nothing else is planned
-ahead.
-"""
+ahead."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import add
@@ -87,8 +86,7 @@ class ServeLoop:
     ) -> tuple[list[Request], StepRecord]:
         """Finish `plan`, run from `started` to `now` (ticks); return finished requests and the record.
 
-        num_accepted: accepted drafts per decode, with speculation
-        """
+        num_accepted: accepted drafts per decode, with speculation"""
         self._num_under_way -= 1
         counts = self.scheduler.counts()
         finished = self.scheduler.apply(plan, now, num_accepted)
@@ -135,8 +133,7 @@ class ServeLoop:
         """Finish a leap of `num_steps` equal steps from `plan` on (at most `max_leap`), run from `started` to `now`.
 
         first_duration: of the first step; all times in ticks
-        durations: per-step times, needed with a token watch
-        """
+        durations: per-step times, needed with a token watch"""
         self._num_under_way -= 1
         if self._leap is None:
             self.plan_leap(plan, num_steps)

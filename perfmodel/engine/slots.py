@@ -7,8 +7,7 @@ decodes first, then prompts in slot order. Slots are preallocated, so nothing is
 `saves_prompts` (--cache-ram): a host-memory cache of prompts from free slots. A prompt is saved when another is about
 to take its slot and whenever a request starts (--cache-idle-slots); it returns whole for a request that shares more
 with it than with its slot. `is_unified` (--kv-unified): one KV pool, so saved free slots are emptied. The cache is
-unlimited here.
-"""
+unlimited here."""
 
 from bisect import insort
 from collections.abc import Hashable

@@ -4,8 +4,7 @@ A reader starts at the first token and takes `pace` ticks per token. Token k (fr
 T_k - T_0 - k pace; the reader's total wait is the maximum of these (as in playing a video).
 
 In a `DecodeCohort` of age a at time T, a member is late by (T - a pace) plus a constant. The maximum since it joined is
-looked up when it leaves, in a stack of falling values; a leap adds two entries. Without a watch steps cost nothing.
-"""
+looked up when it leaves, in a stack of falling values; a leap adds two entries. Without a watch steps cost nothing."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable

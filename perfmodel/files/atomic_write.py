@@ -10,8 +10,7 @@ from perfmodel.errors import SpecError
 def atomic_write_all(texts: Mapping[Path, str]) -> list[Path]:
     """Write several files atomically, with parent folders; return their paths. All are written before any is replaced.
 
-    Raises SpecError if one cannot be written; then none is changed.
-    """
+    Raises SpecError if one cannot be written; then none is changed."""
     partials = {file: file.with_name(f"{file.name}.partial") for file in texts}
     try:
         for file, partial in partials.items():

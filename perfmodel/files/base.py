@@ -16,8 +16,7 @@ LONGEST_NAME = 60
 class Spec(BaseModel):
     """Immutable, validated, and closed: a key that is not a field is an error, never ignored.
 
-    about_key: what a key that is no field means to those who use it, as far as a kind of spec knows
-    """
+    about_key: what a key that is no field means to those who use it, as far as a kind of spec knows"""
 
     about_key: ClassVar[Callable[[str], str] | None] = None
 

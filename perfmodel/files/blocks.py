@@ -1,8 +1,7 @@
 """Registry of file blocks defined by higher packages, such as `plan:` or `published:` of a scenario.
 
 `perfmodel/__init__.py` registers classes by block name; they load when a file has the block. Unregistered blocks and
-unknown keys in blocks are errors.
-"""
+unknown keys in blocks are errors."""
 
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -22,8 +21,7 @@ _BLOCK_PROVIDERS: dict[str, tuple[str, str | None]] = {}  # class path, and comp
 def register_block(name: str, spec: str, complete: str | None = None) -> None:
     """Read block `name` as the class at `spec` ("package.module:Class").
 
-    complete: a function ("package.module:function") that fills in fields that such a file may omit, in place
-    """
+    complete: a function ("package.module:function") that fills in fields that such a file may omit, in place"""
     _BLOCK_PROVIDERS[name] = (spec, complete)
 
 

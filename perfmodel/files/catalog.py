@@ -1,8 +1,7 @@
 """Catalogue of data files by name; reads nothing in them but `aliases`.
 
 A wheel has the data in `perfmodel/_data/`, a checkout beside the package. Aliases are read only for a name that is no
-file's own.
-"""
+file's own."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -54,8 +53,7 @@ def list_names(kind: Kind, suffixes: Sequence[str] = _YAML) -> list[str]:
 def find_file(kind: Kind, name_or_path: str | Path, suffixes: Sequence[str] = _YAML) -> Path:
     """File by name, alias or path. Raises SpecError with the nearest names.
 
-    A `Path`, or text with a folder or one of `suffixes`, is a path if it exists. Names compare by `normal_name`.
-    """
+    A `Path`, or text with a folder or one of `suffixes`, is a path if it exists. Names compare by `normal_name`."""
     file = looked_up(kind, name_or_path, suffixes)
     if file is None:
         raise unknown_name(kind, str(name_or_path), suffixes)
@@ -108,8 +106,7 @@ def _files(kind: Kind, suffixes: Sequence[str]) -> Iterator[Path]:
 def aliases_of(kind: Kind, suffixes: tuple[str, ...] = _YAML) -> dict[str, Path]:
     """Normalised alias -> file; a repository alias (`org/name`) also without its owner.
 
-    Read by regular expression: a few milliseconds for a hundred files.
-    """
+    Read by regular expression: a few milliseconds for a hundred files."""
     file_of: dict[str, Path] = {}
     for path in _files(kind, suffixes):
         match = _ALIASES.search(path.read_text(encoding="utf-8", errors="replace"))

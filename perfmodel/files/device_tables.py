@@ -1,7 +1,6 @@
 """Device names in family tables, read line by line without parsing YAML; normalised spellings of device names.
 
-Each row and each list of aliases is one line: `  rtx-4090: [128, ...]  # comment`.
-"""
+Each row and each list of aliases is one line: `  rtx-4090: [128, ...]  # comment`."""
 
 import re
 from collections.abc import Iterator
@@ -37,8 +36,7 @@ def plain_name(name: str) -> str:
     """A device name without vendor and boilerplate, lower case with hyphens.
 
     `NVIDIA GeForce RTX 3060 Laptop GPU` -> `rtx-3060-laptop`; `Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz` ->
-    `core-i7-8550u`.
-    """
+    `core-i7-8550u`."""
     while True:
         shorter = _AROUND.sub("", name)
         if shorter == name or not shorter.strip():

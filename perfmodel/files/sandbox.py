@@ -2,8 +2,7 @@
 
 Within `restrict_paths` only the catalogue and allowed folders (uploads) are accessible: browser addresses are
 untrusted, so a path is refused before any disk or network access. Limits hold in their context (`contextvars`) and
-its workers. Every reader of a user's file goes through here; an oversized file (a device, a bomb) is an `OSError`.
-"""
+its workers. Every reader of a user's file goes through here; an oversized file (a device, a bomb) is an `OSError`."""
 
 import errno
 import json

@@ -1,8 +1,7 @@
 """Numbers in files: with units (`"2039 GB/s"`, `"80 GiB"`, `"1.5 ms"`) or plain, in the unit of the key.
 
 Each dimension has generous limits, so that sums of quotients stay finite: a billion times a billion fits 64 bits,
-twenty factors of 1e15 a double. Anything beyond is a typo or a wrong unit.
-"""
+twenty factors of 1e15 a double. Anything beyond is a typo or a wrong unit."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -70,8 +69,7 @@ def parse_quantity(value: Any, dimension: str) -> Any:
 def common_numbers(texts: Sequence[str]) -> tuple[tuple[float, ...], str] | None:
     """Quantities of one dimension in the last one's unit: `500 GB/s, 4 TB/s` are (0.5, 4) TB/s; `0.5x, 2x` have unit x.
 
-    None for other texts.
-    """
+    None for other texts."""
     matches = [_NUMBER.fullmatch(text) for text in texts]
     units = [match[2] for match in matches if match is not None]
     if len(units) < len(texts) or not units:
@@ -130,8 +128,7 @@ def _not_vanishing(value: float) -> float:
 
 def parse_count(value: Any) -> Any:
     """A count as in vLLM's flags: 8k is 8,000, 8K is 8,192, 1.5m is 1,500,000; other values pass. Raises ValueError for
-    fractions, such as 1.5K. Source: vLLM 0.10, vllm/engine/arg_utils.py, human_readable_int.
-    """
+    fractions, such as 1.5K. Source: vLLM 0.10, vllm/engine/arg_utils.py, human_readable_int."""
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in _COUNTS:
         return value

@@ -2,8 +2,7 @@
 
 PyYAML implements YAML 1.1 (`4.8e12` and `1e9` are strings, `no` is false), so it (in C if available) only builds the
 node tree. Scalars follow YAML 1.2's core schema, keys are text, duplicates are refused, lines are looked up on errors.
-Size, depth and values are limited: nested aliases can be a billion values in nine lines.
-"""
+Size, depth and values are limited: nested aliases can be a billion values in nine lines."""
 
 import pathlib
 import re
@@ -135,8 +134,7 @@ class LoadedYaml:
 
 def load_yaml(path: str | pathlib.Path) -> LoadedYaml:
     """Mapping of a YAML file. Raises SpecError (`file:line: ...`) if it is missing, a folder, not UTF-8, empty, no
-    mapping, invalid YAML, tab-indented, or has duplicate keys.
-    """
+    mapping, invalid YAML, tab-indented, or has duplicate keys."""
     try:
         text = read_limited_text(pathlib.Path(path), _MAX_BYTES)
     except FileNotFoundError:

@@ -2,8 +2,7 @@
 
 A layer is a *mixer* (attention of some kind, a state-space scan, or none) followed by a *feed-forward* block (dense,
 mixture of experts, or none), each behind its own pre-norm with a residual connection. Hybrids such as Nemotron-H, where
-one layer holds only one of the two, use None for the other. All sizes are in elements and before any sharding.
-"""
+one layer holds only one of the two, use None for the other. All sizes are in elements and before any sharding."""
 
 from dataclasses import dataclass
 
@@ -43,8 +42,7 @@ class Rope:
     theta: base of the frequencies; transformers' LlamaConfig has 10,000 where a file leaves it open
     dim:   the first elements of a head that rotate; None: all
     scaling: None where frequencies are as trained
-    is_interleaved: the file pairs elements 2i and 2i + 1 instead of i and i + dim / 2 (DeepSeek, GLM-4)
-    """
+    is_interleaved: the file pairs elements 2i and 2i + 1 instead of i and i + dim / 2 (DeepSeek, GLM-4)"""
 
     theta: float = 10_000.0
     dim: int | None = None
@@ -72,8 +70,7 @@ class QuantizationSpec:
     inputs_come_quantized: the operator before a linear layer writes its input in that format, with scales known ahead
     kv_cache:    format of keys and values; None: the model's dtype
     kv_group_size: of its elements that share a scale and a zero point of 16 bits each; 0: too many to count
-    kv_recent:   (tokens, format) of the newest tokens of a sequence, newest first, where those differ
-    """
+    kv_recent:   (tokens, format) of the newest tokens of a sequence, newest first, where those differ"""
 
     method: str = "none"
     weights: str | None = None
@@ -95,8 +92,7 @@ class QuantizationSpec:
 class BlockSparsity:
     """A query's block sees `num_blocks` blocks of `block` tokens, or the share `fraction` of those up to its own.
 
-    num_globals, num_random: how many of them are the first ones, and lie anywhere; the others are the nearest
-    """
+    num_globals, num_random: how many of them are the first ones, and lie anywhere; the others are the nearest"""
 
     block: int
     num_blocks: int | None = None
@@ -149,8 +145,7 @@ class LinearAttention:
     """Attention with a state of `size` rows per KV head instead of a growing cache.
 
     performer: `size` random features of a key, times its value and summed; linformer: keys and values projected to
-    `size` rows
-    """
+    `size` rows"""
 
     kind: str
     size: int
@@ -239,8 +234,7 @@ class Routing:
     renormalizes: the weights of the chosen experts are divided by their sum
     scale:        and then multiplied by this
     bias_chooses: the router's bias is added to the scores for the choice alone (DeepSeek-V3), not to the logits
-    groups_by:    the score of a group of experts: that of its best (max), or the sum of its best two (top2)
-    """
+    groups_by:    the score of a group of experts: that of its best (max), or the sum of its best two (top2)"""
 
     scoring: str = "softmax"
     renormalizes: bool = True

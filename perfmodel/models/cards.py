@@ -1,8 +1,7 @@
 """Model cards: `load_model` finds a model by name, alias, Hugging Face id or path, whatever kind of file it is.
 
 A card is a YAML file in `workloads/models/`: who says so, what was published, and a `config` block with Hugging Face
-field names, read exactly as a config.json is.
-"""
+field names, read exactly as a config.json is."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -31,8 +30,7 @@ class Card(Spec):
 
     published_params: parameters as its makers or the hub state them, never computed here
     published_covers: whether that counts the text decoder alone or the vision tower (`extra_params`) too
-    sampling:         what the repository's generation_config makes a server do by default
-    """
+    sampling:         what the repository's generation_config makes a server do by default"""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -61,8 +59,7 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
 
     ask_hub: look for other names, `org/name`, in the local cache of the Hugging Face Hub, and then on it
 
-    Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file.
-    """
+    Raises SpecError: an unknown name with the nearest known ones, or what is wrong with the file."""
     path, name = expanded(name_or_path), str(name_or_path)
     if is_allowed(path) and path.is_dir():
         _refuse_adapter(path)
@@ -132,8 +129,7 @@ def as_asked(model: ModelSpec, asked: str) -> ModelSpec:
     and the one that is to be served is the one that was named.
 
     Its Hugging Face id is the name itself, or the alias that it begins: `llama-3.3-70b` of a card of Llama 3.1 70B is
-    meta-llama/Llama-3.3-70B-Instruct.
-    """
+    meta-llama/Llama-3.3-70B-Instruct."""
     own, wanted = normal_name(model.name), normal_name(asked)
     names = [normal_name(name) for name in (*model.aliases, model.hf_id or "")]
     if wanted == own or wanted not in {*names, *(name.rpartition("/")[2] for name in names)}:

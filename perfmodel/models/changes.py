@@ -34,8 +34,7 @@ _INDEX_BITS = 16.0  # per weight kept, of tiled formats (Flash-LLM, Xia et al. 2
 def _with_layers(model: ModelSpec, layers: Iterable[Layer]) -> ModelSpec:
     """`model` with `layers` instead of its own; the very same model where these are equal.
 
-    A model of another structure is no published one, and no file has its weights.
-    """
+    A model of another structure is no published one, and no file has its weights."""
     runs = layer_runs(layers)
     if runs == layer_runs(model.iter_layers()):
         return model
@@ -117,8 +116,7 @@ def _with_latent(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 def with_window(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """A sliding window in every n-th layer, the first of them included, with sinks (Xiao et al. 2023) beside it.
 
-    Keys that left the window are overwritten: a rolling buffer of window + sinks tokens (Mistral 7B, 2023).
-    """
+    Keys that left the window are overwritten: a rolling buffer of window + sinks tokens (Mistral 7B, 2023)."""
     _plain_attention(model, "window")
 
     def change(mixer: Attention, place: int) -> Attention:
@@ -132,8 +130,7 @@ def with_window(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 def with_sparse_attention(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Blocks of keys instead of all (BigBird, Zaheer et al. 2020; Longformer, Beltagy et al. 2020).
 
-    All keys are kept: another query may see those that this one does not.
-    """
+    All keys are kept: another query may see those that this one does not."""
     sparse = _given(changes.sparse)
     limited = [mixer for mixer in _plain_attention(model, "sparse") if mixer.span is not None]
     if limited:
@@ -302,8 +299,7 @@ def _rank(num_in: int, num_out: int, low_rank: LowRank) -> int:
 def _moefied(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Dense feed-forward blocks as `num_experts` experts of 1 / `num_experts` of their width, `top_k` per token.
 
-    Source: MoEfication, Zhang et al. 2022.
-    """
+    Source: MoEfication, Zhang et al. 2022."""
     moefy = _given(changes.moefy)
     if not any(isinstance(layer.ffn, DenseFFN) for layer, _ in model.layers):
         raise SpecError(f"got {model.name}, which has no dense feed-forward block to split; leave it out.")
@@ -325,8 +321,7 @@ def _moefied(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 def _with_experts(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
     """Mixtures with another number of experts, of them per token, or of shared width.
 
-    Source: Dai et al. 2024 (DeepSeekMoE), section 3.1, for experts that are split.
-    """
+    Source: Dai et al. 2024 (DeepSeekMoE), section 3.1, for experts that are split."""
     experts = _given(changes.experts)
     split, shared = experts.split or 1, experts.shared_intermediate_size
 
@@ -404,8 +399,7 @@ def _with_early_exit(model: ModelSpec, changes: ModelChanges) -> ModelSpec:
 def _reach_of_share(share: float, num_layers: int) -> tuple[float, ...]:
     """Reaches (1 - h)^i whose mean is `share`: behind each layer the share h of those that are there leaves.
 
-    The first layer is always passed, so that the least share is one layer's.
-    """
+    The first layer is always passed, so that the least share is one layer's."""
     if share == 1 or num_layers == 1:
         return (1.0,) * num_layers
     if share * num_layers < 1:

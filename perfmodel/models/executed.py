@@ -3,8 +3,7 @@
 Facts of specs alone, so that lists of models can say it without torch. That the families below are computed rightly is
 proved against Hugging Face's implementations (`tests/parity/test_against_transformers.py`, docs/parity.md).
 
-The number format that a checkpoint's name ends with: `nvidia/Llama-3.3-70B-Instruct-FP8`, `Qwen3-32B-AWQ`.
-"""
+The number format that a checkpoint's name ends with: `nvidia/Llama-3.3-70B-Instruct-FP8`, `Qwen3-32B-AWQ`."""
 
 import re
 

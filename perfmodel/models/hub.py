@@ -3,8 +3,7 @@
 Read are `config.json`, `hf_quant_config.json` where ModelOpt keeps formats in it, and `generation_config.json`, which
 says how a server samples; of weights the header of one file, where the configuration leaves open what they are stored
 as. What the Hub answers stays in the client's cache, a header's answer in our own, so it is asked once.
-Environment variables are the client's own: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
-"""
+Environment variables are the client's own: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE."""
 
 import json
 import os
@@ -49,8 +48,7 @@ def load_from_hub(name: str) -> ModelSpec:
     """The model of the repository `name`, from the cache without any traffic, else from the Hub.
 
     Raises SpecError for a repository that cannot be read, in one sentence with the way out, MissingExtraError where
-    the Hub's client is not installed.
-    """
+    the Hub's client is not installed."""
     with allow_path(_cache()):
         config, origin = _cached(name), "local cache of the Hub"
         if config is None:

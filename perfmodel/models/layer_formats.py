@@ -23,8 +23,7 @@ class LayerQuantization(Spec):
     layers:       from 0, negative ones from the end; None: all
     components:   the blocks of these layers that it is about; empty: all that `quantization` does not keep as they are
     quantization: as `engine.quantization`; none: in the model's dtype
-    group_size:   as `engine.quantization_group_size`
-    """
+    group_size:   as `engine.quantization_group_size`"""
 
     layers: tuple[int, ...] | None = None
     components: tuple[Block, ...] = ()
@@ -35,8 +34,7 @@ class LayerQuantization(Spec):
 def with_layer_formats(model: ModelSpec, rules: Sequence[LayerQuantization]) -> ModelSpec:
     """`model` with the formats that `rules` give to layers; the later of two rules holds. Without rules, as it is.
 
-    Raises SpecError for a layer or a format that is not there, and for layers that share their weights.
-    """
+    Raises SpecError for a layer or a format that is not there, and for layers that share their weights."""
     if not rules:
         return model
     if model.num_distinct_layers is not None:

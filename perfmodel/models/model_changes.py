@@ -1,8 +1,7 @@
 """`ModelChanges`: what a scenario changes in its model before it is served: other attention, fewer or shared weights.
 
 Each field is one technique of the literature (docs/techniques has a page for each); what is left out changes nothing.
-The changes themselves are functions in `perfmodel.models.changes`.
-"""
+The changes themselves are functions in `perfmodel.models.changes`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -29,8 +28,7 @@ class SparseAttention(CheckedSpec):
     """Block-sparse attention: a query's block sees some blocks of `block` tokens before it.
 
     windows, globals, random: blocks next to it, at the beginning, anywhere; BigBird's and Longformer's patterns
-    fraction:                 instead of counts: this share of the blocks that it could see
-    """
+    fraction:                 instead of counts: this share of the blocks that it could see"""
 
     pattern: Literal["bigbird", "longformer"] = "bigbird"
     block: PositiveInt = 64
@@ -52,8 +50,7 @@ class SparseAttention(CheckedSpec):
 class LinearChange(Spec):
     """Attention whose state does not grow: Performer's random features, or Linformer's projected keys and values.
 
-    size: features (Performer) or projected rows (Linformer) per head
-    """
+    size: features (Performer) or projected rows (Linformer) per head"""
 
     kind: Literal["performer", "linformer"]
     size: PositiveInt = 256
@@ -76,8 +73,7 @@ class Prune(CheckedSpec):
 
     unstructured: single weights; `storage: sparse` stores the others with an index each, else the zeros stay
     structured:   heads and feed-forward columns; 2:4: half of every four, for sparse tensor cores
-    layers:       whole layers, evenly spaced
-    """
+    layers:       whole layers, evenly spaced"""
 
     kind: Literal["unstructured", "structured", "layers", "2:4"]
     fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -110,8 +106,7 @@ class EarlyExit(CheckedSpec):
 
     expected_share:     layers that a token passes on average, as a share; it leaves each with equal probability
     exit_probabilities: instead: for each layer, the share of all tokens that leave behind it (the rest stays)
-    confidence:         how it knows: a small classifier (no cost is counted), or the LM head after every layer
-    """
+    confidence:         how it knows: a small classifier (no cost is counted), or the LM head after every layer"""
 
     expected_share: Share | None = None
     exit_probabilities: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
@@ -141,8 +136,7 @@ class Experts(CheckedSpec):
     """Mixtures of experts of another shape; what is left out stays.
 
     top_k: experts per token; num_experts: of each block; split: each expert as so many of a part of its width, as many
-    times more per token (fine-grained experts, DeepSeekMoE); shared_intermediate_size: width of the shared experts
-    """
+    times more per token (fine-grained experts, DeepSeekMoE); shared_intermediate_size: width of the shared experts"""
 
     top_k: PositiveInt | None = None
     num_experts: PositiveInt | None = None
@@ -167,8 +161,7 @@ class ModelChanges(CheckedSpec):
     experts:      more, fewer or finer experts
     share_layers: this many distinct layers, used in turn
     tie_embeddings: whether the LM head is the embedding table
-    early_exit:   tokens leave before the last layer
-    """
+    early_exit:   tokens leave before the last layer"""
 
     num_kv_heads: PositiveInt | None = None
     latent: LatentChange | None = None

@@ -1,8 +1,7 @@
 """Number formats: how many bytes a weight takes, and what an engine's `quantization` or `dtype` argument means.
 
 Knows formats and methods by name; nothing of kernels or of how a checkpoint writes its settings (`hf/quantization.py`).
-What a cached token takes: number formats by its age, and how many tokens eviction leaves of a sequence.
-"""
+What a cached token takes: number formats by its age, and how many tokens eviction leaves of a sequence."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -124,8 +123,7 @@ def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> f
 
     bytes = (bits + scale_bits / (group_size * group_rows)) / 8; formats that fix their scales (mxfp4, nvfp4, ...) carry
     them in `bits`. int4 in groups of 128 with a 16-bit scale: (4 + 16/128)/8 = 0.515625. A scale per tensor or channel
-    (group_size 0) is not counted.
-    """
+    (group_size 0) is not counted."""
     bits = BITS_PER_WEIGHT.get(format)
     if bits is None:
         raise SpecError(
@@ -139,8 +137,7 @@ def bytes_per_weight(format: str, group_size: int = 0, group_rows: int = 1) -> f
 def component_bytes(quantization: QuantizationSpec, component: str) -> float:
     """Bytes of one stored weight of a quantized component: a mean over its tensors where these are in several formats.
 
-    The quantization has a format for weights.
-    """
+    The quantization has a format for weights."""
     assert quantization.weights is not None
     bits = dict(quantization.bits).get(component)
     if bits is not None:
@@ -152,8 +149,7 @@ def kv_element_bytes(format: str, group_size: int = 0) -> float:
     """Bytes of one cached key or value element, its share of the group's scale and zero point (16 bits each) included.
 
     (bits + 2 * 16 / group) / 8 for integers in groups; other formats have a scale per tensor or token, not counted.
-    Source: KIVI (Liu et al. 2024), asymmetric quantization in groups.
-    """
+    Source: KIVI (Liu et al. 2024), asymmetric quantization in groups."""
     plain = bytes_per_weight(format)
     return plain + 2 * 16 / group_size / 8 if group_size and format in GROUPED_FORMATS else plain
 
@@ -174,8 +170,7 @@ def format_of_dtype(dtype: str) -> str:
 def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
     """The model with `dtype` for everything that is not quantized; "auto" keeps the checkpoint's.
 
-    As in vLLM, a float32 checkpoint under "auto" is the caller's to narrow; here nothing changes.
-    """
+    As in vLLM, a float32 checkpoint under "auto" is the caller's to narrow; here nothing changes."""
     return model if dtype == "auto" else replace(model, dtype=format_of_dtype(dtype))
 
 
@@ -187,8 +182,7 @@ def with_quantization(model: ModelSpec, method: str | None, group_size: int | No
     The same format asked of a checkpoint already in it changes nothing; another format stands for the checkpoint
     published in that one. Embedding, LM head, router and norms stay in the model's dtype. In 4-bit float formats the
     attention of a mixture-of-experts model stays too, as in the published NVFP4 and MXFP4 checkpoints of DeepSeek-V3,
-    Kimi-K2.5, MiniMax-M2.5, Qwen3.5 and gpt-oss.
-    """
+    Kimi-K2.5, MiniMax-M2.5, Qwen3.5 and gpt-oss."""
     if method is None or method.lower() == "auto":
         return model
     key, have = method.lower().replace("-", "_"), model.quantization
@@ -240,8 +234,7 @@ def _operations(model: ModelSpec, form: str) -> float:
 def kv_surplus(model: ModelSpec) -> tuple[Surplus, ...]:
     """What the newest tokens take beyond the next older ones, tier by tier, so that n tokens take per element
 
-    n e + sum over tiers of min(n, tokens) num_bytes     with e of the oldest
-    """
+    n e + sum over tiers of min(n, tokens) num_bytes     with e of the oldest"""
     recent, group = model.quantization.kv_recent, model.quantization.kv_group_size
     forms = [form for _, form in recent] + [model.quantization.kv_cache or model.dtype]
     tiers, total = [], 0
@@ -268,8 +261,7 @@ def with_eviction(model: ModelSpec, num_tokens: int, num_recent: int = 0) -> Mod
     """The model with `num_tokens` kept of each sequence in every layer of plain attention that keeps all of them, the
     `num_recent` newest among them.
 
-    Raises SpecError where there is no such layer.
-    """
+    Raises SpecError where there is no such layer."""
     layers, has_evicting = [], False
     for layer, count in model.layers:
         mixer = layer.mixer

@@ -2,8 +2,7 @@
 
 Every count is a closed form in the sizes of `architecture.py`; symbols: d hidden size, H query heads, K key/value
 heads, h head size, f intermediate size, E experts, k experts per token, V vocabulary. Biases are counted with the
-matrix they belong to, all norm weights under "norms".
-"""
+matrix they belong to, all norm weights under "norms"."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ class ParameterCount:
     """Parameters by component.
 
     stored: what the checkpoint holds; a tied LM head is stored once, under "embedding"
-    active: what one token multiplies with: k of E experts, the LM head (also when tied), no embedding row
-    """
+    active: what one token multiplies with: k of E experts, the LM head (also when tied), no embedding row"""
 
     stored: Mapping[str, int]
     active_by_component: Mapping[str, int]
@@ -56,8 +54,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
     """Exact parameter counts of the text decoder.
 
     total = V d (embedding) + V d (LM head, unless tied) + d (final norm) + sum over layers; Llama-2-7B:
-    2 * 32000 * 4096 + 4096 + 32 * (4 * 4096^2 + 3 * 4096 * 11008 + 2 * 4096) = 6,738,415,616.
-    """
+    2 * 32000 * 4096 + 4096 + 32 * (4 * 4096^2 + 3 * 4096 * 11008 + 2 * 4096) = 6,738,415,616."""
     d, vocab = model.hidden_size, model.vocab_size
     stored = dict.fromkeys(COMPONENTS, 0)
     active = dict.fromkeys(COMPONENTS, 0)
@@ -82,8 +79,7 @@ def layer_parameters(model: ModelSpec, layer: Layer) -> dict[str, int]:
     """Parameters of one layer by component; only components that the layer has.
 
     Norms: one of d per block (two with norms before and after it, one in all where the blocks share it), LayerNorms
-    with a bias twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan).
-    """
+    with a bias twice that, and the mixer's own (q/k norms, MLA's latent norms, the gated norm of a scan)."""
     d, mixer, ffn = model.hidden_size, layer.mixer, layer.ffn
     counts: dict[str, int] = {}
     num_blocks = (mixer is not None) + (ffn is not None)
@@ -107,8 +103,7 @@ def weight_bytes(model: ModelSpec) -> dict[str, float]:
 
     Components that the quantization keeps, and norms always, are in the model's dtype; the others in its format with
     their share of the group scales, and those of sparse linear layers with their indices. Biases and convolutions go
-    with their component (less than 0.1 % of it).
-    """
+    with their component (less than 0.1 % of it)."""
     sizes = {
         name: count * sparse_bytes(model, name, stored_bytes(model, name))
         for name, count in count_parameters(model).stored.items()
@@ -164,8 +159,7 @@ def _attention(m: Attention, d: int) -> tuple[int, int]:
 def _linear_attention(m: arch.LinearAttention, d: int) -> tuple[int, int]:
     """As `_attention`, and the projections per KV head: Performer's features, m*h; Linformer's positions, r*r.
 
-    Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r.
-    """
+    Linformer projects all positions of a context; a decoder that cannot see them ahead has them in periods of r."""
     qkv = m.num_heads * m.head_dim + m.num_kv_heads * (m.head_dim + m.v_head_dim)
     out = m.num_heads * m.v_head_dim
     biases = (qkv if m.qkv_bias else 0) + (d if m.out_bias else 0)
@@ -177,8 +171,7 @@ def _latent_attention(m: LatentAttention, d: int) -> tuple[int, int]:
     """MLA: q_a d*r_q and q_b r_q*H*(n+r) (or q d*H*(n+r)), kv_a d*(r_kv+r), kv_b r_kv*H*(n+v), o H*v*d.
 
     n, r, v: no-position, rotary and value head sizes; r_q, r_kv: ranks. The indexer adds q r_q*H_i*h_i, k d*h_i, and
-    one weight per head d*H_i; its norm is a LayerNorm with a bias.
-    """
+    one weight per head d*H_i; its norm is a LayerNorm with a bias."""
     q_dim = m.num_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
     query_input = m.q_lora_rank or d
     q = query_input * q_dim + (d * m.q_lora_rank if m.q_lora_rank else 0)
@@ -206,8 +199,7 @@ def _mamba(m: arch.Mamba, d: int) -> tuple[int, int]:
     """Mamba-2: in d*(2 D + 2 G N + H), convolution over D + 2 G N, A, D and dt per head, out D*d; a norm of D.
 
     Mamba-1 (dt_rank R): in d*2D, convolution over D, x D*(R+2N), dt R*D + D, A D*N, skip D, out D*d; with norms (Jamba)
-    they are on dt, B and C.
-    """
+    they are on dt, B and C."""
     inner = m.num_heads * m.head_dim
     if m.dt_rank is not None:
         conv_dim, in_dim, norms = inner, 2 * inner, m.dt_rank + 2 * m.state_size
@@ -243,8 +235,7 @@ def _moe(m: MoEFFN, d: int) -> dict[str, int]:
     """Router d*E (+E), experts E*ffn(f), shared experts ffn(f_shared) (+d for their gate).
 
     Experts that work in a latent space of width l are ffn on l; the two projections d*l and l*d, which every token
-    passes, count with the shared experts.
-    """
+    passes, count with the shared experts."""
     width = m.latent_size or d
     shared = _ffn(d, m.shared_intermediate_size, m.gated, False) + 2 * d * (m.latent_size or 0)
     if m.shared_gate and m.shared_intermediate_size:

@@ -19,8 +19,7 @@ SamplingMethod = Literal["greedy", "random", "top_k", "top_p"]
 class WeightSparsity:
     """Linear layers (not embedding, LM head, router) that store `density` of their weights, with an index each.
 
-    is_2_4: two of every four, which sparse tensor cores multiply at `sparsity_speedup` times the dense rate
-    """
+    is_2_4: two of every four, which sparse tensor cores multiply at `sparsity_speedup` times the dense rate"""
 
     density: float
     index_bits: float
@@ -31,8 +30,7 @@ class WeightSparsity:
 class ExitSpec:
     """Tokens that are decoded may leave early: `reach[i]` of them come to layer i.
 
-    asks_lm_head: each layer's output goes through the LM head to see whether its token may leave
-    """
+    asks_lm_head: each layer's output goes through the LM head to see whether its token may leave"""
 
     reach: tuple[float, ...]
     asks_lm_head: bool = False
@@ -90,8 +88,7 @@ class ModelSpec:
                   tf32 for fp32, fp16_acc16 for fp16
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
-    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those
-    """
+    changed_from: of a changed model whose original has a file with weights: a run makes its weights of those"""
 
     name: str
     model_type: str
@@ -184,8 +181,7 @@ class ModelSpec:
     def rolling_span(self) -> int | None:
         """The tokens whose KV a sequence holds at most, where every layer with a cache overwrites what it left behind.
 
-        None where some layer keeps all, so that blocks are handed out for whole sequences.
-        """
+        None where some layer keeps all, so that blocks are handed out for whole sequences."""
         cached = [layer.mixer for layer, _ in self.layers if isinstance(layer.mixer, Attention | LatentAttention)]
         spans = [mixer.span for mixer in cached if isinstance(mixer, Attention) and mixer.is_rolling]
         longest = max((span for span in spans if span is not None), default=None)

@@ -7,5 +7,4 @@ study: a study file -> its points; their records by variant and axis
 space: a plan's candidates and why others were ruled out
 surfaces, service: step times and queueing in closed form; screen: candidates' highest rates
 runs, choice, finalist, result: simulate finalists, rank them, quantify confidence; export: deployment files
-jobs: the same for offline jobs; search: the entry point
-"""
+jobs: the same for offline jobs; search: the entry point"""

@@ -35,8 +35,7 @@ class Axis:
 
     xs:       the values as numbers, in `unit`; empty for names
     unit:     "x" for multiples of `present`, else the unit in which the values are written
-    present:  the scenario's own number at the path, if any
-    """
+    present:  the scenario's own number at the path, if any"""
 
     path: str
     texts: tuple[str, ...]

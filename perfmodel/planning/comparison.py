@@ -85,8 +85,7 @@ class ResultComparison(Renderable):
 
     one, other: names of the two results
     inputs:     fields of the resolved scenario; `versions`: of perfmodel, engines, calibrations
-    answers:    metrics, largest gain first; `texts`: non-numeric answers (a choice, an origin)
-    """
+    answers:    metrics, largest gain first; `texts`: non-numeric answers (a choice, an origin)"""
 
     one: str
     other: str

@@ -44,8 +44,7 @@ class OfferedLoad:
     users:        at each rate with a known latency; each pauses `think_time_s` after an answer
     limits_ms:    the SLO's per-request limits, by latency; attainment: share of requests that must meet all
     knee:         rate; None if not inside the axis
-    within_slo:   None without an SLO
-    """
+    within_slo:   None without an SLO"""
 
     rate: float | None
     rates: tuple[float, ...]

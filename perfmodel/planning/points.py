@@ -195,8 +195,7 @@ class Point:
     overrides:  as `--set` takes them; `step.batch=8` changes `step`
     metrics:    of runs, steps and memory, by name
     step:       for metrics of steps and of memory
-    intervals:  also 80 % intervals of a run's means, from several simulations
-    """
+    intervals:  also 80 % intervals of a run's means, from several simulations"""
 
     scenario: str
     metrics: tuple[str, ...]
@@ -213,8 +212,7 @@ class Record:
     values:  metric -> value in its own unit; None if the run lacks it
     problem: why there are no values: the model does not fit, the traffic cannot be served
     origin:  of the times: datasheet, calibrated, measured
-    intervals: metric -> ends of its 80 % interval, if requested
-    """
+    intervals: metric -> ends of its 80 % interval, if requested"""
 
     values: Mapping[str, float | None] = field(default_factory=dict)
     problem: str = ""

@@ -43,8 +43,7 @@ class Resilience:
     attained:   replicas -> simulated share of requests within the SLO, from the count that serves without failures
     replicas:   the fewest of those that serve; None if none does
     all_up:     replicas -> closed-form share of time in which enough are up; empty without a mean time between failures
-    problem:    why the failures cannot be simulated on the choice
-    """
+    problem:    why the failures cannot be simulated on the choice"""
 
     attained: Mapping[int, float]
     replicas: int | None
@@ -59,8 +58,7 @@ class _Plan(Renderable, Generic[Row]):
     num_candidates: of the space; `num_able`: those that do what is asked for in closed form
     ruled_out:   reason -> number of candidates
     ranked:      finalists that do what is asked for, best first; `missed`: those that fail in simulation
-    bound_share: share of the winner's busy time by bound
-    """
+    bound_share: share of the winner's busy time by bound"""
 
     base: Base
     scenario: Scenario
@@ -127,8 +125,7 @@ class PlanResult(_Plan[Finalist]):
     resilience:  the winner under failures; left_out: scenario features that the plan omits
     searched:    choices with several values in the space -> the values, in words
     ratios:      simulated over screened figures of the finalists
-    num_overlooked: candidates that could be better by these ratios but were not simulated
-    """
+    num_overlooked: candidates that could be better by these ratios but were not simulated"""
 
     _is_good = "serves"
     rate: float = 0.0

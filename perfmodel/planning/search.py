@@ -49,8 +49,7 @@ def make_plan(
     stages:    stage name -> progress display
     on_preliminary: called with the screen's result before simulating
 
-    Raises SpecError for a scenario without an SLO or a rate, or with an error.
-    """
+    Raises SpecError for a scenario without an SLO or a rate, or with an error."""
     base = Base(path, tuple(overrides))
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()

@@ -22,8 +22,7 @@ UNIFIED = "none"
 
 class PoolSpace(Spec):
     """What the prefill or the decode engines of disaggregated candidates may have of their own. An empty list: what the
-    plan's space says of all; for prefill engines, what the candidate's decode engines have.
-    """
+    plan's space says of all; for prefill engines, what the candidate's decode engines have."""
 
     hardware: tuple[str, ...] = ()
     tensor_parallel_size: tuple[PositiveInt, ...] = ()
@@ -50,8 +49,7 @@ class PlanSpace(Spec):
     disaggregation: prefill to decode replicas, as in 2:1; `none` for replicas that do both
     prefill, decode: what engines of disaggregated candidates may have of their own: devices, parallelism, batches
     speculation:    `speculative_config` blocks as under `engine`; null for none
-    replicas:       by default as few as serve the rate (as many as are allowed for lowest_latency)
-    """
+    replicas:       by default as few as serve the rate (as many as are allowed for lowest_latency)"""
 
     hardware: tuple[str, ...] = ()
     tensor_parallel_size: tuple[PositiveInt, ...] = (1, 2, 4, 8)
@@ -119,8 +117,7 @@ class PlanSpec(Spec):
     link_domain: the most devices that tensor parallelism may take; those of a node unless given
     finalists:  candidates that are simulated, the best that the screen has found
     seeds:      simulations of each at each rate, with equal seeds for all (common random numbers)
-    num_requests: of each of them; by default enough for its largest batch to come and go a few times
-    """
+    num_requests: of each of them; by default enough for its largest batch to come and go a few times"""
 
     objective: Objective = "cheapest"
     attainment: float = Field(default=DEFAULT_ATTAINMENT, gt=0, lt=1)

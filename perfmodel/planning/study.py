@@ -35,8 +35,7 @@ class AxisSpec(Spec):
     field:     the field that takes each value, or several that all do
     multiples: further fields, which take so many times the value (`traffic.num_requests: 4`)
     settings:  instead: label -> overrides
-    short:     the values of a `--quick` study; by default the first and the last
-    """
+    short:     the values of a `--quick` study; by default the first and the last"""
 
     field: str | tuple[str, ...] | None = None
     values: tuple[int | float | str | bool, ...] = ()
@@ -114,8 +113,7 @@ class PlotSpec(Spec):
     x:        an axis, or for pareto a metric; by default the first axis with numbers
     panels:   an axis whose values get a picture each, side by side
     relative: draw how many times better than the baseline
-    log:      which axes are logarithmic
-    """
+    log:      which axes are logarithmic"""
 
     kind: Literal["lines", "bars", "waterfall", "pareto"]
     metric: str | None = None
@@ -143,8 +141,7 @@ class ExecutedPart(Spec):
     variants:   overrides that stand for those of a variant; a variant that is not named here keeps its own
     leave_out:  variants that are not run, each with the reason
     axes:       other values for an axis; an axis that is not named here keeps its own
-    rounds:     every point is run so many times, in random order; medians count
-    """
+    rounds:     every point is run so many times, in random order; medians count"""
 
     base: str | dict[str, Any] | None = None
     set: Setting = Field(default_factory=dict)
@@ -162,8 +159,7 @@ class QualitySpec(Spec):
     keys:      variant -> the entry of the file that stands for it; variants without one have no value
     model:     whose quality it is, as said in pictures: the study's own has no weights here
     base, set: the scenario that it is measured in
-    variants:  overrides that stand for those of a variant there
-    """
+    variants:  overrides that stand for those of a variant there"""
 
     metric: str = "perplexity"
     file: str

@@ -8,7 +8,6 @@
     views         one pure function from each kind of result to a document
     terminal.py   any document on a terminal; any result by its kind: how results print themselves in Python
 
-Nothing is imported here: a table does not pay for numpy.
-"""
+Nothing is imported here: a table does not pay for numpy."""
 
 __all__: list[str] = []

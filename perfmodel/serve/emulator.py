@@ -1,8 +1,7 @@
 """`Emulator`: a scenario's cluster on the wall clock, and what becomes of each request that real clients send.
 
 It is a driver as `perfmodel.sim.driver` is one, over the same cluster of the same engines; only that requests come from
-outside, that equal steps are taken one by one, and that each token is told of when its client would have it.
-"""
+outside, that equal steps are taken one by one, and that each token is told of when its client would have it."""
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -28,8 +27,7 @@ from perfmodel.specs.scenario import Scenario
 def beyond_context(max_model_len: int, excess: str, way_out: str) -> WorkloadError:
     """Error for a request beyond the model's context.
 
-    max_model_len: tokens of the context; excess: what does not fit; way_out: what the client can do
-    """
+    max_model_len: tokens of the context; excess: what does not fit; way_out: what the client can do"""
     limit = f"This model's maximum context length is {max_model_len} tokens."
     return WorkloadError(f"{limit} However, {excess}; {way_out}.")
 
@@ -41,8 +39,7 @@ class RequestParams(NamedTuple):
     max_tokens:    what the client allows; None: as many as it gets
     n:             answers that it asked for; None for all but one of these
     adapter:       name of the LoRA adapter
-    token_ids:     of the prompt and then of the answer
-    """
+    token_ids:     of the prompt and then of the answer"""
 
     finish_reason: str = "length"
     max_tokens: int | None = None
@@ -65,8 +62,7 @@ class Order(NamedTuple):
     block_hashes: identity of the full KV blocks of the prompt, and then of the answer, in order; () = like no other
     priority:     the least goes first, under the policy `priority`
     session:      whose request it is, for routers that keep sessions together
-    params:       what observers may want to know beside
-    """
+    params:       what observers may want to know beside"""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -96,8 +92,7 @@ class Observer:
         """A step of `engine` has ended, which was to compute `plan`.
 
         gaps: (ticks, how many times) between tokens of requests that sat out the steps between; those of the others are
-              the step's own duration, `record.num_gaps` times
-        """
+              the step's own duration, `record.num_gaps` times"""
 
     def on_finished(self, engine: EngineRank, request: Request) -> None:
         """An answer is complete; its times are those of its client, and may be a moment ahead."""
@@ -152,8 +147,7 @@ class Emulator:
                are left out
     on_late, on_slowed, on_error: as of a `PacedClock`
 
-    Raises DoesNotFitError for a model too large for the devices, SpecError for what has no wall clock.
-    """
+    Raises DoesNotFitError for a model too large for the devices, SpecError for what has no wall clock."""
 
     def __init__(
         self,
@@ -219,8 +213,7 @@ class Emulator:
                   no time of the deployment's, whose own server takes what it was measured to take
 
         Raises WorkloadError for one that could never run, ReplicaDownError where `replica` is not there,
-        ClockStoppedError where nothing is any more.
-        """
+        ClockStoppedError where nothing is any more."""
         now = self.clock.catch_up(arrived)
         if replica is not None and not self.is_up(replica):
             raise ReplicaDownError(f"replica {replica} is not up; ask another, or wait until it has started")

@@ -54,8 +54,7 @@ class Telemetry:
     metrics: whose names /metrics has; None: those of the scenario's engine profile
     legacy:  with the names that vLLM has given up and autoscalers still read
     kv_events, kv_replay, kv_topic: endpoints of ZeroMQ, and the topic, as of `KvEvents`; None: it is not there
-    kv_arrays: events are arrays, as before vLLM 0.24
-    """
+    kv_arrays: events are arrays, as before vLLM 0.24"""
 
     metrics: MetricNames | None = None
     legacy: bool = False
@@ -91,8 +90,7 @@ class EmulatorServer:
     cold_start: it answers 503 for as long as it would load its weights
 
     Raises DoesNotFitError for a model too large for the devices, SpecError for what has no server, MissingExtraError
-    where KV events are asked for and their packages are not installed.
-    """
+    where KV events are asked for and their packages are not installed."""
 
     def __init__(
         self,
@@ -133,8 +131,7 @@ class EmulatorServer:
     async def run(self, on_ready: Callable[[list[int]], None] = lambda _: None) -> Ended:
         """Serve until SIGTERM or SIGINT. on_ready: called with the ports, once all listen
 
-        Raises SpecError for an address that cannot be had.
-        """
+        Raises SpecError for an address that cannot be had."""
         apps = self._apps()
         warm_up(self.emulator.scenario)
         self._error = asyncio.get_running_loop().create_future()

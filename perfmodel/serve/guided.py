@@ -1,8 +1,7 @@
 """`Guide`: texts of a requested shape: a JSON schema, a regular expression, or one of several choices.
 
 A schema is filled keyword by keyword, and a text for a regular expression is built from Python's parse tree: no
-matching takes place, so no expression is slow. Unsupported keywords are rejected, so no text violates its schema.
-"""
+matching takes place, so no expression is slow. Unsupported keywords are rejected, so no text violates its schema."""
 
 import json
 import re
@@ -21,8 +20,7 @@ def text_of_pattern(pattern: str, number: int) -> str:
     """A text that `pattern` matches. number: decides between alternatives
 
     Raises ValueError for invalid expressions, for lookarounds and word boundaries, and for texts of more than 4,096
-    characters.
-    """
+    characters."""
     if len(pattern) > _LONGEST_PATTERN:
         raise ValueError(f"regex: got {len(pattern):,} characters; expected at most {_LONGEST_PATTERN:,}")
     try:
@@ -146,8 +144,7 @@ class Guide(NamedTuple):
     """The required shape of a text.
 
     value: for kind "json", a schema (JSON Schema 2020-12; {} is any object); for "choice", a list of texts; for
-           "regex", a regular expression
-    """
+           "regex", a regular expression"""
 
     kind: Literal["json", "choice", "regex"]
     value: Any
@@ -155,8 +152,7 @@ class Guide(NamedTuple):
     def text(self, number: int, filling: str = "") -> str:
         """A text of this shape. number: decides between choices; filling: a text for strings that may be anything
 
-        Raises ValueError for an invalid or unsupported shape, whatever the number.
-        """
+        Raises ValueError for an invalid or unsupported shape, whatever the number."""
         try:
             if self.kind == "choice":
                 return str(self.value[number % len(self.value)])

@@ -4,8 +4,7 @@ Source: `ZmqEventPublisher` of vLLM 0.28. Each engine has a PUB socket, at the p
 message has three parts: the topic, a sequence number (8 bytes, big-endian) and a batch in msgpack: the Unix time, the
 events of a step, the data-parallel rank. Since 0.24 (pull request 42892) an event is a map with its `type`; before, it
 was an array. Hashes are integers of 64 bits, as vLLM publishes them by default. Whoever has missed something asks the
-ROUTER socket for all from a number on, and gets what is still in the buffer.
-"""
+ROUTER socket for all from a number on, and gets what is still in the buffer."""
 
 import time
 from collections import OrderedDict, deque
@@ -130,8 +129,7 @@ class KvEvents(Observer):
     are_arrays:      events as before vLLM 0.24
     buffer_steps:    batches that can be replayed; hwm: messages that wait for one slow subscriber before some are lost
 
-    Raises SpecError for what is no endpoint, or cannot be bound.
-    """
+    Raises SpecError for what is no endpoint, or cannot be bound."""
 
     def __init__(
         self,
@@ -172,8 +170,7 @@ class KvEvents(Observer):
         """The block with this identity in `Order.block_hashes` holds these tokens: say so when it is stored.
 
         The oldest are forgotten when there are more than all engines have blocks for, and some. Events of blocks that
-        nobody has told of have no token ids.
-        """
+        nobody has told of have no token ids."""
         self._tokens[block_hash] = token_ids
         self._tokens.move_to_end(block_hash)
         if len(self._tokens) > self._most_tokens:

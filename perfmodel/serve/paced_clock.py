@@ -5,8 +5,7 @@ not make what follows late: there is no drift. Where the machine cannot keep up 
 `most_late_s`, the origin moves: the clock goes slower and says by how much, and what is measured against it stays true.
 
 Timers of event loops go off late by up to a millisecond. The clock sees by how much on average, sets its own as much
-earlier, and sleeps for what is left where one went off early.
-"""
+earlier, and sleeps for what is left where one went off early."""
 
 import asyncio
 import time
@@ -31,8 +30,7 @@ class PacedClock:
     most_late_s: seconds by which an event may come late before the clock is slowed
     on_late:     called with the seconds by which each event came late
     on_slowed:   called with the seconds that the clock has lost, each time
-    on_error:    called with what an event raised: the clock stands still then
-    """
+    on_error:    called with what an event raised: the clock stands still then"""
 
     def __init__(
         self,
@@ -81,8 +79,7 @@ class PacedClock:
 
         at: when it arrived, in seconds of the loop's clock; by default now. What has happened since remains so
 
-        Within an event it is the tick of that event. Raises ClockStoppedError where nothing happens any more.
-        """
+        Within an event it is the tick of that event. Raises ClockStoppedError where nothing happens any more."""
         if self._is_in_event:
             return self.env.ticks
         try:

@@ -23,8 +23,7 @@ class InjectedFaults:
     kinds: which of them are as likely: 429 and 500 are answered at once; `broken` ends a streamed answer in its middle,
            without its last chunk, and closes the connection of one that is not streamed
 
-    Raises SpecError for a share or a kind that there is not.
-    """
+    Raises SpecError for a share or a kind that there is not."""
 
     rate: float = 0.0
     kinds: tuple[FaultKind, ...] = _KINDS
@@ -76,8 +75,7 @@ class ServerSettings(Bounds):
     cold_start_s:    simulated seconds that it answers 503, as if weights were loading
     drain_s:         seconds, once told to end, for answers under way
     max_body_bytes:  of a request
-    max_answers:     of one request: its prompts times `n`
-    """
+    max_answers:     of one request: its prompts times `n`"""
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -6,8 +6,7 @@ is a token; what is left at its end is one more. English has about four characte
 conversation goes on, all that was said before has the tokens that it had, and its KV blocks are found again.
 
 Ids are below 2^32, which readers of KV events take: the bytes of a piece, least first. No byte of UTF-8 is above 0xF7,
-so ids whose highest byte is tell of something else: 0xF9 to 0xFB of a piece of one to three bytes, 0xFF of marks.
-"""
+so ids whose highest byte is tell of something else: 0xF9 to 0xFB of a piece of one to three bytes, 0xFF of marks."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -40,8 +39,7 @@ class Words(NamedTuple):
     """What answers are made of: each a token, wherever it stands.
 
     texts, ids:             of words within an answer
-    first_texts, first_ids: the same words at its beginning
-    """
+    first_texts, first_ids: the same words at its beginning"""
 
     texts: list[str]
     ids: TokenIds
@@ -100,8 +98,7 @@ _MAX_LOOKED_AT = 20_000
 class FileTokens:
     """Token ids as the tokenizer in the file `path` has them.
 
-    Raises SpecError for a file that is no tokenizer, MissingExtraError without `tokenizers`.
-    """
+    Raises SpecError for a file that is no tokenizer, MissingExtraError without `tokenizers`."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -120,8 +117,7 @@ class FileTokens:
     def _chosen_words(self, path: Path) -> Words:
         """Words that are one token at the beginning of a text, and one after a space, and stay so beside each other.
 
-        Where a vocabulary has too few of them, as one of single bytes, its letters, with nothing between them.
-        """
+        Where a vocabulary has too few of them, as one of single bytes, its letters, with nothing between them."""
         names = {name.lstrip(_SPACES) for name in self._tokenizer.get_vocab()}
         plain = [name for name in names if name.isascii() and name.isalpha() and name.islower()]
         plain.sort(key=lambda name: (abs(len(name) - _USUAL_LETTERS), name))
@@ -181,8 +177,7 @@ def block_hashes(
 
     block_size: tokens of a block
     salt:       blocks of another salt are others, whatever their tokens
-    adapter:    the LoRA adapter whose KV they hold, if any
-    """
+    adapter:    the LoRA adapter whose KV they hold, if any"""
     parent = sha256(repr((salt, adapter)).encode("utf-8", "surrogatepass")).digest()
     data, width = ids.tobytes(), block_size * ids.itemsize
     hashes = []
@@ -236,8 +231,7 @@ class GenerationLimits(NamedTuple):
     keeps_stop:     whether the text has what it ended at
     seed:           of its content: equal requests with equal seeds have equal answers
     is_continued:   it goes on with the prompt's text, and does not begin a text of its own
-    guide:          the shape that its text has
-    """
+    guide:          the shape that its text has"""
 
     max_tokens: int | None = None
     default_max_tokens: int | None = None
@@ -275,8 +269,7 @@ class AnswerWriter:
 
     max_model_len: the most tokens of a prompt and its answer
     settings:      what decides where a request gives max_tokens; the seed of everything drawn
-    stream:        the seed of answers to requests without one, which go by their number
-    """
+    stream:        the seed of answers to requests without one, which go by their number"""
 
     def __init__(
         self, vocabulary: Vocabulary, traffic: Traffic, max_model_len: int, settings: ServerSettings, stream: int
@@ -290,8 +283,7 @@ class AnswerWriter:
     def write(self, wanted: GenerationLimits, prompt: TokenIds, choice: int = 0) -> WrittenAnswer:
         """The answer to `prompt`, of which a request wants several (`choice`).
 
-        Raises WorkloadError where no token of it would fit in the context.
-        """
+        Raises WorkloadError where no token of it would fit in the context."""
         self._num_written += 1
         # All draws of an answer follow from a number: with a seed, of the request; else, which request it is.
         number = hashed(self._stream, self._num_written)
@@ -350,8 +342,7 @@ class AnswerWriter:
 def _stopped(wanted: GenerationLimits, answer: WrittenAnswer) -> WrittenAnswer:
     """The answer up to the first stop after `min_tokens`, if any.
 
-    As in vLLM: the token that completes a stop string is generated, and its text is not.
-    """
+    As in vLLM: the token that completes a stop string is generated, and its text is not."""
     ids, pieces = answer.ids, answer.pieces
     stops: list[tuple[int, int, str | int]] = []  # tokens, characters, reason
     if wanted.stop:

@@ -1,7 +1,6 @@
 """The simulated clock: traffic, replicas behind a router, and a driver that advances time by the cost model.
 
-SimPy is imported only here. The executed clock shares the engine, workloads, records and their summary.
-"""
+SimPy is imported only here. The executed clock shares the engine, workloads, records and their summary."""
 
 __all__ = [
     "Collector",

@@ -1,8 +1,7 @@
 """Integer ticks of simulated time on SimPy's event queue.
 
 One tick is a picosecond: integer sums do not depend on grouping, so leaps and single steps end at the same tick.
-At equal ticks arrivals precede step ends, so a step that starts at a tick sees every arrival up to it.
-"""
+At equal ticks arrivals precede step ends, so a step that starts at a tick sees every arrival up to it."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -88,8 +87,7 @@ class PacedEnvironment(TickEnvironment):
 class Alarm(Event):
     """Calls `callback(self)` after `delay` ticks, so that the receiver can recognise a stale alarm.
 
-    priority: order among events at the same tick
-    """
+    priority: order among events at the same tick"""
 
     def __init__(
         self, env: Environment, delay: int, callback: Callable[[Event], None], priority: EventPriority = STEP_PRIORITY

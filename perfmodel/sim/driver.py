@@ -58,8 +58,7 @@ def simulate(
     one_of:      simulate 1/n of the cluster: each pool's engines and the traffic are one slice. Slices share no load
     intervals:   also run an ensemble of shortened runs for 80 % prediction intervals of mean latencies
 
-    Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served.
-    """
+    Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served."""
     basis_of = remembered_basis(calibration, profile)
     entrance = _entrance(scenario)
     workload = Workload(entrance)

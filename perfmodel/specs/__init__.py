@@ -1,8 +1,7 @@
 """Frozen, validated specs: hardware, models, engines, traffic, scenarios; no costs, no simulated time.
 
 `load_scenario`, `load_hardware`, `load_traffic` and `load_model` read files by name, alias or path; a mistake is a
-`perfmodel.errors.SpecError` with file, line, field, value and what is allowed. Names load on first use.
-"""
+`perfmodel.errors.SpecError` with file, line, field, value and what is allowed. Names load on first use."""
 
 __all__ = [
     "SCHEMA_KINDS",

@@ -1,7 +1,6 @@
 """Device architectures (`hardware_specs/architectures/<name>.yaml`): kernel features beyond declared peaks, lineage.
 
-An architecture without a file has no relatives and default features.
-"""
+An architecture without a file has no relatives and default features."""
 
 from collections.abc import Collection
 from functools import cache
@@ -20,8 +19,7 @@ class Architecture(Spec):
 
     supported_as:   the architecture whose rows of an engine's formats count where no row names this one
     mma_sync_share: of the tensor peak that products of one warp (`mma.sync`) reach
-    switch_ranks:   devices over which its switches add in the network; None: no such switches
-    """
+    switch_ranks:   devices over which its switches add in the network; None: no such switches"""
 
     name: str
     source: str = ""

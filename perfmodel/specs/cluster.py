@@ -28,8 +28,7 @@ class AutoscalingSpec(CheckedSpec):
                         (of one NVMe drive, or a 25 Gb/s network, per replica) and `engine_start_s` (processes,
                         compilation, CUDA graphs)
 
-    Interval and delay are those of Kubernetes' horizontal pod autoscaler by default.
-    """
+    Interval and delay are those of Kubernetes' horizontal pod autoscaler by default."""
 
     metric: Literal["concurrency", "queue", "kv_cache_usage"] = "concurrency"
     target: PositiveFloat
@@ -78,8 +77,7 @@ class FailuresSpec(CheckedSpec):
 
     mtbf_s:      mean time between failures of one replica, exponentially distributed
     detection_s: until health checks notice that a replica is dead, at the latest when it may start again; requests are
-                 sent to it until then, and wait with those that it had
-    """
+                 sent to it until then, and wait with those that it had"""
 
     mtbf_s: Annotated[Seconds, Field(gt=0)] | None = None
     repair_s: Annotated[Seconds, Field(ge=0)] = 60.0  # until it may start again
@@ -103,8 +101,7 @@ class PoolSpec(CheckedSpec):
     hardware: the scenario's, unless given
     router:   how requests are shared out over the pool's replicas; the cluster's, unless given
 
-    What one pool of a deployment says about its model, share and shadow goes for all of them.
-    """
+    What one pool of a deployment says about its model, share and shadow goes for all of them."""
 
     name: str | None = None
     deployment: str | None = None
@@ -206,8 +203,7 @@ class Retries(Spec):
     """A request that was refused, or whose replica failed, is sent again at most `max` times.
 
     Before the n-th time it waits backoff_s x factor^(n-1) x (1 - jitter x u), u uniform in [0, 1): a jitter of 1 is
-    what is called full jitter.
-    """
+    what is called full jitter."""
 
     max: PositiveInt = 3
     backoff_s: Annotated[Seconds, Field(ge=0)] = 0.5
@@ -220,8 +216,7 @@ class GatewaySpec(Spec):
 
     max_outstanding: requests that the replicas have in hand at most; what comes above it waits in the gateway, by
                      priority, if it still holds fewer than `max_queue`, and is refused if not
-    timeout_s:       how long a client waits for the whole answer, retries included; what is left of it is aborted
-    """
+    timeout_s:       how long a client waits for the whole answer, retries included; what is left of it is aborted"""
 
     rate_limit: RateLimit | None = None
     max_outstanding: PositiveInt | None = None
@@ -234,8 +229,7 @@ class KvTransferSpec(GivenLink, CheckedSpec):
     """How KV blocks get from a prefill to a decode replica: every device over its own link, in and out.
 
     latency_s: handshake and descriptors included
-    shared:    all links lead into one fabric of `fabric_bandwidth_bytes_per_s`, that of one link unless given
-    """
+    shared:    all links lead into one fabric of `fabric_bandwidth_bytes_per_s`, that of one link unless given"""
 
     layerwise: bool = False  # each layer's KV leaves while the next is computed
     shared: bool = False

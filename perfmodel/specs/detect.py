@@ -1,8 +1,7 @@
 """This machine: processor from the operating system, GPUs from vendor tools, memory bandwidth from a copy test; and
 drafts of hardware files from these and the known devices of the same names.
 
-Only installed tools are run, and their failure is no error.
-"""
+Only installed tools are run, and their failure is no error."""
 
 import json
 import os

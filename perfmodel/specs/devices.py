@@ -1,8 +1,7 @@
 """Devices by name in any usual spelling: from their own file or a row of a family table.
 
 A lookup parses only the row, into the data of a file of its own. Derived figures are not written twice: bandwidth is
-bus width x transfer rate; a peak is units x clock x operations per unit and clock.
-"""
+bus width x transfer rate; a peak is units x clock x operations per unit and clock."""
 
 import copy
 import re
@@ -57,8 +56,7 @@ class DeviceFamily(CheckedSpec):
                             several sizes of memory are a list, the first of them the one that the name alone means
     exceptions:             what `declared` holds for one of them instead, by its name, or its `operations_per_clock`
     unconfirmed:            columns, `operations_per_clock` or `shared` as a whole, `columns` for all of them, or paths
-                            as in a device's own file
-    """
+                            as in a device's own file"""
 
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"]
     maker: str
@@ -200,8 +198,7 @@ _COUNTED = re.compile(r"([1-9]\d{0,3})\s*x\s*(\S.*)")
 def find_device(name_or_path: str | Path) -> DeviceSource:
     """Source of a device by name, alias or path. Raises SpecError with the nearest names.
 
-    Names are compared by `plain_name` and may end in a memory size of the device: `rtx-4060-ti-16gb`.
-    """
+    Names are compared by `plain_name` and may end in a memory size of the device: `rtx-4060-ti-16gb`."""
     own = looked_up("hardware", name_or_path)
     if own is not None:
         return DeviceSource(own, own.stem)

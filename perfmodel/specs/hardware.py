@@ -1,7 +1,6 @@
 """`HardwareSpec`: declared facts of a device or system with sources, its network, and its hourly price.
 
-No fitted factors. Prices are from hardware_specs/prices, or the scenario's own.
-"""
+No fitted factors. Prices are from hardware_specs/prices, or the scenario's own."""
 
 import datetime
 from collections.abc import Iterator
@@ -25,8 +24,7 @@ class Price(Spec):
     """What an hour of one device costs.
 
     source, date: who says so, and when; a price of one's own (`OWN`) has no date
-    kind:        on_demand; reserved for a term; spot, which may be taken away; owned: what it cost over its hours
-    """
+    kind:        on_demand; reserved for a term; spot, which may be taken away; owned: what it cost over its hours"""
 
     source: str
     date: datetime.date | None = None
@@ -47,8 +45,7 @@ class Site(Spec):
 
     server_factor: a server's power over its devices'
     pue:           the building's power over its servers' (power usage effectiveness)
-    gco2_per_kwh:  gram of CO2 of the grid's kilowatt-hour
-    """
+    gco2_per_kwh:  gram of CO2 of the grid's kilowatt-hour"""
 
     server_factor: float = Field(default=1.0, ge=1.0, le=3.0)
     pue: float = Field(default=1.0, ge=1.0, le=3.0)
@@ -65,8 +62,7 @@ _Prices = Annotated[
 class PriceOverride(Spec):
     """Prices in place of those of the list.
 
-    usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list
-    """
+    usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list"""
 
     usd_per_gpu_hour: _Prices
     kind: PriceKind | None = None  # of these prices, for the answer to name
@@ -114,8 +110,7 @@ class MemoryLevel(Spec):
 
     bus_width_bits:  of the outermost level, all stacks or channels together (a CPU's channel has 64 bits)
     transfers_per_s: of one wire of the bus: 21e9 of GDDR6X at 21 Gbit/s, 4.8e9 of DDR5-4800
-    device_share:    of the capacity, what the system lets the device have without being asked
-    """
+    device_share:    of the capacity, what the system lets the device have without being asked"""
 
     level: str  # hbm (the outermost, whatever its technology) | l3 | l2 | sram | tensor_memory | registers
     capacity_bytes: Bytes = Field(gt=0)
@@ -164,8 +159,7 @@ class GivenLink(Spec):
     """A link of the hardware file, the scale-up link unless given, or a network of hardware_specs/networks; another
     name needs a bandwidth.
 
-    bandwidth_bytes_per_s: one way, per device; the hardware file's unless given
-    """
+    bandwidth_bytes_per_s: one way, per device; the hardware file's unless given"""
 
     link: str | None = None
     bandwidth_bytes_per_s: units.BytesPerSecond | None = Field(default=None, gt=0)
@@ -194,8 +188,7 @@ class NetworkSpec(GivenLink):
                            hardware file's `scale_out` link, or DEFAULT_NETWORK
     latency_s:             of one hop of a collective, 5 us where neither a file nor a scenario says
     bandwidth_bytes_per_s: one way, of one network card (port)
-    nics_per_node:         network cards of a node, which its devices share evenly; one for each device unless given
-    """
+    nics_per_node:         network cards of a node, which its devices share evenly; one for each device unless given"""
 
     devices_per_node: PositiveInt | None = None  # of those that the scale-up link can join, which is all unless given
     nics_per_node: PositiveInt | None = None
@@ -271,8 +264,7 @@ class HardwareSpec(CheckedSpec):
         """Allocatable bytes of the outermost memory.
 
         Vendors round: an "80 GB" A100 shows 81,920 MiB (85.9e9 bytes), an L40S of "48 GB" loses a sixteenth to ECC.
-        Without a figure: the device's share of declared capacity.
-        """
+        Without a figure: the device's share of declared capacity."""
         outermost = self.declared.memory[0]
         return outermost.visible_bytes or outermost.capacity_bytes * outermost.device_share
 

@@ -58,8 +58,7 @@ _PRICE = """\
 def hardware_template(name: str, like: HardwareSpec, is_here: bool = False) -> str:
     """YAML of device `name` with the figures of `like`. Raises SpecError for an invalid file name.
 
-    is_here: `like` is this machine's device, so its visible memory is known
-    """
+    is_here: `like` is this machine's device, so its visible memory is known"""
     try:
         as_file_name(name)
     except ValueError as error:

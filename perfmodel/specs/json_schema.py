@@ -1,7 +1,6 @@
 """JSON Schemas for editors (`# yaml-language-server: $schema=scenario.schema.json`), and meanings of fields.
 
-Meanings come from docstrings and field comments of specs, else from `meanings.yaml`.
-"""
+Meanings come from docstrings and field comments of specs, else from `meanings.yaml`."""
 
 import ast
 import inspect

@@ -19,8 +19,7 @@ class Link(Spec):
     """A connection to other devices or to the host; bandwidth is one way, per device.
 
     peer_to_peer: whether devices read and write each other's memory over it; without, what they exchange goes through
-                  the host's memory. None where no source says
-    """
+                  the host's memory. None where no source says"""
 
     name: str  # nvlink | pcie | infinity_fabric | ici | scale_out ...
     bandwidth_bytes_per_s: BytesPerSecond = Field(gt=0)
@@ -38,8 +37,7 @@ class Link(Spec):
 class NetworkFile(Spec):
     """What a vendor or a standard says of a network, and where.
 
-    latency_s:             of one hop of a collective: from device to device, with what the library does in between
-    """
+    latency_s:             of one hop of a collective: from device to device, with what the library does in between"""
 
     name: str
     aliases: tuple[str, ...] = ()

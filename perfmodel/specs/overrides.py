@@ -3,8 +3,7 @@
 Values are YAML; `2x` and `0.5x` multiply. Paths are the files'; hardware has short names (`hardware.hbm.bandwidth`,
 `hardware.links.nvlink.latency` or `hardware.nvlink.latency`, `hardware.peak_flops.bf16` or `hardware.bf16`,
 `hardware.price`); `hardware.peak_flops=2x` scales all rates, `hardware.nvlink=null` removes a link, whose traffic takes
-the next one. List items go by position, name or role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`).
-"""
+the next one. List items go by position, name or role (`cluster.pools.decode.hardware.hbm.bandwidth=2x`)."""
 
 import json
 import re
@@ -79,8 +78,7 @@ def apply_override(
 
     default: what is multiplied where `data` has nothing at a path
 
-    Mappings on the way are made where they are missing; whether the field exists is for validation to say.
-    """
+    Mappings on the way are made where they are missing; whether the field exists is for validation to say."""
     target: Any = data
     place: Path = ()
     for depth, name in enumerate(path):

@@ -36,8 +36,7 @@ _WAY_OUT = "give a current one as price.usd_per_gpu_hour"
 class Overheads(Spec):
     """Multiples of overheads, which no datasheet declares; 1 leaves them as they are, 0.5 halves them.
 
-    host:    the engine's own time per step, launches without CUDA graphs, and the front end's (HTTP, tokenisation)
-    """
+    host:    the engine's own time per step, launches without CUDA graphs, and the front end's (HTTP, tokenisation)"""
 
     kernels: NonNegativeFloat = 1.0  # what a kernel costs beside its bytes and FLOPs: launch, ramp-up, drain
     host: NonNegativeFloat = 1.0
@@ -61,8 +60,7 @@ class Scenario(CheckedSpec):
     have the defaults of the engine's version on the device, and `cluster.network` is that of all hardware.
     `perfmodel.specs.load_scenario` makes one from a file.
 
-    Raises SpecError, UnsupportedError for what the engine does not start with.
-    """
+    Raises SpecError, UnsupportedError for what the engine does not start with."""
 
     name: str
     model: Annotated[
@@ -93,8 +91,7 @@ class Scenario(CheckedSpec):
     def with_(self, changes: Mapping[str, Any]) -> "Scenario":
         """A validated copy with `changes`: `{"engine.max_num_seqs": 64}`; values as for `--set`, also `"2x"`.
 
-        Raises SpecError for invalid values, and for a scenario made in Python that no file could state.
-        """
+        Raises SpecError for invalid values, and for a scenario made in Python that no file could state."""
         return type(self)._read_changed(self, changes)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Scenario":
@@ -209,8 +206,7 @@ def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
     """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all
     hardware.
 
-    Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`.
-    """
+    Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`."""
     hardware, cluster = scenario.hardware, scenario.cluster
     use: Use = "offline" if scenario.traffic.arrivals.process == "burst" else "server"
     changed = _changed(scenario.model, scenario.model_changes, positions)

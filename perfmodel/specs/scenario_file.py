@@ -1,8 +1,7 @@
 """From a scenario file to a validated `Scenario`: names and paths resolved, `--set` applied.
 
 Precedence: `--set`, the scenario file, files that it names, defaults. `--set model=...`, `--set hardware=...` and
-`--set traffic=...` replace the name; deeper paths change the named file's values.
-"""
+`--set traffic=...` replace the name; deeper paths change the named file's values."""
 
 import pathlib
 import re
@@ -50,8 +49,7 @@ def load_scenario(
 
     Paths are relative to the file. `model_changes`, `engine.dtype` and `engine.quantization` are applied to the model;
     `engine.max_model_len` defaults to the model's. Raises SpecError: `file:line: field: got X; expected Y`, a line
-    each.
-    """
+    each."""
     loaded, folder = read_scenario(path_or_name, inside)
     data, positions = loaded.data, loaded.positions
     changes = [parse_override(text) for text in overrides]
@@ -95,8 +93,7 @@ Scenario._read_changed = staticmethod(changed_scenario)
 
 def source_of(scenario: Scenario) -> ScenarioSource:
     """Source of `scenario`, or its own text if made in Python. Raises SpecError if no text says the same, as after
-    `model_copy` with a model or device that no file has.
-    """
+    `model_copy` with a model or device that no file has."""
     if scenario._source.path:
         return scenario._source
     data: dict[str, Any] = {"name": scenario.name, "model": scenario.model.name, "hardware": scenario.hardware.name}
@@ -226,8 +223,7 @@ class _Names:
     def resolve_pools(self, shared: Any, changes: Sequence[Override], of_hardware: Sequence[Override]) -> None:
         """Resolve each pool's hardware and complete its engine from the scenario's.
 
-        shared: hardware name that pools share; changes, of_hardware: all overrides, those of the scenario's hardware
-        """
+        shared: hardware name that pools share; changes, of_hardware: all overrides, those of the scenario's hardware"""
         pools: Any = self.block(("cluster",)).get("pools")
         own: dict[int | None, list[Override]] = {}
         for change in filter(_is_of_pool, changes):

@@ -1,8 +1,7 @@
 """Source of a scenario: a name, a path, its own text, or `-` for stdin; and the shipped ones, with their purpose.
 
 Text travels to workers, other machines and exported plans: a scenario without a file is one line of JSON wherever a
-name could stand.
-"""
+name could stand."""
 
 import json
 import pathlib
@@ -42,8 +41,7 @@ class ScenarioSource:
 
 def as_text(data: dict[str, Any], places: Mapping[str, str] | None = None) -> str:
     """A scenario as text that can stand for its file's name. places: field -> source to name in errors (`slo.ttft_ms`
-    -> `--ttft 1s`).
-    """
+    -> `--ttft 1s`)."""
     return json.dumps({**data, **({_PLACES: dict(places)} if places else {})}, ensure_ascii=False)
 
 
@@ -91,8 +89,7 @@ def is_text(source: str | pathlib.Path) -> bool:
 def read_scenario(source: str | pathlib.Path, inside: Sequence[str] = ()) -> tuple[LoadedYaml, pathlib.Path]:
     """(mapping, base folder of its paths) of a scenario by name, path or text. Raises SpecError as `load_yaml` does.
 
-    inside: keys of the block that is the scenario, in a file of another kind (a study)
-    """
+    inside: keys of the block that is the scenario, in a file of another kind (a study)"""
     if is_text(source):
         loaded, name, folder = load_yaml_text(str(source), _TEXT), "unnamed", pathlib.Path()
         places = loaded.data.pop(_PLACES) if isinstance(loaded.data.get(_PLACES), dict) else {}

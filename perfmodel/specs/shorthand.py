@@ -20,8 +20,7 @@ class Shorthand:
     """A scenario in a few words; everything else has its default.
 
     hardware: names, aliases or paths; the first is the scenario's, plans choose between all. `2xh100`: a server of two
-              over which the model is split; a plan has no more
-    """
+              over which the model is split; a plan has no more"""
 
     model: str  # name or path
     hardware: tuple[str, ...]

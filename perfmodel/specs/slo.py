@@ -44,8 +44,7 @@ class StatisticLimit(NamedTuple):
 
     def is_met(self, value_ms: float | None, lost_share: float = 0.0) -> bool:
         """Whether the statistic of completed requests is within the limit and few enough were lost: at most the share
-        above the percentile; none for a mean, since lost requests have no latency.
-        """
+        above the percentile; none for a mean, since lost requests have no latency."""
         allowed = 0.0 if self.share is None else 1 - self.share
         return value_ms is not None and value_ms <= self.limit_ms and lost_share <= allowed + 1e-9
 
@@ -60,8 +59,7 @@ class SLO(CheckedSpec):
     reading_words_per_minute: the same in words, of which 100 tokens are 75. Adults read 238 of English non-fiction
                       silently (Brysbaert 2019, a meta-analysis)
     ttft_p99_ms ...:  the percentile or mean of all requests' TTFT, TPOT or end-to-end latency, or of all gaps between
-                      tokens (itl): mean, p50, p90, p95, p99, each by itself
-    """
+                      tokens (itl): mean, p50, p90, p95, p99, each by itself"""
 
     ttft_ms: Milliseconds | None = Field(default=None, gt=0)  # until its first token
     ttft_ms_per_input_token: Milliseconds | None = Field(default=None, gt=0)

@@ -31,8 +31,7 @@ class Arrivals(VariantSpec):
            first shortens the tail of a job, in which places stay empty; answers' lengths must be known for it
     think_time_s, think_time_stddev_s: mean and standard deviation of the pause between an answer and the user's next
            request. `vllm bench serve` takes 0.25 +- 0.07 ms (reports/measured/closed_loop_202611.md), little enough for
-           users of equal requests to stay in step with each other on a real server, as they do without a pause
-    """
+           users of equal requests to stay in step with each other on a real server, as they do without a pause"""
 
     discriminator = "process"
     used_by: ClassVar[UsedBy] = {
@@ -128,8 +127,7 @@ class Lengths(VariantSpec):
 class Prefix(CheckedSpec):
     """Prompts that share their beginnings: `num_groups` prefixes of `shared_tokens`.
 
-    With `num_prompts_per_group`, only that many distinct prompts exist per group and they repeat in whole.
-    """
+    With `num_prompts_per_group`, only that many distinct prompts exist per group and they repeat in whole."""
 
     num_groups: PositiveInt = 1
     shared_tokens: PositiveInt
@@ -158,8 +156,7 @@ class Conversations(CheckedSpec):
     think_time:    before a user's next turn, where a recorded conversation does not say
     tool_share:    of the turns after the first, those that bring the result of a tool which the answer called, so long
                    after it (`tool_time`) and so many tokens (`tool_tokens`; the traffic's `input_tokens` unless given)
-    system_tokens: of the prompt that all conversations of a group begin with, before their first turn
-    """
+    system_tokens: of the prompt that all conversations of a group begin with, before their first turn"""
 
     turns: Lengths | None = None  # of a conversation; of recorded ones the file has them
     think_time: Pause = Pause(mean_s=0.0, distribution="fixed")
@@ -214,8 +211,7 @@ class Traffic(CheckedSpec):
     """What arrives. Lengths come from the distributions, or from the trace.
 
     Requests that are turns of conversations (`conversations`) count each for themselves, in `num_requests` as in rates:
-    conversations begin at the rate of requests over the mean number of turns.
-    """
+    conversations begin at the rate of requests over the mean number of turns."""
 
     name: str | None = None  # of a file in workloads/traffic
     aliases: tuple[str, ...] = ()  # of that file: chat, code
@@ -322,8 +318,7 @@ class ExpertRouting(VariantSpec):
     recorded:  in proportion to `popularity`, a count for each expert
 
     capacity_factor: every expert multiplies this many times its even share of a step's tokens: fewer are padded, more
-                     are dropped (GShard, Switch); None: each multiplies what it gets
-    """
+                     are dropped (GShard, Switch); None: each multiplies what it gets"""
 
     discriminator = "distribution"
     used_by: ClassVar[UsedBy] = {"dispersion": ("trained",), "alpha": ("power_law",), "popularity": ("recorded",)}
@@ -349,8 +344,7 @@ class Sampling(VariantSpec):
     The others are for runs that are executed; what sampling costs in a simulation follows from its method.
 
     top_k, top_p, min_p: how many tokens are drawn from, with which share of the probability, from which share of the
-                 likeliest one's on; top_k without a figure is 50, top_p 0.9
-    """
+                 likeliest one's on; top_k without a figure is 50, top_p 0.9"""
 
     discriminator = "method"
     used_by: ClassVar[UsedBy] = {

@@ -3,8 +3,7 @@
 Levels, nearest first: `validated`: rows of this device, engine, number format and model family at similar sizes were
 predicted within `VALIDATED_BELOW`; `calibrated`: kernels of this device or its architecture were measured;
 `transferred`: kernels of another architecture stand in; `datasheet`: nothing was measured. The badge prints errors of
-similar rows, else those of the nearest cross-validation.
-"""
+similar rows, else those of the nearest cross-validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,8 +71,7 @@ class Trust:
     because:  reasons for the level, in sentences
     errors:   metric -> errors of similar rows, or else expected errors
     left_out: what the cross-validation behind expected errors left out; None with similar rows
-    nearest:  measured cells, nearest first
-    """
+    nearest:  measured cells, nearest first"""
 
     level: Level
     because: str

@@ -3,8 +3,7 @@
 `hardware_specs/validated`, written by `benchmarks/accuracy_table.py`: `<name>.csv` has a line per cell (device x engine
 version x model x number format) and metric: the range of measured setups and the prediction errors.
 `<name>.rows.csv.gz` has the rows, if they may be copied. `left_out/errors.csv` has a line per engine, cut and metric:
-errors to expect without similar rows, from cross-validation reports (`benchmarks/left_out_index.py`).
-"""
+errors to expect without similar rows, from cross-validation reports (`benchmarks/left_out_index.py`)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,7 @@ class MeasuredSetup(NamedTuple):
     total_b, active_b: parameters in billions, total and per token
     devices:       per engine
     input_tokens, output_tokens: means per request; 0 for traces and growing conversations
-    concurrency:   requests in flight (closed loop, or the maximum); 0 if arrivals decide
-    """
+    concurrency:   requests in flight (closed loop, or the maximum); 0 if arrivals decide"""
 
     device: str
     architecture: str
@@ -128,8 +126,7 @@ class MeasuredCell:
     """Measurements of one cell in one metric.
 
     low, high: the smallest and largest of each size over the rows
-    errors:    predicted / measured - 1 per row, ascending
-    """
+    errors:    predicted / measured - 1 per row, ascending"""
 
     kind: str
     low: MeasuredSetup
@@ -201,8 +198,7 @@ class LeftOutError(NamedTuple):
     """Errors of one metric with a cut left out of the fit.
 
     engine, devices: profile, and kind of devices (cpu, apu, apple, gpu); "" for any
-    median, p90:     of |predicted / measured - 1| over the rows left out, or over their devices
-    """
+    median, p90:     of |predicted / measured - 1| over the rows left out, or over their devices"""
 
     engine: str
     left_out: Cut

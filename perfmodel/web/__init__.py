@@ -6,7 +6,6 @@ service.py   answers requests: results.py has the cache and uploads, jobs.py the
 figures.py   displayed numbers with their JSON paths; form fields
 pictures.py  plots
 pages.py     templates
-app.py       routes and access control
-"""
+app.py       routes and access control"""
 
 __all__: list[str] = []

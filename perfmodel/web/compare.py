@@ -24,8 +24,7 @@ class CellRow:
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One figure. share: of the row's largest, for its bar; words: change from the first column; tone: good or bad,
-    where one direction is better; refusal: why there is none
-    """
+    where one direction is better; refusal: why there is none"""
 
     shown: QueryResult | None
     share: float = 0.0

@@ -2,8 +2,7 @@
 and no file.
 
 Keys are flags (`model`, `hardware`, `rate` ...), scenario paths (`engine.tensor_parallel_size`), which become `--set`,
-and view options (`batch`, `context`). Deployments to compare with are nested states in values of `with`.
-"""
+and view options (`batch`, `context`). Deployments to compare with are nested states in values of `with`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -34,8 +33,7 @@ _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
 @dataclass(frozen=True, slots=True)
 class PageState:
     """fields: key -> value as typed, in address order; others: deployments to compare with; left_out: unknown keys,
-    with the nearest known ones
-    """
+    with the nearest known ones"""
 
     fields: tuple[tuple[str, str], ...] = ()
     others: tuple["PageState", ...] = ()
@@ -113,8 +111,7 @@ def read_state(query: str) -> PageState:
 
 def _checked(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     """Those with a value. Raises SpecError for a key that comes twice, and for what the command line would read as an
-    option, a path or stdin.
-    """
+    option, a path or stdin."""
     seen = set()
     for key, text in pairs:
         if key in seen:

@@ -34,8 +34,7 @@ def attention(
 
     window, chunk: how far back it sees, in tokens; None: all
     use_rope:      whether positions are rotated
-    num_kv_heads:  where the layer has a number of its own
-    """
+    num_kv_heads:  where the layer has a number of its own"""
     prefix = "swa_" if window is not None and fields.has("swa_num_attention_heads") else ""
     num_heads = fields.integer(f"{prefix}num_attention_heads")
     head_dim = fields.optional(f"{prefix}head_dim") or fields.optional("head_dim") or family.head_dim

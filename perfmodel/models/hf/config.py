@@ -4,8 +4,7 @@ Rules are driven by fields; what a family fixes in its code stands in `hf/famili
 recognised fields loads as a Llama-like decoder. Fields that do not concern the architecture are ignored.
 
 Which mixer and which feed-forward a layer has: written patterns come first (`block_configs`, `hybrid_override_pattern`,
-`layer_types`, ...), then periods and offsets, then the rule of the family.
-"""
+`layer_types`, ...), then periods and offsets, then the rule of the family."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -56,8 +55,7 @@ def model_from_config(
 
     `origin` (who says so) and `about` (other fields of ModelSpec that a card adds) go into the result as they are.
 
-    Raises SpecError in one sentence: the file, the field, and what is missing or wrong.
-    """
+    Raises SpecError in one sentence: the file, the field, and what is missing or wrong."""
     fields = Fields(config, source, CLASS_DEFAULTS)
     refuse_unless_decoder(fields)
     family = family_of(fields)
@@ -259,8 +257,7 @@ def _lettered_layers(fields: Fields, family: Family, pattern: Any) -> list[Layer
 def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:
     """One block of a searched architecture (nemotron-nas): each half may be absent or have its own width.
 
-    A width is int(2 * ffn_mult * d / 3), rounded up to a multiple of 256 (DeciLM's rule).
-    """
+    A width is int(2 * ffn_mult * d / 3), rounded up to a multiple of 256 (DeciLM's rule)."""
     mixer = ffn = None
     try:
         mixer_part, ffn_part = block["attention"], block["ffn"]

@@ -2,8 +2,7 @@
 
 A family that is not listed is read by its fields with the defaults of a Llama-like decoder. Sources: the modelling
 files of transformers 4.57 and 5, and of the repositories that carry their own (deepseek_v3, kimi_k2, mimo_v2_flash,
-minimax_m2, nemotron-nas).
-"""
+minimax_m2, nemotron-nas)."""
 
 import re
 from collections.abc import Mapping
@@ -148,8 +147,7 @@ def family_of(fields: Fields) -> Family:
 def refuse_unless_generative(name: str, *, is_class: bool = False) -> None:
     """Raises SpecError for models that generate no text: of embeddings, scores, transcriptions.
 
-    name: of a repository (`org/name`), or with `is_class` of the class that a config.json names
-    """
+    name: of a repository (`org/name`), or with `is_class` of the class that a config.json names"""
     last = name.rpartition("/")[2]
     patterns = _POOLING if is_class else _POOLING_NAMES
     returned = next((what for what, pattern in patterns if pattern.search(last if is_class else last.lower())), None)

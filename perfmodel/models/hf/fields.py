@@ -1,7 +1,6 @@
 """`Fields`: a config.json read by the current name of a field, whatever name the file uses, with errors that say which.
 
-Knows names, types and nesting; nothing of what a field means for the architecture.
-"""
+Knows names, types and nesting; nothing of what a field means for the architecture."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,8 +55,7 @@ _TEXT_BLOCKS = ("text_config", "language_config", "llm_config", "thinker_config"
 class Fields:
     """One config.json (its text part), read by today's field names. `source` names the file in error messages.
 
-    `class_defaults` (model type -> fields) answer for what a nested text part leaves to its class.
-    """
+    `class_defaults` (model type -> fields) answer for what a nested text part leaves to its class."""
 
     def __init__(self, config: Json, source: str, class_defaults: Mapping[str, Json] | None = None) -> None:
         if not isinstance(config, Mapping):

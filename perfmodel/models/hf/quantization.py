@@ -1,8 +1,7 @@
 """`quantization_config` of a checkpoint as a QuantizationSpec: which format, which groups, which components are kept.
 
 Reads fp8, gptq, awq, compressed-tensors, mxfp4, modelopt and bitsandbytes settings. Lists of modules that stay
-unquantized are matched against the module names that Hugging Face checkpoints use.
-"""
+unquantized are matched against the module names that Hugging Face checkpoints use."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,8 +195,7 @@ def _kept(ignored: Iterable[str], layers: Sequence[Layer]) -> frozenset[str]:
     """Components whose modules are ignored in at least half of the layers that have them (five layers are looked at).
 
     Lists name modules (`model.layers.3.self_attn.q_proj`), globs (`model.layers.3.self_attn*`) or regular
-    expressions (`re:.*self_attn.*`), per layer or for all.
-    """
+    expressions (`re:.*self_attn.*`), per layer or for all."""
     names_ignored, patterns = _matchers(dict.fromkeys(ignored))
     kept = set()
     for component, modules in _MODULES.items():
@@ -233,8 +231,7 @@ def _parts(name: str) -> set[str]:
 def _matchers(entries: Iterable[str]) -> tuple[set[str], list[re.Pattern[str]]]:
     """The plain names of a list of ignored modules, and its globs and regular expressions, compiled.
 
-    Raises ValueError for a list that would take long to match.
-    """
+    Raises ValueError for a list that would take long to match."""
     names: set[str] = set()
     globs: list[str] = []
     expressions: list[str] = []
@@ -271,8 +268,7 @@ def _search_steps(pattern: str) -> float:
     """An upper bound on the steps of Python's search for a regular expression in a module's name.
 
     Python tries every way to share n characters out over r repetitions, C(n + r, r), every choice of alternatives, and
-    every start. Infinity for repeated groups, where the number of ways is exponential in n.
-    """
+    every start. Infinity for repeated groups, where the number of ways is exponential in n."""
     # without escapes and character classes
     plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", _unanchored(pattern))
     repeats = re.findall(r"[*+]|\{\d*,\d*\}|(?<![(*+?}])\?", plain)

@@ -4,8 +4,7 @@ Reads versions 2 and 3, little-endian; standard library only. Knows the containe
 llama.cpp's file types: a name such as Q4_K_M stands for a mix: most tensors of a dense decoder in one block format,
 the values' projection, the FFN's way down and the LM head in wider ones, some of them in some layers only. Experts, and
 mixers other than attention, are in the main format. Source: `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp,
-for Llama-like models without an importance matrix.
-"""
+for Llama-like models without an importance matrix."""
 
 import re
 import struct
@@ -182,8 +181,7 @@ def _string(stream: BinaryIO) -> str:
 def _value(stream: BinaryIO, kind: int) -> Any:
     """A metadata value; a list of more than 1024 numbers, or of strings, is read as its length.
 
-    A list of lists is an error, as in llama.cpp (ggml/src/gguf.cpp, "invalid GGUF type").
-    """
+    A list of lists is an error, as in llama.cpp (ggml/src/gguf.cpp, "invalid GGUF type")."""
     if kind == 8:
         return _string(stream)
     is_list, count = kind == 9, 1
@@ -350,8 +348,7 @@ def table_formats(model: ModelSpec, name: str) -> dict[str, str]:
 def component_bits(model: ModelSpec, name: str, bits: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     """(component, mean bits of a stored weight) of `model` in the mix `name`; `bits`: of a weight in each format.
 
-    Mixers and blocks of other kinds are in the main format.
-    """
+    Mixers and blocks of other kinds are in the main format."""
     mix, layers = GGUF_MIXES[name], list(model.iter_layers())
     sizes, stored_bits = defaultdict[str, float](float), defaultdict[str, float](float)
     for i, layer in enumerate(layers):

@@ -1,7 +1,6 @@
 """A ModelSpec from the header of a weights file: .gguf, or .safetensors beside its config.json or by names and shapes.
 
-Only headers are read, never weights; standard library only.
-"""
+Only headers are read, never weights; standard library only."""
 
 import re
 import struct
@@ -31,8 +30,7 @@ def load_header(path: str | Path) -> ModelSpec:
     """The model in a .gguf file, a .safetensors file or a `model.safetensors.index.json`.
 
     Beside a config.json the safetensors files add the name, and how weights are stored where that does not say it.
-    Raises SpecError for damaged files, and for architectures that names and shapes leave open.
-    """
+    Raises SpecError for damaged files, and for architectures that names and shapes leave open."""
     path = expanded(path)
     refuse_path(path)
     if path.suffix == ".gguf":
@@ -78,8 +76,7 @@ def stored_beside(config: Path) -> dict[str, Any]:
     """Fields that the header of a .safetensors file in the same folder says, where no file says the format; {} where
     there is none that can be read.
 
-    Raises SpecError for weights in a format that names and types leave open.
-    """
+    Raises SpecError for weights in a format that names and types leave open."""
     files = sorted(config.parent.glob("*.safetensors")) if config.name == "config.json" else []
     if not files or states_format(config):
         return {}
@@ -111,8 +108,7 @@ def stored_settings(tensors: Mapping[str, Any], name: str) -> dict[str, Any]:
     tensors: of a safetensors header: name -> {"dtype": "BF16", "shape": [...]}
     name:    of the checkpoint, for errors
 
-    Raises SpecError for a format that names and types leave open.
-    """
+    Raises SpecError for a format that names and types leave open."""
     sizes: Counter[str] = Counter()
     for entry in tensors.values():
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
@@ -146,8 +142,7 @@ def _format(most: str, tensors: Mapping[str, Any], name: str) -> dict[str, Any]:
 def read_safetensors(path: Path) -> dict[str, Any]:
     """The tensors in the JSON header of one file: 8 bytes of length, little-endian, then the object.
 
-    Raises SpecError for a damaged file.
-    """
+    Raises SpecError for a damaged file."""
     refuse_path(path)
     try:
         with path.open("rb") as stream:

@@ -1,8 +1,7 @@
 """A figure as an SVG element: a page with such pictures needs no script; plotly's alone is 4.8 MB.
 
 Only what the figures of reports use is known: axes are linear, logarithmic or categorical, panels stand side by side.
-`<title>` elements carry the hover text of `hovertemplate`.
-"""
+`<title>` elements carry the hover text of `hovertemplate`."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,8 +76,7 @@ class _Panel:
     names:  row names of a bar chart, bottom to top
     frame:  grid, labels and titles of the axes
     paper:  scale from 0..1 to the width of all panels
-    filled: row -> value at which its next bar starts
-    """
+    filled: row -> value at which its next bar starts"""
 
     x_name: str
     y_name: str

@@ -20,8 +20,7 @@ def memory_view(
     plan:  of one device
     notes: sentences at the end
     types: how the model fits in each file type, for engines that can keep layers on the CPU
-    trust: in the step times
-    """
+    trust: in the step times"""
     blocks: list[Block] = [
         Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
         _memory_parts(plan),

@@ -1,8 +1,7 @@
 """A plan as a document, at a rate or of an offline job: the choice in sentences, finalists, commands, pictures.
 
 `plan_view` and `job_view` have all of it; `brief_view` is one screen: the choice, at most six options, why not a
-cheaper one, the command, how far to trust it.
-"""
+cheaper one, the command, how far to trust it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

@@ -62,8 +62,7 @@ class PathRow(NamedTuple):
     """A path of the server.
 
     methods: that it answers; answer: the name of what does
-    summary: for readers; body: what it is sent; media: of its answer; is_streamed: server-sent events, too
-    """
+    summary: for readers; body: what it is sent; media: of its answer; is_streamed: server-sent events, too"""
 
     path: str
     methods: tuple[str, ...]
@@ -264,8 +263,7 @@ def build_app(
     metrics:  what /metrics shows; None: it is not there
     replica:  which of the deployment's replicas takes its requests; by default its router decides
 
-    Raises SpecError for a tokenizer file that cannot be read.
-    """
+    Raises SpecError for a tokenizer file that cannot be read."""
     guard, http = Guard(settings, emulator.clock), None if metrics is None else metrics.http
     return _Application(routes(emulator, settings, metrics, replica), guard, http, emulator.clock)
 
@@ -273,8 +271,7 @@ def build_app(
 class _Application:
     """The outermost ASGI application: clients receive every failure below it as an error message.
 
-    http: counts requests; clock: its speed is reported in response headers
-    """
+    http: counts requests; clock: its speed is reported in response headers"""
 
     def __init__(self, routes: list[Route], guard: Guard, http: HttpCounts | None, clock: PacedClock) -> None:
         self._router, self._guard, self._http, self._clock = Router(routes), guard, http, clock
@@ -330,8 +327,7 @@ class _NotingSend:
     """Wraps `send`: records the status and headers of the response, and adds what `clock` has to say: the requested
     speed in simulated seconds per second, and the seconds that it has lost so far, if any.
 
-    after_start: the unwrapped `send`, for messages after the response has started
-    """
+    after_start: the unwrapped `send`, for messages after the response has started"""
 
     def __init__(self, send: Send, clock: PacedClock) -> None:
         self._send = self.after_start = send
@@ -359,8 +355,7 @@ async def serve(
     settings: where they listen, what they bound, how long answers have at the end
     on_ready, on_stalled: as of `serve_apps`
 
-    Raises SpecError for an address that cannot be had.
-    """
+    Raises SpecError for an address that cannot be had."""
 
     def refusal(status: int, message: str) -> tuple[str, bytes]:
         return "application/json", error_body(HttpError(status, message))

@@ -5,8 +5,7 @@ store, and fields that nobody knows, as vLLM ignores them. What sampling costs i
 beyond vLLM's ranges are refused as there.
 
 Rejected, as their time is not modelled or they cannot be answered: beam search, guided decoding by grammars,
-non-text contents.
-"""
+non-text contents."""
 
 import json
 from collections.abc import Iterable

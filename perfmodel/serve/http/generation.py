@@ -47,8 +47,7 @@ class Generation:
     emulator, settings: what answers; to whom, and how
     replica:            as of `Emulator.submit`
 
-    Raises SpecError for a tokenizer file that cannot be read.
-    """
+    Raises SpecError for a tokenizer file that cannot be read."""
 
     def __init__(self, emulator: Emulator, settings: ServerSettings, replica: int | None) -> None:
         self.num_open = 0

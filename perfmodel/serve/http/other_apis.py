@@ -239,8 +239,7 @@ class ResponsesShape(AnswerShape):
     """A response, of which there is one answer: a message, or the call of a tool.
 
     body, chat: the request, and the same as a chat; answers: of which there is one. Each event has its number, so no
-    token has a frame
-    """
+    token has a frame"""
 
     def __init__(self, body: ResponsesBody, chat: ChatBody, answers: AnswerSet) -> None:
         self._body, self._chat, self._answer, number = body, chat, answers.asked[0].answer, answers.request_id

@@ -44,8 +44,7 @@ _MAX_SAID = 3  # of the mistakes in a body
 class FieldError(ValueError):
     """A value that a request may not have.
 
-    param: the field, where vLLM's server names it; its place in the body (`body.prompt`) where that finds it first
-    """
+    param: the field, where vLLM's server names it; its place in the body (`body.prompt`) where that finds it first"""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -58,8 +57,7 @@ class HttpError(Exception):
     kind:    of the error, by its name; else the status in words
     param:   the field that is to be changed
     headers: beside those of every answer
-    style:   the shape of its body
-    """
+    style:   the shape of its body"""
 
     def __init__(
         self,
@@ -157,10 +155,7 @@ _ANYTIME = ("/metrics", "/version", "/openapi.json")  # before weights are loade
 
 
 class Guard:
-    """Lets requests in by `settings`.
-
-    clock: of the deployment, whose weights load from its beginning on
-    """
+    """Lets requests in by `settings`. clock: of the deployment, whose weights load from its beginning on"""
 
     def __init__(self, settings: ServerSettings, clock: PacedClock) -> None:
         self._settings, self._clock = settings, clock
@@ -196,8 +191,7 @@ Body = TypeVar("Body", bound=BaseModel)
 async def read_json(scope: Scope, receive: Receive, settings: ServerSettings, kind: type[Body]) -> Body:
     """The body of the request `scope`, which `receive` brings, as a `kind`, within the bounds of `settings`.
 
-    Raises HttpError for one that is none.
-    """
+    Raises HttpError for one that is none."""
     data = await _json_bytes(scope, receive, settings)
     return checked(lambda: kind.model_validate_json(data), data)
 

@@ -2,8 +2,7 @@
 
 A task that is woken for each token costs as much as the token. So what `send` returns is turned by an `Outlet` until it
 is done, which it is without waiting while the client reads as fast as tokens come. Where it does not, the rest is left
-to a task, and what comes meanwhile waits behind it.
-"""
+to a task, and what comes meanwhile waits behind it."""
 
 import asyncio
 from collections import deque
@@ -87,8 +86,7 @@ class FaultDraws:
     def check(self, number: int) -> float | None:
         """Where the answer to request `number` breaks, as a share of it; None: it does not.
 
-        Raises HttpError for one that is to fail at once.
-        """
+        Raises HttpError for one that is to fail at once."""
         place = self._shares.of(number) if self._is_on else len(self._kinds)
         if place == len(self._kinds):
             return None
@@ -146,8 +144,7 @@ class HttpReply:
 
     emulator, counts: whose answers they are; what caches had of them
     outlet, shape:    over which they are sent, and how they are written
-    body, asked:      the request, and all that it asks for, in the order of their indices
-    """
+    body, asked:      the request, and all that it asks for, in the order of their indices"""
 
     def __init__(
         self,

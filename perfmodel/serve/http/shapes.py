@@ -35,8 +35,7 @@ def _ranked(vocabulary: Vocabulary, token_id: int, text: str, count: int) -> lis
 def chat_logprobs(vocabulary: Vocabulary, ids: TokenIds, texts: Sequence[str], count: int) -> list[Json]:
     """Logprobs as chats and responses have them.
 
-    ids, texts: tokens, and what each adds to the text; count: alternatives of each, words of `vocabulary`
-    """
+    ids, texts: tokens, and what each adds to the text; count: alternatives of each, words of `vocabulary`"""
     rows = []
     for token_id, text in zip(ids.tolist(), texts, strict=True):
         ranked = [
@@ -53,8 +52,7 @@ def completion_logprobs(
     """Logprobs as completions have them.
 
     vocabulary, ids, texts, count: as of `chat_logprobs`
-    as_ids: tokens are written as `token_id:5`; start: characters of text before them
-    """
+    as_ids: tokens are written as `token_id:5`; start: characters of text before them"""
     rows = [
         [
             (f"token_id:{number}" if as_ids else name, logprob)
@@ -132,8 +130,7 @@ class AnswerSet(NamedTuple):
     request_id: of the request, without what says its kind
     created:    seconds of the epoch
     model:      the name that it asked for
-    vocabulary: what tokens are made of
-    """
+    vocabulary: what tokens are made of"""
 
     request_id: str
     created: int
@@ -150,8 +147,7 @@ class AnswerShape:
     """How all answers of one request are written, at once and token by token; a stream has them by their indices.
 
     error_style: of what goes wrong; preamble: the events of a stream before any answer
-    has_done: a stream ends with [DONE], and its events have no names
-    """
+    has_done: a stream ends with [DONE], and its events have no names"""
 
     error_style: ErrorStyle = "openai"
     preamble, has_done = b"", False
@@ -192,8 +188,7 @@ class _OpenAiShape(AnswerShape):
     """What chats and completions have in common: a head, chunks, the fingerprint at their end, a chunk of counts.
 
     body, answers: the request, and all of its answers
-    id_prefix, kind, chunk_kind: of this kind of generation, as its answers say it
-    """
+    id_prefix, kind, chunk_kind: of this kind of generation, as its answers say it"""
 
     has_done = True
     id_prefix: str

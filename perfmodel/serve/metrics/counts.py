@@ -6,8 +6,7 @@ from request to request; the engine has gone through all of them then, and so do
 
 A page is what prometheus_client writes, byte for byte, in a fraction of the time: a page of many engines is thousands
 of lines, and nothing else happens in the event loop while it is written. A line but for its number is the same each
-time, so sets of labels are made once and remember how they are written.
-"""
+time, so sets of labels are made once and remember how they are written."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -29,8 +28,7 @@ from perfmodel.sim.replica.replica import EngineRank
 class Histogram:
     """Counts of values by `bounds`, ascending: each bucket has the values up to its bound, the last has the rest.
 
-    counts: of each bucket alone; total: the sum of all values
-    """
+    counts: of each bucket alone; total: the sum of all values"""
 
     __slots__ = ("_names", "bounds", "counts", "total")
 
@@ -157,8 +155,7 @@ class EngineCounts:
     generation_tokens: sampled, and drafted ones that were right
     accepted:          how many drafts had so many right tokens
     ended:             requests by what became of them: stop, length, abort, error
-    throughput:        tokens generated per second, over some tens of steps
-    """
+    throughput:        tokens generated per second, over some tens of steps"""
 
     def __init__(self, bounds: Mapping[str, Sequence[float]], splits_gaps: bool = False) -> None:
         self.of = {name: Histogram(bounds.get(name, ())) for name in HISTOGRAMS}
@@ -176,8 +173,7 @@ class EngineCounts:
     def add_step(self, record: StepRecord, plan: StepPlan, gaps: Sequence[tuple[int, int]], num_prompt: int) -> None:
         """A step has ended, of which an `Observer` is told `record`, `plan` and `gaps`.
 
-        num_prompt: tokens of prompts that have their first token with it
-        """
+        num_prompt: tokens of prompts that have their first token with it"""
         tokens = len(plan.decodes) + len(plan.samples) + record.num_accepted_tokens
         if record.num_gaps:
             duration = (record.end - record.start) / TICKS_PER_S
@@ -290,8 +286,7 @@ def family(kind: str, name: str, text: str, samples: Iterable[tuple[LabelSet, An
     """A counter, a gauge or a histogram with a value, or a `Histogram`, for each set of labels.
 
     kind: its type; name: without a counter's `_total`
-    text: of its HELP line; samples: (labels, value), labels of the same names
-    """
+    text: of its HELP line; samples: (labels, value), labels of the same names"""
     made, suffix = Metric(name, text, kind), "_total" if kind == "counter" else ""
     for labels, value in samples:
         if isinstance(value, Histogram):
@@ -307,8 +302,7 @@ def family(kind: str, name: str, text: str, samples: Iterable[tuple[LabelSet, An
 class Row(NamedTuple):
     """A counter or a gauge: `name`, what it is, its value for an engine. Counters' names lack their `_total`.
 
-    label: by whose values it is split; then `read` gives a value for each of them
-    """
+    label: by whose values it is split; then `read` gives a value for each of them"""
 
     kind: str
     name: str

@@ -10,8 +10,7 @@ label). What its schedulers report has labels of the engine; what its tokenizer 
 data-parallel ranks, has the model's name only, and counts a request when it is done.
 
 The emulator's own are of its clock, how late it is, and what became of requests. Their seconds are those of the wall,
-unless a name says otherwise.
-"""
+unless a name says otherwise."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,8 +154,7 @@ class VllmNames:
     model_name: as served
     legacy:     with those that it had before and that autoscalers still read
     loras:      names of the adapters that are served
-    adapters:   those that run now and those that wait, for `vllm:lora_requests_info`
-    """
+    adapters:   those that run now and those that wait, for `vllm:lora_requests_info`"""
 
     splits_gaps = False  # as of `EngineCounts`
 
@@ -332,8 +330,7 @@ def own_families(emulator: Emulator, lateness: Histogram, num_stalled: int) -> I
     """The emulator's own.
 
     lateness: of events of the clock of `emulator`, in seconds
-    num_stalled: clients that were cut off as they did not read
-    """
+    num_stalled: clients that were cut off as they did not read"""
     fates = ("finished", "failed", "timed_out", "aborted")
     ended = [(_NONE.plus("fate", fate), getattr(emulator, f"num_{fate}")) for fate in fates]
     version = [(_NONE.plus("version", __version__), 1)]

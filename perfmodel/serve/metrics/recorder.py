@@ -2,8 +2,7 @@
 what a Python server reports of itself: requests over HTTP, the process, the interpreter.
 
 HTTP: names, labels and buckets of prometheus_fastapi_instrumentator 8, as vLLM's server sets it up; its seconds are
-those of the wall. Those of the process are prometheus_client's own collectors.
-"""
+those of the wall. Those of the process are prometheus_client's own collectors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +40,7 @@ class HttpCounts:
         """A request was answered.
 
         handler: its path, as routes have it; sizes: content-length of it and of its answer
-        method, status, seconds: of it; its answer's; from its beginning to the end of its answer
-        """
+        method, status, seconds: of it; its answer's; from its beginning to the end of its answer"""
         if handler in _UNCOUNTED:
             return
         self._requests[handler, method, f"{status // 100}xx"] += 1
@@ -84,8 +82,7 @@ class _Known:
 class MetricsPage:
     """A page of metrics: those that `collect` yields whenever it is rendered. A collector of prometheus_client, too.
 
-    engines: yields those of the engines; http: requests that its server answers, if they are counted
-    """
+    engines: yields those of the engines; http: requests that its server answers, if they are counted"""
 
     def __init__(self, engines: Callable[[], Iterator[Metric]], http: HttpCounts | None = None) -> None:
         self._engines, self.http = engines, http
@@ -113,8 +110,7 @@ class Metrics(MetricsPage, Observer):
     model_name: as served
     names:      whose names, types, labels and buckets
     legacy:     with names that vLLM has given up, too
-    loras:      names of the adapters that are served
-    """
+    loras:      names of the adapters that are served"""
 
     def __init__(
         self,

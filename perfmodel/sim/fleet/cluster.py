@@ -35,8 +35,7 @@ class Cluster:
     basis_of: calibration and profile of a pool's scenario; can_leap: batch equal decode steps
     on_finished, on_step: callbacks (replica, request) per awaited answer, (replica, record) per step
     on_lost: callback for each request whose client gets no answer
-    one_of: simulate 1/n of each pool's engines; scores: a draw of calibration errors, shared by all pools
-    """
+    one_of: simulate 1/n of each pool's engines; scores: a draw of calibration errors, shared by all pools"""
 
     def __init__(
         self,

@@ -11,8 +11,7 @@ Order of events, as in vLLM's NIXL connector, Dynamo and TensorRT-LLM:
 
 The client gets its first token after the first decode step (its second, where decode continues at token 2), so TTFT
 includes the wait for a decode slot and the transfer. One-token answers end at the prefill replica. A failed replica
-loses its own requests and those in transfer to or from it (`fail`).
-"""
+loses its own requests and those in transfer to or from it (`fail`)."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -66,8 +65,7 @@ class DisaggregatedServer:
 
     to_prefill, to_decode: routers; cost_of: transfer cost between two engines; transfers: link scheduler
     front_end: HTTP server; resamples_first: decode replicas sample token 1 again
-    on_finished: callback (last replica, request) for each finished request
-    """
+    on_finished: callback (last replica, request) for each finished request"""
 
     def __init__(
         self,
@@ -201,8 +199,7 @@ class DisaggregatedServer:
 
     def fail(self, ranks: Sequence[EngineRank]) -> list[Request]:
         """Requests lost with the failed replica `ranks`: on it, awaiting its KV or with KV kept for it. Other replicas
-        free their parts.
-        """
+        free their parts."""
         engines = {rank.index for rank in ranks}
         lost = [passage for passage in self._passages.values() if passage.touches(engines)]
         for passage in lost:
@@ -241,8 +238,7 @@ def disaggregated_server(
 ) -> DisaggregatedServer:
     """Server between the prefill and decode `pools` of `scenario`, on the clock `env`.
 
-    on_finished: callback (last replica, request); front_end: HTTP server; transfers: link scheduler
-    """
+    on_finished: callback (last replica, request); front_end: HTTP server; transfers: link scheduler"""
     prefill, decode = ([p for p in pools if p.spec.role == role] for role in ("prefill", "decode"))
     routers = FleetRouter.over(prefill, scenario), FleetRouter.over(decode, scenario)
     pool_of = {engine.index: number for number, pool in enumerate(pools) for engine in pool.engines}

@@ -1,7 +1,6 @@
 """`DynamicCluster`: gateway, scaled pools and traffic splits.
 
-Replicas come, go or slow down by `Autoscaler` (load), failures (random or scheduled) and stragglers.
-"""
+Replicas come, go or slow down by `Autoscaler` (load), failures (random or scheduled) and stragglers."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -132,8 +131,7 @@ def add_stragglers(env: TickEnvironment, slowdowns: Sequence[Slowdown], fleets: 
 class DynamicCluster:
     """Gateway, fleets and traffic splits of `scenario`. Wraps the callbacks `on_step`, `on_answer` and `on_lost`.
 
-    is_sent: whether clients have sent their last request; the driver sets it
-    """
+    is_sent: whether clients have sent their last request; the driver sets it"""
 
     def __init__(
         self, env: TickEnvironment, scenario: Scenario, on_answer: OnFinished, on_step: OnStep, on_lost: OnLost

@@ -19,8 +19,7 @@ class Fleet:
     on_lost, on_dead: callback (replica) once a failure is detected, or while it is undetected
     on_up: callback with the number of a replica that starts to take requests
 
-    A replica is in use, and billed, from the beginning of its start until it stops or fails.
-    """
+    A replica is in use, and billed, from the beginning of its start until it stops or fails."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """`Gateway`: rate limits, queueing, client timeouts and retries between clients and replicas.
 
 Each request ends completed, failed (refused or lost once too often) or timed out. All clients have the same timeout,
-so deadlines expire in order of arrival and one alarm suffices.
-"""
+so deadlines expire in order of arrival and one alarm suffices."""
 
 import heapq
 from collections import deque
@@ -74,8 +73,7 @@ class _TokenBucket:
 class Gateway:
     """Accepts requests like a replica and forwards them to `route` within the limits of `spec`.
 
-    seed: of retry jitter; on_lost: callback for each request whose client gets no answer
-    """
+    seed: of retry jitter; on_lost: callback for each request whose client gets no answer"""
 
     def __init__(
         self,
@@ -249,8 +247,7 @@ class Gateway:
 class Entrance:
     """Queue in front of replicas that come and go.
 
-    hand_over: sends a request to a replica; on_waiting: called when a request has to wait
-    """
+    hand_over: sends a request to a replica; on_waiting: called when a request has to wait"""
 
     def __init__(self, router: FleetRouter, hand_over: HandOver) -> None:
         self.router = router

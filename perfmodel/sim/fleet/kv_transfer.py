@@ -16,8 +16,7 @@ the rest, at least the last layer:
     t = latency + max(B / L, B - W (time that the links had)) / W,    B = T b max(1, n / m)
 
 If the decode engine has no free blocks by the end of the prefill, nothing has moved. Transfers may share a `Fabric`;
-bytes moved during prefill are taken to have the full link rate.
-"""
+bytes moved during prefill are taken to have the full link rate."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -46,8 +45,7 @@ class Fabric:
     """Shared bandwidth between all links: `bandwidth_bytes_per_s` for all transfers together.
 
     Max-min fairness, as fair queueing in a switch or long TCP flows over one bottleneck approach. With bandwidth W and
-    transfers of caps c_i each moves at min(c_i, w), with w such that the rates sum to W or all are at their caps.
-    """
+    transfers of caps c_i each moves at min(c_i, w), with w such that the rates sum to W or all are at their caps."""
 
     def __init__(self, env: TickEnvironment, bandwidth_bytes_per_s: float) -> None:
         self._env, self._bandwidth = env, bandwidth_bytes_per_s
@@ -101,8 +99,7 @@ class Fabric:
 class TransferCost:
     """Duration of a transfer in seconds over its busiest link.
 
-    bytes_per_token, bytes_per_sequence: on that link; bytes_factor: total over all links, relative to it
-    """
+    bytes_per_token, bytes_per_sequence: on that link; bytes_factor: total over all links, relative to it"""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -126,8 +123,7 @@ class TransferCost:
 
 def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_link: Link) -> TransferCost:
     """Cost between an engine (data-parallel rank) of `source` and one of `target`; the slower of `source_link` and
-    `target_link` sets the rate. Pipeline stages of unequal size are averaged.
-    """
+    `target_link` sets the rate. Pipeline stages of unequal size are averaged."""
     shard = Sharding.of(target.engine)
     model = served_model(target.model, target.engine)
     layers = list(model.iter_layers())
@@ -151,8 +147,7 @@ class KvTransfers:
 
     A transfer waits for its source's link, then its target's. Sources and targets are disjoint, so no deadlock.
 
-    is_layerwise: overlap with prefill, layer by layer; fabric: shared bandwidth, if it can be the bottleneck
-    """
+    is_layerwise: overlap with prefill, layer by layer; fabric: shared bandwidth, if it can be the bottleneck"""
 
     def __init__(self, env: TickEnvironment, is_layerwise: bool = False, fabric: Fabric | None = None) -> None:
         self._env, self._is_layerwise, self._fabric = env, is_layerwise, fabric
@@ -173,8 +168,7 @@ class KvTransfers:
     ) -> Process:
         """Move the KV of `num_tokens` from engine `source` to `target` at `cost`, then call `done`.
 
-        computed: ticks at which the prefill began and ended; None: all of it moves from now on
-        """
+        computed: ticks at which the prefill began and ended; None: all of it moves from now on"""
         links = self._link("out", source), self._link("in", target)
         left = whole = cost.link_bytes(num_tokens)
         if self._is_layerwise and computed and not any(link.count or link.queue for link in links):

@@ -33,8 +33,7 @@ BasisOf = Callable[[Scenario], PoolBasis]  # of a pool's own scenario (`Scenario
 def remembered_basis(calibration: Calibration | None, profile: EngineProfile | None) -> BasisOf:
     """Cached bases by model, hardware and engine; `scenario_fits` has the defaults.
 
-    Raises DoesNotFitError for a model too large for the devices.
-    """
+    Raises DoesNotFitError for a model too large for the devices."""
     known: list[tuple[Scenario, PoolBasis]] = []
 
     def basis_of(pool: Scenario) -> PoolBasis:
@@ -55,8 +54,7 @@ class Pool:
     """Engines of one role; `scenario` is the pool's own (`Scenario.of_pool`).
 
     replicas:  one engine per data-parallel rank each
-    pipelines: clocks of engines with several stages
-    """
+    pipelines: clocks of engines with several stages"""
 
     spec: PoolSpec
     scenario: Scenario
@@ -120,8 +118,7 @@ class FleetRouter:
     """Router `name` over replicas that come and go.
 
     Within a replica the rank with fewest requests is chosen: vLLM's data-parallel load balancer and TensorRT-LLM's
-    attention-DP balance do so.
-    """
+    attention-DP balance do so."""
 
     def __init__(self, name: str, replicas: Sequence[Replica], seed: int = 0) -> None:
         shared = replicas if any(len(replica.ranks) > 1 for replica in replicas) else ()

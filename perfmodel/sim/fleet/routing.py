@@ -1,8 +1,7 @@
 """Routers: pick one of several equal targets (replicas, or ranks of one) for a request; registered in ROUTERS.
 
 No router scans all targets per request. Randomness is a hash of seed and request number, so one request's fate does
-not change where the next goes.
-"""
+not change where the next goes."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -83,8 +82,7 @@ class LeastLoaded(Router[T]):
     """Target with the least `load`, ties by lowest index.
 
     A heap with lazy entries: grown loads are re-entered when they reach the top, shrunk ones when the target reports
-    them. O(log n) amortised per change.
-    """
+    them. O(log n) amortised per change."""
 
     def __init__(self, load: str, targets: Iterable[T] = (), seed: int = 0) -> None:
         self._load: Callable[[T], int] = attrgetter(load)
@@ -144,8 +142,7 @@ def _beginning(request: Request, block_size: int) -> Hashable | None:
 class PrefixAffinity(Router[T]):
     """Requests with the same first prompt block share a target; others go to the least loaded one.
 
-    The last `_MAX_HOMES` prefixes per target are remembered.
-    """
+    The last `_MAX_HOMES` prefixes per target are remembered."""
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
         self._homes: OrderedDict[Hashable, T] = OrderedDict()
@@ -179,8 +176,7 @@ class SessionAffinity(Router[T]):
     """Sessions stick to a target by consistent hashing (Karger et al. 1997): a leaving target moves only its own.
 
     Without a session the first prompt block is the key, else the request number. A key belongs to the ring arc that its
-    hash falls on; each target owns the arcs that end at its points.
-    """
+    hash falls on; each target owns the arcs that end at its points."""
 
     def __init__(self, targets: Iterable[T] = (), seed: int = 0) -> None:
         self._points: list[int] = []

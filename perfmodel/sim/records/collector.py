@@ -1,7 +1,6 @@
 """`Collector`: gathers finished requests and step records of a run, on either clock.
 
-Records are columns and can be streamed to files: interrupted runs stay readable, long ones use bounded memory.
-"""
+Records are columns and can be streamed to files: interrupted runs stay readable, long ones use bounded memory."""
 
 from array import array
 from collections import defaultdict
@@ -39,8 +38,7 @@ _FLUSH_EVERY = 1000  # rows
 class GapHistogram:
     """Inter-token gaps in seconds in constant memory (one per output token is too many for a list).
 
-    Bins are 0.2 % wide on a log scale, so percentiles are within 0.1 %; mean and standard deviation are exact.
-    """
+    Bins are 0.2 % wide on a log scale, so percentiles are within 0.1 %; mean and standard deviation are exact."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -141,8 +139,7 @@ class Collector:
 
     out:        folder for `requests.csv` and `steps.csv`, streamed
     keep_steps: keep step records in memory (requests always are: ten numbers each)
-    has_token_times: requests are watched token by token; has_turns: they are turns of conversations
-    """
+    has_token_times: requests are watched token by token; has_turns: they are turns of conversations"""
 
     def __init__(
         self, out: Path | None = None, keep_steps: bool = True, has_token_times: bool = False, has_turns: bool = False

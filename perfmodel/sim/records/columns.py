@@ -120,8 +120,7 @@ def request_latencies(requests: RequestColumns) -> dict[str, float | None]:
 def quantiles(values: Floats, shares: Sequence[float]) -> list[float]:
     """Bit-identical to `np.quantile(values, shares, overwrite_input=True)`, without its import of `numpy.ma`.
 
-    values: finite, not empty; reordered in place. shares: in [0, 1]
-    """
+    values: finite, not empty; reordered in place. shares: in [0, 1]"""
     last = len(values) - 1
     places = [last * share for share in shares]
     below = [min(floor(place), last) for place in places]
@@ -139,8 +138,7 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
     """Masks of requests that miss each limit of `slo`, by metric.
 
     One-token answers have no TPOT and no gap. For limits on means or percentiles: the requests beyond them. ITL limits
-    apply to the run; no request misses them.
-    """
+    apply to the run; no request misses them."""
     masks: dict[str, Bools] = {}
     if slo.has_ttft_limit:
         masks["ttft"] = requests.ttft_s * 1e3 > slo.ttft_limit_ms(requests.num_prompt_tokens)
@@ -165,8 +163,7 @@ def missed(slo: SLO, requests: RequestColumns) -> dict[str, Bools]:
 def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict[str, Any]:
     """Attainment of each mean and percentile limit of `slo` in a run with `summary`; empty without such limits.
 
-    Request classes have no inter-token gaps of their own.
-    """
+    Request classes have no inter-token gaps of their own."""
     lost_share = num_lost / max(num_lost + summary["completed"], 1)
     limits = [limit for limit in slo.statistics if limit.metric in summary]
     met = {limit.field: limit.is_met(summary[limit.metric], lost_share) for limit in limits}
@@ -175,8 +172,7 @@ def percentiles_met(slo: SLO, summary: Mapping[str, Any], num_lost: int) -> dict
 
 def meets_slo(scenario: Scenario, summary: Mapping[str, Any]) -> bool:
     """Whether enough of all sent requests meet the per-request limits (`Scenario.attainment`), and mean and percentile
-    limits of the scenario's `slo` hold.
-    """
+    limits of the scenario's `slo` hold."""
     if not all(summary.get("slo_percentiles_met", {}).values()):
         return False
     return not scenario.slo.is_of_requests or float(summary["slo_attainment"] or 0.0) >= scenario.attainment
@@ -202,8 +198,7 @@ def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
 
 def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
     """Drain time of an offline job: from the first unfilled slot with an empty queue to the end; averaged over engines,
-    and as a share of the job's time.
-    """
+    and as a share of the job's time."""
     last_s: dict[int, float] = {}
     for replica in np.unique(requests.replica).tolist():
         last_s[replica] = float(requests.first_scheduled_s[requests.replica == replica].max())

@@ -6,8 +6,7 @@ the log ratios of the means give the interval of the mean.
 
 Draws are the rows of a Hadamard matrix and their opposites, one column per score (`perfmodel.cost.calibrations.draws`).
 Columns are orthogonal, so eight draws give the exact variance of any latency that is a product of powers of the
-factors. The pairs show asymmetry near saturation. Unbounded queues are extrapolated to the length of the long run.
-"""
+factors. The pairs show asymmetry near saturation. Unbounded queues are extrapolated to the length of the long run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +37,7 @@ class Ensemble:
 
     num_early:  requests at the start that count once; later ones count `rest_weight` times
     time_share: share of the long run's stages
-    stretch:    duration of the long run's arrivals over the short run's; 1 for closed loops
-    """
+    stretch:    duration of the long run's arrivals over the short run's; 1 for closed loops"""
 
     whole: RequestColumns
     base: RequestColumns
@@ -52,8 +50,7 @@ class Ensemble:
     def factors(self, arrived_s: Interval | None = None) -> dict[str, Interval]:
         """80 % intervals of mean ttft, tpot, itl and e2el as factors of the mean; metrics without a mean are left out.
 
-        arrived_s: only requests that arrived between two times of the long run
-        """
+        arrived_s: only requests that arrived between two times of the long run"""
         return {metric: interval_of(logs) for metric, logs in self.logs(arrived_s).items()}
 
     def logs(self, arrived_s: Interval | None = None) -> dict[str, Floats]:
@@ -112,8 +109,7 @@ def run_ensemble(scenario: Scenario, requests: RequestColumns, serve: Serve, can
     """Ensemble of a run of `scenario` with `requests`.
 
     serve:       simulates other traffic, under a draw of scores or None
-    can_shorten: whether a shorter run is representative
-    """
+    can_shorten: whether a shorter run is representative"""
     num_early, count = _sizes(scenario, requests)
     short, time_share = _shortened(scenario, count) if can_shorten else (scenario, 1.0)
     is_whole = not can_shorten or (count == len(requests) and time_share == 1.0)
@@ -167,8 +163,7 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
 def _backlog_s(arrival_s: Floats, scheduled_s: Floats, stretch: float) -> float:
     """Mean extra wait in seconds in a run `stretch` times as long if the queue grows without bound.
 
-    It does if every request of the last third waits longer than the mean of the first third.
-    """
+    It does if every request of the last third waits longer than the mean of the first third."""
     if len(arrival_s) < 12 or stretch <= 1:
         return 0.0
     order = np.argsort(arrival_s, kind="stable")
@@ -200,8 +195,7 @@ def log_ratio(mean: float, base: float) -> float:
 def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
     """Interval of a row of two logarithms per pair: median plus or minus the root mean square of the pairs' ends.
 
-    aside: standard deviation of independent errors that the pairs leave out. The predicted mean always lies inside.
-    """
+    aside: standard deviation of independent errors that the pairs leave out. The predicted mean always lies inside."""
     centre = median(logs.ravel().tolist())
     up, down = (
         np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in (logs.max(axis=1), logs.min(axis=1))

@@ -150,8 +150,7 @@ if TYPE_CHECKING:
 class RunResult(Renderable):
     """JSON-ready summary and the records behind it; prints as `perfmodel simulate` does.
 
-    `requests` and `steps` are None when streamed to disk instead of kept.
-    """
+    `requests` and `steps` are None when streamed to disk instead of kept."""
 
     scenario: Scenario
     clock: str  # simulated | executed
@@ -204,8 +203,7 @@ class RunResult(Renderable):
     def columns(self, of: str = "requests") -> dict[str, NDArray[Any]]:
         """Equally long arrays by column `of` "requests" (with ttft_s, tpot_s, e2el_s) or "steps".
 
-        Raises SpecError where these records were not kept (`keep_steps=True` keeps steps).
-        """
+        Raises SpecError where these records were not kept (`keep_steps=True` keeps steps)."""
         if of not in ("requests", "steps"):
             raise SpecError(f"columns({of!r}): expected 'requests' or 'steps'.")
         records = self.requests if of == "requests" else self.steps

@@ -16,8 +16,7 @@ reservations too short for the next.
 Overload: beyond the sustained rate the queue grows with time, so latencies depend on the length of the run. The slope
 of TTFT over arrival time t gives the sustained rate:
 
-    TTFT(t) = TTFT(0) + (offered / sustained - 1) t
-"""
+    TTFT(t) = TTFT(0) + (offered / sustained - 1) t"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,8 +114,7 @@ _MANY_LOST = 0.1  # of the requests
 def overload(scenario: Scenario, requests: RequestColumns, num_lost: int) -> dict[str, float] | None:
     """{offered, sustained} requests per second, estimated; None if the run was not overloaded.
 
-    num_lost: requests refused, timed out or failed
-    """
+    num_lost: requests refused, timed out or failed"""
     arrivals = scenario.traffic.arrivals
     if arrivals.process in ("closed_loop", "burst"):
         return None
@@ -148,8 +146,7 @@ _MAX_TURNS = 10  # with a line of their own; later turns share one
 
 def conversation_summary(requests: RequestColumns) -> dict[str, Any]:
     """`conversations` of the summary: their number, turns, `duration` (first turn to last answer), `waiting` for the
-    answers in it (mean, p99 ..., in ms) and `turns`, each with requests, latencies and cached share of prompts.
-    """
+    answers in it (mean, p99 ..., in ms) and `turns`, each with requests, latencies and cached share of prompts."""
     assert requests.session is not None
     assert requests.turn is not None
     _, numbers = np.unique(requests.session, return_inverse=True)
@@ -219,8 +216,7 @@ class DeviceTotals:
 def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int, site: Site | None = None) -> dict[str, Any]:
     """Cost and energy of a run of `duration` seconds with `inputs` and `outputs` tokens; see docs/costs.md.
 
-    None without a price, energy, `site` or tokens to divide by. `totals`: device-seconds, price and energy.
-    """
+    None without a price, energy, `site` or tokens to divide by. `totals`: device-seconds, price and energy."""
     device_s = totals.num_devices * duration if totals.device_s is None else totals.device_s
     energy, share = totals.energy_j, totals.prompt_cost_share
     usd = None if totals.usd_per_hour is None else totals.usd_per_hour * duration / 3600
@@ -262,8 +258,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Summary of a run of `scenario` recorded by `collector`. Latencies in ms; null for no value.
 
-    totals: seconds, energy and cost of devices; calibration: origin of the step times; ensemble: for intervals
-    """
+    totals: seconds, energy and cost of devices; calibration: origin of the step times; ensemble: for intervals"""
     requests, gaps, num_lost = collector.requests(), collector.gaps, len(collector.lost)
     duration = collector.end_tick / 1e12
     inputs, outputs = int(requests.num_prompt_tokens.sum()), int(requests.num_output_tokens.sum())

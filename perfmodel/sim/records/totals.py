@@ -83,8 +83,7 @@ def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:
 def _bill(cluster: Cluster, engine_s: Sequence[float], duration: float) -> tuple[float | None, float | None]:
     """(average USD per hour, prompts' share of cost); None without a price.
 
-    A pool's cost is split by prompts' share of its step time (`PromptTime`); pools without steps as the others are.
-    """
+    A pool's cost is split by prompts' share of its step time (`PromptTime`); pools without steps as the others are."""
     hourly = billed = of_prompts = 0.0
     for pool, seconds in zip(cluster.pools, engine_s, strict=True):
         price, share = usd_per_hour(pool.scenario.hardware, cluster.scenario.price), pool.backend.prompt_time.share

@@ -3,8 +3,7 @@
 No part of such a run is representative, so two whole runs follow the gradient of mean E2E: a linear function of
 independent scores has all its standard deviation along its gradient. The (shortened) ensemble of a twin with constant
 average pool sizes gives the gradient, and the other latencies' variance in other directions. Runs no longer than a
-shortened run are simulated under all eight draws instead.
-"""
+shortened run are simulated under all eight draws instead."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,8 +50,7 @@ def simulate_whole_runs(
 ) -> "Ensemble | WholeRuns":
     """Intervals of a run of `scenario` with `requests`.
 
-    sizes: time-averaged replicas of scaled pools, by number; serve: see `run_ensemble`
-    """
+    sizes: time-averaged replicas of scaled pools, by number; serve: see `run_ensemble`"""
     if len(requests) <= ensemble.MOST:
         return ensemble.run_ensemble(scenario, requests, serve, can_shorten=False)
     twin = ensemble.run_ensemble(_settled(scenario, sizes), requests, serve)

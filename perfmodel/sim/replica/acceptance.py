@@ -2,8 +2,7 @@
 
 Each draw is a hash of seed, request and output position, so it does not depend on batch mates, draft length or event
 order. For trees a draw says at each depth whether any candidate is right: candidates exclude each other, so their
-probabilities add up, and only the count matters.
-"""
+probabilities add up, and only the count matters."""
 
 from perfmodel.engine import Request, StepPlan
 from perfmodel.sim.traffic.distributions import uniform_draws
@@ -44,8 +43,7 @@ class SimulatedAcceptance:
 
     def offered(self, plan: StepPlan) -> list[int]:
         """`StepPlan.draft_depths`, 0 where the drafter proposes nothing: the draw for the first token is beyond the
-        share of steps with a proposal.
-        """
+        share of steps with a proposal."""
         if self._offered >= 1.0:
             return plan.draft_depths
         share = self._offered

@@ -24,8 +24,7 @@ class PromptTime:
     (weights, launches, host) count on both sides. Shares are cached by rounded step sizes. Tokens recomputed after a
     preemption count as prompts. Idle cost follows busy time.
 
-    apart: (prompts alone, decodes alone) of a step in ticks; None: nothing is counted
-    """
+    apart: (prompts alone, decodes alone) of a step in ticks; None: nothing is counted"""
 
     __slots__ = ("_apart", "_parts", "_prompt_ticks", "_ticks")
 
@@ -85,8 +84,7 @@ class SimulatedBackend:
     can_leap: price runs of equal steps together; acceptance: judges drafts; ahead: draft depth of pipelined drafters
     restore: cost of KV copies to and from the second tier. All pipeline stages start theirs when the plan is made, so
              only the first stage waits
-    is_split: whether `prompt_time` counts
-    """
+    is_split: whether `prompt_time` counts"""
 
     def __init__(
         self,

@@ -4,8 +4,7 @@ Data-parallel ranks that share experts exchange tokens in every layer: a step la
 ranks run an empty step, and `StepPlan.group_tokens` has the whole group's tokens.
 
 A leap runs until an engine changes by itself (a request finishes, a block runs out). An arrival cuts it after the step
-in progress, exactly as with single steps. Steps that end at one tick end in engine order, leaps or not.
-"""
+in progress, exactly as with single steps. Steps that end at one tick end in engine order, leaps or not."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -60,8 +59,7 @@ class PromptBalance:
     A prompt on one rank stretches the step of decoding ranks. TensorRT-LLM with attention data parallelism and
     `attention_dp_config.enable_balance` holds prompts until every rank has one, for up to `timeout_iters` steps
     (`timeout_steps`, at least 1). The counter also runs without waiting prompts, so a wait averages half of that.
-    Source: `_balance_adp_requests` of its `py_executor.py` (1.1, 1.2), with `batching_wait_iters` 0.
-    """
+    Source: `_balance_adp_requests` of its `py_executor.py` (1.1, 1.2), with `batching_wait_iters` 0."""
 
     def __init__(self, timeout_steps: int) -> None:
         self._timeout = timeout_steps
@@ -90,8 +88,7 @@ class Lockstep:
 
     leaper:  `backend`, if it can price leaps
     balance: aligns prompts over ranks
-    size:    ranks of the whole group where a slice is simulated; the others behave alike
-    """
+    size:    ranks of the whole group where a slice is simulated; the others behave alike"""
 
     def __init__(
         self,

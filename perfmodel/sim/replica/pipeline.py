@@ -9,8 +9,7 @@ its next plan and this plan's end (`perfmodel.cost.steps.stages`).
 
 As in vLLM's engine core, plans are made while the queue has room and a request can be granted tokens; then the oldest
 plan is awaited and arrivals are looked at. So requests that arrive while the queue has room wait for that plan, too,
-and join those that have come back in one plan. Steps are single: no leaps.
-"""
+and join those that have come back in one plan. Steps are single: no leaps."""
 
 from collections import deque
 from typing import NamedTuple, Protocol
@@ -67,8 +66,7 @@ class _Wave(NamedTuple):
 class Pipeline(Lockstep):
     """Drives the serve loops of its ranks over `backend`, with up to one step per stage in flight.
 
-    ticks_under_way: ticks with a step in flight; balance, size: see `Lockstep`
-    """
+    ticks_under_way: ticks with a step in flight; balance, size: see `Lockstep`"""
 
     def __init__(
         self,

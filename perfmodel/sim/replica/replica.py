@@ -1,7 +1,6 @@
 """`EngineRank`: an engine and its HTTP server on the simulated clock; `Replica`: the ranks of one model copy.
 
-A `Lockstep` drives its steps, alone or with the other ranks of a data-parallel group.
-"""
+A `Lockstep` drives its steps, alone or with the other ranks of a data-parallel group."""
 
 from collections.abc import Callable, Sequence
 
@@ -51,8 +50,7 @@ class EngineRank:
 
     lockstep: its clock; index: its number in the cluster; loop: its serve loop; front_end: its HTTP server
     on_finished: callback (replica, request) per finished request, before the next step is planned; client times
-    on_step: callback (replica, record) per step or leap
-    """
+    on_step: callback (replica, record) per step or leap"""
 
     def __init__(
         self,
@@ -99,8 +97,7 @@ class EngineRank:
     def die(self) -> None:
         """Fail undetected and lose all state: requests sent here wait until aborted.
 
-        As with an abort, running and planned steps still compute their tokens.
-        """
+        As with an abort, running and planned steps still compute their tokens."""
         self.is_dead, scheduler = True, self.loop.scheduler
         for request in [*scheduler.running, *scheduler.waiting, *scheduler.detached.values()]:
             if request.keeps_blocks and request.status is RequestStatus.FINISHED:

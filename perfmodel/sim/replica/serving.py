@@ -1,8 +1,7 @@
 """From a scenario to its engines: the one place that turns engine arguments into scheduler settings, for both clocks.
 
 The lag of a freed slot (1 to 2 steps in recorded closed loops) follows from the serve loop: asynchronous scheduling
-plans step N+1 when N starts, so a slot freed by N stays empty during N+1; synchronously it is refilled at once.
-"""
+plans step N+1 when N starts, so a slot freed by N stays empty during N+1; synchronously it is refilled at once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,8 +136,7 @@ def build_serve_loop(
 ) -> ServeLoop:
     """Serve loop of an empty engine with `num_blocks` KV blocks and the optional second tier `host`.
 
-    record_positions: plans list token positions; config: default: that of the scenario
-    """
+    record_positions: plans list token positions; config: default: that of the scenario"""
     engine = scenario.engine
     config = config or scheduler_config(scenario, record_positions)
     model = served_model(scenario.model, engine)
@@ -163,8 +161,7 @@ def kv_block_manager(
     """`num_blocks` free KV blocks under the rules of `engine`.
 
     groups: layer groups that keep different parts of a sequence; span, num_buffers, host: see `KVBlockManager`
-    by_estimates: admission by estimates, which needs a radix tree and plain blocks
-    """
+    by_estimates: admission by estimates, which needs a radix tree and plain blocks"""
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged" and _slots_of(engine) is None
     partial_first = engine.rules.reuses_partial_first
     if groups:
@@ -189,8 +186,7 @@ def build_locksteps(
     """Clocks of `num_engines` engines of `engine` over `backend` in `env`: one per `num_ranks` data-parallel ranks that
     share operators of `graph`, else one each. can_leap: price equal decode steps together.
 
-    `num_ranks` counts the simulated ranks of a replica; experts see the whole group's tokens.
-    """
+    `num_ranks` counts the simulated ranks of a replica; experts see the whole group's tokens."""
     together = num_ranks if graph.has_group else 1
     timeout = engine.attention_dp_timeout_iters if together > 1 else 0
     leaper = backend if can_leap and backend.can_leap else None

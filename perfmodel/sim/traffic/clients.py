@@ -3,8 +3,7 @@
     prompt = ceil(ratio x tokens)        TTFT += wait + t(tokens)        t: a prompt of all tokens on the compressor
 
 The compressor has its own device, like one of the scenario's, and runs prompts in FIFO order. Shared prefixes stay
-shared. Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder).
-"""
+shared. Source: Jiang et al. 2023 (LLMLingua); Pan et al. 2024 (LLMLingua-2: one pass of a small encoder)."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -64,8 +63,7 @@ class ConversationClient:
 
     conversations: turns with the ticks before them; route: where each goes
     concurrency:   closed loop of so many users, who begin another conversation a think time after their last
-    think_time:    ticks that a user pauses after the answer to a request
-    """
+    think_time:    ticks that a user pauses after the answer to a request"""
 
     def __init__(
         self,
@@ -142,8 +140,7 @@ class ConversationClient:
 class ClosedLoopClient(ConversationClient):
     """`concurrency` users; each sends the next of `requests` to `route`, a think time after its last answer.
 
-    think_time: ticks that a user pauses after the answer to a request
-    """
+    think_time: ticks that a user pauses after the answer to a request"""
 
     def __init__(
         self,
@@ -181,8 +178,7 @@ class Compressor:
     def of(cls, env: TickEnvironment, scenario: Scenario, model: ModelSpec, fits: Fits, route: Route) -> "Compressor":
         """Runs `model` as the engine of `scenario` would, on one device, prompts only.
 
-        env: the clock; fits: calibration and profile of the device; route: where compressed requests go
-        """
+        env: the clock; fits: calibration and profile of the device; route: where compressed requests go"""
         engine = EngineSpec(profile=scenario.engine.profile, enforce_eager=scenario.engine.enforce_eager)
         costs = step_costs(scenario.model_copy(update={"model": model, "engine": engine}), *fits)
 

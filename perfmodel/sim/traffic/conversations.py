@@ -2,8 +2,7 @@
 
 A conversation is one growing token stream: a system prompt shared by a group, then inputs and answers. So a KV block's
 content is its number in the stream, and prompts are prefixes. A conversation ends where the next prompt leaves no
-room for an answer, as a refused client's does.
-"""
+room for an answer, as a refused client's does."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,8 +52,7 @@ class TurnPrompt(NamedTuple):
 def turns_of(conversation: Conversation, number: int, block_size: int, max_model_len: int) -> Iterator[TurnPrompt]:
     """Turns of conversation `number`, as many as fit.
 
-    block_size: tokens of a KV block; max_model_len: longest prompt plus answer in tokens
-    """
+    block_size: tokens of a KV block; max_model_len: longest prompt plus answer in tokens"""
     length, shared = conversation.num_system_tokens, conversation.num_system_tokens // block_size
     system = _SYSTEM + conversation.group * _CONTENT
     for turn in conversation.turns:
@@ -70,8 +68,7 @@ def turns_of(conversation: Conversation, number: int, block_size: int, max_model
 def drawn_conversations(traffic: Traffic, streams: list[np.random.Generator], longest: int) -> Iterator[Conversation]:
     """Conversations drawn from `traffic`, endlessly or until its `duration_s`.
 
-    streams: for arrivals, inputs, answers, turns and groups, pauses; longest: tokens at which lengths are clipped
-    """
+    streams: for arrivals, inputs, answers, turns and groups, pauses; longest: tokens at which lengths are clipped"""
     spec = traffic.conversations
     assert spec is not None
     assert spec.turns is not None
@@ -100,8 +97,7 @@ def recorded_conversations(
     """Conversations of the traffic's trace, at its times or the given arrivals; missing fields are drawn.
 
     streams, longest: see `drawn_conversations`. Raises WorkloadError for a file that cannot be read or lacks what
-    nothing else provides.
-    """
+    nothing else provides."""
     trace, for_answers, for_pauses = traffic.trace, streams[2], streams[4]
     assert trace is not None
     recorded = list(read_conversations(trace.path, trace.format))

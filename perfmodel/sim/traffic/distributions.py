@@ -5,8 +5,7 @@ exactly rate x duration requests (a Poisson process conditioned on its count).
 
 Unbounded length distributions (lognormal, exponential) are clipped to the engine's limit; explicit counts are not, so
 that a prompt too long is an error. Other draws are SplitMix64 hashes (Steele, Lea and Flood 2014) of what they are for:
-no state, and independent of batch mates and event order.
-"""
+no state, and independent of batch mates and event order."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
@@ -82,8 +81,7 @@ def lognormal_parameters(mean: float, p99: float | None, std: float | None) -> t
     """(mu, sigma) of the logarithm.
 
     exp(mu + sigma^2 / 2) = mean, and exp(mu + z99 sigma) = p99: sigma^2/2 - z99 sigma + ln(p99 / mean) = 0, the smaller
-    root; or sigma^2 = ln(1 + std^2 / mean^2). Raises SpecError for a p99 that no lognormal with that mean has.
-    """
+    root; or sigma^2 = ln(1 + std^2 / mean^2). Raises SpecError for a p99 that no lognormal with that mean has."""
     if std is not None:
         sigma = sqrt(log(1 + (std / mean) ** 2))
     else:
@@ -104,8 +102,7 @@ def is_unbounded(lengths: Lengths) -> bool:
 def share_above(lengths: Lengths, limit: int) -> float:
     """Share of an unbounded distribution above `limit` tokens; 0 for others.
 
-    lognormal: erfc((ln limit - mu) / (sigma sqrt 2)) / 2; exponential: exp(-limit / mean)
-    """
+    lognormal: erfc((ln limit - mu) / (sigma sqrt 2)) / 2; exponential: exp(-limit / mean)"""
     if not is_unbounded(lengths) or (lengths.max is not None and lengths.max <= limit):
         return 0.0
     assert lengths.mean is not None  # its validator saw to that
@@ -164,8 +161,7 @@ def prefix_plan(
     """(prompt tokens, contents of its leading full blocks) per request; the length includes the shared prefix.
 
     lengths: prompt tokens; rng: draws the group; block_size: tokens of a block
-    longest: longest served prompt in tokens; longer ones are refused, so further blocks need no content
-    """
+    longest: longest served prompt in tokens; longer ones are refused, so further blocks need no content"""
     if prefix is None:
         yield from ((length, ()) for length in lengths)
         return
@@ -226,8 +222,7 @@ def uniform_draws(seed: int, request_id: int, count: int) -> NDArray[np.float64]
 class Shares:
     """Assigns requests to kinds 0, 1, ... with probabilities `shares`; the rest are of kind len(shares).
 
-    purpose: makes assignments for different purposes independent
-    """
+    purpose: makes assignments for different purposes independent"""
 
     def __init__(self, shares: Sequence[float], seed: int, purpose: str) -> None:
         self._ends = [min(round(end * _WHOLE), _WHOLE - 1) for end in accumulate(shares)]

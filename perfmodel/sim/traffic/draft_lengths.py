@@ -1,8 +1,7 @@
 """Draft depths by batch size: the engine's `Speculation` settings, derived from the cost model.
 
 Adaptive depth maximises tokens per second, E(k) / t(B, k), for B sequences and the acceptance recently observed. The
-engine knows no seconds, so it gets a table.
-"""
+engine knows no seconds, so it gets a table."""
 
 from dataclasses import replace
 from itertools import islice
@@ -25,8 +24,7 @@ _ALL_BATCHES_UPTO = 16  # larger batches are evaluated in steps of an eighth
 def speculation_of(scenario: Scenario, cost_model: SpeculativeCostModel | None = None) -> Speculation | None:
     """Scheduler settings; None without speculation.
 
-    cost_model: step costs, for adaptive depth; default: the scenario's own
-    """
+    cost_model: step costs, for adaptive depth; default: the scenario's own"""
     config = scenario.engine.speculative_config
     if config is None:
         return None
@@ -64,8 +62,7 @@ def draft_lengths(
 ) -> tuple[tuple[int, ...], ...]:
     """`Speculation.depths` of `scenario` and `config` under `cost_model`: per interval of acceptance, depth by batch.
 
-    All rates are scaled by estimated over expected acceptance.
-    """
+    All rates are scaled by estimated over expected acceptance."""
     rates, context, depths = _rates(config), mean_context(scenario), range(config.depth + 1)
     expected = _judged_rate(rates)
     most = scenario.engine.max_num_seqs

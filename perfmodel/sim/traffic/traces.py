@@ -21,8 +21,7 @@ guidellm:      JSON lines with numbered columns: {"system_prompt", "prompt_0", "
                (GuideLLM 0.8.1, its generative column mapper; prompt_tokens_count_0 for a text)
 
 Texts count ceil(characters / 4) tokens (OpenAI's rule of thumb for English). Missing answer lengths and pauses are
-the traffic's.
-"""
+the traffic's."""
 
 import csv
 import re

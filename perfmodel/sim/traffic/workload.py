@@ -2,8 +2,7 @@
 
 Equal seeds give bit-equal requests. Arrivals, inputs, outputs, prefixes and priorities have separate random streams, so
 changing one leaves the others unchanged. Think times are drawn by request number: equal on both clocks, with or without
-leaps.
-"""
+leaps."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
@@ -61,8 +60,7 @@ class RequestDraft(NamedTuple):
     """A request before it arrives; `arrival_s` is None in a closed loop.
 
     num_source_tokens: of a compressed prompt, before compression; 0 if not compressed
-    session, turn, pause_s: conversation, turn number from 0, seconds since the last answer
-    """
+    session, turn, pause_s: conversation, turn number from 0, seconds since the last answer"""
 
     arrival_s: float | None
     num_prompt_tokens: int
@@ -93,8 +91,7 @@ class Workload:
     concurrency:  requests in flight in a closed loop, else None
     num_requests: total, where known beforehand
     num_drawn, num_clipped, num_cut, num_refused: requests made so far; prompts clipped to the engine's limit; answers
-                  cut at the context's end; requests that the engine refuses
-    """
+                  cut at the context's end; requests that the engine refuses"""
 
     def __init__(self, scenario: Scenario) -> None:
         traffic, engine = scenario.traffic, scenario.engine
@@ -123,8 +120,7 @@ class Workload:
         """Requests in order of arrival, times in ticks; in a closed loop arrival is 0 until sent.
 
         Includes trace prompts beyond max_model_len for the engine to refuse (`refuses`). Raises WorkloadError for one
-        that the scenario itself asks for.
-        """
+        that the scenario itself asks for."""
         length, drafts = _LENGTHS.get(self.traffic.arrivals.order), self.drafts()
         for number, draft in enumerate(drafts if length is None else sorted(drafts, key=length, reverse=True)):
             yield self._request(number, draft)
@@ -239,8 +235,7 @@ class Workload:
 
     def _hashes(self, row: TraceRow) -> tuple[int, ...]:
         """Hashes of the engine's full blocks from the trace's: a block of 512 is 32 of 16; a block that spans several
-        is equal if all of these are.
-        """
+        is equal if all of these are."""
         size, of_trace = self.block_size, row.hash_block_size
         num_blocks = min(row.num_prompt_tokens, len(row.block_hashes) * of_trace) // size
         per_block, rest = divmod(of_trace, size)

@@ -5,5 +5,4 @@ shell.py        commands of a script; manifests.py: of containers
 finding.py      which of them start a server or a load test
 arguments.py    flags among a command's words
 server.py       flags to engine fields and back; load.py: flags to traffic
-line.py         from text to a scenario and its commented file
-"""
+line.py         from text to a scenario and its commented file"""

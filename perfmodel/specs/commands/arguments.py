@@ -2,8 +2,7 @@
 
 argparse and click: `--flag value`, `--flag=value`, `-f value`, `--no-flag`, underscores for hyphens, unambiguous
 prefixes, the last of several counts. vLLM: `-O3`, `--json-flag '{"key": 1}'`, `--json-flag.key 1`,
-`--json-flag.key+ item` (vllm/utils/argparse_utils.py, FlexibleArgumentParser).
-"""
+`--json-flag.key+ item` (vllm/utils/argparse_utils.py, FlexibleArgumentParser)."""
 
 import json
 import re
@@ -38,8 +37,7 @@ class Given:
 class Arguments:
     """Flags of one command.
 
-    description: of its flags; place: for errors; given: last value by flag name; notes: approximations made
-    """
+    description: of its flags; place: for errors; given: last value by flag name; notes: approximations made"""
 
     description: CommandDescription
     place: str

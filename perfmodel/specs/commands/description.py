@@ -1,8 +1,7 @@
 """Meaning of the flags of a server or load test at one version (hardware_specs/engines/commands).
 
 Flags are modelled, irrelevant to timing, or relevant but not modelled. A dotted flag is a key of another's JSON
-(`speculative-config.method`); `.*` stands for all other keys there.
-"""
+(`speculative-config.method`); `.*` stands for all other keys there."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,8 +24,7 @@ class ModelledFlag(Spec):
 
     field:   of the scenario's file; one that begins with `line.` is for the reader of this command; none: nothing
     short:   of it, in the field's words
-    only:    the values that are modelled, beside those of `map`; none: all
-    """
+    only:    the values that are modelled, beside those of `map`; none: all"""
 
     field: str | None = None
     kind: Kind = "text"  # of its value; integers may have vLLM's suffixes (8k, 8K)
@@ -44,8 +42,7 @@ class ModelledFlag(Spec):
 class FlagGroup(Spec):
     """Flags of one class, for one reason.
 
-    values:   take one; lists: one or more; optional: one or none; json: keys of other flags' JSON
-    """
+    values:   take one; lists: one or more; optional: one or none; json: keys of other flags' JSON"""
 
     why: str
     switches: tuple[str, ...] = ()  # take no value; can be negated where the command does so
@@ -60,8 +57,7 @@ class FlagGroup(Spec):
 class EnvironmentRules(Spec):
     """Variables of the environment: those that stand for a flag, those without a part in time (`HF_*`), and others.
 
-    not_modelled: patterns, the first that fits counts, and what is not modelled
-    """
+    not_modelled: patterns, the first that fits counts, and what is not modelled"""
 
     modelled: dict[str, str] = Field(default_factory=dict)
     irrelevant: tuple[str, ...] = ()
@@ -93,8 +89,7 @@ class CommandDescription(Spec):
     starts:      how the command begins: words of which all but options between them must be there
     images:      of containers that hold it; entrypoints: those that start it when they are given flags only
     subcommands: words before it that are skipped
-    config:      the flags that name a YAML file with more flags; config_wins: what is in it counts before the line's
-    """
+    config:      the flags that name a YAML file with more flags; config_wins: what is in it counts before the line's"""
 
     name: str
     title: str
@@ -175,8 +170,7 @@ def all_commands() -> tuple[CommandDescription, ...]:
 def about_flag(name: str) -> str:
     """Field set by server flag `name` (or a JSON key of one), or why none is; empty without a flag.
 
-    Underscores count as hyphens; vLLM's flag takes precedence.
-    """
+    Underscores count as hyphens; vLLM's flag takes precedence."""
     wanted = name.replace("_", "-")
     servers = [command for command in all_commands() if command.role == "server"]
     for command in sorted(servers, key=lambda command: command.name != "vllm"):

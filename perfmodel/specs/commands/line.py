@@ -1,7 +1,6 @@
 """Command lines of a server and a load test to a scenario; nothing is executed.
 
-Flags that are irrelevant or not modelled are listed, never dropped silently.
-"""
+Flags that are irrelevant or not modelled are listed, never dropped silently."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,8 +35,7 @@ _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_si
 class Asking:
     """Inputs beside the line.
 
-    model, traffic: override the line's; hardware: devices; data: blocks that precede the line's (traffic, slo)
-    """
+    model, traffic: override the line's; hardware: devices; data: blocks that precede the line's (traffic, slo)"""
 
     model: str | None = None
     hardware: str | None = None
@@ -50,8 +48,7 @@ class Asking:
 class LineScenario:
     """data: of the scenario file; sources: field -> words that set it; commands: lines and where they stand.
 
-    irrelevant, unmodelled, notes, assumed: see `Reading`
-    """
+    irrelevant, unmodelled, notes, assumed: see `Reading`"""
 
     data: dict[str, Any]
     sources: Mapping[str, str]

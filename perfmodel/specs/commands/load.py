@@ -14,8 +14,7 @@ _SHAREGPT = "chat-sharegpt"
 def read_load(reading: Reading, command: str, place: str) -> None:
     """Fill `traffic` and `slo` from the flags left in `reading.line`; command: its name; place: for errors.
 
-    Raises SpecError for traffic whose data would have to be read.
-    """
+    Raises SpecError for traffic whose data would have to be read."""
     traffic = reading.data.setdefault("traffic", {})
     readers = {"vllm-bench": _vllm_bench, "sglang-bench": _sglang_bench, "guidellm": _guidellm, "aiperf": _aiperf}
     readers[command](reading, traffic, place)

@@ -1,8 +1,7 @@
 """Compose files and Kubernetes manifests to container commands and their placement.
 
 Compose expands `$NAME` and `${NAME}`, Kubernetes `$(NAME)` from the container's environment; the rest is left to a
-shell, if any (kubernetes.io, Define Dependent Environment Variables).
-"""
+shell, if any (kubernetes.io, Define Dependent Environment Variables)."""
 
 import re
 import shlex
@@ -32,8 +31,7 @@ def is_manifest(text: str) -> bool:
 def read_manifest(text: str, place: str) -> ShellScript:
     """Commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes).
 
-    Raises SpecError for invalid YAML, with its line.
-    """
+    Raises SpecError for invalid YAML, with its line."""
     documents = [part for part in re.split(r"^---\s*$", text, flags=re.MULTILINE) if part.strip()]
     data = (load_yaml_text(document, place).data for document in documents)
     return ShellScript(tuple(command for part in data for command in _containers(part, place, True)), {})
@@ -57,8 +55,7 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
     """`around` updated by a mapping's replicas, nodes and GPUs.
 
     Compose: `deploy.replicas` or `scale`, `deploy.resources`. Kubernetes: `replicas`, `size` of a LeaderWorkerSet,
-    `nodeSelector` or node affinity, `resources`.
-    """
+    `nodeSelector` or node affinity, `resources`."""
     deploy, resources = _mapping(data, "deploy"), _mapping(data, "resources")
     counts = {
         "replicas": data.get("replicas", data.get("scale", deploy.get("replicas"))),

@@ -143,8 +143,7 @@ def _take(given: Given, reading: Reading) -> None:
 def complete(reading: Reading, command: str, engine: str) -> None:
     """Fill fields that depend on several arguments; an undescribed `engine` follows that of its `command`.
 
-    Raises SpecError for contradictions.
-    """
+    Raises SpecError for contradictions."""
     if engine != "vllm":
         reading.put("engine.profile", engine)
     _BY_COMMAND[command](reading)
@@ -176,8 +175,7 @@ def _vllm(reading: Reading) -> None:
 
 def _sglang(reading: Reading) -> None:
     """`--dp-size` with `--enable-dp-attention` splits `--tp-size`; alone it counts independent replicas behind one
-    front end (server_args.py, data_parallel_controller.py).
-    """
+    front end (server_args.py, data_parallel_controller.py)."""
     tp, dp = reading.ranks, reading.take("dp_size", 1)
     if reading.take("dp_attention", False) and dp > 1:
         if tp % dp:

@@ -1,8 +1,7 @@
 """A pasted script to its commands: `shlex` splits, variables set by the script are expanded, nothing is run.
 
 What only a run could know (`$(...)`, conditions, loops) is reported where a command needs it. Source: POSIX.1-2024,
-Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays.
-"""
+Shell Command Language, 2.2 Quoting, 2.6.2 Parameter Expansion, 2.6.4 Arithmetic Expansion; bash's arrays."""
 
 import ast
 import operator
@@ -78,8 +77,7 @@ class Unresolved(str):
 class PodPlacement(NamedTuple):
     """Placement of a container in a manifest, as far as stated.
 
-    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod
-    """
+    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod"""
 
     replicas: int | None = None
     size: int | None = None
@@ -112,8 +110,7 @@ class ShellScript:
 class _Command:
     """A command as shlex reads it: references replaced, redirections left out.
 
-    document: heredoc lines; target: file written to; is_array: `NAME=(...)`
-    """
+    document: heredoc lines; target: file written to; is_array: `NAME=(...)`"""
 
     line: int
     parts: list[str] = field(default_factory=list)
@@ -125,8 +122,7 @@ class _Command:
 def read_shell(text: str, place: str = "the line", given: Mapping[str, str] | None = None) -> ShellScript:
     """Commands of `text` in order; `place` is its name in errors, `given` are variables set before.
 
-    Raises SpecError for unclosed quotes and brackets.
-    """
+    Raises SpecError for unclosed quotes and brackets."""
     if len(text) > _MAX_SCRIPT:
         raise SpecError(f"{place}: {len(text):,} characters; expected at most {_MAX_SCRIPT:,}; give the command alone.")
     reader, commands, files = _Reader(place, given or {}), [], {}

@@ -1,7 +1,6 @@
 """Facts of a serving engine's code by version (hardware_specs/engines).
 
-Fitted host and server costs are in `hardware_specs/calibrations/engine@<name>.yaml`.
-"""
+Fitted host and server costs are in `hardware_specs/calibrations/engine@<name>.yaml`."""
 
 import datetime
 from collections.abc import Collection, Mapping
@@ -26,8 +25,7 @@ Backend = Literal["cuda", "rocm", "vulkan", "metal", "mlx", "sycl", "opencl", "c
 class BackendFacts(Spec):
     """One backend of an engine.
 
-    kind, makers: of the devices that it is for; any maker unless given
-    """
+    kind, makers: of the devices that it is for; any maker unless given"""
 
     kind: Literal["gpu", "cpu"] = "gpu"
     makers: tuple[str, ...] = ()
@@ -45,8 +43,7 @@ class BackendFacts(Spec):
 def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
     """Backend for `hardware`: the one `asked` for, or the first default of `backends` that takes it.
 
-    Raises SpecError, with the available ones, for one the engine lacks, or lacks for the device.
-    """
+    Raises SpecError, with the available ones, for one the engine lacks, or lacks for the device."""
     fitting = [name for name, facts in backends.items() if facts.takes(hardware)]
     if asked is not None and asked not in fitting:
         allowed = f"expected there: {', '.join(fitting)}" if fitting else "the engine has no backend for it"
@@ -76,8 +73,7 @@ class GraphRules(Spec):
     per_sequence:      largest size for each of max_num_seqs, up to most_tokens; 0: it does not limit it
     with_prompts:      steps with prompts are captured, too (in pieces around attention); else those that only decode
     prompts_up_to_budget: those of up to max_num_batched_tokens tokens; else of up to as many as the others
-    most_with_latents: tokens of the largest step with prompts of models that cache latents; 0: as of others
-    """
+    most_with_latents: tokens of the largest step with prompts of models that cache latents; 0: as of others"""
 
     sizes: tuple[PositiveInt, ...] = ()
     ranges: tuple[CaptureRange, ...] = ()
@@ -111,8 +107,7 @@ class GraphRules(Spec):
         """Tokens of the largest captured step with prompts; 0: none.
 
         most: of decode steps; max_num_batched_tokens: of any step; has_latents: the model caches latents; obstacles: of
-        the deployment
-        """
+        the deployment"""
         if not self.with_prompts or not most or not set(self.prompts_without).isdisjoint(obstacles):
             return 0
         if not self.prompts_up_to_budget:
@@ -143,8 +138,7 @@ class EstimateRules(Spec):
 class SlotRules(Spec):
     """How requests are given slots that keep their KV (llama-server); `perfmodel.engine.slots` has the rules.
 
-    least_similarity: a slot is chosen for what it holds where that is more than this share of a prompt
-    """
+    least_similarity: a slot is chosen for what it holds where that is more than this share of a prompt"""
 
     least_similarity: float = Field(default=0.1, ge=0, le=1)
     saves_prompts: bool = False  # prompts of free slots are kept in the host's memory, too
@@ -175,8 +169,7 @@ class BatchingRules(Spec):
     estimates:         how those that run count when another request is to be admitted; none: by the blocks they hold
     sequences_on_stages: max_num_seqs is over all pipeline stages however sequences come together (shared), an even
                        share of it is in each micro-batch (even_share), or as many are in each stage (each)
-    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks
-    """
+    slots:             requests take slots that keep their KV, and share none with each other; none: KV blocks"""
 
     prefill_exclusive: bool = False  # prompts or decodes, prompts first; else both together
     reserves_output: bool = False
@@ -204,8 +197,7 @@ class BufferRules(Spec):
     rotary_table: cosines and sines of all positions that a model was trained for, in the model's dtype or in fp32;
                   none: computed when they are needed
     sorts_logits: sampling by top-k or top-p sorts the logits of as many sequences as may run, with indices of so many
-                  bits (int64: PyTorch's sort); none: its kernels do not sort
-    """
+                  bits (int64: PyTorch's sort); none: its kernels do not sort"""
 
     rotary_table: Literal["none", "dtype", "fp32"] = "none"
     positions_per_axes: PositiveInt = 1  # times so many positions, of models whose positions have several axes (M-RoPE)
@@ -226,8 +218,7 @@ class EngineDefaults(Spec):
 class AllToAll(Spec):
     """How tokens reach the experts of other ranks on some devices: the first line of a list that fits counts.
 
-    backend: `EngineSpec.all2all_backend`; none: tokens go to the ranks of their experts
-    """
+    backend: `EngineSpec.all2all_backend`; none: tokens go to the ranks of their experts"""
 
     beside: str | None = None  # a link that the device has; any device unless given
     backend: str | None = None
@@ -239,8 +230,7 @@ class AllToAll(Spec):
 class StepBudget(Spec):
     """The default size of a step on some devices: the first line of a list that fits counts.
 
-    named, not_named: parts of the device's name
-    """
+    named, not_named: parts of the device's name"""
 
     kind: Literal["gpu", "cpu", "tpu", "npu", "fpga"] | None = None  # of device; any unless given
     least_memory: Bytes = 0.0  # that a process sees of the device, bytes
@@ -268,8 +258,7 @@ class KvGroupRules(Spec):
     kinds:      layers that keep no more than they see, in blocks of their own (window, chunk), and recurrent states
                 that are blocks of the same pool (state); else all tokens are kept, and states are set apart
     pads_below: groups are as large as the largest kind where that has less than so many times the layers of the
-                smallest; else as large as the smallest
-    """
+                smallest; else as large as the smallest"""
 
     kinds: tuple[Literal["window", "chunk", "state"], ...] = ()
     pads_below: float = Field(default=1.0, ge=1)
@@ -281,8 +270,7 @@ class FormatRow(Spec):
     native:      multiplied as it is stored
     emulated:    converted before it is used, by instructions that no unit has for it
     weight_only: stored so, multiplied in the 16 bits of the activations
-    refused:     the engine does not start
-    """
+    refused:     the engine does not start"""
 
     on: tuple[str, ...]
     support: FormatSupport
@@ -292,8 +280,7 @@ class FormatRow(Spec):
 class ExpertsRow(Spec):
     """How the routed experts of a layer run: in some number formats, on some generations of devices.
 
-    formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any
-    """
+    formats, on:  as of `EngineFacts.weights` ("bf16" for weights that are not quantized); empty: any"""
 
     formats: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
@@ -310,8 +297,7 @@ class ExpertsRow(Spec):
 class SparseAttentionRow(Spec):
     """How prompts attend to the latents that an indexer keeps for each token, on some generations of devices.
 
-    on:             generations, as in `declared.architecture`; none: all
-    """
+    on:             generations, as in `declared.architecture`; none: all"""
 
     on: tuple[str, ...] = ()
     kernel: str = ""
@@ -333,8 +319,7 @@ class EngineFacts(Spec):
     backends:           what its kernels are run with, by name, where there are several; without, it has one
     pieces_under_way:   of a batch, that follow one another over the devices of a layer split; 0: plans do, instead
     offloads_from_tokens: a batch of so many tokens multiplies weights in the CPU's memory on the device; 0: none does
-    unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents
-    """
+    unconfirmed:        paths of facts that were recalled or derived, not read in the engine's source or documents"""
 
     source: str = ""
     batching: BatchingRules = BatchingRules()

@@ -1,6 +1,5 @@
 """An engine on a device: version defaults, notes on them, and refusals to start (formats, parallelism, KV block sizes,
-lengths). `load_scenario` and so every command asks here, so all refuse alike.
-"""
+lengths). `load_scenario` and so every command asks here, so all refuse alike."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,8 +24,7 @@ def with_defaults(
     """`engine` with defaults for `hardware` and `use` filled in; `model_fields_set` keeps the given ones.
 
     max_model_len: the model's limit in tokens, if `engine` has none. Raises ValueError where the given arguments leave
-    no valid defaults.
-    """
+    no valid defaults."""
     longest = engine.max_model_len or max_model_len
     defaults = _defaults(engine, hardware, use, longest or 0)
     update = {name: value for name, value in defaults.items() if name not in engine.model_fields_set}
@@ -147,8 +145,7 @@ def refuse_to_start(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec
 def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
     """Whether attention heads divide evenly, as vLLM demands.
 
-    KV heads are divided or replicated: one of their number and the size divides the other (`QKVParallelLinear`).
-    """
+    KV heads are divided or replicated: one of their number and the size divides the other (`QKVParallelLinear`)."""
     kv_heads = {layer.mixer.num_kv_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)}
     size = tensor_parallel_size
     return all(count % size == 0 for count in _heads(model)) and all(

@@ -35,8 +35,7 @@ def format_use(engine: EngineSpec, hardware: HardwareSpec, form: str, of: Format
 
     form: as in tables of kernels: fp8 (a scale per tensor, channel or token), fp8_block (per weight block), int8, int4,
           mxfp4, nvfp4, nf4
-    of:   weights, or cached keys and values
-    """
+    of:   weights, or cached keys and values"""
     rows = getattr(engine.described.facts, of).get(form)
     if rows is None or hardware.declared.architecture is None:
         return FormatUse(None)
@@ -72,8 +71,7 @@ def form_of(quantization: QuantizationSpec) -> str | None:
     """Listed format of quantized weights, or None.
 
     Integers are named by their products: int8 with INT8 activations, int4 with 16-bit activations; others (w8a16, w4a8,
-    llm_int8) have their own names.
-    """
+    llm_int8) have their own names."""
     weights, activations = quantization.weights, quantization.activations
     if weights is None:
         return None
@@ -113,8 +111,7 @@ def allowed_formats(engine: EngineSpec, hardware: HardwareSpec, of: FormatOf = "
 
 def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> str:
     """Resolve `dtype` "auto" for `model`: the checkpoint's, or the device's 16-bit format for FP32 and for a 16-bit
-    format that `engine` does not take on `hardware` (vLLM: `_resolve_auto_dtype` in vllm/config/model.py).
-    """
+    format that `engine` does not take on `hardware` (vLLM: `_resolve_auto_dtype` in vllm/config/model.py)."""
     if dtype != "auto":
         return dtype
     refused = format_use(engine, hardware, model.dtype).support == "refused"

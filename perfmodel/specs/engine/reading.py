@@ -2,8 +2,7 @@
 
 `engine.profile: my-h100` is `engine@my-h100.yaml`: beside the scenario, in the working directory, in the folder
 `calibrations` of either, or shipped. Kernels fitted with it are beside it (`cpu@my-h100.yaml`). Shipped names are
-reserved: a file named like an engine is never read.
-"""
+reserved: a file named like an engine is never read."""
 
 import pathlib
 from typing import Any

@@ -40,8 +40,7 @@ class KvOffload(GivenLink):
 
     link, bandwidth_bytes_per_s, latency_s: the link to it; the latency is that of one block's copy
     rule:           KV of a preempted request, or of a prefix that left the device: copied back (restore), computed
-                    again (recompute), or what the cost model says is quicker (faster)
-    """
+                    again (recompute), or what the cost model says is quicker (faster)"""
 
     link: str | None = "pcie"
     capacity_bytes: Annotated[Bytes, Field(gt=0)]  # of the tier, per device
@@ -52,8 +51,7 @@ class KvOffload(GivenLink):
 class PromptCompression(Spec):
     """Prompts are shortened to the share `ratio` of their tokens before they are computed.
 
-    model: reads each prompt in full to do so, on a device like the scenario's; None: shortening costs nothing
-    """
+    model: reads each prompt in full to do so, on a device like the scenario's; None: shortening costs nothing"""
 
     ratio: Annotated[float, Field(gt=0, le=1)]
     model: Annotated[ModelSpec, Resolved("A name in workloads/models, or a path")] | None = None
@@ -76,8 +74,7 @@ class EngineSpec(VariantSpec):
     """vLLM's arguments first, ours (batching, profile, ...) last.
 
     Where a scenario gives none, `gpu_memory_utilization`, `max_num_seqs`, `max_num_batched_tokens`, `block_size` and
-    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.spec`).
-    """
+    `async_scheduling` are those of the engine's version on the device (`perfmodel.specs.engine.spec`)."""
 
     discriminator = "batching"
     about_key: ClassVar = staticmethod(_about_flag)  # type: ignore[assignment]  # mypy takes the base's for a method

@@ -9,8 +9,7 @@ With n drafted tokens a step gives, the model's own token included,
     L(n) = 1 + sum over k <= n of a_1 a_2 ... a_k,     a_k = first * decay^(k - 1)
 
 a_k is the probability that drafted token k is right, given that all before it were: a token further ahead is harder to
-draft. `hardware_specs/calibrations/acceptance.yaml` has the laws, written by `perfmodel calibrate --acceptance`.
-"""
+draft. `hardware_specs/calibrations/acceptance.yaml` has the laws, written by `perfmodel calibrate --acceptance`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -39,8 +38,7 @@ class AcceptanceLaw(Spec):
 
     method, mode: as published: eagle3, mtp ...; thinking_on, thinking_off
     first, decay: of the law above
-    longest:      number of drafted tokens up to which it was fitted
-    """
+    longest:      number of drafted tokens up to which it was fitted"""
 
     model: str
     method: str
@@ -71,8 +69,7 @@ class AcceptanceCatalog(CommittedFits):
     """laws: drafter, mode and dataset -> law
 
     length_error, model_error: 80th percentile of |log(measured / predicted)| of draft lengths, and of models, that were
-                               left out of the fit
-    """
+                               left out of the fit"""
 
     laws: dict[str, AcceptanceLaw] = Field(min_length=1)
     length_error: float = Field(default=0.0, ge=0)
@@ -106,8 +103,7 @@ class CatalogQuery(CheckedSpec):
     """The entries of the acceptance catalog to use; `any`: the mean of all.
 
     model, method: unless given, the scenario's where the catalog has them, else any
-    dataset, mode: unless given, any; as in dataset: coding, mode: thinking_off
-    """
+    dataset, mode: unless given, any; as in dataset: coding, mode: thinking_off"""
 
     model: str | None = None
     method: str | None = None
@@ -164,8 +160,7 @@ class MeasuredAcceptance(CheckedSpec):
     examined: for each depth, how often a token drafted there came to be judged: all before it were right
     by_rank:  for each depth, how many of `accepted` were the first, second ... candidate (trees)
     offered:  how many of the first of `examined` there were: a drafter that had none to offer counts as wrong there
-    method, model: what was executed, for the reader
-    """
+    method, model: what was executed, for the reader"""
 
     method: str = ""
     model: str = ""
@@ -219,8 +214,7 @@ class Acceptance(VariantSpec):
                   last depth repeats
 
     offered: the share of steps in which the drafter has tokens to offer a sequence; in the others it is wrong, as the
-             rates say, and there is nothing to verify: n-gram lookup where no n-gram came before
-    """
+             rates say, and there is nothing to verify: n-gram lookup where no n-gram came before"""
 
     alternatives = (("rate", "per_position", "per_rank", "measured", "catalog"),)
 
@@ -248,8 +242,7 @@ class Acceptance(VariantSpec):
         unreadable measured file.
 
         widths: candidates by depth, default one. Undistinguished candidates (`rate`, `per_position`, measured without
-        ranks) share one probability.
-        """
+        ranks) share one probability."""
         widths = widths or (1,) * depth
         if self.rate is not None:
             return (self.rate,) * depth
@@ -296,8 +289,7 @@ class SpeculativeConfig(VariantSpec):
     prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram looked for; vLLM's default is 5    (ngram)
     tree:         candidates by depth: every node of a depth has so many children, all verified under a tree mask
     adaptive:     the draft length is chosen for each step: what gives most tokens per second with so many sequences
-    has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's
-    """
+    has_own_device: pipelined: the drafter runs on as many devices of its own, and shares none of the model's"""
 
     discriminator = "method"
     used_by: ClassVar[UsedBy] = {
@@ -405,8 +397,7 @@ class SpeculativeConfig(VariantSpec):
     def nodes_by_depth(self) -> tuple[int, ...]:
         """Tokens verified beside the newest when drafting 0, 1, 2 ... deep.
 
-        Chains: one per depth; trees: all nodes down to it. Lookahead: always (W + G) (N - 1), the newest included.
-        """
+        Chains: one per depth; trees: all nodes down to it. Lookahead: always (W + G) (N - 1), the newest included."""
         if self.lookahead is not None:
             all_of_it = (self.lookahead.window + self.lookahead.guesses) * self.depth - 1
             return (0, *(all_of_it for _ in range(self.depth)))

@@ -1,8 +1,7 @@
 """Engine versions as their `--version` prints them, and the described version for each.
 
 PEP 440 as far as engines use it: `0.21`, `v0.11.1rc2.dev200+g250fb1b8e`, `0.5.9.post1`, `1.3.0rc5`; a nightly without a
-number (`nightly-5b8c30d`, `main`) is newer than every release.
-"""
+number (`nightly-5b8c30d`, `main`) is newer than every release."""
 
 import re
 from collections.abc import Iterable
@@ -23,8 +22,7 @@ Age = Literal["described", "older", "newer"]
 
 class ChosenVersion(NamedTuple):
     """asked: as written, or None; described: version that stands for it ("" without versions); age: exact, or nearest
-    to one older or newer than all; note: a sentence on a substitution.
-    """
+    to one older or newer than all; note: a sentence on a substitution."""
 
     asked: str | None
     described: str
@@ -55,8 +53,7 @@ def choose_version(asked: str | None, described: Iterable[str]) -> ChosenVersion
     """Version in `described` for the one `asked`: the last at or before it. Raises SpecError for no version.
 
     A pre-release counts as its release, whose code it has but for last fixes; a newer nightly as the newest described.
-    Patch versions change nothing described here.
-    """
+    Patch versions change nothing described here."""
     known = sorted((_numbers(text), text) for text in described)
     release, kind = ((), "release") if asked is None else parse_version(asked)
     if asked is None or not known:
