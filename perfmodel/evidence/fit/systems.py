@@ -184,18 +184,16 @@ def bare_key(key: str) -> str:
 
 
 def key_of(group: Group, calibration: Calibration) -> str | None:
-    """The key of a kernel's fit. Its own of that version, its own, that of another version or of the engine's default
-    kernel, else the one of its family with the most parts in common."""
+    """The key of a kernel's fit. Its own of that version, the engine's default if of that version, its own of another
+    version, the engine's default, else the one of its family with the most parts in common."""
     fits = calibration.families | calibration.others
     versions = {key: key.rpartition("/")[2] for key in calibration.others if key.rpartition("/")[0] == group.key}
-    for key, known in versions.items():
-        if group.version in known.split(","):
-            return key
+    bare, of_version = bare_key(group.key), [key for key in versions if group.version in versions[key].split(",")]
     newest = sorted(versions, key=lambda key: version_order(versions[key]))[-1:]
-    candidates = [group.key, *newest, bare_key(group.key)]
-    if newest and version_order(group.version) > version_order(versions[newest[0]]):
-        candidates = [group.key, bare_key(group.key), *newest]  # the default kernel is that of the newest version
-    for key in candidates:
+    is_default = group.version in calibration.versions.get(bare, "").split(",")
+    if is_default or newest and version_order(group.version) > version_order(versions[newest[0]]):
+        newest.insert(0, bare)  # the default kernel is that of the newest version
+    for key in (*of_version, group.key, *newest, bare):
         if key in fits:
             return key
     parts = group.key.split("/")
