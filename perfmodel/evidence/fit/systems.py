@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,8 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
         devices = sorted({group.device.hardware.name for (_, groups), _ in of_it for group in groups})
         fits = [fit for _, some in of_it for fit in some]
         what = f"{sum(fit.num_rows for fit in fits):,} kernel times of {len(fits)} kernels on {' and '.join(devices)}"
-        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, _named(fits), GENERIC_SMALL))
+        named = _named(fits, describe_engine(engine).facts.default_kernels.get(architecture, {}))
+        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, named, GENERIC_SMALL))
     return results
 
 
@@ -234,10 +236,11 @@ def _median_error(groups: Groups, fit: Any) -> float:
     return float(np.median(np.abs(np.log(np.concatenate([predict(group, fit) / group.seconds for group in groups])))))
 
 
-def _named(fits: Sequence[_Fitted]) -> dict[str, dict[str, Any]]:
+def _named(fits: Sequence[_Fitted], preferred: Mapping[str, str] = MappingProxyType({})) -> dict[str, dict[str, Any]]:
     """Fits by their keys in a calibration: of what engines run by default, with its versions, and of the rest.
 
-    Among kernels for the same formats and sizes the default is the one that the newest version was measured with most.
+    Among kernels for the same formats and sizes the default is the one that the newest version was measured with most;
+    `preferred`: kernels that engines run by default whatever was measured most, by family and format.
     """
     by_kernel: defaultdict[Any, list[_Fitted]] = defaultdict(list)
     for fit in fits:
@@ -245,7 +248,13 @@ def _named(fits: Sequence[_Fitted]) -> dict[str, dict[str, Any]]:
     families: dict[str, Any] = {}
     others: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    for (family, _, _), some in sorted(by_kernel.items(), key=lambda item: -max(fit.num_rows for fit in item[1])):
+
+    names = {f"{key}/{name}" for key, name in preferred.items()}
+
+    def rank(some: Sequence[_Fitted]) -> tuple[bool, int]:
+        return names.isdisjoint(fit.key for fit in some), -max(fit.num_rows for fit in some)
+
+    for (family, _, _), some in sorted(by_kernel.items(), key=lambda item: rank(item[1])):
         newest = max((fit.versions[0] for fit in some), key=version_order)
         first = max((fit for fit in some if fit.versions[0] == newest), key=lambda fit: fit.num_rows)
         bare = bare_key(first.key)
