@@ -6,8 +6,8 @@
 #                those that time whole runs
 #   make test-deep   property tests on new examples, twenty times as many: what a night is for
 #   make check   ruff, its formatter, mypy --strict on both packages
-#   make validate    the accuracy table of docs/how-right.md, from measurements/ (some fifteen minutes); WRITE=1 writes it there,
-#                    CITED=FOLDER has the files that are cited and not committed
+#   make validate    the accuracy table of docs/how-right.md, from measurements/ (some eight minutes, of slow sets
+#                    a sample; FULL=1 all rows); WRITE=1 writes it there, CITED=FOLDER has the files that are cited and not committed
 #   make docs    the documentation as a site in build/site, which works without a network and from the file system;
 #                fails where a link or an anchor leads nowhere
 #   make bench   how fast the simulator is
@@ -57,7 +57,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 validate: $(VENV)/.core
-	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(WRITE),--write) $(if $(BECAUSE),--because "$(BECAUSE)")
+	$(BIN)/python benchmarks/accuracy_table.py $(if $(CITED),--cited $(CITED)) $(if $(FULL),--full) $(if $(WRITE),--write) $(if $(BECAUSE),--because "$(BECAUSE)")
 
 # ENGINE_VERSION and CASES: of vLLM, and workloads of each feature.
 witness: $(VENV)/.core

@@ -1,8 +1,10 @@
 """The table of docs/how-right.md that says how right predictions are: `make validate`.
 
-    python benchmarks/accuracy_table.py                        # predicts everything in measurements/, prints the table
+    python benchmarks/accuracy_table.py                        # predicts what is in measurements/, of slow sets each
+                                                               # fourth row, and prints the table
+    python benchmarks/accuracy_table.py --full                   # predicts every row
     python benchmarks/accuracy_table.py --cited ../shared/truth   # and what may be cited but not committed
-    python benchmarks/accuracy_table.py --write                # and writes the page, reports/ and the index
+    python benchmarks/accuracy_table.py --write                # every row, and writes the page, reports/ and the index
                                                                # that answers' trust is read from
 
     python benchmarks/accuracy_table.py --write --because TEXT   # although a line became worse by over a tenth; the
@@ -24,6 +26,7 @@ __all__ = [
     "lines_of",
     "losses",
     "main",
+    "mixed",
     "page_lines",
     "predictions_of",
     "stored",
@@ -65,6 +68,7 @@ _HEAD = (
     "trivial",
 )
 _NOT_COVERED = "not covered: "  # begins the notes of `perfmodel validate` on rows without a prediction
+_EVERY = 4  # of how many rows of a slow set one is predicted, unless all are asked for
 _ERRORS = {1: "median error", 3: "nine in ten"}  # of a line's cells
 
 
@@ -473,16 +477,35 @@ def _csv_text(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 # ---------------------------------------------------------------- the command
 
 
+def mixed(before: Predictions, sample: Predictions) -> Predictions:
+    """`before` with the predictions and intervals of the rows in `sample` in place of its own."""
+    place = {label: number for number, label in enumerate(sample.rows.labels)}
+    old, new = before.rows, sample.rows
+    columns = [column.copy() for column in (old.predicted, *(old.interval or ()))]
+    for row, label in enumerate(old.labels):
+        if label in place:
+            for column, source in zip(columns, (new.predicted, *(new.interval or ())), strict=True):
+                column[row] = source[place[label]]
+    interval = (columns[1], columns[2]) if len(columns) > 1 else None
+    return replace(before, rows=Rows(columns[0], old.measured, old.labels, interval, old.trivial))
+
+
 def _predict_all(
-    sets: Iterable[tuple[MeasuredSet, Path]], index: Path | None
+    sets: Iterable[tuple[MeasuredSet, Path]], index: Path | None, every: int = 1
 ) -> tuple[Lines, dict[str, dict[str, Predictions]], list[tuple[str, str]]]:
     """Lines, rows of slow sets, and (set, note) of rows that are in no line; index: the folder to write what trust is
-    read from (`perfmodel.trust`), or None."""
+    read from (`perfmodel.trust`), or None; every: of slow sets so many-th row, the others are as stored."""
     lines: Lines = {}
     kept: dict[str, dict[str, Predictions]] = {}
     dropped: list[tuple[str, str]] = []
+    before = stored() if every > 1 else {}
     for measured, path in sets:
         print(f"{measured.name} ({path})", file=sys.stderr, flush=True)
+        if measured.is_slow and measured.name in before:
+            sample = predictions_of(measured, report_of(measured, path, every))
+            both = {name: mixed(rows, sample.get(name, rows)) for name, rows in before[measured.name].items()}
+            lines |= lines_of_rows(measured, both)
+            continue
         report = report_of(measured, path)
         lines |= lines_of(measured, report)
         notes = [note.replace(str(path), measured.path) for note in report.notes if note.startswith(_NOT_COVERED)]
@@ -537,7 +560,8 @@ def main() -> int:
     """Predict, print, compare with docs/how-right.md. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cited", type=Path, help="Folder of the files that are cited and not committed.")
-    parser.add_argument("--write", action="store_true", help="Write docs/how-right.md and reports/.")
+    parser.add_argument("--full", action="store_true", help="Predict every row of slow sets, too.")
+    parser.add_argument("--write", action="store_true", help="Predict every row; write docs/how-right.md and reports/.")
     parser.add_argument("--because", default="", help="Why lines may become worse by over a tenth.")
     parser.add_argument("--only", metavar="TEXT", default="", help="Sets whose name has this text.")
     given = parser.parse_args()
@@ -546,7 +570,8 @@ def main() -> int:
     places = zip(chosen, (root / item.path for item, root in zip(chosen, roots, strict=True)), strict=True)
     text = PAGE.read_text(encoding="utf-8")
     with TemporaryDirectory() as folder:
-        lines, kept, dropped = _predict_all(places, Path(folder) if given.write else None)
+        every = 1 if given.write or given.full else _EVERY
+        lines, kept, dropped = _predict_all(places, Path(folder) if given.write else None, every)
         print(table_of(lines))
         lost = losses(page_lines(text), lines)
         for loss in lost:

@@ -26,6 +26,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.hardware import HardwareSpec
 
 MMA_SYNC_RATE = "@mma_sync"  # behind the name of a rate: by the instructions that came before WGMMA
+STATIC_SCALES = "_static"  # ends the name of a format whose inputs come quantized
 SPARSE_RATE = "@2:4"  # behind the name of a rate: at `sparsity_speedup` times that, FLOPs counted as if dense
 
 _KV_GROUP = 32  # elements of a scale below 8 bits unless the scenario says more (KIVI's group)
@@ -156,7 +157,7 @@ def _dense_format(model: ModelSpec, component: str, quantization: QuantizationSp
         return LinearFormat(rate, weight, dtype_bytes, dtype_bytes, name=f"{quantization.weights}_wo")
     rate, name = matmul_rate(activations), _kernel_format(quantization.weights, activations, quantization.group_size)
     if quantization.inputs_come_quantized:
-        return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, False, f"{name}_static")
+        return LinearFormat(rate, weight, bytes_per_weight(activations), dtype_bytes, False, f"{name}{STATIC_SCALES}")
     return LinearFormat(
         rate,
         weight,

@@ -20,7 +20,7 @@ from perfmodel.cost.kernel_models.registry import KernelFit
 from perfmodel.cost.kernel_models.roofline import FamilyFit
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds, NonNegativeFloat, NonNegativeInt
-from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE
+from perfmodel.ops.formats import MMA_SYNC_RATE, SPARSE_RATE, STATIC_SCALES
 from perfmodel.ops.problem_sizes import KernelTraits
 from perfmodel.specs.hardware import HardwareSpec
 
@@ -143,7 +143,7 @@ class Calibration(Spec):
         nearest to the work's `traits` wins.
         """
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
-        rates = (*((format,) if format else ()), rate)
+        rates = (*((format, format.removesuffix(STATIC_SCALES)) if format else ()), rate)
         names = (*(f"{family}/{item}" for item in rates), family)
         for name in (
             *names,

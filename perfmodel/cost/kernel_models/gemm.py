@@ -61,19 +61,21 @@ def k_step_s(
     input_bytes: float,
     weight_bytes: float,
     speedup: float = 1.0,
+    latency_s: float = 0.0,
 ) -> Values:
     """Seconds of one thread block per element of k: multiplying, or loading operands.
 
-        2 tm tn / P1 * max( 1 / (c u), e (tm a + tn w) / (tm tn max(a, w)) )
+        max( latency, 2 tm tn / P1 * max( 1 / (c u), e (tm a + tn w) / (tm tn max(a, w)) ) )
 
     with P1 (`peak_per_unit`) the FLOP/s of one compute unit, c `compute_fraction`, a `input_bytes` and w `weight_bytes`
     per element, tm `rows` and tn `columns` of the tile. e (`feed_edge`) is the edge, in elements, of the square tile
     whose operands take as long to load as to multiply at peak; equal on Ampere and Hopper, which doubled both rates
     (bytes per clock do not carry over). u is the `speedup` of sparse tensor cores, which skip products but load all
-    inputs."""
+    inputs. A pipeline of few stages waits `latency_s` (latency) for its loads, however small the tile."""
     tile = rows * columns
     feed = feed_edge * (rows * input_bytes + columns * weight_bytes) / (tile * max(input_bytes, weight_bytes))
-    return 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
+    busy: Values = 2.0 * tile / peak_per_unit * np.maximum(1.0 / (compute_fraction * speedup), feed)
+    return np.maximum(busy, latency_s)
 
 
 def waves(blocks_per_unit: Values, quantization: float) -> Values:
@@ -116,6 +118,7 @@ class TiledGemmFit(Spec):
     compute_fraction: float = Field(default=0.85, ge=0.3, le=1.0)  # of the tensor peak, in the main loop
     memory_fraction: float = Field(default=0.82, ge=0.3, le=1.0)
     feed_edge: float = Field(default=50.0, ge=5.0, le=300.0)  # elements; larger where weights are dequantized
+    step_latency_s: float = Field(default=1e-11, ge=1e-11, le=1e-8)  # of an element of k, however small the tile
     split_s: float = Field(default=2.2e-6, ge=3e-7, le=3e-5)  # one more pass over the output, with its launch
     knee: float = Field(default=2.2, ge=1.0, le=20.0)  # how well loads hide behind multiplications
     tile_s: float = Field(default=1e-6, ge=1e-8, le=8e-6)  # fill of the pipeline, write of the output: of 128 x 128
@@ -169,7 +172,7 @@ def _plan(sizes: GemmSizes, fit: TiledGemmFit, device: DeviceFacts) -> _Plan:
     # twice the bytes.
     slower = 2.0 * device.peak(_CUDA_CORES) / device.peak("bf16") if sizes.rate == _CUDA_CORES else 1.0
     edge = fit.feed_edge * slower
-    step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup)
+    step = k_step_s(rows, columns, per_unit, fit.compute_fraction, edge, *per_element, speedup, fit.step_latency_s)
     offered = (s == 1) | ((k >= s * _MIN_SPLIT_K) & ((rows < _LARGE_TILE_ROWS) | (s <= _LARGE_TILE_SPLITS)))
     block = np.ceil(k / (s * _K_STEP)) * (_K_STEP * step) + fit.tile_s * (rows * columns / _TILE_AREA)
     bandwidth = device.bandwidth * fit.memory_fraction

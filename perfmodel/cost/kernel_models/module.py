@@ -1,7 +1,7 @@
 """Whole modules and kernels outside the other forms: sparse and compressed attention with their projections and
 indexers, recurrent mixers, scaling of inputs.
 
-    t = max(floor, launch + projections + attention + activations + serial steps)
+    t = max(floor + host launches, launch + projections + attention + activations + serial steps)
 
     projections = max( 2 M' w / (gemm_fraction F_w),  w e / (weight_fraction W) )         M' = 64 ceil(M / 64)
     attention   = knee( A / (tensor_fraction F f) + I / (index_fraction F f),  cached bytes / (kv_fraction W f) )
@@ -44,6 +44,7 @@ class ModuleFit(Spec):
     block_share: float = Field(default=1.0, ge=0.05, le=10.0)
     step_s: float = Field(default=1e-8, ge=1e-10, le=1e-3)
     floor_s: float = Field(default=1e-6, ge=5e-7, le=1e-2)
+    host_s: float = Field(default=1e-9, ge=1e-9, le=1e-4)  # of one of `launches`
     on_own_host: float = Field(default=1.0, ge=0.3, le=4.0)  # of launch and floor, where the CPU is the GPU maker's
     knee: float = Field(default=2.0, ge=1.0, le=10.0)
     residuals: Residuals = Residuals()
@@ -62,6 +63,7 @@ class ModuleSizes(NamedTuple):
     activation_bytes: Values
     blocks: Values
     steps: Values
+    launches: Values
     rate: str
 
 
@@ -80,7 +82,8 @@ def module_seconds(sizes: ModuleSizes, fit: ModuleFit, device: DeviceFacts) -> K
     moved = sizes.activation_bytes * (1.0 - hit) / (fit.memory_fraction * bandwidth)
     host = fit.on_own_host if device.has_own_host else 1.0
     whole = fit.launch_s * host + np.maximum(multiplied, read) + attention + moved + fit.step_s * sizes.steps
-    return KernelSeconds(np.maximum(fit.floor_s * host, whole), multiplied + compute, read + cached + moved)
+    waits = fit.floor_s * host + fit.host_s * sizes.launches
+    return KernelSeconds(np.maximum(waits, whole), multiplied + compute, read + cached + moved)
 
 
 def module_time(work: Work, fit: ModuleFit, device: DeviceFacts) -> OperatorTime:
@@ -88,6 +91,6 @@ def module_time(work: Work, fit: ModuleFit, device: DeviceFacts) -> OperatorTime
     none, values = np.zeros(1), (work.flops, 0.0, work.kv_bytes, work.activation_bytes + work.weight_bytes)
     flops, index_flops, cached, moved = (np.full(1, value) for value in values)
     blocks = none + device.compute_units
-    sizes = ModuleSizes(none, none, none, flops, index_flops, cached, moved, blocks, none, work.rate)
+    sizes = ModuleSizes(none, none, none, flops, index_flops, cached, moved, blocks, none, none, work.rate)
     parts = module_seconds(sizes, fit.model_copy(update={"floor_s": 0.0}), device)
     return OperatorTime.of(*(float(part[0]) for part in parts))

@@ -27,6 +27,7 @@ from perfmodel.evidence.sources.kernels import (
     format_name,
     kernel_groups,
     numbers,
+    version_order,
 )
 from perfmodel.ops.problem_sizes import DecodeSize, HeadShape
 from perfmodel.specs.architectures import find_architecture
@@ -81,6 +82,8 @@ class _Decodes(NamedTuple):
 
 
 _MMHA_ABOVE = 32  # TensorRT-LLM: larger groups, and single heads, run the kernel without tensor cores
+_WIDE = (_MMHA_ABOVE + 1, 4096)
+_WIDE_APART = version_order("1.3.0rc15")  # from which on trtllm-gen does not decode wide groups, as the tables show
 _XQA: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ("group_traffic", "group_block"), ((2, _MMHA_ABOVE),)
 _DECODES = {
     "flash2": _Decodes(
@@ -96,9 +99,11 @@ _DECODES = {
     "mmha": _Decodes(
         DecodeKernel(heads_per_block=1, rows=1, split_waves=1.5, splits_window=True, pays_splits=True),
         ("combine_s",),
-        ((1, 1), (_MMHA_ABOVE + 1, 4096)),
+        ((1, 1), _WIDE),
     ),
 }
+_DECODES["mmha_wide"] = _DECODES["mmha"]._replace(groups=(_WIDE,))  # beside trtllm_gen, which takes single heads
+_TRITON_SPLITS = (8.0, 16.0)  # of a context at most: SGLang's triton_attention_num_kv_splits; vLLM's segments
 _FREE_IF_UNKNOWN = ("group_traffic", "group_block", "combine_s")
 _DECODE_FREE = ("cache_speedup", "launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
 _DECODE_STARTS: tuple[dict[str, float], ...] = (
@@ -115,9 +120,15 @@ def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     names, group = _libraries(table, device), numbers(table, "num_heads") / numbers(table, "num_key_value_heads")
     is_mmha = (group < 2) | (group > _MMHA_ABOVE)
     xqa = np.where(_has_wgmma(device) & (format_bytes(table, "kv_cache_dtype") == 1), "xqa_fp8", "xqa")
-    return np.where(
+    names = np.where(
         np.char.startswith(names, "trtllm") & (names != "trtllm_gen"), np.where(is_mmha, "mmha", xqa), names
     )
+    return np.where((names == "trtllm_gen") & (group > _MMHA_ABOVE) & _is_apart(table), "mmha_wide", names)
+
+
+def _is_apart(table: KernelTable) -> NDArray[np.bool_]:
+    engines = [engine_and_version(called) for called in table["engine_version"].astype(str)]
+    return np.array([name == "trtllm" and version_order(at) >= _WIDE_APART for name, at in engines], dtype=bool)
 
 
 def decode_sizes(table: KernelTable) -> DecodeSizes:
@@ -148,6 +159,8 @@ def _fit_decodes(groups: Groups) -> FlashDecodeFit:
     _, _, kv_format, head_dim, name = groups[0].key.split("/")
     known = _DECODES.get(name)
     kernels = [known] if known else [*_DECODES.values(), _Decodes()]
+    if name == "triton":
+        kernels += [_Decodes(DecodeKernel(most_splits=most, pays_splits=True)) for most in _TRITON_SPLITS]
     free = (*_DECODE_FREE, *(known.free if known else _FREE_IF_UNKNOWN))
     if not known and name.endswith("_alone"):  # latents: one KV head for all query heads, which tiles share
         shapes = ((rows, waves, pays) for rows in (16, 64, 128) for waves in (1.0, 2.0) for pays in (False, True))
@@ -200,6 +213,9 @@ def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.boo
     return np.asarray(table.seconds < flops / peak)
 
 
+_MASKS = 1e9  # tokens beyond a window that kernels visit which mask keys outside it, and skip none
+
+
 def _prefill_kernels(name: str, head_dim: int, is_fp8: bool) -> list[PrefillKernel]:
     """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
     kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles. Of others, all that may
@@ -216,7 +232,13 @@ def _prefill_kernels(name: str, head_dim: int, is_fp8: bool) -> list[PrefillKern
     if name == "flash3":
         return [PrefillKernel(rows=192 if head_dim <= 64 else 128, keys=128 if head_dim > 192 and is_fp8 else 64)]
     shapes, ways = ((64, 64), (128, 64), (128, 128), (256, 128)), ("never", "worthwhile")
-    return [PrefillKernel(rows=rows, keys=keys, packs=packs) for rows, keys in shapes for packs in ways]
+    overlaps = (0.0, _MASKS) if name == "triton" else (0.0,)
+    return [
+        PrefillKernel(rows=rows, keys=keys, packs=packs, window_overlap=overlap)
+        for overlap in overlaps
+        for rows, keys in shapes
+        for packs in ways
+    ]
 
 
 def _fit_prefills(groups: Groups) -> FlashPrefillFit:

@@ -30,6 +30,7 @@ from perfmodel.evidence.sources.kernels import (
     format_bytes,
     format_name,
     numbers,
+    version_order,
 )
 from perfmodel.ops.problem_sizes import HeadShape
 
@@ -104,6 +105,7 @@ def _latent(table: KernelTable, kernel: str) -> ModuleSizes:
         activation_bytes=2.0 * tokens * width * of_attention,
         blocks=tokens * np.ceil(heads / 64),
         steps=of_choice * np.ceil(tokens / 128) * np.log2(1 + (cached + new) / ratio) * (indexed > 0),
+        launches=0.0 * tokens,
         rate=_rate(table),
     )
 
@@ -129,27 +131,37 @@ def _blocks_chosen(table: KernelTable, _: str) -> ModuleSizes:
         activation_bytes=4.0 * tokens * (_MINIMAX_HIDDEN + 2 * heads * _HEAD) + 8.0 * indexed / 128,
         blocks=tokens * kv_heads,
         steps=np.log2(1 + cached + new),
+        launches=0.0 * tokens,
         rate=_rate(table),
     )
+
+
+# Versions from which on tables time the convolution of queries, keys and values; before, of keys alone: what they time
+# does not depend on the values.
+_ALL_CHANNELS_FROM = {"sglang": (0, 5, 14), "vllm": (0, 24, 0), "trtllm": (9,)}
 
 
 def _recurrent(table: KernelTable, kernel: str) -> ModuleSizes:
     tokens, batch, length = (numbers(table, name) for name in ("num_tokens", "batch_size", "seq_len"))
     key, value = (numbers(table, f"num_{x}_heads") * numbers(table, f"head_{x}_dim") for x in "kv")
-    channels, heads, none = 2 * key + value, numbers(table, "num_v_heads"), np.zeros(len(table))
+    heads, none = numbers(table, "num_v_heads"), np.zeros(len(table))
     state = value * numbers(table, "head_k_dim")
     is_conv, in_chunks = "conv" in kernel, "chunk" in kernel or "flashkda" in kernel
+    engine, version = engine_and_version(str(table["engine_version"][0]))
+    is_of_keys = "conv1d_fn" in kernel and version_order(version) < _ALL_CHANNELS_FROM[engine]
+    channels = key if is_of_keys else 2 * key + value
     chunks = np.ceil(length / _CHUNK)
     return ModuleSizes(
         tokens=tokens,
         weights=none,
         weight_bytes=none + 2,
-        attention_flops=none if is_conv else tokens * (6.0 * state + 6.0 * _CHUNK * (value + key) * in_chunks),
+        attention_flops=tokens * (16.0 * channels if is_conv else 6.0 * state + 6.0 * _CHUNK * (value + key) * in_chunks),
         index_flops=none,
         cached_bytes=batch * (channels * 6.0 if is_conv else 8.0 * state),
         activation_bytes=tokens * (4.0 * channels if is_conv else 4.0 * value + 2.0 * channels),
         blocks=batch * (np.ceil(channels / 256) if is_conv else heads),
         steps=chunks if is_conv or in_chunks else length,
+        launches=batch * is_conv,
         rate="bf16",
     )
 
@@ -162,14 +174,14 @@ def _streamed(table: KernelTable, _: str) -> ModuleSizes:
     else:
         tokens = numbers(table, "m")
         num_bytes = tokens * numbers(table, "k") * (2.0 if table.op == "computescale" else 3.0)
-    return ModuleSizes(tokens, none, none + 2, none, none, none, num_bytes, none, none, "bf16")
+    return ModuleSizes(tokens, none, none + 2, none, none, none, num_bytes, none, none, none, "bf16")
 
 
 def _heads_products(table: KernelTable, _: str) -> ModuleSizes:
     tokens, heads, none = numbers(table, "num_tokens"), numbers(table, "num_heads"), np.zeros(len(table))
     element, rate = bytes_of(str(table["bmm_dtype"][0])), format_name(str(table["bmm_dtype"][0]))
     moved = tokens * heads * (512 + 128) * (2.0 + element) / 2
-    return ModuleSizes(tokens, heads * 512.0 * 128, none + element, none, none, none, moved, none, none, rate)
+    return ModuleSizes(tokens, heads * 512.0 * 128, none + element, none, none, none, moved, none, none, none, rate)
 
 
 _SIZES: Mapping[str, Callable[[KernelTable, str], ModuleSizes]] = {
@@ -189,7 +201,7 @@ _APART = (
     *("architecture", "score_mode"),
 )
 _FREE = ("launch_s", "gemm_fraction", "weight_fraction", "tensor_fraction", "index_fraction", "kv_fraction")
-_ALSO_FREE = ("memory_fraction", "cache_speedup", "block_share", "step_s", "floor_s", "knee")
+_ALSO_FREE = ("memory_fraction", "cache_speedup", "block_share", "step_s", "floor_s", "host_s", "knee")
 
 
 def _groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
@@ -217,12 +229,13 @@ def _fit(groups: Groups) -> ModuleFit:
         "knee": not has["cached_bytes"],
         "step_s": not has["steps"],
         "block_share": not has["blocks"],
+        "host_s": not has["launches"],
     }
     free = tuple(name for name in (*_FREE, *_ALSO_FREE) if not lacks.get(name))
     if len({group.device.has_own_host for group in groups}) > 1:
         free = (*free, "on_own_host")
     least = float(np.quantile(seconds_of(groups), 0.02))
-    begin = {"launch_s": max(0.5 * least, 1e-6), "floor_s": max(0.9 * least, 1e-6), "cache_speedup": 1.5}
+    begin = {"launch_s": max(0.5 * least, 1e-6), "floor_s": max(0.9 * least, 1e-6), "host_s": 1e-6, "cache_speedup": 1.5}
     starts: tuple[dict[str, float], ...] = (
         begin,
         {**begin, "launch_s": max(0.9 * least, 1e-6), "tensor_fraction": 0.05, "kv_fraction": 0.1},

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,8 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
         devices = sorted({group.device.hardware.name for (_, groups), _ in of_it for group in groups})
         fits = [fit for _, some in of_it for fit in some]
         what = f"{sum(fit.num_rows for fit in fits):,} kernel times of {len(fits)} kernels on {' and '.join(devices)}"
-        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, _named(fits), GENERIC_SMALL))
+        named = _named(fits, describe_engine(engine).facts.default_kernels.get(architecture, {}))
+        results.append(_calibration(KERNEL_TABLES, what, tuple(devices), engine, named, GENERIC_SMALL))
     return results
 
 
@@ -184,18 +186,16 @@ def bare_key(key: str) -> str:
 
 
 def key_of(group: Group, calibration: Calibration) -> str | None:
-    """The key of a kernel's fit. Its own of that version, its own, that of another version or of the engine's default
-    kernel, else the one of its family with the most parts in common."""
+    """The key of a kernel's fit. Its own of that version, the engine's default if of that version, its own of another
+    version, the engine's default, else the one of its family with the most parts in common."""
     fits = calibration.families | calibration.others
     versions = {key: key.rpartition("/")[2] for key in calibration.others if key.rpartition("/")[0] == group.key}
-    for key, known in versions.items():
-        if group.version in known.split(","):
-            return key
+    bare, of_version = bare_key(group.key), [key for key in versions if group.version in versions[key].split(",")]
     newest = sorted(versions, key=lambda key: version_order(versions[key]))[-1:]
-    candidates = [group.key, *newest, bare_key(group.key)]
-    if newest and version_order(group.version) > version_order(versions[newest[0]]):
-        candidates = [group.key, bare_key(group.key), *newest]  # the default kernel is that of the newest version
-    for key in candidates:
+    is_default = group.version in calibration.versions.get(bare, "").split(",")
+    if is_default or newest and version_order(group.version) > version_order(versions[newest[0]]):
+        newest.insert(0, bare)  # the default kernel is that of the newest version
+    for key in (*of_version, group.key, *newest, bare):
         if key in fits:
             return key
     parts = group.key.split("/")
@@ -236,10 +236,11 @@ def _median_error(groups: Groups, fit: Any) -> float:
     return float(np.median(np.abs(np.log(np.concatenate([predict(group, fit) / group.seconds for group in groups])))))
 
 
-def _named(fits: Sequence[_Fitted]) -> dict[str, dict[str, Any]]:
+def _named(fits: Sequence[_Fitted], preferred: Mapping[str, str] = MappingProxyType({})) -> dict[str, dict[str, Any]]:
     """Fits by their keys in a calibration: of what engines run by default, with its versions, and of the rest.
 
-    Among kernels for the same formats and sizes the default is the one that the newest version was measured with most.
+    Among kernels for the same formats and sizes the default is the one that the newest version was measured with most;
+    `preferred`: kernels that engines run by default whatever was measured most, by family and format.
     """
     by_kernel: defaultdict[Any, list[_Fitted]] = defaultdict(list)
     for fit in fits:
@@ -247,7 +248,13 @@ def _named(fits: Sequence[_Fitted]) -> dict[str, dict[str, Any]]:
     families: dict[str, Any] = {}
     others: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    for (family, _, _), some in sorted(by_kernel.items(), key=lambda item: -max(fit.num_rows for fit in item[1])):
+
+    names = {f"{key}/{name}" for key, name in preferred.items()}
+
+    def rank(some: Sequence[_Fitted]) -> tuple[bool, int]:
+        return names.isdisjoint(fit.key for fit in some), -max(fit.num_rows for fit in some)
+
+    for (family, _, _), some in sorted(by_kernel.items(), key=lambda item: rank(item[1])):
         newest = max((fit.versions[0] for fit in some), key=version_order)
         first = max((fit for fit in some if fit.versions[0] == newest), key=lambda fit: fit.num_rows)
         bare = bare_key(first.key)

@@ -311,6 +311,8 @@ class EngineFacts(Spec):
                         known ahead; else a kernel of its own quantizes them
     states_in_model_dtype: recurrent states are kept in the model's dtype where its configuration names no other
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
+    default_kernels:    by generation, of a family and format the kernel that servers run, as tables call it; else the
+                        one that was measured with most
     newest_kernels:     by generation, families and formats that servers of this version run with the kernels of the
                         newest tables, while tables of this version timed others
     limits_to_positions: it does not start with a max_model_len beyond the positions that the model was trained for
@@ -330,6 +332,7 @@ class EngineFacts(Spec):
     buffers: BufferRules = BufferRules()  # what it holds beside weights and KV blocks
     attention_contains: tuple[str, ...] = ()  # operators whose time is inside that of measured attention calls
     newest_kernels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    default_kernels: dict[str, dict[str, str]] = Field(default_factory=dict)
     quantizes_before: bool = False
     states_in_model_dtype: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()

@@ -224,6 +224,35 @@ def test_few_thread_blocks_do_not_fill_the_memory_system():
     assert decode_time(work, fit, device).memory_s == pytest.approx(108 * work.kv_bytes / device.bandwidth, rel=0.01)
 
 
+def test_a_kernel_of_few_splits_gains_nothing_from_an_idle_device():
+    """SGLang's Triton kernel splits a context eight ways at most: one head of one sequence fills 8 of 108 units, from
+    8 x 256 tokens on as many for any length; without the limit it fills them all."""
+    device, heads = DEVICES[0], Heads(1, 1, 128, 128, "bf16", 2, 2)
+    work = attention_decode(1, 131_072, heads)
+
+    def memory(most):
+        kernel = DecodeKernel(most_splits=most)
+        fit = FlashDecodeFit(kernel=kernel, memory_fraction=1.0, block_bandwidth=1.0)
+        return decode_time(work, fit, device).memory_s * device.bandwidth / work.kv_bytes
+
+    assert memory(8) == pytest.approx(108 / 8, rel=0.01)
+    assert memory(None) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_kernel_that_skips_no_tiles_takes_as_long_with_a_window_as_without():
+    """It masks keys outside the window; one that skips them visits 128 + 128 keys of 16,384 for a tile of 128 rows."""
+    device, one = DEVICES[0], np.ones(1)
+
+    def compute(window, overlap):
+        heads = HeadShape(64 * one, 8 * one, 192 * one, 192 * one, 2.0, window * one)
+        sizes = PrefillSizes(heads, 16384 * one, 0 * one, one, 64 * 192 * 4 * one, 8 * 192 * 4 * one)
+        fit = FlashPrefillFit(kernel=PrefillKernel(packs="never", window_overlap=overlap))
+        return float(prefill_seconds(sizes, fit, device).compute[0])
+
+    assert compute(128, 1e9) == pytest.approx(compute(0, 0), rel=1e-6)
+    assert compute(0, 0) > 20 * compute(128, 0)
+
+
 def _unsplit(seqs, length, heads, fit=BEST_DECODE, device=DEVICES[0]):
     return decode_time(attention_decode(seqs, seqs * length, heads, splits_kv=False), fit, device).duration_s
 

@@ -165,3 +165,18 @@ def test_knee_and_rule():
     np.testing.assert_allclose(knee_of(np.array([3.0, 1.0]), np.array([4.0, 0.0]), 2.0), [5.0, 1.0])
     rule = (TileStep(64, 64, 64), TileStep(0, 128, 128))
     assert tile_allowed(rule, np.array([1.0, 64.0, 65.0])).tolist() == [[True, False], [True, False], [False, True]]
+
+
+def test_a_small_tile_takes_the_latency_of_its_steps():
+    """One block of 64 x 64 on an idle device: each of 8,192 elements of k waits for its loads, however small the tile;
+    as long as products take longer, the latency hides behind them."""
+    device, rule = DEVICES[0], (TileStep(0, 64, 64),)
+    waiting, free = (TiledGemmFit(tile_rule=rule, step_latency_s=s, launch_s=3e-7, knee=20) for s in (5e-9, 1e-11))
+
+    def alone(k, fit):
+        return seconds(64, 64, k, FORMATS[0], fit, device)
+
+    assert alone(16384, waiting) - alone(8192, waiting) == pytest.approx(8192 * 5e-9, rel=0.01)
+    assert alone(8192, free) < 0.9 * alone(8192, waiting)
+    wide, fast = (TiledGemmFit(tile_rule=(TileStep(0, 256, 128),), step_latency_s=s) for s in (1e-10, 1e-11))
+    assert seconds(4096, 4096, 4096, FORMATS[0], wide, device) == seconds(4096, 4096, 4096, FORMATS[0], fast, device)

@@ -81,11 +81,11 @@ def test_a_decodes_module_absorbs_two_projections_in_bf16(seqs: int) -> None:
     assert seconds(0, 1e7) - seconds(0) == pytest.approx(1e7 / (0.5 * BANDWIDTH))
 
 
-def module(device: DeviceFacts = H200, tokens: int = 300, **changes: float) -> float:
+def module(device: DeviceFacts = H200, tokens: int = 300, launches: int = 0, **changes: float) -> float:
     """Tokens through 1e8 weights of one byte; 66 thread blocks of attention, and ten serial steps."""
     fit = {"gemm_fraction": 0.5, "weight_fraction": 0.5, "tensor_fraction": 0.25, "index_fraction": 0.5}
     fit |= {"kv_fraction": 0.5, "memory_fraction": 0.5, "launch_s": 2e-5, "step_s": 1e-6, "floor_s": 1e-6, "knee": 1.0}
-    sizes = ModuleSizes(*map(one, (tokens, 1e8, 1, 1e9, 5e8, 1e7, 1e9, 66, 10)), "fp8")
+    sizes = ModuleSizes(*map(one, (tokens, 1e8, 1, 1e9, 5e8, 1e7, 1e9, 66, 10, launches)), "fp8")
     return float(module_seconds(sizes, ModuleFit(**fit | changes), device).duration[0])
 
 
@@ -100,6 +100,12 @@ def test_any_module_is_the_sum_of_its_parts(tokens: int, rows: int) -> None:
     assert module(tokens=tokens) == pytest.approx(by_hand, rel=1e-6)
     assert module(tokens=tokens, cache_speedup=8.0) == module(tokens=tokens)
     assert module(tokens=tokens, floor_s=2 * by_hand) == 2 * by_hand
+
+
+def test_kernels_that_the_host_launches_one_by_one_take_at_least_its_time() -> None:
+    """640 sequences at 0.1 ms each; the device's own time hides behind them, or they behind it."""
+    assert module(launches=640, host_s=1e-4) == pytest.approx(64e-3, rel=1e-3)
+    assert module(launches=640, host_s=1e-9) == module()
 
 
 def test_launches_and_floors_depend_on_whose_cpu_the_host_is() -> None:

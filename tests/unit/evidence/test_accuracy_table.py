@@ -52,6 +52,18 @@ def test_a_line_that_worsened_by_over_a_tenth_is_a_loss_and_noise_is_none() -> N
     assert accuracy.losses(now, before) == [("b, TTFT, nine in ten", "1 %", "2 %")]
 
 
+def test_a_sample_replaces_its_rows_and_leaves_the_others() -> None:
+    def rows(labels, predicted):
+        count = len(labels)
+        ends = (np.full(count, 0.9) - predicted / 100, np.full(count, 1.1))
+        return accuracy.Predictions(accuracy.Rows(predicted, np.ones(count), list(labels), ends, np.ones(count)))
+
+    both = accuracy.mixed(rows("abc", np.array([1.0, 2.0, 3.0])), rows("cz", np.array([30.0, 40.0])))
+    assert list(both.rows.predicted) == [1.0, 2.0, 30.0]
+    assert list(both.rows.interval[0]) == pytest.approx([0.89, 0.88, 0.6])
+    assert list(both.rows.measured) == [1.0, 1.0, 1.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("measured", QUICK)
 def test_lines_of_quick_sets_are_those_of_their_measurements(measured) -> None:

@@ -187,6 +187,17 @@ def test_kernels_are_told_apart_by_library_group_and_device():
     assert set(attention.decode_kernels(rows, H100)) == {"flash3"}
 
 
+def test_wide_groups_have_a_kernel_of_their_own_where_newer_versions_decode_them_slowly():
+    """64 query heads of one KV head on Blackwell: trtllm-gen until release candidate 10 of 1.3, another from 15 on."""
+    columns = grid(batch_size=[1], num_heads=[64], num_key_value_heads=[1, 8], head_dim=[128], step=[100])
+    shape = columns | {"window_size": np.zeros(2)}
+    b200 = DeviceFacts.of(load_hardware("b200-sxm"))
+    for version, first in (("trtllm 1.3.0rc10", "trtllm_gen"), ("trtllm 1.3.0rc15", "mmha_wide"), ("vllm 2.0", "")):
+        names = NAMES | {"engine_version": version}
+        rows = table("generation_attention", shape, kernel_source="torch_flow", **names)
+        assert list(attention.decode_kernels(rows, b200)) == [first or "trtllm_gen", "trtllm_gen"]
+
+
 def test_profiles_fall_into_prompts_decodes_and_mixed_batches():
     columns = grid(
         prefill_chunk=[0.0, 64.0, 1024.0],

@@ -143,6 +143,7 @@ def test_a_version_and_a_kernel_find_their_own_fit_else_that_of_the_default_kern
         engine="vllm",
         families=dict.fromkeys(("moe/bf16", "moe/bf16/nongated", "gemm/fp8", "gemm/fp8/static"), fit),
         others=dict.fromkeys((f"{key}/0.14.0,0.13.1", "moe/bf16/cutlass/0.19.0"), fit),
+        versions={"moe/bf16": "0.19.0,0.12.0"},
     )
     (group,) = MOE.groups(mixtures("bfloat16", "vllm 0.14.0", "vllm_fused_moe"), H100)
     assert (group.key, group.version) == (key, "0.14.0")
@@ -150,6 +151,7 @@ def test_a_version_and_a_kernel_find_their_own_fit_else_that_of_the_default_kern
         ("0.14.0", key, f"{key}/0.14.0,0.13.1"),
         ("0.13.1", key, f"{key}/0.14.0,0.13.1"),
         ("0.19.0", key, "moe/bf16"),
+        ("0.12.0", key, "moe/bf16"),  # older than another fit of the kernel, and yet the default's
         ("0.13.0", key, f"{key}/0.14.0,0.13.1"),
         ("0.19.0", "moe/bf16/cutlass", "moe/bf16/cutlass/0.19.0"),
         ("0.19.0", "moe/bf16/nongated", "moe/bf16/nongated"),

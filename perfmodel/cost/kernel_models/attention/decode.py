@@ -68,6 +68,7 @@ class DecodeKernel(Spec):
     rows:            rows of a tensor-core tile that those heads are padded to
     split_tokens:    least KV tokens of a split
     split_waves:     splits are made until so many blocks per compute unit are launched
+    most_splits:     of a context, whatever its length
     whole_splits:    the number of splits is rounded down (else the scheduler balances fractions)
     splits_mha:      KV heads with a single query head are split, too
     splits_window:   splits are counted before a sliding window cuts the context
@@ -82,6 +83,7 @@ class DecodeKernel(Spec):
     rows: PositiveInt = 64
     split_tokens: PositiveFloat = 256.0
     split_waves: PositiveFloat = 1.0
+    most_splits: PositiveFloat | None = None
     whole_splits: bool = False
     splits_mha: bool = True
     splits_window: bool = False
@@ -189,6 +191,8 @@ def with_cache_of(fit: Fit, source: DeviceFacts, target: DeviceFacts) -> Fit:
 
 def _splits(length: Values, first: Values, group: Values, kernel: DecodeKernel, units: int, xp: Any) -> Values:
     most = xp.maximum(1.0, length / kernel.split_tokens)
+    if kernel.most_splits is not None:
+        most = xp.minimum(most, kernel.most_splits)
     splits = xp.minimum(kernel.split_waves * units / first, most)
     if kernel.whole_splits:
         splits = xp.floor(splits)
