@@ -31,6 +31,7 @@ _FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "p
 _READS: Mapping[str, frozenset[str]] = {
     "": frozenset({"--device", "--model", "--out"}),
     "--from": frozenset({"--from", "--out", "--force"}),  # and what is fitted
+    "--rows": frozenset({"--from", "--rows", "--engine", "--hardware", "--out", "--force"}),
     "--name": frozenset(
         ("[FILE...]", "--model", "--from", "--engine", "--name", "--scenario", "--hardware", "--set", "--to", "--force")
     ),
@@ -91,6 +92,12 @@ class CalibrateRequest(req.CommandRequest):
     acceptance: bool = flag(
         *("--acceptance", "With --from: fit mean accepted lengths of drafts over the draft length (.csv).", False)
     )
+    rows: int | None = flag(
+        "--rows",
+        "With --from: so many rows of kernel tables, chosen to say most of a device (--hardware) whose architecture "
+        "nobody has measured: fits it to them, or writes to --out which to measure.",
+        metavar="N",
+    )
     on: str | None = flag(
         "--on",
         "Run the scenarios on vLLM (as of `execute --on`) and fit whole steps of this device; with --name.",
@@ -104,7 +111,9 @@ class CalibrateRequest(req.CommandRequest):
     scenario: str | None = flag(
         "--scenario", "With --name: the deployment that was measured; the traffic is the files'.", metavar="SCENARIO"
     )
-    hardware: str | None = flag("--hardware", "With --name, in place of a scenario: the device.", metavar="DEVICE")
+    hardware: str | None = flag(
+        "--hardware", "With --name, in place of a scenario, or with --rows: the device.", metavar="DEVICE"
+    )
     overrides: tuple[str, ...] = flag("--set", OVERRIDES_HELP, (), "KEY=VALUE")
     folder: Path | None = flag("--to", "With --name: folder to write to; ./calibrations unless given.", metavar="DIR")
     force: bool = flag("--force", "With --from or --on: write over a calibration that is there.", False)
@@ -112,13 +121,15 @@ class CalibrateRequest(req.CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         target = next((f"--{name.replace('_', '-')}" for name in _FITTED if getattr(self, name)), "--engine")
-        modes = {"--on": self.on, "--name": self.name, "--from": self.measurements}
+        modes = {"--on": self.on, "--name": self.name, "--rows": self.rows, "--from": self.measurements}
         mode = next((flag for flag, value in modes.items() if value is not None), "")
         self._refuse_unread(mode, target)
         if mode == "--on":
             return self._fit_to_engine(console)
         if mode == "--name":
             return self._fit_to_load_tests(console)
+        if mode == "--rows":
+            return self._fit_chosen(console)
         if self.measurements is not None:
             return self._fit_recorded(self.measurements, target, console)
         from perfmodel.evidence.executed.bridge import load_executor
@@ -161,6 +172,25 @@ class CalibrateRequest(req.CommandRequest):
         for fitted, file in written:
             console.say(f"{getattr(fitted, 'source', '')}\nWritten to {file}")
         return Answer(lambda: data)
+
+    def _fit_chosen(self, console: Console) -> Answer:
+        if self.measurements is None or not self.measurements.is_dir() or not self.hardware or (self.rows or 0) < 1:
+            raise SpecError("calibrate --rows N: expected at least 1, with --from TABLES and --hardware DEVICE.")
+        from perfmodel.evidence.fit.recorded import fit_chosen
+        from perfmodel.specs import load_hardware
+
+        engine, device = self.engine or "vllm", load_hardware(self.hardware)
+        with console.watch("choosing"):
+            fitted, file = fit_chosen(self.measurements, engine, self.rows or 0, device, self.out, self.force)
+        if fitted is None:
+            console.say(
+                f"{self.rows} kernels to measure on {device.name}: {file}. Write their times in milliseconds as "
+                f"latency_ms, then: perfmodel calibrate --from {file.parent} --rows {self.rows} --hardware "
+                f"{device.name} --engine {engine}"
+            )
+        else:
+            console.say(f"{fitted.source}\nWritten to {file}")
+        return Answer(lambda: {**(fitted.model_dump(mode="json") if fitted else {}), "path": str(file)})
 
     @property
     def _target_folder(self) -> Path:

@@ -28,6 +28,7 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.fit import profiles
 from perfmodel.evidence.fit.acceptance import FOLDS
 from perfmodel.evidence.fit.backends import held_out, merged_setup
+from perfmodel.evidence.fit.few import choose, fit_few, kernels_of, without_architecture
 from perfmodel.evidence.fit.kernels import refitted
 from perfmodel.evidence.fit.parameters import LinearErrors, values_of, with_facts
 from perfmodel.evidence.fit.power import fit_power, predict_all
@@ -184,6 +185,8 @@ class _Rows(NamedTuple):
 
 
 def _operators(path: Path, group: str, progress: Progress | None) -> ValidationReport:
+    if group == "all-but-50":
+        return _all_but_chosen(path, progress)
     kernels: defaultdict[tuple[str | None, str, str, str], list[_Rows]] = defaultdict(list)
     notes, num_rows = list[str](), 0
     for file in table_files(path):
@@ -243,14 +246,41 @@ def _predicted_by_rest(
         yield None if key is None else PredictedKernel.of(table, group, other.families[key], other)
 
 
+_CHOSEN = 50  # rows of a device that are left in by "all-but-50"
+
+
+def _all_but_chosen(path: Path, progress: Progress | None) -> ValidationReport:
+    """Each device of the tables as one of an architecture that nobody has measured, with as many rows as are chosen;
+    the others are predicted."""
+    systems = sorted({file.parent for file in table_files(path)})
+    cases = [(folder, engine) for folder in systems for engine in ("vllm", "sglang", "trtllm")]
+    predicted: list[PredictedKernel] = []
+    notes = list[str]()
+    for done, (folder, engine) in enumerate(cases, 1):
+        hardware = load_hardware(folder.name)
+        try:
+            kernels = kernels_of(folder.parent, engine, hardware, without_architecture(hardware, engine), folder.name)
+        except SpecError as error:
+            notes.append(f"not covered: {error}")
+            continue
+        chosen = choose(kernels, _CHOSEN)
+        calibration = fit_few(kernels, chosen, hardware, engine)
+        for op, some in kernels.items():
+            for number, kernel in enumerate(some):
+                aside = np.setdiff1d(np.arange(len(kernel.group.rows)), [row for of, row in chosen[op] if of == number])
+                fit = calibration.families[key_of(kernel.group, calibration) or ""]
+                predicted.append(PredictedKernel.of(kernel.table, kernel.group.take(aside), fit, calibration))
+        if progress is not None:
+            progress(done, len(cases))
+    about = f"Each device's own {_CHOSEN} rows were chosen, which `calibrate --rows {_CHOSEN}` does."
+    return report_kernels(predicted, sum(len(kernel.group.rows) for kernel in predicted), notes, about)
+
+
 def _related(rows: Group, own: Calibration, left_out: str) -> Calibration:
     """The calibration that stands in for one without the group."""
     hardware = rows.device.hardware
     if left_out == "device":
-        architecture = hardware.declared.architecture
-        return load_calibration(
-            hardware, own.engine, without=lambda d, _: load_hardware(d).declared.architecture == architecture
-        )
+        return without_architecture(hardware, own.engine)
     if left_out == "engine":
         return load_calibration(hardware, own.engine, without=lambda _, engine: engine == own.engine)
     hidden = rows.key.split("/")[1:2] if left_out == "format" else rows.key.split("/")[1:]
@@ -280,7 +310,7 @@ _Report = Callable[[Path, str, Progress | None], ValidationReport]
 _ALL = tuple(GROUPS)
 # By kind: what can be left out, and the report without it.
 _KINDS: Mapping[str, tuple[tuple[str, ...], _Report]] = {
-    "operators": (("shape", "device", "version", "engine", "format"), _operators),
+    "operators": (("shape", "device", "version", "engine", "format", "all-but-50"), _operators),
     "energy": (("model", "device", "format"), _energy),
     "serving": (_ALL, _serving),
     "steady-state": (_ALL, _steady_state),

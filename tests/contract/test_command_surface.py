@@ -31,6 +31,7 @@ FROZEN = {
         "--prior",
         "--softmax",
         "--acceptance",
+        "--rows",
         *("--on", "--name", "--scenario", "--hardware", "--set", "--to", "--force"),
         "--out",
         "--json",

@@ -108,10 +108,20 @@ def best_of(
 
 def refitted(fit: FitT, groups: Groups, most_rows: int = 1000) -> FitT:
     """`fit`, whose values begin the search and are its priors, fitted to other rows of its kernel."""
-    free = [
+    return fit_groups(groups, fit, free=fitted_names(fit), most_rows=most_rows)
+
+
+def fitted_names(fit: Spec) -> list[str]:
+    """The parameters that a fit has values of."""
+    return [
         name for name in sorted(fit.model_fields_set) if isinstance(getattr(fit, name), float) and _has_range(fit, name)
     ]
-    return fit_groups(groups, fit, free=free, most_rows=most_rows)
+
+
+def moved(fit: FitT, logs: Mapping[str, float]) -> FitT:
+    """`fit` with the logarithms of parameters moved by `logs`, within their ranges."""
+    values = {name: float(np.clip(getattr(fit, name) * np.exp(by), *_range(fit, name))) for name, by in logs.items()}
+    return fit.model_copy(update=values)
 
 
 def seconds_of(groups: Groups) -> Floats:

@@ -155,7 +155,8 @@ def _recurrent(table: KernelTable, kernel: str) -> ModuleSizes:
         tokens=tokens,
         weights=none,
         weight_bytes=none + 2,
-        attention_flops=tokens * (16.0 * channels if is_conv else 6.0 * state + 6.0 * _CHUNK * (value + key) * in_chunks),
+        attention_flops=tokens
+        * (16.0 * channels if is_conv else 6.0 * state + 6.0 * _CHUNK * (value + key) * in_chunks),
         index_flops=none,
         cached_bytes=batch * (channels * 6.0 if is_conv else 8.0 * state),
         activation_bytes=tokens * (4.0 * channels if is_conv else 4.0 * value + 2.0 * channels),
@@ -235,7 +236,12 @@ def _fit(groups: Groups) -> ModuleFit:
     if len({group.device.has_own_host for group in groups}) > 1:
         free = (*free, "on_own_host")
     least = float(np.quantile(seconds_of(groups), 0.02))
-    begin = {"launch_s": max(0.5 * least, 1e-6), "floor_s": max(0.9 * least, 1e-6), "host_s": 1e-6, "cache_speedup": 1.5}
+    begin = {
+        "launch_s": max(0.5 * least, 1e-6),
+        "floor_s": max(0.9 * least, 1e-6),
+        "host_s": 1e-6,
+        "cache_speedup": 1.5,
+    }
     starts: tuple[dict[str, float], ...] = (
         begin,
         {**begin, "launch_s": max(0.9 * least, 1e-6), "tensor_fraction": 0.05, "kv_fraction": 0.1},

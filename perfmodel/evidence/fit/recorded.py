@@ -15,6 +15,7 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.acceptance import fit_catalog, read_acceptance
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
+from perfmodel.evidence.fit.few import choose, fit_few, kernels_of, without_architecture, write_chosen
 from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
 from perfmodel.evidence.fit.parameters import with_facts
 from perfmodel.evidence.fit.power import fit_power
@@ -40,6 +41,7 @@ from perfmodel.evidence.observation import (
     Observation,
 )
 from perfmodel.evidence.sources.energy import read_energy_rows
+from perfmodel.evidence.sources.kernels import table_files
 from perfmodel.evidence.sources.local import read_local_rows
 from perfmodel.evidence.sources.measured import read_measurements
 from perfmodel.evidence.sources.recorded import read_serving_runs
@@ -48,6 +50,7 @@ from perfmodel.evidence.sources.steady import read_steady_states
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, save_fitted
+from perfmodel.specs import HardwareSpec, load_hardware
 from perfmodel.specs.engine.description import describe_engine
 
 Progress = Callable[[int, int | None], None]
@@ -98,6 +101,29 @@ def fit_recorded(
     update = {"source": source, "command": origin.command(engine), "date": today()}
     profile = profile.model_copy(update=update)
     return [(profile, save_engine_profile(profile, file))]
+
+
+def fit_chosen(
+    path: Path, engine: str, count: int, hardware: HardwareSpec, out: Path | None, is_forced: bool
+) -> tuple[Calibration | None, Path]:
+    """The calibration of `hardware` by those `count` rows of its tables in `path` that say most, and its file in `out`;
+    without tables of it, None and the folder of tables that say which of the rows there to measure.
+
+    engine: whose kernels; is_forced: overwrite existing files. Raises SpecError as `fit_recorded` does.
+    """
+    own = [file.parent.name for file in table_files(path) if load_hardware(file.parent.name).name == hardware.name]
+    name = f"{hardware.name}@{engine}.yaml" if own else hardware.name
+    file = _target(out if own else out or Path("to-measure"), name, is_forced)
+    begin = without_architecture(hardware, engine)
+    kernels = kernels_of(path, engine, hardware, begin, own[0] if own else "*")
+    chosen = choose(kernels, count)
+    if not own:
+        write_chosen(kernels, chosen, file)
+        return None, file
+    command = f"{KERNEL_TABLES.command(engine)} --rows {count} --hardware {hardware.name}"
+    fitted = fit_few(kernels, chosen, hardware, engine, f"in {path.name}")
+    fitted = fitted.model_copy(update={"command": command, "date": today()})
+    return fitted, save_calibration(fitted, file)
 
 
 _OF_PROFILES = ("attention_mixed", "elementwise")  # families that no kernel table has

@@ -42,6 +42,7 @@ from perfmodel.evidence.sources.kernels import (
 )
 from perfmodel.specs import load_hardware
 from perfmodel.specs.engine.description import describe_engine
+from perfmodel.specs.hardware import HardwareSpec
 
 # Table name -> the kind of its kernels.
 MODULES: Mapping[str, KernelModule] = {
@@ -65,7 +66,7 @@ _MAX_ROWS = 1500  # of each kernel, format and version of a table
 # their own. Of fewer rows nobody can tell.
 _WORSE, _MUCH_WORSE, _FEWEST_ROWS = 1.3, 0.03, 20
 # Tables whose kernels unmeasured devices are given, rows of each kernel, format and version, and of an architecture.
-_OF_PRIOR, _PRIOR_ROWS, _EVEN_ROWS = ("gemm", "context_attention", "generation_attention", "moe"), 40, 400
+OF_PRIOR, _PRIOR_ROWS, _EVEN_ROWS = ("gemm", "context_attention", "generation_attention", "moe"), 40, 400
 
 
 class _Fitted(NamedTuple):
@@ -126,11 +127,11 @@ def fit_prior(path: Path, progress: Progress | None = None) -> Calibration:
     SpecError without tables of two architectures."""
     kernels: defaultdict[tuple[str, str], list[Group]] = defaultdict(list)  # by operator and key
     for file in table_files(path):
-        for group in groups_of(read_table(file).sampled(_PRIOR_ROWS), file) if op_of(file) in _OF_PRIOR else ():
+        for group in groups_of(read_table(file).sampled(_PRIOR_ROWS), file) if op_of(file) in OF_PRIOR else ():
             kernels[op_of(file), formats_of(group.key)].append(group)
     tasks = {name: some for name, some in kernels.items() if len({_architecture(group) for group in some}) > 1}
     if not tasks:
-        raise SpecError(f"{path}: has no tables of {', '.join(_OF_PRIOR)} of two architectures or more.")
+        raise SpecError(f"{path}: has no tables of {', '.join(OF_PRIOR)} of two architectures or more.")
     families: dict[str, Any] = {}
     num_rows = 0
     with ProcessPoolExecutor() as pool:
@@ -173,10 +174,11 @@ def _architecture(group: Group) -> str:
     return hardware.declared.architecture or hardware.name
 
 
-def groups_of(table: KernelTable, file: Path) -> list[Group]:
-    """The groups of a table with a module. Raises SpecError for contents that cannot be understood."""
+def groups_of(table: KernelTable, file: Path, hardware: HardwareSpec | None = None) -> list[Group]:
+    """The groups of a table with a module. hardware: as if they ran there, else where the table's did. Raises SpecError
+    for contents that cannot be understood."""
     with understood(file):
-        return MODULES[table.op].groups(table, DeviceFacts.of(load_hardware(table.system)))
+        return MODULES[table.op].groups(table, DeviceFacts.of(hardware or load_hardware(table.system)))
 
 
 def bare_key(key: str) -> str:
@@ -193,7 +195,7 @@ def key_of(group: Group, calibration: Calibration) -> str | None:
     bare, of_version = bare_key(group.key), [key for key in versions if group.version in versions[key].split(",")]
     newest = sorted(versions, key=lambda key: version_order(versions[key]))[-1:]
     is_default = group.version in calibration.versions.get(bare, "").split(",")
-    if is_default or newest and version_order(group.version) > version_order(versions[newest[0]]):
+    if is_default or (newest and version_order(group.version) > version_order(versions[newest[0]])):
         newest.insert(0, bare)  # the default kernel is that of the newest version
     for key in (*of_version, group.key, *newest, bare):
         if key in fits:
