@@ -273,6 +273,18 @@ def test_eager_floors_are_fitted_beside_the_kernel_not_into_it():
     assert found.launch_s == 4e-6
 
 
+def test_what_tables_pack_in_every_call_serving_packs_once():
+    """SGLang's blockwise FP8 on Blackwell: 14 us of a launch in its tables, of which serving has 4; on Hopper, whose
+    kernel reads the scales as they are, what tables time is what serving has."""
+    b200 = DeviceFacts.of(load_hardware("b200-sxm"))
+    for device, launch_s in ((b200, 4e-6), (H100, 14e-6)):
+        rows = gemms("fp8_block", "sglang 1", "sglang_deepgemm")
+        group = timed(GEMM, rows, TiledGemmFit(launch_s=14e-6, quantize_row_s=1e-9), device)
+        found = GEMM.fit([group])
+        assert found.launch_s == pytest.approx(launch_s, rel=0.05)
+        assert np.median(np.abs(predict(group, found) / group.seconds - 1)) < 0.03
+
+
 def test_balanced_loads_by_hand():
     """8 tokens, 4 experts, 2 each: slots (i, i + 2) mod 4; 4 tokens per expert; on 2 ranks every token visits both."""
     whole, half = rank_load(8, 4, 2, 1, "balanced"), rank_load(8, 4, 2, 2, "balanced")
