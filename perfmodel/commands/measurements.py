@@ -31,11 +31,11 @@ _FITTED = ("routing", "whole_runs", "exchange", "overheads", "kernel_errors", "p
 _READS: Mapping[str, frozenset[str]] = {
     "": frozenset({"--device", "--model", "--out"}),
     "--from": frozenset({"--from", "--out", "--force"}),  # and what is fitted
-    "--rows": frozenset({"--from", "--rows", "--engine", "--hardware", "--out", "--force"}),
     "--name": frozenset(
         ("[FILE...]", "--model", "--from", "--engine", "--name", "--scenario", "--hardware", "--set", "--to", "--force")
     ),
     "--on": frozenset({"[FILE...]", "--on", "--name", "--set", "--to", "--force"}),
+    "--rows": frozenset({"--from", "--rows", "--engine", "--hardware", "--out", "--force"}),
 }
 
 
