@@ -125,7 +125,7 @@ def write_chosen(kernels: Mapping[str, list[Kernel]], chosen: Chosen, folder: Pa
         names = [name for name in tables[0].columns if name not in ("latency_ms", "power", "power_limit", "device")]
         lines = [",".join([*names, "latency_ms"])]
         lines += [",".join([*(str(table[name][0]) for name in names), ""]) for table in tables]
-        (folder / f"{op}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / f"{op}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
 def fit_few(

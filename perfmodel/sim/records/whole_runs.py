@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
 from perfmodel.sim.records import ensemble
 from perfmodel.sim.records.columns import Floats, RequestColumns
-from perfmodel.sim.records.ensemble import Ensemble, Interval, interval_of, log_ratio, span_s
+from perfmodel.sim.records.ensemble import MOST, Ensemble, Interval, interval_of, log_ratio, span_s
 from perfmodel.specs.scenario import Scenario
 
 
@@ -51,7 +51,7 @@ def simulate_whole_runs(
     """Intervals of a run of `scenario` with `requests`.
 
     sizes: time-averaged replicas of scaled pools, by number; serve: see `run_ensemble`"""
-    if len(requests) <= ensemble.MOST:
+    if len(requests) <= MOST:
         return ensemble.run_ensemble(scenario, requests, serve, can_shorten=False)
     twin = ensemble.run_ensemble(_settled(scenario, sizes), requests, serve)
     direction = _steepest(twin.logs().get("e2el"))

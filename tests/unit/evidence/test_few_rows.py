@@ -48,10 +48,10 @@ def tables(tmp_path: Path) -> Path:
         for length in (127, 1023, 8191)
     ]
     names = "engine_version,kernel_source,gemm_dtype,m,n,k,latency_ms"
-    (folder / "gemm.csv").write_text("\n".join([names, *products]) + "\n")
+    (folder / "gemm.csv").write_text("\n".join([names, *products]) + "\n", newline="\n")
     names = "engine_version,kernel_source,attn_dtype,kv_cache_dtype,batch_size,isl,num_heads,num_key_value_heads"
     names += ",head_dim,step,window_size,latency_ms"
-    (folder / "generation_attention.csv").write_text("\n".join([names, *decodes]) + "\n")
+    (folder / "generation_attention.csv").write_text("\n".join([names, *decodes]) + "\n", newline="\n")
     return tmp_path / "tables"
 
 
@@ -66,7 +66,7 @@ def timed(folder: Path) -> None:
             )
             for row, value in zip(kernel.group.rows, seconds, strict=True):
                 lines[1 + row] = f"{lines[1 + row].rpartition(',')[0]},{value * 1e3:.6f}"
-        file.write_text("\n".join(lines) + "\n")
+        file.write_text("\n".join(lines) + "\n", newline="\n")
 
 
 def errors(kernels: dict, calibration: Calibration) -> dict[str, float]:
@@ -127,7 +127,7 @@ def test_the_command_says_what_to_measure_and_fits_it(tables: Path, tmp_path: Pa
         head, *rows = file.read_text().splitlines()
         assert head.endswith(",latency_ms")
         assert all(row.endswith(",") for row in rows)
-        file.write_text("\n".join([head, *(f"{row}50" for row in rows)]) + "\n")
+        file.write_text("\n".join([head, *(f"{row}50" for row in rows)]) + "\n", newline="\n")
     assert "10 kernel times" in calibrate("to-measure", "--out", "fitted").output
     assert (tmp_path / "fitted/arc-b580@vllm.yaml").is_file()
     again, none = calibrate("to-measure", "--out", "fitted"), calibrate("tables", rows=0)
