@@ -94,8 +94,8 @@ class CalibrateRequest(req.CommandRequest):
     )
     rows: int | None = flag(
         "--rows",
-        "With --from: so many rows of kernel tables, chosen to say most of a device (--hardware) whose architecture "
-        "nobody has measured: fits it to them, or writes to --out which to measure.",
+        "With --from: so many rows of kernel tables, chosen to say most of a device (--hardware) that nobody has "
+        "measured: fits it to them, or writes to --out which to measure.",
         metavar="N",
     )
     on: str | None = flag(

@@ -1,6 +1,6 @@
-"""Kernels of a device from few measured rows, chosen to say most, where nobody has measured its architecture.
+"""Kernels of a device that nobody has measured, from few rows that are chosen to say most.
 
-Each kernel begins at what the device has without rows, a relation's fit or that of all architectures together. The
+A kernel begins at what the device has without rows, a relation's fit or that of all architectures together. The
 logarithm of each parameter moves by a shift of its family (products, prompts, decodes, experts) and one of its own:
 
     log p = log p0 + f + 0.7 k,    f and k ~ N(0, 0.8^2)

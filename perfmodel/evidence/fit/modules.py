@@ -137,8 +137,8 @@ def _blocks_chosen(table: KernelTable, _: str) -> ModuleSizes:
 
 
 # Versions from which on tables time the convolution of queries, keys and values; before, of keys alone: what they time
-# does not depend on the values.
-_ALL_CHANNELS_FROM = {"sglang": (0, 5, 14), "vllm": (0, 24, 0), "trtllm": (9,)}
+# does not depend on the values. No version of TensorRT-LLM does yet.
+_ALL_CHANNELS_FROM = {"sglang": (0, 5, 14), "vllm": (0, 24, 0), "trtllm": (99,)}
 
 
 def _recurrent(table: KernelTable, kernel: str) -> ModuleSizes:
@@ -148,7 +148,7 @@ def _recurrent(table: KernelTable, kernel: str) -> ModuleSizes:
     state = value * numbers(table, "head_k_dim")
     is_conv, in_chunks = "conv" in kernel, "chunk" in kernel or "flashkda" in kernel
     engine, version = engine_and_version(str(table["engine_version"][0]))
-    is_of_keys = "conv1d_fn" in kernel and version_order(version) < _ALL_CHANNELS_FROM[engine]
+    is_of_keys = "conv1d_fn" in kernel and version_order(version) < _ALL_CHANNELS_FROM.get(engine, ())
     channels = key if is_of_keys else 2 * key + value
     chunks = np.ceil(length / _CHUNK)
     return ModuleSizes(

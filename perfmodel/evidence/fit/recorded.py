@@ -5,7 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from perfmodel.cost import Calibration, EngineProfile, load_engine_profile, save_calibration, save_engine_profile
+from perfmodel.cost import (
+    Calibration,
+    EngineProfile,
+    load_calibration,
+    load_engine_profile,
+    save_calibration,
+    save_engine_profile,
+)
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import OTHERS
@@ -15,7 +22,7 @@ from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.acceptance import fit_catalog, read_acceptance
 from perfmodel.evidence.fit.backends import fit_backends
 from perfmodel.evidence.fit.device import ENGINE, fit_measured
-from perfmodel.evidence.fit.few import choose, fit_few, kernels_of, without_architecture, write_chosen
+from perfmodel.evidence.fit.few import choose, fit_few, kernels_of, write_chosen
 from perfmodel.evidence.fit.layer_profile import fit_softmax, read_cards
 from perfmodel.evidence.fit.parameters import with_facts
 from perfmodel.evidence.fit.power import fit_power
@@ -114,8 +121,7 @@ def fit_chosen(
     own = [file.parent.name for file in table_files(path) if load_hardware(file.parent.name).name == hardware.name]
     name = f"{hardware.name}@{engine}.yaml" if own else hardware.name
     file = _target(out if own else out or Path("to-measure"), name, is_forced)
-    begin = without_architecture(hardware, engine)
-    kernels = kernels_of(path, engine, hardware, begin, own[0] if own else "*")
+    kernels = kernels_of(path, engine, hardware, load_calibration(hardware, engine), own[0] if own else "*")
     chosen = choose(kernels, count)
     if not own:
         write_chosen(kernels, chosen, file)

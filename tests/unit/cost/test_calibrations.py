@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.cost import Calibration, FamilyFit, HostFit, Residuals, load_calibration, save_calibration
 from perfmodel.cost.calibrations.files import calibrated_kernels, with_others
+from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.errors import SpecError
 from perfmodel.specs.scenario_file import load_hardware
 
@@ -95,6 +96,18 @@ def test_kernels_that_servers_ran_before_tables_timed_them_are_the_newest(tmp_pa
     _of_versions(tmp_path, "b200-sxm")
     served = load_calibration(load_hardware("b200-sxm"), "vllm", version="0.19.0")
     assert served.fit("moe", "fp8_block").compute_fraction == 0.1
+
+
+def test_inputs_that_come_quantized_run_the_kernel_of_their_format():
+    """Experts of ModelOpt's NVFP4: tables time the kernel of the format alone, and no other format's stands for it."""
+    slow, own, static = (TiledGemmFit(launch_s=seconds) for seconds in (9e-6, 3e-6, 1e-6))
+    calibration = Calibration(
+        device="d",
+        engine="e",
+        families={"moe/fp8": slow, "moe/nvfp4": own, "gemm/nvfp4": own, "gemm/nvfp4_static": static},
+    )
+    assert calibration.fit("moe", "fp4", format="nvfp4_static") is own
+    assert calibration.fit("gemm", "fp4", format="nvfp4_static") is static
 
 
 def test_a_device_that_was_fitted_together_with_another_has_fits_of_its_own(tmp_path, monkeypatch):

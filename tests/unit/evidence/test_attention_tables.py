@@ -19,6 +19,7 @@ from perfmodel.evidence.fit import attention, layer_profile
 from perfmodel.evidence.fit.attention import DECODES, LATENT, PROMPTS
 from perfmodel.evidence.fit.collectives import COLLECTIVES
 from perfmodel.evidence.fit.kernels import predict
+from perfmodel.evidence.fit.systems import MODULES
 from perfmodel.evidence.sources.kernels import KernelTable, read_table
 from perfmodel.ops.attention.decode import attention_decode as attention_decode_work
 from perfmodel.ops.attention.prefill import Heads
@@ -196,6 +197,26 @@ def test_wide_groups_have_a_kernel_of_their_own_where_newer_versions_decode_them
         names = NAMES | {"engine_version": version}
         rows = table("generation_attention", shape, kernel_source="torch_flow", **names)
         assert list(attention.decode_kernels(rows, b200)) == [first or "trtllm_gen", "trtllm_gen"]
+
+
+def test_convolutions_of_older_tables_are_those_of_the_keys():
+    """16 heads of keys, 16 or 64 of values, of 128: 2,048 channels there, or queries, keys and values, 6,144 or 12,288.
+    Four bytes a token are moved for each, and TensorRT-LLM launches for each sequence."""
+    columns = grid(batch_size=[4], seq_len=[1024], num_k_heads=[16], head_k_dim=[128], num_v_heads=[16, 64])
+    columns |= {"num_tokens": np.full(2, 4096), "head_v_dim": np.full(2, 128)}
+    names = {"op_name": "gdn", "kernel_source": "causal_conv1d_fn", "phase": "context"}
+    for version, channels in (
+        ("trtllm 1.3.0rc20", [2048, 2048]),
+        ("sglang 0.5.10", [2048, 2048]),
+        ("sglang 0.5.14", [6144, 12288]),
+        ("unheard_of 1", [6144, 12288]),
+    ):
+        (group,) = MODULES["gdn"].groups(table("gdn", columns, engine_version=version, **names), H100)
+        assert (group.sizes.activation_bytes / 4 / 4096).tolist() == channels, version
+        assert group.sizes.launches.tolist() == [4, 4]
+    names["kernel_source"] = "chunk_gated_delta_rule"
+    (group,) = MODULES["gdn"].groups(table("gdn", columns, engine_version="trtllm 1.3.0rc20", **names), H100)
+    assert group.sizes.launches.tolist() == [0, 0]
 
 
 def test_profiles_fall_into_prompts_decodes_and_mixed_batches():

@@ -7,12 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli import app
-from perfmodel.cost import Calibration
+from perfmodel.cost import Calibration, load_calibration
 from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
 from perfmodel.cost.kernel_models.fits import Domain
 from perfmodel.cost.kernel_models.gemm import TiledGemmFit
 from perfmodel.evidence.fit.few import choose, fit_few, kernels_of
 from perfmodel.evidence.fit.kernels import moved, predict
+from perfmodel.evidence.fit.recorded import fit_chosen
 from perfmodel.evidence.fit.systems import key_of
 from perfmodel.specs import load_hardware
 
@@ -109,6 +110,27 @@ def test_chosen_rows_differ_come_from_all_operators_and_say_more_than_the_first(
         return sum(fit.residuals.p90 for fit in fit_few(kernels, rows, DEVICE, "vllm").families.values())
 
     assert width(choose(kernels, 24)) < width(chosen) < width(first)
+
+
+def test_a_device_of_a_measured_architecture_begins_at_what_it_passes_on(tmp_path: Path) -> None:
+    """Rows that are as an H20's Hopper kernels say leave them as they are."""
+    h20 = load_hardware("h20")
+    relation = load_calibration(h20, "vllm")
+    assert h20.declared.architecture == "hopper"
+    assert relation.is_passed_on
+    folder = tmp_path / "tables" / "h20"
+    folder.mkdir(parents=True)
+    rows = [f"vllm 9,vllm_default,bfloat16,{m},8192,8192" for m in (1, 64, 512, 4096, 16384)]
+    head = "engine_version,kernel_source,gemm_dtype,m,n,k,latency_ms"
+    (folder / "gemm.csv").write_text("\n".join([head, *(f"{row},100" for row in rows)]) + "\n", newline="\n")
+    (kernel,) = kernels_of(tmp_path / "tables", "vllm", h20, relation)["gemm"]
+    times = predict(kernel.group, kernel.begin) * 1e3
+    lines = [f"{row},{time:.6f}" for row, time in zip(rows, times, strict=True)]
+    (folder / "gemm.csv").write_text("\n".join([head, *lines]) + "\n", newline="\n")
+    fitted, _ = fit_chosen(tmp_path / "tables", "vllm", 5, h20, tmp_path / "out", False)
+    assert fitted is not None
+    for name in ("compute_fraction", "memory_fraction", "launch_s"):
+        assert getattr(fitted.families["gemm/bf16"], name) == pytest.approx(getattr(kernel.begin, name), rel=0.02)
 
 
 def test_the_command_says_what_to_measure_and_fits_it(tables: Path, tmp_path: Path, monkeypatch) -> None:

@@ -24,7 +24,7 @@ from perfmodel.evidence.fit.products import (
     gemms_too_fast,
     rank_load,
 )
-from perfmodel.evidence.fit.systems import _fit_to_others, _fit_versions, key_of
+from perfmodel.evidence.fit.systems import _fit_to_others, _fit_versions, _Fitted, _named, key_of
 from perfmodel.evidence.kinds.operators import _roofline
 from perfmodel.evidence.sources.kernels import WEIGHT_FORMATS, KernelTable, read_table, version_order
 from perfmodel.models.architecture import MoEFFN
@@ -161,6 +161,25 @@ def test_a_version_and_a_kernel_find_their_own_fit_else_that_of_the_default_kern
         assert key_of(replace(group, version=version, key=name), calibration) == expected, (version, name)
 
 
+def test_servers_run_the_kernel_that_their_engine_names_whatever_tables_time_most():
+    """Both kernels time NVFP4 experts of any size; the format's name goes to one of them."""
+    cutlass, gen = (GroupedExpertsFit(launch_s=seconds) for seconds in (5e-5, 2e-5))
+    fits = [
+        _Fitted("moe/nvfp4/cutlass", ("1.3.0",), cutlass.model_copy(update={"domain": Domain(gates=2)}), 900),
+        _Fitted("moe/nvfp4/min_latency", ("1.3.0",), gen, 100),
+    ]
+    for preferred, default, other in (
+        ({}, "cutlass", "min_latency"),
+        ({"moe/nvfp4": "min_latency"}, "min_latency", "cutlass"),
+    ):
+        families = _named(fits, preferred)["families"]
+        by_key = {fit.key: fit.fit for fit in fits}
+        assert families["moe/nvfp4"] is by_key[f"moe/nvfp4/{default}"]
+        assert families[f"moe/nvfp4/{other}"] is by_key[f"moe/nvfp4/{other}"]
+        calibration = Calibration(device="d", engine="trtllm", families=families)
+        assert calibration.fit("moe", "fp4", KernelTraits(gates=2), "nvfp4") is by_key[f"moe/nvfp4/{default}"]
+
+
 def test_samples_have_some_rows_of_every_kernel_and_always_the_same():
     rows = KernelTable("made_up", "gemm", {**gemms().columns, "gemm_dtype": np.array(["fp8"] * 120 + ["bfloat16"] * 8)})
     sample = rows.sampled(10)
@@ -280,9 +299,9 @@ def test_what_tables_pack_in_every_call_serving_packs_once():
     for device, launch_s in ((b200, 4e-6), (H100, 14e-6)):
         rows = gemms("fp8_block", "sglang 1", "sglang_deepgemm")
         group = timed(GEMM, rows, TiledGemmFit(launch_s=14e-6, quantize_row_s=1e-9), device)
-        found = GEMM.fit([group])
-        assert found.launch_s == pytest.approx(launch_s, rel=0.05)
-        assert np.median(np.abs(predict(group, found) / group.seconds - 1)) < 0.03
+        fit = GEMM.fit([group])
+        assert fit.launch_s == pytest.approx(launch_s, rel=0.05)
+        assert np.median(np.abs(predict(group, fit) / group.seconds - 1)) < 0.03
 
 
 def test_balanced_loads_by_hand():
