@@ -30,6 +30,7 @@ def why_not_executed(model: ModelSpec) -> str | None:
         "a bias in the LM head": model.lm_head_bias,
     }
     reason = next((name for name, is_used in unsupported.items() if is_used), None)
+    reason = reason or next((f"{field} of {model.model_type} models" for field in model.not_computed), None)
     for layer, _ in model.layers:
         reason = reason or _of_mixer(layer.mixer) or _of_ffn(layer.ffn) or _of_changes(model, layer)
     if reason is None and model.model_type not in FAMILIES:

@@ -88,6 +88,7 @@ class ModelSpec:
                   tf32 for fp32, fp16_acc16 for fp16
     converts_fp8: cached FP8 becomes 16-bit numbers without an instruction, which no calibrated kernel has in it
     num_prediction_layers: layers of a head that predicts further tokens (MTP); they draft, and are in no other figure
+    not_computed: fields of its file that change what it computes and that our decoder does not honour, as name=value
     changed_from: of a changed model whose original has a file with weights: a run makes its weights of those"""
 
     name: str
@@ -128,6 +129,7 @@ class ModelSpec:
     dtype_rate: str | None = None
     converts_fp8: bool = False
     num_prediction_layers: int = 0
+    not_computed: tuple[str, ...] = ()
     changed_from: ChangedFrom | None = None
 
     @property

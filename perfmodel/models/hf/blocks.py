@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.models import architecture as arch
+from perfmodel.models.executed import FAMILIES
 from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import format_of_dtype
 
-_PLAIN_ACTIVATIONS = ("relu", "relu2")  # no published decoder gates these
+_PLAIN_ACTIVATIONS = ("relu", "relu2")  # gated by no decoder but those whose class always gates
 _FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
 _THETA = 10_000.0  # of transformers' LlamaConfig
 _PLAIN_ROPES = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections
@@ -171,9 +172,10 @@ def num_experts(fields: Fields) -> int:
 def _ffn_choices(fields: Fields, family: Family) -> dict[str, Any]:
     """What dense blocks and experts have in common."""
     activation = fields.text("hidden_act", "silu")
+    is_gated = activation not in _PLAIN_ACTIVATIONS or fields.model_type in FAMILIES
     return {
         "activation": activation,
-        "gated": activation not in _PLAIN_ACTIVATIONS if family.gated_ffn is None else family.gated_ffn,
+        "gated": is_gated if family.gated_ffn is None else family.gated_ffn,
         "bias": fields.flag("mlp_bias", family.ffn_bias or fields.flag("bias")),  # Falcon's covers all linear layers
     }
 
@@ -209,6 +211,7 @@ def moe_ffn(fields: Fields, family: Family) -> arch.MoEFFN:
     choices = _ffn_choices(fields, family)
     # One value per expert: a true bias (gpt-oss) or the correction of DeepSeek's auxiliary-loss-free balancing.
     is_corrected = fields.get("topk_method") == "noaux_tc" or fields.flag("use_routing_bias")
+    has_groups = fields.get("topk_method") != "greedy"  # DeepSeek-V2-Lite
     return arch.MoEFFN(
         num_experts=experts,
         top_k=top_k,
@@ -217,8 +220,8 @@ def moe_ffn(fields: Fields, family: Family) -> arch.MoEFFN:
         # The sigmoid gate comes with Qwen's way of writing the shared width.
         shared_gate=shared > 0 and fields.has("shared_expert_intermediate_size"),
         router_bias=is_corrected or fields.model_type in ("gpt_oss", "nemotron_h", "glm4_moe"),
-        num_groups=fields.integer("n_group", 1),
-        top_k_groups=fields.integer("topk_group", 1),
+        num_groups=fields.integer("n_group", 1) if has_groups else 1,
+        top_k_groups=fields.integer("topk_group", 1) if has_groups else 1,
         latent_size=fields.optional("moe_latent_size"),
         routing=replace(
             routing,

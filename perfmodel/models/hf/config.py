@@ -17,7 +17,7 @@ from perfmodel.files.sandbox import read_json
 from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Layer, Mixer
 from perfmodel.models.executed import format_of_name
 from perfmodel.models.hf import blocks
-from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, refuse_unless_decoder
+from perfmodel.models.hf.families import CLASS_DEFAULTS, Family, family_of, not_computed, refuse_unless_decoder
 from perfmodel.models.hf.fields import Fields, Json
 from perfmodel.models.hf.quantization import quantization_from_config
 from perfmodel.models.number_formats import format_of_dtype, with_quantization
@@ -98,6 +98,7 @@ def model_from_config(
         has_position_axes=isinstance(rope, Mapping) and rope.get("mrope_section") is not None,
         other_inputs=tuple(name for name, key in _ENCODERS.items() if fields.has(key)),
         num_prediction_layers=fields.optional("num_nextn_predict_layers") or 0,
+        not_computed=not_computed(fields),
         source=origin,
         **about,
     )

@@ -7,6 +7,7 @@ minimax_m2, nemotron-nas)."""
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.errors import SpecError
 from perfmodel.models.architecture import DEFAULT_ROUTING, Routing
@@ -100,9 +101,26 @@ _FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(routing=_QWEN_MOE),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK3),
     "minimax_m2": replace(_WIDE_NORM, routing=_BALANCED),
-    "nemotron_h": Family(routing=_BALANCED),
+    "nemotron_h": Family(gated_ffn=False, routing=_BALANCED),
     "llama4_text": Family(qk_norm_width="none"),
     "mamba": Family(tied=True),
+}
+
+# What a family's class reads from its file and we compute in one way alone: the values that give that way.
+_TEXT_ONLY = ("use_bidirectional_attention", False)
+_NO_BIAS = ("attention_bias", False)
+_SILU = ("hidden_act", "silu")
+_ONE_WAY: Mapping[str, tuple[tuple[str, Any], ...]] = {
+    "gpt_oss": (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)),
+    **dict.fromkeys(("gemma", "gemma2"), (_TEXT_ONLY,)),
+    **dict.fromkeys(("gemma3", "gemma3_text"), (_TEXT_ONLY, ("attn_logit_softcapping", None))),
+    "deepseek_v2": (_NO_BIAS, ("norm_topk_prob", False)),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), (_NO_BIAS,)),
+    "mamba2": (_SILU,),
+    "nemotron_h": (("mamba_hidden_act", "silu"),),
+    # Convolutions of delta nets share the activation of feed-forward blocks.
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), (_SILU,)),
+    "qwen3_5_moe_text": (_SILU, ("norm_topk_prob", True)),
 }
 
 # What the classes of nested text parts fill in (the files of Gemma 3 and LLaVA leave most of it out).
@@ -142,6 +160,12 @@ _NO_DECODER = ("bert", "electra", "clip", "siglip", "vit", "whisper", "wav2vec",
 def family_of(fields: Fields) -> Family:
     """The family's fixed choices; an unknown model type gets a Llama-like decoder's."""
     return _FAMILIES.get(fields.model_type, Family())
+
+
+def not_computed(fields: Fields) -> tuple[str, ...]:
+    """Fields of the file, as `name=value`, that change what the model computes and that our decoder does not honour."""
+    known = _ONE_WAY.get(fields.model_type, ())
+    return tuple(f"{name}={fields.get(name)}" for name, way in known if fields.get(name, way) != way)
 
 
 def refuse_unless_generative(name: str, *, is_class: bool = False) -> None:

@@ -39,7 +39,7 @@ _NAMES = {
     "mamba_chunk_size": "mamba_chunk_size chunk_size",
     "mamba_dt_rank": "mamba_dt_rank time_step_rank",
     "mamba_conv_bias": "mamba_conv_bias use_conv_bias",
-    "mamba_proj_bias": "mamba_proj_bias use_bias",
+    "mamba_proj_bias": "use_bias mamba_proj_bias",
     "lm_head_bias": "lm_head_bias use_lm_head_bias",
     "attention_bias": "attention_bias use_qkv_bias qkv_bias add_qkv_bias",
 }

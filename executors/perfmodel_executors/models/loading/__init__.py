@@ -56,8 +56,14 @@ def _weights_of(
     head = embedding if model.tie_word_embeddings else reader.matrix("lm_head", *table)
     assert isinstance(embedding, Tensor | GgufWeight)
     assert isinstance(head, Tensor | GgufWeight)
-    layers = (_layer(reader, model, index) for index in range(model.num_layers))
-    return DecoderWeights(embedding, head, reader.norm("final_norm", 0, model.hidden_size)), layers
+    return DecoderWeights(embedding, head, reader.norm("final_norm", 0, model.hidden_size)), _layers(reader, model)
+
+
+def _layers(reader: Reader, model: ModelSpec) -> Iterator[LayerWeights]:
+    """Each layer in turn. Raises SpecError after the last for tensors of the file that none of them has read."""
+    for index in range(model.num_layers):
+        yield _layer(reader, model, index)
+    reader.check_all_read()
 
 
 def _layer(reader: Reader, model: ModelSpec, index: int) -> LayerWeights:

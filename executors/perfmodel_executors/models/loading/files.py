@@ -2,6 +2,7 @@
 of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a head rotate together) and are put back
 into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the decoder."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from perfmodel_executors.kernels.weight_formats import FP8_BLOCK, BlockFp8Weight
 from perfmodel_executors.models.loading.names import NAMES
 
 _PLAIN = ("f32", "f16", "bf16")
+# Not of a decoder: encoders of images and sound, layers that draft (Qwen3-Next), tables that the config gives too.
+_OF_OTHERS = re.compile(
+    r"(^|[.])(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)[.]"
+    r"|rotary_emb[.]inv_freq$|^rope_(freqs|factors_long|factors_short)[.]"
+)
+_LAYER = re.compile(r"(?:^|[.])(?:layers|blk)[.](\d+)[.]")
 
 
 class _GgufFile:
@@ -125,9 +132,31 @@ class Reader:
         self._file = _GgufFile(path) if is_gguf else _SafetensorsFiles(path)
         self._is_paired = is_gguf and model.model_type == "llama"  # rows of q and k
         self._path, self._dtype, self._device = path, dtype, device
+        self._read: set[str] = set()  # full names
 
     def has(self, name: str, layer: int, kind: str = "weight") -> bool:
         return any(full in self._file.tensors for full in self._file.names(name, layer, kind, 0))
+
+    def check_all_read(self) -> None:
+        """Raises SpecError for tensors of the decoder that nothing has asked for: with them it would compute something
+        else. Those of encoders are left aside, and layers behind the last, which draft; and an LM head that is tied and
+        equals the embedding."""
+        left = [full for full in self._file.tensors if full not in self._read and not self._is_of_others(full)]
+        head = next((full for full in self._file.names("lm_head", 0, "weight", 0) if full in left), None)
+        if head is not None and self.model.tie_word_embeddings:
+            size = (self.model.vocab_size, self.model.hidden_size)
+            if torch.equal(self.raw("lm_head", *size), self.raw("embedding", *size)):
+                left.remove(head)
+        if left:
+            raise SpecError(
+                f"{self._path}: {len(left)} of {len(self._file.tensors)} tensors have no place in the decoder that the "
+                f"model's configuration describes, {left[0]} for one; give the configuration that belongs to them, or "
+                f"merge adapters into the weights."
+            )
+
+    def _is_of_others(self, full: str) -> bool:
+        layer = _LAYER.search(full)
+        return _OF_OTHERS.search(full) is not None or (layer is not None and int(layer[1]) >= self.model.num_layers)
 
     def tensor(self, name: str, *shape: int, layer: int = 0, kind: str = "weight", num_heads: int = 1) -> Tensor:
         """The tensor `name`, a key of NAMES, of this shape, in the dtype of the decoder. kind: what follows the name in
@@ -158,6 +187,7 @@ class Reader:
         if full is None:
             raise SpecError(f"{self._path}: no tensor {names[-1]}.")
         stored = self._file.load(full, keeps_format)
+        self._read |= {full, f"{full}_scale_inv"}
         if self._is_paired and name in ("q", "k"):
             stored = reordered(stored, lambda rows: _halves(rows, num_heads))
         if stored.shape != shape:

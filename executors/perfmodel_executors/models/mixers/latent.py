@@ -12,6 +12,8 @@ from perfmodel_executors.kernels.attention_latent import LatentHeads, LatentPage
 from perfmodel_executors.models.states import MixerStep
 from perfmodel_executors.models.weights import LatentWeights
 
+_NORM_EPS = 1e-6  # of norms of latents, whatever the file says of others (DeepSeek's modelling files)
+
 
 def latent_attention(
     step: MixerStep, x_TC: Tensor, mixer: LatentAttention, weights: LatentWeights, pages: LatentPages
@@ -24,12 +26,12 @@ def latent_attention(
     rotation = step.rotations.rows(mixer.rope, mixer.qk_rope_head_dim)
     queries = x_TC
     if weights.q_down is not None:
-        queries = kernels.rms_norm(apply_linear(kernels, x_TC, weights.q_down), weights.q_norm, step.norm_eps)
+        queries = kernels.rms_norm(apply_linear(kernels, x_TC, weights.q_down), weights.q_norm, _NORM_EPS)
     q_TNH = apply_linear(kernels, queries, weights.q_up).view(len(x_TC), mixer.num_heads, -1)
     q_TNH = torch.cat((q_TNH[..., :nope], kernels.rope(q_TNH[..., nope:], rotation)), dim=-1)
     latents_TW = apply_linear(kernels, x_TC, weights.kv_down)
     rank = mixer.kv_lora_rank
-    latents_TR = kernels.rms_norm(latents_TW[:, :rank].contiguous(), weights.kv_norm, step.norm_eps)
+    latents_TR = kernels.rms_norm(latents_TW[:, :rank].contiguous(), weights.kv_norm, _NORM_EPS)
     keys_Tr = kernels.rope(latents_TW[:, None, rank:], rotation)[:, 0]
     pages.write(torch.cat((latents_TR, keys_Tr), dim=-1), batch.slots_T)
     scale = mixer.softmax_scale or 1 / math.sqrt(nope + mixer.qk_rope_head_dim)
