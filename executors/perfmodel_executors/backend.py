@@ -25,8 +25,9 @@ Result = TypeVar("Result")
 
 class ExecutedBackend:
     """Executes plans with `runner`; needs plans made with `SchedulerConfig.record_positions`. warms_up: run each new
-    step shape once untimed; drift: durations are stated at the speed that the machine had when the meter was set; text:
-    ids of what prompts are cut from, by default random; stage_ticks: of the last plan, on each of several stages."""
+    step shape once untimed; drift: durations are stated at the speed that the machine had when the meter was set; text,
+    around: ids of what prompts are cut from, by default random, and of what is put around each; stage_ticks: of the
+    last plan, on each of several stages."""
 
     def __init__(
         self,
@@ -37,10 +38,11 @@ class ExecutedBackend:
         drift: DriftMeter | None = None,
         speculator: Speculator | None = None,
         text: Sequence[int] = (),
+        around: tuple[Sequence[int], Sequence[int]] = ((), ()),
         draws: Draws | None = None,
     ) -> None:
         self.runner, self._draws, model = runner, draws, runner.decoder.model
-        self.tokens = TokenStore(model.vocab_size, runner.cache.block_size, seed, text)
+        self.tokens = TokenStore(model.vocab_size, runner.cache.block_size, seed, text, around)
         self.speculator = speculator
         self.acceptance = None if speculator is None else speculator.new_counts()
         self.warms_up = warms_up

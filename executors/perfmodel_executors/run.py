@@ -1,7 +1,9 @@
 """Whole scenarios on the executed clock: execute one, or put it beside its simulation."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +13,18 @@ from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.engine import Backend, Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
-from perfmodel.evidence.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
+from perfmodel.evidence.executed.compare import (
+    ExecutorComparison,
+    ShadowedBackend,
+    StepPair,
+    predictor_of,
+    report_executor,
+)
 from perfmodel.evidence.report import ValidationReport
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
-from perfmodel.sim.replica.acceptance import SimulatedAcceptance
-from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.pipeline import FlowLine
 from perfmodel.sim.replica.serving import SecondTier, copied, second_tier
-from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
@@ -29,12 +34,31 @@ from perfmodel_executors.measure.calibrate import MIN_ROUNDS, Progress, StepTime
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import LeadingRunner, open_ranks, open_runner
-from perfmodel_executors.quality.tokenizer import text_of
+from perfmodel_executors.quality.tokenizer import text_of, tokenizer_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation.build import build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import with_acceptance
 from perfmodel_executors.speculation.speculator import Speculator
+
+
+class TimeIsUpError(Exception):
+    """Ends the serving of an executed run, whose records so far are its result."""
+
+
+class Ending:
+    """When a run ends before its traffic does: `max_seconds` after it was made. on_answer: called with each request
+    that was answered; is_cut: whether the end came"""
+
+    def __init__(self, max_seconds: float | None, on_answer: Callable[[Request], None]) -> None:
+        self.max_seconds, self.on_answer, self.is_cut = max_seconds, on_answer, False
+        self._begun = time.monotonic()
+
+    def look(self) -> None:
+        """Raises TimeIsUpError once the time is up."""
+        if self.max_seconds is not None and time.monotonic() - self._begun > self.max_seconds:
+            self.is_cut = True
+            raise TimeIsUpError
 
 
 def execute_scenario(
@@ -45,12 +69,16 @@ def execute_scenario(
     kernels: str | None = None,
     wrap: Callable[[Backend], Backend] = lambda backend: backend,
     drift: DriftMeter | None = None,
+    max_seconds: float | None = None,
+    on_text: Callable[[int, str, str], None] | None = None,
 ) -> RunResult:
-    """Serves the scenario's traffic on this machine's CPU or GPUs. progress: called now and then with (requests
-    finished, requests in all if known); out: folder for `requests.csv`, `steps.csv`, `acceptance.json` of drafts,
-    `tiles.json`; live: take the wall's time, by default the clock is virtual; kernels: torch | triton; wrap: stands in
-    front of the backend that executes; drift: restates durations at the speed that the machine had when the meter was
-    set. Raises PerfmodelError for what is not executed yet, DoesNotFitError and WorkloadError as the simulator does."""
+    """Serves the scenario's traffic on this machine's CPU or GPUs. progress: called with each step's (tokens computed,
+    tokens in all); max_seconds: of the wall's time, after which the run ends with the requests that were answered;
+    on_text: called with each finished request's number, its prompt and its answer as text; out: folder for
+    `requests.csv`, `steps.csv`, `acceptance.json` of drafts, `tiles.json`; live: take the wall's time, by default the
+    clock is virtual; kernels: torch | triton; wrap: stands in front of the backend that executes; drift: restates
+    durations at the speed that the machine had when the meter was set. Raises PerfmodelError for what is not executed
+    yet, DoesNotFitError and WorkloadError as the simulator does."""
     torch.set_num_threads(1)
     scenario = as_executed(scenario)
     engine, model = scenario.engine, scenario.model
@@ -59,6 +87,7 @@ def execute_scenario(
             f"{scenario.name} has pipeline stages, whose plans are executed one after another and overlap on the "
             f"virtual clock; leave out --live, or set pipeline_parallel_size to 1."
         )
+    decode = None if on_text is None else tokenizer_of(model).decode
     ranks = num_ranks(scenario)
     device = find_device(scenario.hardware, ranks)
     num_blocks = plan_memory(model, scenario.hardware, engine).num_kv_blocks
@@ -69,13 +98,22 @@ def execute_scenario(
         speculator = None if leads else build_speculator(runner, engine, seed=scenario.seed)
         backend = _backend(scenario, runner, speculator, drift)
         tier = second_tier(scenario, step_costs(scenario)) if engine.kv_offload is not None else None
-        result = _run(scenario, wrap(backend), backend, progress, out, live, tier)
+
+        def on_answer(request: Request) -> None:
+            if decode is not None and on_text is not None:
+                tokens, begin = backend.tokens.of(request), request.num_prompt_tokens
+                on_text(request.request_id, decode(tokens[:begin]), decode(tokens[begin:]))
+
+        ending = Ending(max_seconds, on_answer)
+        result = _run(scenario, wrap(backend), backend, progress, out, live, tier, ending)
         num_nan, clock = runner.decoder.chooser.num_nan, runner.new_clock().meaning
     where = device_name(device) if ranks == 1 else f"{ranks} ranks of {device_name(device)}"
     weights = "random weights"
     if model.weights_origin is not None:
         weights = f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
     notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock}."]
+    if ending.is_cut:
+        notes.append(f"Stopped after {max_seconds:g} s (--max-seconds): what was not answered by then is not counted.")
     if settings is not None:
         notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
     if num_nan:
@@ -95,11 +133,13 @@ def _backend(
     scenario: Scenario, runner: StepRunner, speculator: Speculator | None, drift: DriftMeter | None
 ) -> ExecutedBackend:
     is_drawn = settings_of(scenario.sampling, scenario.model) is not None
+    text, around = text_of(scenario)
     return ExecutedBackend(
         *(runner, scenario.seed),
         drift=drift,
         speculator=speculator,
-        text=text_of(scenario),
+        text=text,
+        around=around,
         draws=Draws(_draw_seed(scenario)) if is_drawn else None,
     )
 
@@ -140,16 +180,10 @@ def serve_calibrated(
 ) -> tuple[RunResult, list[StepPair]]:
     """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
     scenario = times.with_link(scenario)
-    costs, config = step_costs(scenario, calibration), scenario.engine.speculative_config
+    costs = step_costs(scenario, calibration)
     tier = second_tier(scenario, costs)
     executed = _backend(scenario, times.runner, times.speculator, times.drift_meter())
-    if config is None:
-        predictor = SimulatedBackend(costs.cost_model())
-        predictor.restore = None if tier is None else tier.cost
-    else:  # what it makes of drafts is not looked at: durations of a given plan do not depend on it
-        config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-        predictor = SimulatedBackend(costs.cost_model(), SimulatedAcceptance(config, scenario.seed), config.ahead)
-    shadowed = ShadowedBackend(executed, predictor)
+    shadowed = ShadowedBackend(executed, predictor_of(scenario, costs, None if tier is None else tier.cost))
     return _run(scenario, shadowed, executed, progress, tier=tier), shadowed.pairs
 
 
@@ -196,6 +230,15 @@ def num_ranks(scenario: Scenario) -> int:
     return scenario.num_devices
 
 
+def _num_tokens(scenario: Scenario) -> int:
+    """Of all prompts and answers, but for each answer's last token, which no step reads."""
+    workload = Workload(scenario)
+    turns: Iterable[Request] = workload.requests()
+    if scenario.traffic.has_conversations:
+        turns = (turn for conversation in workload.conversations() for _, turn in conversation)
+    return sum(turn.num_prompt_tokens + turn.max_output_tokens - 1 for turn in turns)
+
+
 def _run(
     scenario: Scenario,
     backend: Backend,
@@ -204,6 +247,7 @@ def _run(
     out: Path | None = None,
     live: bool = False,
     tier: SecondTier | None = None,
+    ending: Ending | None = None,
 ) -> RunResult:
     """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it; `tier` as the
     scenario has it. The result's scenario has the acceptance that was measured, for whoever simulates it."""
@@ -213,28 +257,43 @@ def _run(
     workload = Workload(scenario)
     turns = scenario.traffic.has_conversations
     with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:
-        ending: list[Request] = []  # now, and with the step before: of these the plan that follows may compute tokens
+        finishing: list[
+            Request
+        ] = []  # now, and with the step before: of these the plan that follows may compute tokens
         ended: list[Request] = []
+        num_computed, num_tokens = 0, _num_tokens(scenario) if progress is not None else 0
 
         def on_finished(request: Request) -> None:
             collector.add_request(request)
-            ending.append(request)
-            if progress is not None:
-                progress(collector.num_finished, workload.num_requests)
+            finishing.append(request)
+            if ending is not None:
+                ending.on_answer(request)
 
         def on_step(record: StepRecord) -> None:
+            nonlocal num_computed
             collector.add_step(record)
             for request in ended:
                 executed.release(request)
-            ended[:], ending[:] = ending, ()
+            ended[:], finishing[:] = finishing, ()
             gaps = loop.scheduler.irregular_gaps
             while gaps:
                 collector.add_gap(*gaps.pop())
+            num_computed += record.num_tokens
+            if progress is not None:
+                progress(num_computed, max(num_tokens, num_computed))
+            if ending is not None:
+                ending.look()
 
         line = FlowLine(scenario.engine.pipeline_parallel_size)
         stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
         clock = WallClock() if live else None
-        serve(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
+        with suppress(TimeIsUpError):
+            serve(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
+    if not collector.num_finished and ending is not None and ending.is_cut:
+        raise WorkloadError(
+            f"{scenario.name}: no request was answered within --max-seconds {ending.max_seconds:g}; give more, or "
+            f"shorter requests."
+        )
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     offload = None

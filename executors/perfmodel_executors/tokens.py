@@ -12,11 +12,19 @@ from perfmodel.sim.traffic.distributions import hashes
 
 
 class TokenStore:
-    """Prompt and output token ids per request. text: ids of a text to cut prompts from; else they are random."""
+    """Prompt and output token ids per request. text: ids of a text to cut prompts from; else they are random; around:
+    ids before and after what a request says, for prompts that have room for them"""
 
-    def __init__(self, vocab_size: int, block_size: int, seed: int = 0, text: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        block_size: int,
+        seed: int = 0,
+        text: Sequence[int] = (),
+        around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    ) -> None:
         self._vocab_size, self._block_size, self._seed = vocab_size, block_size, seed
-        self._text = text
+        self._text, self._around = text, around
         self._tokens: dict[int, list[int]] = {}
         self._said: dict[Hashable, list[int]] = {}  # in each conversation, up to its last answer
 
@@ -56,6 +64,13 @@ class TokenStore:
         if request.turn > 0:
             prompt = self._said.pop(request.session)
             return prompt + self._draw(f"request {request.request_id} from {len(prompt)}", length - len(prompt))
+        before, after = self._around
+        if not request.block_hashes and length > len(before) + len(after):
+            return [
+                *before,
+                *self._draw(f"request {request.request_id} from 0", length - len(before) - len(after)),
+                *after,
+            ]
         ids: list[int] = []
         for content in request.block_hashes[: length // size]:
             ids += self._draw(f"block {content!r}", size)

@@ -14,6 +14,7 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError, SpecError
 if TYPE_CHECKING:
     from perfmodel.cost.memory.file_types import TypeFit
     from perfmodel.cost.memory.plan import MemoryPlan
+    from perfmodel.evidence.executed.compare import Beside
     from perfmodel.planning.typical_step import StepReport
     from perfmodel.sim.records.result import RunResult
     from perfmodel.specs.scenario import Scenario
@@ -124,19 +125,20 @@ class SimulateRequest(ScenarioRequest):
 
 @dataclass(frozen=True)
 class ExecuteRequest(ScenarioRequest):
-    """Execute a scenario: the same engine, with every step run for real on this machine and timed.
+    """Execute a scenario: the same engine, with every step run for real on this machine and timed, and its prediction.
 
     Needs the executor extra (torch), and the GPU that the scenario names if it names one. Weights are those of the
-    file where the model is a .gguf or .safetensors file, else random; the clock advances by each step's measured
-    time, so queueing replays as if the machine did nothing else.
+    files where the model is a .gguf file or a folder with safetensors, else random; the clock advances by each step's
+    measured time, so queueing replays as if the machine did nothing else.
 
     With --on, on vLLM itself: its own scheduler and kernels, arrivals at their times, records of the same form. Needs
     no torch here; real weights where `model:` is a folder that has them, else dummy ones. `compare` and `validate
     executor --measured` put the prediction beside it."""
 
     command = "execute"
-    examples = ("execute tiny-llama-cpu",)
+    examples = ("execute tiny-llama-cpu", "execute tiny-llama-cpu --max-seconds 10 --out out/")
     has_details = True
+    is_long = True
     scenario_flags = ()
     short_forms = tuple(req.SHORT_FORMS)
 
@@ -152,21 +154,57 @@ class ExecuteRequest(ScenarioRequest):
         "that runs.",
         metavar="ENGINE",
     )
+    max_seconds: float | None = flag(
+        "--max-seconds", "End the run after so many seconds of the wall's time, with what was answered.", None, "S"
+    )
+    print_text: bool = flag("--print-text", "Print what was asked and answered; needs a model with weights.", False)
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the RunResult."""
-        from perfmodel.specs.scenario_file import named_model
-
         source = self.source()
         scenario = load(source, self.overrides, self.seed)
+        return self._on_other(console, source, scenario) if self.on is not None else self._here(console, scenario)
+
+    def _here(self, console: Console, scenario: "Scenario") -> Answer:
         from perfmodel.evidence.executed.bridge import load_executor
+        from perfmodel.evidence.executed.compare import RunPrediction
+
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise SpecError(f"--max-seconds: got {self.max_seconds:g}; expected a positive number of seconds.")
+        executor, prediction, texts = load_executor(), RunPrediction(scenario), list[tuple[int, str, str]]()
 
         def run(progress: Progress | None, folder: Path | None) -> "RunResult":
-            if self.on is None:
-                return load_executor().execute_scenario(scenario, progress=progress, out=folder, kernels=self.kernels)
-            if self.kernels is not None:
-                raise SpecError("--kernels beside --on: vLLM chooses its kernels itself; leave it out.")
-            model = named_model(source, self.overrides)
+            return executor.execute_scenario(
+                scenario,
+                progress=progress,
+                out=folder,
+                kernels=self.kernels,
+                wrap=prediction.around,
+                max_seconds=self.max_seconds,
+                on_text=(lambda *text: texts.append(text)) if self.print_text else None,
+            )
+
+        answer = _run_to_folder("executing tokens", run, self.out, console, prediction.beside)
+        if not texts:
+            return answer
+        shown = [f"request {number}\n> {asked.strip()}\n{answered.strip()}" for number, asked, answered in texts]
+        more = [{"request_id": number, "prompt": asked, "answer": answered} for number, asked, answered in texts]
+        make_data = answer.make_data
+        return replace(answer, closing=(*answer.closing, *shown), make_data=lambda: {**make_data(), "texts": more})
+
+    def _on_other(self, console: Console, source: str, scenario: "Scenario") -> Answer:
+        from perfmodel.evidence.executed.bridge import load_executor
+        from perfmodel.specs.scenario_file import named_model
+
+        for name, is_given in (("--kernels", self.kernels), ("--max-seconds", self.max_seconds)):
+            if is_given is not None:
+                raise SpecError(f"{name} beside --on: it is of runs by this package's own executor; leave it out.")
+        if self.print_text:
+            raise SpecError("--print-text beside --on: the other engine's texts are not kept; leave it out.")
+        model = named_model(source, self.overrides)
+
+        def run(progress: Progress | None, folder: Path | None) -> "RunResult":
+            assert self.on is not None
             return load_executor(needs_torch=False).execute_on(self.on, scenario, model, progress, folder)
 
         return _run_to_folder("executing", run, self.out, console)
@@ -186,19 +224,31 @@ def simulated(
 
 
 def _run_to_folder(
-    stage: str, run: "Callable[[Progress | None, Path | None], RunResult]", out: Path | None, console: Console
+    stage: str,
+    run: "Callable[[Progress | None, Path | None], RunResult]",
+    out: Path | None,
+    console: Console,
+    predict: "Callable[[RunResult], Beside] | None" = None,
 ) -> Answer:
-    """Run with progress, and write files if there is a folder for them; ctrl-C leaves the records written so far."""
-    folder, closing = None, tuple[str, ...]()
+    """Run with progress, and write files if there is a folder for them; ctrl-C leaves the records written so far.
+    predict: of an executed run, whose prediction is shown beside it"""
+    folder, closing, beside = None, tuple[str, ...](), None
     if out is not None:
         from perfmodel.report.runs import RunFolder
 
         folder = RunFolder(out)
     try:
         with console.watch(stage) as progress:
-            result = run(warn_when_long(progress, console.say), folder.work if folder is not None else None)
+            counted = "tokens" if predict is not None else "requests"
+            watched = warn_when_long(progress, console.say, counted=counted)
+            result = run(watched, folder.work if folder is not None else None)
+        if predict is not None:
+            try:
+                beside = predict(result)
+            except PerfmodelError as error:  # the run itself succeeded, and must not be lost
+                result = replace(result, notes=(*result.notes, f"There is no prediction beside it: {error}"))
         if folder is not None:
-            _write_files(result, folder.work)
+            _write_files(result, folder.work, beside)
             folder.finish()
             closing = (
                 f"Report: {folder.path / 'report.html'}",
@@ -215,16 +265,23 @@ def _run_to_folder(
         if isinstance(error, OSError):  # a disk that is full has no name
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
-    document, brief = view("run:run_view", result), view("run:run_brief", result)
-    return Answer(result.to_json, document, result, brief, closing=closing)
+    document, brief = view("run:run_view", result, None, beside), view("run:run_brief", result, beside)
+    return Answer(lambda: _run_json(result, beside), document, result, brief, closing=closing)
+
+
+def _run_json(result: "RunResult", beside: "Beside | None") -> dict[str, Any]:
+    return result.to_json() | ({} if beside is None else {"prediction": beside.to_json()})
 
 
 def warn_when_long(
-    progress: Progress | None, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    progress: Progress | None,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    counted: str = "requests",
 ) -> Progress:
     """`progress`, with one sentence about a run that will take more than five minutes, and a shorter one.
 
-    clock: seconds, from anywhere"""
+    clock: seconds, from anywhere; counted: what progress counts, requests | tokens"""
     begun, is_said = clock(), False
 
     def report(done: int, total: int | None) -> None:
@@ -237,15 +294,18 @@ def warn_when_long(
         is_said, whole = True, passed * total / done
         if whole > _LONG_S:
             shown = f"{whole / 3600:,.1f} hours" if whole >= 3600 else f"{whole / 60:,.0f} minutes"
+            fewer = f"--set traffic.num_requests={max(int(done / passed * _SHORT_S), 1)} takes a minute."
+            if counted == "tokens":
+                fewer = f"--max-seconds {_SHORT_S:g} ends with what is answered by then."
             say(
-                f"{done:,} of {total:,} requests in {passed:.0f} s: about {shown} in all. Fewer show the same: "
-                f"--set traffic.num_requests={max(int(done / passed * _SHORT_S), 1)} takes a minute. Ctrl-C ends it."
+                f"{done:,} of {total:,} {counted} in {passed:.0f} s: about {shown} in all. Fewer show the same: "
+                f"{fewer} Ctrl-C ends it."
             )
 
     return report
 
 
-def _write_files(result: "RunResult", folder: Path) -> None:
+def _write_files(result: "RunResult", folder: Path, beside: "Beside | None" = None) -> None:
     import json
 
     from perfmodel.files.atomic_write import atomic_write
@@ -263,13 +323,13 @@ def _write_files(result: "RunResult", folder: Path) -> None:
             result = replace(result, notes=(*result.notes, note))
         else:
             result = replace(result, steps=read_steps(streamed))
-    atomic_write(folder / "result.json", json.dumps(to_jsonable(result.to_json()), indent=2) + "\n")
+    atomic_write(folder / "result.json", json.dumps(to_jsonable(_run_json(result, beside)), indent=2) + "\n")
     try:
         step = estimate_mean_step(result)
     except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
         step = None
-    atomic_write(folder / "report.html", render_page(run_view(result, step)))
-    write_timeline(folder / "timeline.json", result)
+    atomic_write(folder / "report.html", render_page(run_view(result, step, beside)))
+    write_timeline(folder / "timeline.json", result, None if beside is None else beside.simulated)
 
 
 # ---------------------------------------------------------------- steps

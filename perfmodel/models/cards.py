@@ -64,7 +64,8 @@ def load_model(name_or_path: str | Path, *, ask_hub: bool = False) -> ModelSpec:
     if is_allowed(path) and path.is_dir():
         _refuse_adapter(path)
         if (path / "config.json").is_file():
-            path = path / "config.json"
+            weights = (path / name for name in ("model.safetensors.index.json", "model.safetensors"))
+            path = next((file for file in weights if file.is_file()), path / "config.json")
     is_file = is_allowed(path) and path.is_file()
     if (is_file and path.suffix in (".gguf", ".safetensors")) or path.name.endswith(".safetensors.index.json"):
         from perfmodel.models.weights.headers import load_header

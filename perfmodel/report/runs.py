@@ -91,6 +91,7 @@ MAX_STEPS = 20_000  # step records drawn, in order of start; each also makes two
 MAX_REQUESTS = 200  # requests drawn, in order of arrival
 
 _REQUESTS_PID = 10_000
+_PREDICTED_PID = 20_000  # added to those of a simulation beside an executed run
 Event = dict[str, Any]
 
 
@@ -121,8 +122,9 @@ def _read(path: Path, kind: type[RequestColumns] | type[StepColumns]) -> dict[st
     return {name: np.ascontiguousarray(table[name]) for name in wanted}
 
 
-def timeline_json(result: RunResult) -> dict[str, Any]:
-    """The trace as one JSON-ready document; what was left out is said in `otherData`."""
+def timeline_json(result: RunResult, predicted: RunResult | None = None) -> dict[str, Any]:
+    """The trace as one JSON-ready document; what was left out is said in `otherData`. predicted: a simulation, whose
+    processes stand below those of the run"""
     events: list[Event] = []
     outcome = {"scenario": result.scenario.name, "clock": result.clock}
     if result.steps is not None:
@@ -131,14 +133,23 @@ def timeline_json(result: RunResult) -> dict[str, Any]:
     if result.requests is not None:
         events += _request_events(result.requests)
         outcome["requests"] = _shown(min(len(result.requests), MAX_REQUESTS), len(result.requests), "requests")
+    if predicted is not None:
+        events += map(_predicted, timeline_json(predicted)["traceEvents"])
     return {"displayTimeUnit": "ms", "otherData": outcome, "traceEvents": events}
 
 
-def write_timeline(path: Path, result: RunResult) -> Path:
-    """Write the trace and return its path."""
+def _predicted(event: Event) -> Event:
+    event["pid"] += _PREDICTED_PID
+    if event["name"] == "process_name":
+        event["args"] = {"name": f"{event['args']['name']}, predicted"}
+    return event
+
+
+def write_timeline(path: Path, result: RunResult, predicted: RunResult | None = None) -> Path:
+    """Write the trace and return its path; the results as of `timeline_json`."""
     from perfmodel.files.atomic_write import atomic_write
 
-    return atomic_write(path, json.dumps(timeline_json(result), separators=(",", ":"), allow_nan=False))
+    return atomic_write(path, json.dumps(timeline_json(result, predicted), separators=(",", ":"), allow_nan=False))
 
 
 def _shown(shown: int, total: int, what: str) -> str:

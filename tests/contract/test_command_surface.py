@@ -37,7 +37,10 @@ FROZEN = {
         "--json",
     ],
     "compare": ["A", "B", "--json"],
-    "execute": ["SCENARIO", "--set", "--json", "--out", "--seed", "--kernels", "--on", "--details", *SHORT_FORMS],
+    "execute": [
+        *("SCENARIO", "--set", "--json", "--out", "--seed", "--kernels", "--on", "--max-seconds", "--print-text"),
+        *("--details", *SHORT_FORMS),
+    ],
     "explain": [
         *("SCENARIO", "--set", "--batch", "--context", "--prefill", "--run", "--occupancy", "--json", "--seed"),
         "--details",

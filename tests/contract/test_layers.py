@@ -63,7 +63,7 @@ HOMES = {
     "ray": {"perfmodel.planning"},
     "starlette": {"perfmodel.listening", "perfmodel.serve", "perfmodel.web"},
     "uvicorn": {"perfmodel.listening"},
-    "jinja2": {"perfmodel.web"},
+    "jinja2": {"perfmodel.web", "perfmodel_executors"},
     "markupsafe": {"perfmodel.web"},
     "prometheus_client": {"perfmodel.serve"},
     "zmq": {"perfmodel.serve"},

@@ -6,7 +6,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Most lines (blank ones and docstrings counted), most files. Aims: 52,000 in 340, and 20,000 in 190.
-BUDGET = {"perfmodel": (72_800, 343), "executors/perfmodel_executors": (19_650, 134)}
+BUDGET = {"perfmodel": (72_800, 343), "executors/perfmodel_executors": (20_000, 134)}
 
 
 @pytest.mark.parametrize("folder", BUDGET)

@@ -11,6 +11,7 @@ from perfmodel.errors import MissingExtraError
 from perfmodel.evidence import Rows
 from perfmodel.evidence.executed import bridge
 from perfmodel.evidence.executed.compare import ExecutorComparison, ShadowedBackend, StepPair, report_executor
+from perfmodel.ops.work import BatchShape
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs import load_scenario
@@ -102,7 +103,7 @@ def test_the_shadow_notes_predictions_and_returns_the_real_outcome():
     plan.decodes, plan.decode_context = [Request(0, 0, 5, 2)], 6
     shadowed = ShadowedBackend(Fixed(2 * 10**12), Fixed(10**12))
     assert shadowed.execute(plan) == Outcome(2 * 10**12, [7])
-    assert shadowed.pairs == [StepPair(4, 1, 1, 6, 0, 1.0, 2.0)]
+    assert shadowed.pairs == [StepPair(4, 1, 1, 6, 0, 1.0, 2.0, BatchShape(1, 1, (), 1, 6))]
 
 
 @pytest.mark.parametrize("missing", ["torch", "perfmodel_executors"])

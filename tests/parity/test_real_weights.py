@@ -69,7 +69,7 @@ def test_greedy_text_is_that_of_the_reference(path):
     tokenizer, decoder = load_tokenizer(str(path)), load_decoder(load_model(path), EngineSpec(dtype="float32"))
     reference = reference_of(path)
     for prompt in PROMPTS:
-        tokens = tokenizer(prompt)
+        tokens = tokenizer.encode(prompt)
         text = torch.tensor([tokens])
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": NUM_TOKENS}
         with torch.inference_mode():

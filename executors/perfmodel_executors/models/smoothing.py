@@ -61,7 +61,7 @@ def _text(model: ModelSpec, seed: int) -> list[int]:
 
     path, count = model.weights_origin, min(_TEXT_TOKENS, model.max_position_embeddings)
     if path is not None and path.endswith(".gguf"):
-        return load_tokenizer(path)(read_text())[:count]
+        return load_tokenizer(path).encode(read_text())[:count]
     drawn: list[int] = torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     return drawn
 

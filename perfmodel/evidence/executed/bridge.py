@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from perfmodel.cost.calibrations.calibration import Calibration
+from perfmodel.engine import Backend
 from perfmodel.errors import MissingExtraError
 from perfmodel.evidence.executed.technique import TechniqueRun
 from perfmodel.evidence.report import ValidationReport
@@ -57,6 +58,9 @@ class ExecutorPackage(Protocol):
         out: Path | None = None,
         *,
         kernels: str | None = None,
+        wrap: Callable[[Backend], Backend] = ...,
+        max_seconds: float | None = None,
+        on_text: Callable[[int, str, str], None] | None = None,
     ) -> RunResult:
         """See `perfmodel_executors.execute_scenario`."""
 

@@ -13,21 +13,27 @@ wrote, or that ships."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost import step_costs
+from perfmodel.cost import StepCosts, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.memory.offload import RestoreCost
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.evidence.executed.bridge import Progress
 from perfmodel.evidence.fit.whole_steps import Chunks, EngineSteps, shapes_of
 from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport, median_of_others
+from perfmodel.ops.work import BatchShape
 from perfmodel.sim import simulate
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
+from perfmodel.sim.replica.acceptance import SimulatedAcceptance
+from perfmodel.sim.replica.backend import SimulatedBackend, shape_of
+from perfmodel.sim.replica.serving import second_tier
+from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
@@ -44,6 +50,7 @@ class StepPair(NamedTuple):
     num_chunks: int
     predicted_s: float
     measured_s: float
+    shape: BatchShape | None = None
 
     @property
     def kind(self) -> str:
@@ -74,8 +81,81 @@ class ShadowedBackend:
         shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
         predicted = self._predicted.execute(plan).duration
         outcome = self._real.execute(plan)
-        self.pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S))
+        self.pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S, shape_of(plan)))
         return outcome
+
+
+def predictor_of(scenario: Scenario, costs: StepCosts, restore: RestoreCost | None = None) -> SimulatedBackend:
+    """Prices the plans of an executed run. restore: cost of KV copies to and from a second tier, where there is one"""
+    config = scenario.engine.speculative_config
+    if config is None:
+        predictor = SimulatedBackend(costs.cost_model())
+        predictor.restore = restore
+        return predictor
+    # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
+    config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
+    return SimulatedBackend(costs.cost_model(), SimulatedAcceptance(config, scenario.seed), config.ahead)
+
+
+class RunPrediction:
+    """What the model says of a run while it is executed: of each step as its plan is made, of the whole afterwards."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._costs = step_costs(scenario)
+        tier = second_tier(scenario, self._costs) if scenario.engine.kv_offload is not None else None
+        self._predictor = predictor_of(scenario, self._costs, None if tier is None else tier.cost)
+        self._pairs: list[StepPair] = []
+
+    def around(self, backend: Backend) -> ShadowedBackend:
+        """`backend`, each of whose plans is priced, too."""
+        shadowed = ShadowedBackend(backend, self._predictor)
+        self._pairs = shadowed.pairs
+        return shadowed
+
+    def beside(self, executed: RunResult) -> "Beside":
+        """The executed run beside the simulation of its scenario, with the acceptance of drafts that was measured."""
+        simulated = simulate(executed.scenario, keep_steps=True)
+        metrics = _compare_runs(ExecutorComparison(simulated, executed, self._pairs))
+        means = {f"mean {name.upper()}": metrics[f"{key}_mean"][0] for key, name in _MEANS.items() if metrics[key]}
+        for kind in ("decode", "chunk", "mixed"):
+            pairs = [pair for pair in self._pairs if pair.kind == kind]
+            if pairs:
+                predicted = sum(pair.predicted_s for pair in pairs) / len(pairs)
+                measured = sum(pair.measured_s for pair in pairs) / len(pairs)
+                means[f"mean {kind} step"] = predicted, measured, f"{len(pairs):,} steps"
+        return Beside(simulated, means, self._worst())
+
+    def _worst(self) -> str:
+        """The step that was missed by most seconds, and what takes most of it as predicted."""
+        pair = max(self._pairs, key=lambda pair: abs(pair.predicted_s - pair.measured_s), default=None)
+        if pair is None or pair.shape is None:
+            return ""
+        predicted, measured, label = pair.row
+        rows = self._costs.cost_model().explain(pair.shape).rows
+        largest = max(rows, key=lambda row: row.duration_s)
+        share = largest.duration_s / max(sum(row.duration_s for row in rows), 1e-12)
+        return (
+            f"Largest miss of a step: {1e3 * predicted:,.1f} ms predicted, {1e3 * measured:,.1f} measured, {label}; "
+            f"{largest.name} takes {share:.0%} of it as predicted."
+        )
+
+
+_MEANS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The simulation of an executed run, means of both, (predicted seconds, measured seconds, of what) by name, and a
+    sentence about the largest miss."""
+
+    simulated: RunResult
+    means: Mapping[str, _Row]
+    worst: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Milliseconds by name."""
+        rows = {name: {"predicted_ms": 1e3 * row[0], "measured_ms": 1e3 * row[1]} for name, row in self.means.items()}
+        return {**rows, "largest_miss": self.worst}
 
 
 @dataclass(frozen=True)

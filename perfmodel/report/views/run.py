@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cost.power import load_power_fit
 from perfmodel.planning.metrics import LATENCIES, STATISTICS, metric_of
@@ -18,6 +18,9 @@ from perfmodel.report.views.step import bound_shares, named_plot, step_blocks
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import price_lines
+
+if TYPE_CHECKING:
+    from perfmodel.evidence.executed.compare import Beside
 
 _DEFINITIONS = (
     "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
@@ -44,8 +47,9 @@ _OF_GROUPS = (
 _OF_CONVERSATIONS = ("mean_duration", "p99_duration", "mean_waiting", "p99_waiting")
 
 
-def run_view(result: RunResult, step: StepReport | None = None) -> Document:
-    """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline"""
+def run_view(result: RunResult, step: StepReport | None = None, beside: "Beside | None" = None) -> Document:
+    """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline; beside: the
+    prediction of an executed run"""
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
         *overload(summary),
@@ -54,10 +58,17 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         doc.Facts("Summary", list(_summary(summary))),
         *slo_verdict(result),
         latency_table(result),
+        *beside_blocks(beside),
         *_group_tables(summary),
         *conversation_tables(summary),
         *shares(summary),
-        Details([*_plots(result), *(step_blocks(step) if step is not None else ())]),
+        Details(
+            [
+                *_plots(result),
+                *(_plots(beside.simulated, "Predicted: ") if beside is not None else ()),
+                *(step_blocks(step) if step is not None else ()),
+            ]
+        ),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
         *facts.trust_blocks(result.trust),
         *map(Paragraph, price_lines(scenario)),
@@ -65,6 +76,22 @@ def run_view(result: RunResult, step: StepReport | None = None) -> Document:
         doc.Notes(result.notes),
     ]
     return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
+
+
+def beside_blocks(beside: "Beside | None") -> Iterator[Block]:
+    """An executed run's means beside their predictions, and the step that was missed by most."""
+    if beside is None:
+        return
+    rows: list[list[Line]] = []
+    for name, (predicted, measured, of_what) in beside.means.items():
+        error = f"{predicted / measured - 1:+.1%}" if measured else MISSING
+        figures = [format_number(1e3 * predicted), format_number(1e3 * measured), error]
+        rows.append([Span(name, "strong"), *figures, of_what if "step" in name else ""])
+    yield Table(["", "predicted", "measured", "off by", ""], rows, "Predicted and measured (ms)")
+    if beside.worst:
+        yield Paragraph(beside.worst)
+    if beside.simulated.summary.get("origin") == "datasheet":
+        yield Paragraph("Predicted from the datasheet alone: `perfmodel calibrate` fits this machine's steps first.")
 
 
 def overload(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
@@ -207,7 +234,8 @@ def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
         yield Paragraph(("Energy taken by: ", *bound_shares(taken)))
 
 
-def _plots(result: RunResult) -> Iterator[Plot]:
+def _plots(result: RunResult, before: str = "") -> Iterator[Plot]:
+    """before: what titles begin with"""
     from perfmodel.report.plots.run import MAX_BINS, MAX_POINTS
 
     requests, steps = result.requests, result.steps
@@ -215,21 +243,23 @@ def _plots(result: RunResult) -> Iterator[Plot]:
         note = f"Share of {len(requests):,} requests at or below each latency."
         if len(requests) > MAX_POINTS:
             note += f" Drawn through {MAX_POINTS} of them, evenly spaced in rank, the extremes included."
-        yield named_plot("Latency distributions", "run.latency_figure", note, requests, result.scenario.slo)
+        yield named_plot(f"{before}Latency distributions", "run.latency_figure", note, requests, result.scenario.slo)
     pools = result.summary.get("pools") or ()
     if pools:
         yield from _fleet_plots(result, pools)
     if steps is not None and len(steps):
         binned = f"Means over at most {MAX_BINS} equal intervals; {len(steps):,} step records in all."
         banded = f"{binned} Shaded: from minimum to maximum of an interval."
-        yield named_plot("Tokens per second", "run.throughput_figure", binned, steps)
+        yield named_plot(f"{before}Tokens per second", "run.throughput_figure", binned, steps)
         if not pools:
-            yield named_plot("Requests in the system", "run.load_figure", f"All replicas together. {banded}", steps)
+            yield named_plot(
+                f"{before}Requests in the system", "run.load_figure", f"All replicas together. {banded}", steps
+            )
         if result.num_blocks:
             note = banded if len({*steps.replica.tolist()}) == 1 else binned
-            yield named_plot("KV cache in use", "run.kv_figure", note, steps, result.num_blocks, pools)
+            yield named_plot(f"{before}KV cache in use", "run.kv_figure", note, steps, result.num_blocks, pools)
     if shares := result.summary.get("bound_share"):
-        yield named_plot("What bounded the time", "run.bound_figure", "", shares)
+        yield named_plot(f"{before}What bounded the time", "run.bound_figure", "", shares)
 
 
 def _fleet_plots(result: RunResult, pools: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
@@ -293,14 +323,15 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
 }
 
 
-def run_brief(result: RunResult) -> Document:
-    """A run in some thirty lines; `run_view` has all of it."""
+def run_brief(result: RunResult, beside: "Beside | None" = None) -> Document:
+    """A run in some thirty lines; `run_view` has all of it. beside: the prediction of an executed run"""
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
         *overload(summary),
         Paragraph(Span(_served(result), "strong")),
         *slo_verdict(result),
         latency_table(result, _BRIEF_STATISTICS),
+        *beside_blocks(beside),
         doc.Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
         *shares(summary),
         *facts.trust_line(result.trust),
