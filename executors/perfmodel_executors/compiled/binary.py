@@ -22,6 +22,7 @@ from pathlib import Path
 
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel_executors.compiled.loops import LoopFacts, loops_of
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)")
@@ -39,7 +40,7 @@ class BinaryFacts:
     spills); spills: instructions that store or load a spilled register; tensor_instructions: matrix products on tensor
     cores; async_copies: loads from global memory into SRAM that bypass registers; tensor_memory: columns (Blackwell);
     serialised: pieces of advice that products wait for each other (Hopper); unsettled: waits that leave products under
-    way, in a kernel whose left operands lie in registers (Hopper)"""
+    way, in a kernel whose left operands lie in registers (Hopper); loops: the innermost ones that have such products"""
 
     registers: int
     shared_bytes: int
@@ -51,6 +52,7 @@ class BinaryFacts:
     num_instructions: int
     serialised: int = 0
     unsettled: int = 0
+    loops: tuple[LoopFacts, ...] = ()
 
 
 def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
@@ -59,7 +61,8 @@ def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         usage = _USAGE.search(_tool("cuobjdump", "-res-usage", str(path)))
-        opcodes = _OPCODE.findall(_tool("nvdisasm", "-c", str(path)))
+        listing = _tool("nvdisasm", "-c", str(path))
+        opcodes = _OPCODE.findall(listing)
     if usage is None or not opcodes:
         raise PerfmodelError("cuobjdump or nvdisasm could not read the compiled kernel; is Triton's wheel complete?")
     return BinaryFacts(
@@ -73,6 +76,7 @@ def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 
         num_instructions=len(opcodes),
         serialised=serialised_products(ptx),
         unsettled=unsettled_products(ptx),
+        loops=loops_of(listing),
     )
 
 

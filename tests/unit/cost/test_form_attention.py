@@ -151,7 +151,7 @@ def test_prompts_on_floats_equal_arrays(tokens, cached, count, heads, kernel, de
 @given(st.integers(1, 1024), st.integers(1, 50_000), decode_kernels, devices)
 def test_decodes_on_floats_equal_arrays(seqs, length, kernel, device):
     heads = Heads(32, 8, 128, 128, "bf16", 2, 2)
-    fit = FlashDecodeFit(kernel=kernel, combine_s=2e-6, swap_s=3e-6)
+    fit = FlashDecodeFit(kernel=kernel, swap_s=3e-6)
     work = attention_decode(seqs, seqs * length, heads)
     sizes = DecodeSizes(
         DecodeSize(

@@ -1,0 +1,148 @@
+"""What a kernel's binary lets it reach at most on a device that need not be there: the share of the limit, and the unit
+that binds. The limit is what the work takes at the peak of its number format, or from HBM at its bandwidth.
+
+Of one iteration of the loop with the products, W warps being resident on a compute unit, in cycles of the unit:
+
+    products W flops / (peak / clock / units)        issue slots W n / 4             special functions W e 32 / rate
+    half-rate units W h / 2                          shared memory W bytes / 128
+    chain of one warpgroup: its own products, then its other instructions; only the longer where products are left under
+    way. With G warpgroups on a unit others fill the gaps: the chain binds where it is longer than G products.
+
+A launch lasts waves times that: tiles that are left over idle the other units. All tiles come through the L2: of a
+product BLOCK_M + BLOCK_N rows of K for each tile, 5,120 bytes a clock. Nothing else is counted (epilogues, fences,
+launches), so a device stays below. Source: CUDA C++ Programming Guide, "Arithmetic Instructions"; hardware_specs.
+
+    python -m perfmodel_executors.compiled.bound linear_fp8 --hardware h100-sxm-80gb
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from perfmodel.cost.kernel_models.device import DeviceFacts
+from perfmodel.ops.work import Work
+from perfmodel.specs.hardware import HardwareSpec
+from perfmodel.specs.scenario_file import load_hardware
+from perfmodel_executors.compiled.build import CompiledKernel, compile_problem
+from perfmodel_executors.compiled.loops import ELEMENT_BYTES, LoopFacts
+from perfmodel_executors.kernels.problem import Problem, problems_of
+
+_GROUP_WARPS = 4
+_SCHEDULERS = 4
+_HALF = 2  # cycles of four warps' instruction on 64 lanes
+_LANES = 32
+_SHOWS = 1.02  # idle units that are named as what binds
+# Bytes that the L2 gives in a clock (NVIDIA A100 whitepaper, 2020, "L2 cache"; of Hopper none is published, and 16-bit
+# products came to 98 % of it on an H100).
+_L2_BYTES = {"sm_80": 5120.0, "sm_90": 5120.0}
+
+
+@dataclass(frozen=True)
+class KernelBound:
+    """share: of the limit, at most; unit: what binds; seconds: at least, of the launch; kernel: with its binary"""
+
+    kernel: CompiledKernel
+    share: float
+    unit: str
+    seconds: float
+
+
+def loop_cycles(kernel: CompiledKernel, loop: LoopFacts, hardware: HardwareSpec) -> dict[str, float]:
+    """Cycles of a compute unit for one iteration of all its warps, by what takes them."""
+    facts, device = kernel.facts, DeviceFacts.of(hardware)
+    is_specialised = kernel.launch.kernel.is_gluon()  # each role's warps have a loop of their own
+    warps = kernel.occupancy.blocks * (
+        _GROUP_WARPS * len(facts.loops) if is_specialised else kernel.launch.options.num_warps
+    )
+    per_cycle = device.peak(loop.rate) / device.compute_units / device.clock_hz
+    products = loop.flops / per_cycle
+    special = loop.exponentials * _LANES / (16 * device.exponentials)
+    cycles = {
+        "products": warps * products,
+        "issue slots": warps * loop.instructions / _SCHEDULERS,
+        "half-rate units": warps * loop.half_rate / _SCHEDULERS * _HALF,
+        "special functions": warps * special,
+        "shared memory": warps * loop.shared_bytes / 128,
+    }
+    if loop.is_grouped:
+        own = _GROUP_WARPS * products
+        others = max(loop.instructions, _GROUP_WARPS * special)
+        cycles["chain"] = max(own, others) if loop.leaves_products else own + others
+    return cycles
+
+
+def bound_of(problem: Problem, hardware: HardwareSpec) -> list[KernelBound]:
+    """Of each kernel with products that the operator launches for `problem`, its first candidate of tiles. Raises
+    SpecError and KernelError as `compile_launch` does."""
+    compiled, work = compile_problem(problem, hardware), problem.work
+    if work is None:
+        return []
+    return [_bound(kernel, problem, work, hardware) for kernel in compiled if kernel.facts.loops]
+
+
+def _bound(kernel: CompiledKernel, problem: Problem, work: Work, hardware: HardwareSpec) -> KernelBound:
+    loop, device = kernel.facts.loops[0], DeviceFacts.of(hardware)
+    cycles = loop_cycles(kernel, loop, hardware)
+    slowest = max(cycles, key=lambda name: cycles[name])
+    at_peak_s, hbm_s = work.flops / device.peak(loop.rate), work.hbm_bytes / device.bandwidth
+    at_once, tiles = device.compute_units * kernel.occupancy.blocks, _num_tiles(kernel, problem)
+    idle = math.ceil(tiles / at_once) * at_once / tiles
+    computing = "tiles left over" if slowest == "products" and idle > _SHOWS else slowest
+    seconds = {
+        computing: at_peak_s * idle * cycles[slowest] / cycles["products"],
+        "HBM": hbm_s,
+        "L2": _l2_bytes(kernel, problem, tiles) / _l2_bandwidth(hardware),
+    }
+    unit = max(seconds, key=lambda name: seconds[name])
+    return KernelBound(kernel, max(at_peak_s, hbm_s) / seconds[unit], unit, seconds[unit])
+
+
+def _num_tiles(kernel: CompiledKernel, problem: Problem) -> int:
+    """Output tiles of a product, times slices of K; of other kernels the launch's programs."""
+    constants, sizes = kernel.launch.constants, problem.sizes
+    if not _has_tiles(kernel, problem):
+        return math.prod(kernel.launch.grid)
+    rows, columns = math.ceil(int(sizes["m"]) / constants["BLOCK_M"]), math.ceil(int(sizes["n"]) / constants["BLOCK_N"])
+    return int(rows * columns * constants.get("SPLIT_K", 1))
+
+
+def _has_tiles(kernel: CompiledKernel, problem: Problem) -> bool:
+    return {"BLOCK_M", "BLOCK_N"} <= kernel.launch.constants.keys() and {"m", "n", "k"} <= problem.sizes.keys()
+
+
+def _l2_bytes(kernel: CompiledKernel, problem: Problem, tiles: int) -> float:
+    """Rows of both operands for each tile of a product; 0 of other kernels."""
+    if not _has_tiles(kernel, problem):
+        return 0.0
+    constants = kernel.launch.constants
+    rows, depth = constants["BLOCK_M"] + constants["BLOCK_N"], int(problem.sizes["k"]) / constants.get("SPLIT_K", 1)
+    return float(tiles * rows * depth * ELEMENT_BYTES[kernel.facts.loops[0].rate])
+
+
+def _l2_bandwidth(hardware: HardwareSpec) -> float:
+    return _L2_BYTES.get(hardware.declared.compile_target or "", math.inf) * DeviceFacts.of(hardware).clock_hz
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a line for each kernel of an operator's serving problems."""
+    parser = argparse.ArgumentParser(description="What binaries let kernels reach at most.")
+    parser.add_argument("operator", nargs="+")
+    parser.add_argument("--hardware", default="h100-sxm-80gb")
+    asked = parser.parse_args(arguments)
+    hardware = load_hardware(asked.hardware)
+    for operator in asked.operator:
+        for problem in problems_of(operator, "serving", torch.bfloat16):
+            for bound in bound_of(problem, hardware):
+                facts, held = bound.kernel.facts, bound.kernel.occupancy
+                print(
+                    f"{bound.share:4.0%} of the limit, {1e6 * bound.seconds:9.1f} us, {bound.unit} bind; "
+                    f"{facts.registers} registers, {facts.spills} spills, {held.blocks} blocks a unit; {problem}"
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""The loops of a kernel that multiply matrices, read from its disassembly: what one iteration of one warp asks of each
+unit of a compute unit. Shapes of products stand in their names: HMMA.16816 is 16 x 8 x 16 of a warp, HGMMA.64x256x16 of
+a warpgroup of four. Those of Blackwell's tensor memory (UTCHMMA) do not say theirs."""
+
+import re
+from dataclasses import dataclass
+
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*[^;]*);")
+_BRANCH = re.compile(r"^BRA.*`\((\.L_x_\d+)\)")
+_WARP_PRODUCT = re.compile(r"^(?:HMMA|IMMA|QMMA)\.(?:SP\.)?(16)(8)(\d+)")
+_GROUP_PRODUCT = re.compile(
+    r"^(?:HGMMA|QGMMA|IGMMA)\.64x(\d+)x(\d+)\.\S*?(BF16|F16|TF32|E4M3|E5M2|S8)\b\S*\s+R\d+, (R\d+, )?"
+)
+_FORMATS = {"BF16": "bf16", "F16": "fp16", "TF32": "tf32", "E4M3": "fp8", "E5M2": "fp8", "S8": "int8"}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp8": 1, "int8": 1}
+_SHARED = re.compile(r"^(?:LDS|STS)(?:\.U?(\d+))?")
+_MATRICES = re.compile(r"^(?:LDSM|STSM)\S*\.M88(?:\.(\d))?")
+# Which take two cycles for four warps, since there are 64 lanes for them: integers, comparisons, selections, bytes put
+# in order, conversions (CUDA C++ Programming Guide, "Arithmetic Instructions", compute capability 8.0 to 10.0).
+_HALF_RATE = re.compile(r"^(?:IADD|IMNMX|ISETP|LOP3|SHF|PRMT|SEL|FSEL|FMNMX|FSETP|LEA|I2F|F2I|F2F|F2FP|VIADD|VIMNMX)")
+_LEAVES = re.compile(r"^WARPGROUP\.DEPBAR\.LE gsb0, 0x([1-9a-f])")
+_GROUP_WARPS = 4
+
+
+@dataclass(frozen=True)
+class LoopFacts:
+    """One iteration of one warp. rate: the number format of its products, flops: theirs; instructions: issued;
+    half_rate, exponentials: how many of them go to units with 64 lanes and to the special function units; shared_bytes:
+    read from and written to shared memory, operands of products included; leaves_products: whether the next iteration
+    begins while products are under way; is_grouped: whether products are of warpgroups"""
+
+    rate: str
+    flops: float
+    instructions: int
+    half_rate: int
+    exponentials: int
+    shared_bytes: float
+    leaves_products: bool
+    is_grouped: bool
+
+
+def loops_of(listing: str) -> tuple[LoopFacts, ...]:
+    """The innermost loops of `listing`, nvdisasm's, that have products of a known shape; those with most first."""
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
+    spans: list[tuple[int, int]] = []
+    for line in listing.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif instruction := _INSTRUCTION.search(line):
+            instructions.append(instruction[1])
+            branch = _BRANCH.match(instruction[1])
+            if branch and branch[1] in labels:
+                spans.append((labels[branch[1]], len(instructions)))
+    inner = [span for span in spans if not any(_is_within(other, span) for other in spans if other != span)]
+    loops = [loop for first, last in inner if (loop := _facts(instructions[first:last])) is not None]
+    return tuple(sorted(loops, key=lambda loop: (-loop.flops, loop.instructions)))
+
+
+def _is_within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _facts(body: list[str]) -> LoopFacts | None:
+    flops, shared, rate, is_grouped = 0.0, 0.0, "", False
+    for text in body:
+        if product := _GROUP_PRODUCT.match(text):
+            columns, depth, is_grouped = int(product[1]), int(product[2]), True
+            rate = _FORMATS[product[3]]
+            flops += 2 * 64 * columns * depth / _GROUP_WARPS
+            shared += (columns + (0 if product[4] else 64)) * depth * ELEMENT_BYTES[rate] / _GROUP_WARPS
+        elif product := _WARP_PRODUCT.match(text):
+            flops += 2.0 * int(product[1]) * int(product[2]) * int(product[3])
+            formats = [name for name in _FORMATS if f".{name}" in text]
+            rate = _FORMATS[formats[0]] if formats else "fp16"
+        elif matrices := _MATRICES.match(text):
+            shared += 128.0 * int(matrices[1] or 1)
+        elif access := _SHARED.match(text):
+            shared += 4.0 * int(access[1] or 32)
+    if not flops:
+        return None
+    return LoopFacts(
+        rate,
+        flops,
+        len(body),
+        sum(map(bool, map(_HALF_RATE.match, body))),
+        sum(text.startswith("MUFU") for text in body),
+        shared,
+        any(map(_LEAVES.match, body)),
+        is_grouped,
+    )
