@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, Progress, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
-from perfmodel_executors.parallel.ranks import LeadingRunner, open_ranks, open_runner
+from perfmodel_executors.parallel.ranks import LeadingRunner, RankDiedError, open_ranks, open_runner
 from perfmodel_executors.quality.tokenizer import text_of, tokenizer_of
 from perfmodel_executors.runner import RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
@@ -114,6 +113,8 @@ def execute_scenario(
     notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock}."]
     if ending.is_cut:
         notes.append(f"Stopped after {max_seconds:g} s (--max-seconds): what was not answered by then is not counted.")
+    if result.cut_short:
+        notes.append(f"Cut short: {result.cut_short} What was answered until then is counted.")
     if settings is not None:
         notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
     if num_nan:
@@ -287,8 +288,15 @@ def _run(
         line = FlowLine(scenario.engine.pipeline_parallel_size)
         stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
         clock = WallClock() if live else None
-        with suppress(TimeIsUpError):
+        cut_short = ""
+        try:
             serve(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
+        except TimeIsUpError:
+            pass  # `ending` knows
+        except RankDiedError as error:
+            if not collector.num_finished:
+                raise
+            cut_short = str(error)
     if not collector.num_finished and ending is not None and ending.is_cut:
         raise WorkloadError(
             f"{scenario.name}: no request was answered within --max-seconds {ending.max_seconds:g}; give more, or "
@@ -311,4 +319,5 @@ def _run(
     if executed.acceptance is not None:
         scenario = with_acceptance(scenario, executed.acceptance.acceptance())
     summary = summarize(scenario, collector, totals)
-    return RunResult(scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks)
+    records = collector.requests(), collector.steps()
+    return RunResult(scenario, "executed", summary, *records, num_blocks, cut_short=cut_short)

@@ -266,7 +266,8 @@ def _run_to_folder(
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
     document, brief = view("run:run_view", result, None, beside), view("run:run_brief", result, beside)
-    return Answer(lambda: _run_json(result, beside), document, result, brief, closing=closing)
+    status = 1 if result.cut_short else 0
+    return Answer(lambda: _run_json(result, beside), document, result, brief, closing=closing, exit_status=status)
 
 
 def _run_json(result: "RunResult", beside: "Beside | None") -> dict[str, Any]:

@@ -7,10 +7,12 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -27,6 +29,13 @@ from perfmodel_executors.parallel.sharding import check_divisible, check_stages
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+_ENDS_S = 10.0  # that ranks are given to end by themselves; those beside one that died wait for nothing
+_NOTICED_S = 2.0
+_PEER_IS_GONE = "closed by peer"  # what gloo says of it
+
+
+class RankDiedError(PerfmodelError):
+    """A process of the group ended in the middle of a run."""
 
 
 def sharing_of(engine: EngineSpec, routing: ExpertRouting) -> ExpertSharing | None:
@@ -41,10 +50,10 @@ class LeadingRunner(StepRunner):
     far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
     messages of the last step."""
 
-    def __init__(self, number: int, local: StepRunner, others: Sequence[Connection], log: MessageLog) -> None:
+    def __init__(self, number: int, local: StepRunner, ranks: "Ranks", log: MessageLog) -> None:
         super().__init__(local.decoder, local.cache, keeps_kv=local.keeps_kv)
         self.path_ns, self.log = 0, log
-        self._number, self._local, self._others = number, local, others
+        self._number, self._local, self._ranks, self._others = number, local, ranks, ranks.others
         self._is_timed = local.decoder.device.type == "cpu"
         self._has_stages = local.decoder.group.stage.num_stages > 1
 
@@ -63,6 +72,14 @@ class LeadingRunner(StepRunner):
         self._local.release(first_block)
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
+        """As of `StepRunner`. Raises RankDiedError where one of the ranks has ended."""
+        try:
+            return self._run_together(segments, is_warm_up)
+        except (EOFError, OSError, RuntimeError):
+            self._ranks.check_alive()
+            raise
+
+    def _run_together(self, segments: Sequence[TokenSegment], is_warm_up: bool) -> list[int]:
         self._tell("run", (segments, is_warm_up))
         self.log.begin()
         tokens = self._local.run(segments, is_warm_up)
@@ -96,24 +113,36 @@ class LeadingRunner(StepRunner):
 
 
 class Ranks:
-    """A group of processes, and runners of theirs: one for each setup that they are given. others: pipes to ranks 1 and
-    on, none where this process is alone."""
+    """A group of processes, and runners of theirs: one for each setup that they are given. others, processes: pipes to
+    ranks 1 and on, and what they lead to; none where this process is alone."""
 
-    def __init__(self, others: Sequence[Connection] = ()) -> None:
+    def __init__(self, others: Sequence[Connection] = (), processes: Sequence[BaseProcess] = ()) -> None:
         self.num_ranks = 1 + len(others)
-        self._others = others
+        self.others, self._processes = others, processes
         self._num_runners = 0
+
+    def check_alive(self) -> None:
+        """Raises RankDiedError for the first rank that has ended, or does so within two seconds."""
+        until = time.monotonic() + _NOTICED_S
+        while time.monotonic() < until:
+            for rank, process in enumerate(self._processes, start=1):
+                if process.exitcode is not None:
+                    raise RankDiedError(
+                        f"rank {rank} of {self.num_ranks} ended in the middle of a step (exit status "
+                        f"{process.exitcode}); start the run again, with more memory if the system has ended it."
+                    )
+            time.sleep(0.05)
 
     def runner(self, setup: RunnerSetup) -> StepRunner:
         """A runner for `setup` on all ranks. Raises PerfmodelError as `build_runner` does, on whichever rank."""
         if self.num_ranks == 1:
             return build_runner(setup)
         _check_shared_out(setup)
-        for other in self._others:
+        for other in self.others:
             other.send((self._num_runners, "build", setup))
         log = MessageLog()
         local = _built(setup, 0, log)
-        for rank, other in enumerate(self._others, start=1):
+        for rank, other in enumerate(self.others, start=1):
             try:
                 failure = other.recv()
             except EOFError:
@@ -121,7 +150,7 @@ class Ranks:
             if failure is not None:
                 raise failure
         self._num_runners += 1
-        return LeadingRunner(self._num_runners - 1, local, self._others, log)
+        return LeadingRunner(self._num_runners - 1, local, self, log)
 
 
 @contextmanager
@@ -144,12 +173,13 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
         others = [ours for ours, _ in pipes]
         try:
             _join(device, 0, num_ranks, meeting)
-            yield Ranks(others)
+            yield Ranks(others, workers)
         finally:
             for other in others:
                 other.close()
+            has_lost_one = any(worker.exitcode is not None for worker in workers)
             for worker in workers:
-                worker.join(10)
+                worker.join(_NOTICED_S if has_lost_one else _ENDS_S)
                 if worker.is_alive():  # left behind in a collective that rank 0 did not enter
                     worker.terminate()
             if dist.is_initialized():
@@ -209,7 +239,12 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
         else:
             runner, log = runners[number]
             log.begin()
-            tokens = (runner.copy_blocks if what == "copy" else runner.run)(*argument)
+            try:
+                tokens = (runner.copy_blocks if what == "copy" else runner.run)(*argument)
+            except RuntimeError as error:
+                if _PEER_IS_GONE not in str(error):
+                    raise
+                return  # the leader says who it was
             spent = log.end()
             if device.type == "cpu":
                 leader.send((spent, tokens))

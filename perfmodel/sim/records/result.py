@@ -163,6 +163,7 @@ class RunResult(Renderable):
     calibration: Calibration | None = None  # where one was given in place of the fitted ones
     profile: EngineProfile | None = None  # likewise
     measured_on: Mapping[str, Any] | None = None  # of another engine's run: its versions, device and settings
+    cut_short: str = ""  # what ended an executed run before its traffic did
 
     def to_json(self) -> dict[str, Any]:
         """The `--json` document."""
@@ -172,6 +173,7 @@ class RunResult(Renderable):
             **self.summary,
             "slo": self.slo,
             **({} if self.measured_on is None else {"measured_on": dict(self.measured_on)}),
+            **({"cut_short": self.cut_short} if self.cut_short else {}),
             "notes": list(self.notes),
             "trust": None if (trust := self.trust) is None else trust.to_json(),
             "provenance": self.provenance(),
