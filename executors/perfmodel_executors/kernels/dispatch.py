@@ -28,13 +28,13 @@ _MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "attention_standard": ("attention_standard", ""),
         "causal_conv": ("causal_conv_decode causal_conv_prefill", ""),
         "linear": (
-            "linear linear_fp8 linear_fp8_block linear_w4a16 linear_w8a16 linear_w8a8",
-            "linear_gguf linear_signs linear_sparse24 linear_w4a8 linear_w8a8_static",
+            "linear linear_fp8 linear_fp8_block linear_w4a16 linear_w8a16 linear_w8a8 linear_w8a8_static",
+            "linear_gguf linear_signs linear_sparse24 linear_w4a8",
         ),
         "moe": ("grouped_experts route", "capacity_experts"),
         "rms_norm": ("add_rms_norm rms_norm", ""),
-        "rope_kv_write": ("rope_kv_write", "kv_write rope"),
-        "sampling": ("greedy sample_top_k_top_p", "verify_greedy verify_stochastic"),
+        "rope_kv_write": ("kv_write rope rope_kv_write", ""),
+        "sampling": ("greedy sample_top_k_top_p verify_greedy", "verify_stochastic"),
         "scan": ("scan_decode scan_prefill", ""),
         "swiglu": ("activate", ""),
     }

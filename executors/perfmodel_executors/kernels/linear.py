@@ -8,6 +8,7 @@ token by its largest, for each token and 128 inputs (blocks), or one known befor
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -228,6 +229,7 @@ def _scaled_mm(x_MK: Tensor, weight: formats.Fp8Weight, bias_N: Tensor | None = 
     return torch._scaled_mm(values_MK, weight.values_NK.T, *scales, bias_N, out_dtype=x_MK.dtype, use_fast_accum=True)
 
 
+_INPUT_SCALE = 1 / 50  # of normal inputs in INT8: what is beyond 2.5 deviations saturates
 _Make = Callable[[Inputs, int, int, torch.dtype], Stacked]
 
 
@@ -240,9 +242,14 @@ class SampleFormat(NamedTuple):
     make: _Make
 
 
-def _int8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> formats.Int8Weight:
+def _int8(
+    inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool, input_scale: float | None = None
+) -> formats.Int8Weight:
     codes = inputs.integers(-127, 128, n, k, dtype=torch.int8)
-    return formats.Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
+    weight = formats.Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
+    if input_scale is None:
+        return weight
+    return replace(weight, input_scale=inputs.of([input_scale], torch.float32)[0])
 
 
 def _fp8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> formats.Fp8Weight:
@@ -291,6 +298,9 @@ FORMATS: Mapping[str, SampleFormat] = MappingProxyType(
         ),
         "int4_wo_32": SampleFormat("linear_w4a16", _weight_only("int4", 32), partial(_int4, group=32)),
         "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
+        "int8_static": SampleFormat(
+            "linear_w8a8_static", _both("int8"), partial(_int8, quantizes_input=True, input_scale=_INPUT_SCALE)
+        ),
         "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
         "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
         "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
@@ -311,8 +321,8 @@ _TINY_SIZES: tuple[tuple[str | None, int, int, int, bool], ...] = (
     *(("int4_wo", 3, 72, 1024, True), ("int4_wo", 70, 40, 384, False), ("int4_wo_zeros", 9, 40, 192, True)),
     *(("w4a16_mxfp4", 3, 72, 1088, True), ("w4a16_mxfp4", 70, 40, 192, False), ("w4a16_nvfp4", 5, 72, 320, True)),
     *((form, 260, 40, 192, True) for form in ("int8_wo", "int4_wo_zeros", "w4a16_mxfp4", "w4a16_nvfp4")),
-    *((form, 3, 72, 1100, True) for form in ("int8", "fp8")),
-    *((form, 70, 40, 144, False) for form in ("int8", "fp8", "fp8_block")),
+    *((form, 3, 72, 1100, True) for form in ("int8", "int8_static", "fp8")),
+    *((form, 70, 40, 144, False) for form in ("int8", "int8_static", "fp8", "fp8_block")),
     ("fp8_block", 3, 200, 600, True),
 )
 
@@ -326,6 +336,7 @@ def serving() -> list[Problem]:
         ((None,), (*_SHAPES, (28672, 8192)), (1, 8, 16, 64, 128, 512, 4096)),
         (("int8_wo", "int4_wo", "w4a16_mxfp4", "w4a16_nvfp4"), _SHAPES, (1, 8, 16, 64, 512, 4096)),
         (("int8", "fp8", "fp8_block"), _SHAPES, (1, 8, 64, 512, 4096)),
+        (("int8_static",), _SHAPES[:1], (1, 8, 64, 512, 4096)),
     )
     return [
         _problem(form, m, n, k, torch.bfloat16)

@@ -53,13 +53,31 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         _problem(3, (6, 5), (16, 16), dtype, dtype, has_rope=False),
         _problem(7, (4, 2), (16, 24), dtype, FP8),
         _problem(6, (5, 1), (20, 16), dtype, torch.int8),
+        *(_part(operator, 9, (5, 3), 20, dtype) for operator in ("rope", "kv_write")),
     ]
 
 
 def serving() -> list[Problem]:
     shapes = ((8192, (32, 8)), (64, (32, 8)), (16384, (64, 8)))
     kinds = (torch.bfloat16, FP8, torch.int8)
-    return [_problem(tokens, heads, (128, 128), torch.bfloat16, kv) for kv in kinds for tokens, heads in shapes]
+    both = [_problem(tokens, heads, (128, 128), torch.bfloat16, kv) for kv in kinds for tokens, heads in shapes]
+    return [*both, *(_part(operator, 64, (32, 8), 128, torch.bfloat16) for operator in ("rope", "kv_write"))]
+
+
+def _part(operator: str, num_tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> Problem:
+    """One of the two alone, for mixers that do something else between them."""
+    whole = _problem(num_tokens, heads, (dim, dim), dtype, dtype)
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        q, k, v, table, pages, slots = whole.make(inputs)
+        return (q, table) if operator == "rope" else (k, v, pages, slots)
+
+    is_rope = operator == "rope"
+    size = dim * heads[0] if is_rope else 2 * dim * heads[1]
+    work = rope_work(num_tokens, size, dtype.itemsize)
+    if not is_rope:
+        work = kv_write_work(num_tokens, size, dtype.itemsize, dtype.itemsize)
+    return replace(whole, operator=operator, make=make, work=work)
 
 
 def _problem(

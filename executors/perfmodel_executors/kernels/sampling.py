@@ -26,12 +26,13 @@ Sources: Leviathan et al. 2023, algorithm 1, and Chen et al. 2023 (chains); Miao
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perfmodel.ops.elementwise import sample
-from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.problem import Inputs, Problem, Sizes
 
 DRAW_BITS = 31  # of a random number
 WEIGHT_BITS = 40  # of the integer of the largest weight, whose sum over a vocabulary fits 63
@@ -170,12 +171,26 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         _problem("greedy", 2, 9000, dtype, num_nan=5000),
         _problem("sample_top_k_top_p", 7, 150, dtype, num_nan=60),
         _problem("sample_top_k_top_p", 7, 9000, dtype),
+        *(_tree_problem(rows, parents, dtype) for rows, parents in ((5, (-1, 0, 1, 2)), (4, (-1, 0, 0, 1, 1, 2, 3)))),
     ]
 
 
 def serving() -> list[Problem]:
     names = ("greedy", "sample_top_k_top_p")
-    return [_problem(name, s, v, torch.float32) for name in names for v in _VOCABULARIES for s in (1, 32, 256)]
+    both = [_problem(name, s, v, torch.float32) for name in names for v in _VOCABULARIES for s in (1, 32, 256)]
+    return [*both, _tree_problem(64, (-1, 0, 1, 2, 3), torch.float32)]
+
+
+def _tree_problem(rows: int, parents: tuple[int, ...], dtype: torch.dtype) -> Problem:
+    """Few different tokens, so that many drafted ones are kept."""
+    nodes = len(parents)
+
+    def make(inputs: Inputs) -> tuple[Any, ...]:
+        tokens_RN, chosen_RN = (inputs.integers(0, 2, rows, nodes) for _ in range(2))
+        return tokens_RN, parents, chosen_RN, inputs.integers(1, nodes + 1, rows)
+
+    sizes: Sizes = {"samples": rows, "nodes": nodes, "depth": str(parents), "dtype": str(dtype).removeprefix("torch.")}
+    return Problem("verify_greedy", sizes, make, None, 0.0)
 
 
 def _problem(operator: str, rows: int, vocab: int, dtype: torch.dtype, num_nan: int = 0) -> Problem:

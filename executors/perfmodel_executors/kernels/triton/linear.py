@@ -24,7 +24,7 @@ _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves fp32 no bits
 
 @triton.jit(do_not_specialize=["M"])
 def _quantize_tokens_kernel(
-    x_ptr, values_ptr, scales_ptr, M, K, x_stride,
+    x_ptr, values_ptr, scales_ptr, known_scale_ptr, M, K, x_stride,
     LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -33,9 +33,12 @@ def _quantize_tokens_kernel(
     k = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(x_ptr + row * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), axis=1), LARGEST), 1e-12)
+    if known_scale_ptr is not None:
+        scale = tl.zeros_like(scale) + tl.load(known_scale_ptr)
     values = tl.div_rn(x, scale[:, None])
     if IS_INTEGER:
-        codes = ((values + _ROUNDER) - _ROUNDER).to(tl.int8)
+        values = (values + _ROUNDER) - _ROUNDER
+        codes = tl.minimum(tl.maximum(values, -LARGEST), LARGEST).to(tl.int8)
     else:
         values = tl.minimum(tl.maximum(values, -LARGEST), LARGEST)
         if ROUNDS_FIRST:  # to e4m3's bits: the interpreter's own cast loses the carry into the exponent
@@ -56,7 +59,7 @@ def quantize_tokens(x_MK: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
     scales_GM = torch.empty(triton.cdiv(k, group), m, dtype=torch.float32, device=x_MK.device)
     is_integer = dtype == torch.int8
     launch(
-        _quantize_tokens_kernel, (m,), x_MK, values_MK, scales_GM, m, k, x_MK.stride(0),
+        _quantize_tokens_kernel, (m,), x_MK, values_MK, scales_GM, operand.input_scale, m, k, x_MK.stride(0),
         options=Options(num_warps=max(1, min(16, block // 512)), num_stages=1),
         LARGEST=INT8_MAX if is_integer else FP8_MAX, IS_INTEGER=is_integer, ROUNDS_FIRST=x_MK.device.type == "cpu",
         BLOCK=block, GROUP=group,
@@ -90,3 +93,4 @@ linear_fp8_block = partial(_product, "linear_fp8_block")
 linear_w4a16 = partial(_product, "linear_w4a16")
 linear_w8a16 = partial(_product, "linear_w8a16")
 linear_w8a8 = partial(_product, "linear_w8a8")
+linear_w8a8_static = partial(_product, "linear_w8a8_static")

@@ -13,7 +13,8 @@ _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instruct
 class Operand(NamedTuple):
     """A stored matrix [N, K], a row for each output. form: plain, rows (8 bits, a scale for each output), int4, fp4
     (groups of inputs), blocks (of e4m3); group_size: inputs that share a scale, 0 without groups; unit: inputs packed
-    together, 0: any depth of a step; meets_codes: whether activations are quantised, too."""
+    together, 0: any depth of a step; meets_codes: whether activations are quantised, too; input_scale: theirs, where it
+    is known beforehand."""
 
     form: str
     bits: int
@@ -25,6 +26,7 @@ class Operand(NamedTuple):
     group_size: int = 0
     unit: int = 0
     meets_codes: bool = False
+    input_scale: Tensor | None = None
 
     @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
@@ -67,6 +69,8 @@ def operand_of(weight: formats.MatrixWeight) -> Operand:
             return Operand(
                 "blocks", 8, weight.shape, values, None, scales, None, formats.FP8_BLOCK, formats.FP8_BLOCK, True
             )
-        case formats.Int8Weight(values, scales, meets_codes) | formats.Fp8Weight(values, scales, meets_codes):
+        case formats.Int8Weight(values, scales, meets_codes, _, input_scale):
+            return Operand("rows", 8, weight.shape, values, scales, meets_codes=meets_codes, input_scale=input_scale)
+        case formats.Fp8Weight(values, scales, meets_codes):
             return Operand("rows", 8, weight.shape, values, scales, meets_codes=meets_codes)
     raise AssertionError(f"no kernel reads {type(weight).__name__}")

@@ -66,7 +66,7 @@ def _rope_kv_write_kernel(
     half = tl.arange(0, HALF)[None, None, :]
     kv_programs: tl.constexpr = (K + HEADS - 1) // HEADS
     program = tl.program_id(1)
-    if program < kv_programs:
+    if kv_programs > 0 and program < kv_programs:
         head = (program * HEADS + tl.arange(0, HEADS))[None, :, None]
         is_row = is_token & (head < K)
         slot = tl.load(slots_ptr + token, mask=is_token, other=0).to(tl.int64)
@@ -120,6 +120,28 @@ def rope_kv_write(
         V_PAD=triton.next_power_of_2(v_dim),
     )  # fmt: skip
     return out_TNH
+
+
+def rope(x_TNH: Tensor, cos_sin_TH: Tensor) -> Tensor:
+    """x rotated, in its own memory's order but contiguous; `cos_sin_TH`: see `rope_table`."""
+    num_tokens, num_heads, head_dim = x_TNH.shape
+    x_TNH = _with_whole_rows(x_TNH)
+    out_TNH = torch.empty_like(x_TNH, memory_format=torch.contiguous_format)
+    tokens, options = _block(num_tokens, head_dim)
+    # Without keys there are programs for queries alone; what the others would read is not looked at.
+    launch(
+        _rope_kv_write_kernel, (triton.cdiv(num_tokens, tokens), triton.cdiv(num_heads, _HEADS)),
+        x_TNH, x_TNH, x_TNH, cos_sin_TH, None, out_TNH, out_TNH, out_TNH, None, None,
+        num_tokens, x_TNH.stride(0), 0, 0, options=options,
+        N=num_heads, K=0, H=head_dim, HV=head_dim, PAGE=1, FORMAT="plain", ROPE=True, TOKENS=tokens, HEADS=_HEADS,
+        HALF=triton.next_power_of_2(head_dim // 2), V_PAD=triton.next_power_of_2(head_dim),
+    )  # fmt: skip
+    return out_TNH
+
+
+def kv_write(k_TKH: Tensor, v_TKH: Tensor, pages: KVPages, slots_T: Tensor) -> None:
+    """Keys and values go to their slots of `pages`, quantised as these are."""
+    rope_kv_write(k_TKH, k_TKH, v_TKH, None, pages, slots_T)
 
 
 def _with_whole_rows(x_TNH: Tensor) -> Tensor:

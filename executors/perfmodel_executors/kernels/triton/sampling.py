@@ -3,14 +3,19 @@ the vocabulary (enough programs for a single row), then of the pieces. Sampling 
 its definition in torch), which radix selection finds: the bits of a weight, as an integer, are in the order of the
 weights, and are settled digit by digit, the exponent first, then 8, 8 and 7 bits of the mantissa."""
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from perfmodel_executors.kernels import sampling as reference
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.sampling import DRAW_BITS, WEIGHT_BITS
 
+_MOST_NODES = 63  # of a tree of drafts, whose nodes are bits
 _PIECE = 4096  # logits of a program: 32 a thread, which stay in registers
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
 _ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0, the largest weight
@@ -271,3 +276,50 @@ def _maxima(logits_SV: Tensor, indices: Tensor | None, num_nan: Tensor | None) -
     args = (logits_SV, values, indices, num_nan, vocab, pieces, logits_SV.stride(0))
     launch(_best_of_pieces_kernel, (rows, pieces), *args, options=Options(4, 1), BLOCK=block)
     return values
+
+
+@triton.jit
+def _verify_greedy_kernel(
+    tokens_ptr, parents_ptr, depths_ptr, chosen_ptr, num_nodes_ptr, last_ptr, NODES: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    drafted = NODES
+    if num_nodes_ptr is not None:
+        drafted = tl.load(num_nodes_ptr + row).to(tl.int32)
+    kept = tl.full((), 1, tl.int64)  # a bit for each node
+    last, deepest = 0, 1
+    for node in range(1, NODES):
+        parent = tl.load(parents_ptr + node)
+        is_right = tl.load(tokens_ptr + row * NODES + node) == tl.load(chosen_ptr + row * NODES + parent)
+        is_kept = is_right & (node < drafted) & ((kept >> parent.to(tl.int64)) & 1 == 1)
+        kept |= is_kept.to(tl.int64) << node
+        depth = tl.load(depths_ptr + node)
+        is_deeper = is_kept & (depth > deepest)
+        last, deepest = tl.where(is_deeper, node, last), tl.where(is_deeper, depth, deepest)
+    tl.store(last_ptr + row, last)
+
+
+@lru_cache(maxsize=256)
+def _tree(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parents and depths of nodes; node 0 is at depth 1."""
+    depths = [1]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return torch.tensor(parents, dtype=torch.int32, device=device), torch.tensor(
+        depths, dtype=torch.int32, device=device
+    )
+
+
+def verify_greedy(
+    tokens_RN: Tensor, parents: Sequence[int], chosen_RN: Tensor, num_nodes_R: Tensor | None = None
+) -> Tensor:
+    """The last node kept of each sequence, int64 [R]; tokens, parents, chosen, num_nodes: as in torch's definition,
+    which takes trees of more than 63 nodes."""
+    rows, nodes = tokens_RN.shape
+    if nodes > _MOST_NODES:
+        return reference.verify_greedy(tokens_RN, parents, chosen_RN, num_nodes_R)
+    last_R = torch.empty(rows, dtype=torch.int64, device=tokens_RN.device)
+    tree = _tree(tuple(parents), tokens_RN.device)
+    args = (tokens_RN.contiguous(), *tree, chosen_RN.contiguous(), num_nodes_R, last_R)
+    launch(_verify_greedy_kernel, (rows,), *args, options=Options(num_warps=1, num_stages=1), NODES=nodes)
+    return last_R
