@@ -374,8 +374,9 @@ class TechniquesRequest(CommandRequest):
     """List every technique: simulated, executed as simulated, and how far from what was published.
 
     Figures are those of the committed reports: predicted over published in the median, simulated and executed speedup
-    of a pair of scenarios. A technique is executed where both speedups point the same way and lie within 15 % of each
-    other, and validated within 25 %; what is farther off is shown as missed, and a pair without a gain proves nothing.
+    of a pair of scenarios. A technique is executed where more than 5 % is, beyond the spread of paired runs, and as
+    simulated within 10 %; validated within 25 %; what is farther off is shown as missed, and a pair without an effect
+    on a CPU proves nothing.
     """
 
     command = "techniques"

@@ -3,9 +3,13 @@
 speedup = factor by which the scenario's metric is better than its baseline's
 quotient = simulated speedup / executed speedup
 
-    right           both speedups lie on the same side of 1, and the quotient within 15 % of it
-    proves nothing  hardly any speedup is simulated, and the quotient lies within 15 %: any model would be as right
+    right           the executed speedup is more than 5 % away from 1, on the side that is simulated; the 95 % interval
+                    of its paired runs excludes 1; the simulated one lies in it, or within 10 % of the executed one
+    proves nothing  no such effect is executed, nor one simulated that the runs contradict
     missed          all others
+
+The interval is Student's, of the logarithms of the runs' speedups: each run executes both sides in turn with one seed.
+A speedup below 1 is a technique that is slower here, as simulated: what it is made for may need a GPU.
 
 Techniques are data, one file per family in workloads/techniques; tests/contract/test_techniques.py checks their
 switches against the simulator. `executed` and `validated` are claimed only for `right` results."""
@@ -13,7 +17,8 @@ switches against the simulator. `executed` and `validated` are claimed only for 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import exp, log, sqrt
+from statistics import fmean, median, stdev
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -26,15 +31,29 @@ from perfmodel.planning.typical_step import StepSpec
 
 Outcome = Literal["right", "missed", "proves nothing"]
 
-CLOSE = 0.15  # how far a quotient of speedups may be from 1
-MIN_GAIN = 0.05  # a simulated speedup nearer to 1 is less than what repeated runs of one pair differ by
+CLOSE = 0.10  # how far a simulated speedup may be from the executed one
+MIN_GAIN = 0.05  # of an effect
+_LEVEL = 0.975  # of Student's distribution: both sides together 95 %
 
 
-def outcome_of(simulated: float, executed: float, quotient: float) -> Outcome:
-    """Verdict from the `simulated` and `executed` speedup and their `quotient`."""
-    is_close = abs(quotient - 1.0) <= CLOSE
-    if is_close and abs(simulated - 1.0) < MIN_GAIN:
-        return "proves nothing"
+def executed_interval(speedups: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean speedup of paired runs; one run alone is taken to be as near as effects begin."""
+    if len(speedups) < 2:
+        return speedups[0] / (1 + MIN_GAIN), speedups[0] * (1 + MIN_GAIN)
+    from scipy.stats import t
+
+    logs = [log(speedup) for speedup in speedups]
+    reach = float(t.ppf(_LEVEL, len(logs) - 1)) * stdev(logs) / sqrt(len(logs))
+    return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
+
+
+def outcome_of(simulated: float, speedups: Sequence[float]) -> Outcome:
+    """Verdict from the `simulated` speedup and those of paired executed runs."""
+    executed, (low, high) = median(speedups), executed_interval(speedups)
+    is_close = low <= simulated <= high or abs(simulated / executed - 1.0) <= CLOSE
+    has_effect = max(executed, 1 / executed) > 1.0 + MIN_GAIN and not low <= 1.0 <= high
+    if not has_effect:
+        return "proves nothing" if is_close else "missed"
     return "right" if is_close and (simulated > 1.0) == (executed > 1.0) else "missed"
 
 
@@ -87,8 +106,8 @@ class TechniqueRun(NamedTuple):
 class TechniqueVerdict:
     """A technique over runs with different seeds: medians, since a run on a shared machine may be an outlier.
 
-    simulated, executed: speedups
-    quotients: simulated / executed speedup of each run
+    simulated, executed: speedups, medians over the runs
+    speedups, quotients: executed, and simulated / executed speedup, of each run
     step_bias: by how much predicted step times exceed executed ones, of the scenario and the baseline
     key:       `pair_key` of the pair as run; date: of the runs, ISO"""
 
@@ -96,6 +115,7 @@ class TechniqueVerdict:
     file: str
     simulated: float
     executed: float
+    speedups: Sequence[float]
     quotients: Sequence[float]
     step_bias: Sides
     key: str
@@ -109,13 +129,15 @@ class TechniqueVerdict:
         )
         quotients = [one / other for one, other in zip(simulated, executed, strict=True)]
         bias = Sides(*(median(run.step_bias[side] for run in runs) for side in range(2)))
-        return cls(technique, file, median(simulated), median(executed), quotients, bias, key, date)
+        return cls(technique, file, median(simulated), median(executed), executed, quotients, bias, key, date)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any], technique: Technique) -> Self:
         """Inverse of `to_json`. Raises KeyError or TypeError for other data."""
         bias = Sides(row["step_bias"], row["baseline_step_bias"])
-        shown = row["simulated"], row["executed"], row["quotients"]
+        quotients = row["quotients"]  # all that older reports have of single runs
+        speedups = row.get("executed_runs") or [row["simulated"] / quotient for quotient in quotients]
+        shown = row["simulated"], row["executed"], speedups, quotients
         return cls(technique, row["file"], *shown, bias, row["key"], row["date"])
 
     @property
@@ -126,7 +148,7 @@ class TechniqueVerdict:
     @property
     def outcome(self) -> Outcome:
         """Whether the simulator was right."""
-        return outcome_of(self.simulated, self.executed, self.quotient)
+        return outcome_of(self.simulated, self.speedups)
 
     def __str__(self) -> str:
         result = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"
@@ -142,6 +164,8 @@ class TechniqueVerdict:
             "executed": self.executed,
             "quotient": self.quotient,
             "verdict": self.outcome,
+            "executed_runs": list(self.speedups),
+            "executed_interval": list(executed_interval(self.speedups)),
             "quotients": list(self.quotients),
             "step_bias": self.step_bias.scenario,
             "baseline_step_bias": self.step_bias.baseline,
@@ -214,16 +238,12 @@ def load_techniques() -> tuple[TechniqueFamily, ...]:
 
 
 class PairResult(NamedTuple):
-    """Speedups of a pair as reported, and simulated / executed."""
+    """Speedups of a pair as reported, simulated / executed, and whether the simulator was right."""
 
     simulated: float
     executed: float
     quotient: float
-
-    @property
-    def outcome(self) -> Outcome:
-        """Whether the simulator was right."""
-        return outcome_of(*self)
+    verdict: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +269,18 @@ class TechniqueStatus:
     @property
     def outcome(self) -> Outcome | None:
         """The worst of its pairs (missed, proves nothing, right); None if none ran."""
-        outcomes = {pair.outcome for pair in self.pairs.values()}
+        outcomes = {pair.verdict for pair in self.pairs.values()}
         return next((item for item in _WORST_FIRST if item in outcomes), None)
 
     @property
     def is_executed(self) -> bool:
         """Whether all of its pairs came out as simulated."""
         return self.outcome == "right"
+
+    @property
+    def is_slower_here(self) -> bool:
+        """Whether it was executed, and each pair was slower than without it."""
+        return self.is_executed and all(pair.executed < 1.0 for pair in self.pairs.values())
 
     @property
     def why_not_executed(self) -> str:
@@ -297,6 +322,7 @@ class TechniqueStatus:
             "why_not_simulated": self.entry.missing,
             "executed": self.is_executed,
             "executed_verdict": self.outcome,
+            "slower_here": self.is_slower_here,
             "why_not_executed": self.why_not_executed or None,
             "simulated_over_executed": self.quotient,
             "pairs": {name: pair.quotient for name, pair in self.pairs.items()}

@@ -170,7 +170,8 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
                 executed = f"no: {row.why_not_executed}"
             else:
                 shown = "; ".join(f"{pair.simulated:.2f}, {pair.executed:.2f}" for pair in row.pairs.values())
-                executed = f"{'yes' if row.is_executed else row.outcome}: {shown}"
+                verdict = "yes, slower on a CPU" if row.is_slower_here else "yes" if row.is_executed else row.outcome
+                executed = f"{verdict}: {shown}"
             validated = "no figure"
             if row.ratio is not None:
                 count = f"{len(row.ratios)} figures" if len(row.ratios) > 1 else next(iter(row.ratios))
@@ -183,8 +184,9 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     counts = {
         "simulated": sum(row.is_simulated for row in rows),
         "executed as simulated": sum(row.is_executed for row in rows),
+        "of them slower on this CPU": sum(row.is_slower_here for row in rows),
         "executed otherwise (missed)": sum(row.outcome == "missed" for row in rows),
-        "executed to no purpose (proves nothing)": sum(row.outcome == "proves nothing" for row in rows),
+        "without an effect on a CPU (proves nothing)": sum(row.outcome == "proves nothing" for row in rows),
         "validated by published figures": sum(row.validated == "yes" for row in rows),
         "missed by them": sum(row.validated == "missed" for row in rows),
     }

@@ -38,8 +38,9 @@ _ERRORS = (
 _SPEEDUPS = (
     "Speedups say how many times better the metric is than the baseline's; quotient is simulated / executed, the "
     "median over the runs, each with a seed of its own. Bias: how much longer executed steps were predicted to take "
-    "than they took. Verdict: right where both speedups lie on one side of 1 and the quotient within 15 % of it; "
-    "proves nothing where less than 5 % is simulated."
+    "than they took. Verdict: right where more than 5 % is executed on the simulated side, the 95 % interval of the "
+    "paired runs excludes 1, and the simulated speedup lies in it or within 10 % of the executed one; proves nothing "
+    "where no such effect is executed."
 )
 
 
@@ -149,11 +150,12 @@ def _published(figures: Sequence[Mapping[str, Any]]) -> Table:
 def _techniques(techniques: Sequence[Mapping[str, Any]]) -> Table:
     speedups, biases = ("simulated", "executed", "quotient"), ("step_bias", "baseline_step_bias")
     bias_heads = ("bias of steps", "of the baseline's")
-    head = ("technique", "metric", "verdict", *speedups, *bias_heads, "quotient of each run", "date")
+    head = ("technique", "metric", "verdict", *speedups, "95 % interval", *bias_heads, "quotient of each run", "date")
     rows = [
         (
             *(str(row["technique"]), metric_of(row["metric"]).label, str(row["verdict"])),
             *(f"{row[name]:.3f}" for name in speedups),
+            " to ".join(f"{end:.2f}" for end in row["executed_interval"]),
             *(f"{row[name]:+.1%}" for name in biases),
             *(", ".join(f"{quotient:.3f}" for quotient in row["quotients"]), str(row["date"])),
         )

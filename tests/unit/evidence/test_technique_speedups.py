@@ -1,11 +1,12 @@
 """Speedups of techniques on both clocks: the arithmetic, with runs that are given."""
 
 import json
+import math
 
 import pytest
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.executed.technique import Sides, TechniqueRun
+from perfmodel.evidence.executed.technique import Sides, TechniqueRun, executed_interval
 from perfmodel.evidence.executed.techniques import Journal, validate_techniques
 from perfmodel.files.catalog import data_dir
 from perfmodel.report.pages import render_markdown
@@ -47,16 +48,42 @@ def test_one_run_gone_astray_does_not_move_the_verdict():
         (1.50, 1.40, "right"),
         (0.70, 0.75, "right"),  # a loss that is found to be one
         (1.50, 1.20, "missed"),  # a quarter off
-        (1.07, 0.99, "missed"),  # the other way, though near
-        (0.89, 1.05, "missed"),
+        (1.07, 0.99, "proves nothing"),  # nothing is executed, nor much simulated
+        (0.89, 1.05, "missed"),  # too far apart, the other way
         (1.00, 1.02, "proves nothing"),
         (1.00, 1.30, "missed"),  # a gain that nobody simulated
     ],
 )
 def test_a_pair_gets_a_verdict(simulated, executed, wanted):
-    """Right is the right direction and within 15 %; of a pair without a simulated gain any model would be right."""
-    (row,) = judged([run((1.0, simulated), (1.0, executed))]).techniques
+    """Right is more than 5 % on the simulated side, and as simulated within 10 %."""
+    runs = [run((1.0, simulated), (1.0, executed * factor)) for factor in (0.999, 1.0, 1.001)]
+    (row,) = judged(runs).techniques
     assert row["verdict"] == wanted
+    assert judged(runs[1:2]).techniques[0]["verdict"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("simulated", "executed", "wanted"),
+    [
+        (1.20, (1.3, 0.8, 1.4), "proves nothing"),  # the runs differ by more than the gain
+        (1.20, (1.10, 1.12, 1.11), "right"),
+        (1.15, (1.30, 1.31, 1.30), "missed"),  # beyond the spread, and 12 % away
+        (1.30, (1.05, 1.20, 1.15), "proves nothing"),  # within the interval, which has 1 in it
+        (0.70, (1.15, 1.16, 1.15), "missed"),
+    ],
+)
+def test_the_spread_of_paired_runs_decides_what_an_effect_is(simulated, executed, wanted):
+    (row,) = judged([run((1.0, simulated), (1.0, each)) for each in executed]).techniques
+    assert row["verdict"] == wanted
+    low, high = row["executed_interval"]
+    assert low < row["executed"] < high
+
+
+def test_the_interval_is_students():
+    """Logarithms 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, and 4.303 of its third root to either side."""
+    reach = 4.302653 * 0.1 / math.sqrt(3)
+    low, high = executed_interval([math.exp(number) for number in (0.1, 0.2, 0.3)])
+    assert (math.log(low), math.log(high)) == pytest.approx((0.2 - reach, 0.2 + reach), rel=1e-5)
 
 
 def test_throughput_counts_the_other_way_round():

@@ -15,7 +15,7 @@ from perfmodel_executors.kernels import sampling as reference
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.sampling import DRAW_BITS, WEIGHT_BITS
 
-_MOST_NODES = 63  # of a tree of drafts, whose nodes are bits
+_MAX_NODES = 63  # of a tree of drafts, whose nodes are bits
 _PIECE = 4096  # logits of a program: 32 a thread, which stay in registers
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
 _ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0, the largest weight
@@ -316,7 +316,7 @@ def verify_greedy(
     """The last node kept of each sequence, int64 [R]; tokens, parents, chosen, num_nodes: as in torch's definition,
     which takes trees of more than 63 nodes."""
     rows, nodes = tokens_RN.shape
-    if nodes > _MOST_NODES:
+    if nodes > _MAX_NODES:
         return reference.verify_greedy(tokens_RN, parents, chosen_RN, num_nodes_R)
     last_R = torch.empty(rows, dtype=torch.int64, device=tokens_RN.device)
     tree = _tree(tuple(parents), tokens_RN.device)
