@@ -98,13 +98,13 @@ _DECODES = {
     "xqa_fp8": _Decodes(DecodeKernel(split_tokens=256), *_XQA),  # Hopper's own: one wave of splits
     "mmha": _Decodes(
         DecodeKernel(heads_per_block=1, rows=1, split_waves=1.5, splits_window=True, pays_splits=True),
-        ("combine_s",),
+        (),
         ((1, 1), _WIDE),
     ),
 }
 _DECODES["mmha_wide"] = _DECODES["mmha"]._replace(groups=(_WIDE,))  # beside trtllm_gen, which takes single heads
 _TRITON_SPLITS = (8.0, 16.0)  # of a context at most: SGLang's triton_attention_num_kv_splits; vLLM's segments
-_FREE_IF_UNKNOWN = ("group_traffic", "group_block", "combine_s")
+_FREE_IF_UNKNOWN = ("group_traffic", "group_block")
 _DECODE_FREE = ("cache_speedup", "launch_s", "memory_fraction", "block_s", "block_bandwidth", "knee", "doubling_s")
 _DECODE_STARTS: tuple[dict[str, float], ...] = (
     {},
@@ -247,6 +247,8 @@ def _fit_prefills(groups: Groups) -> FlashPrefillFit:
     kernels = _prefill_kernels(name, domain.head_dim or 0, is_fp8)
     facts: dict[str, Any] = {"domain": domain, "rate": "fp8" if is_fp8 else rate, "cache_speedup": 1.5}
     free: tuple[str, ...] = _PREFILL_FREE
+    if groups[0].key.startswith("encoder"):  # which has no KV cache to write
+        free = tuple(name for name in free if name != "write_s")
     if len({group.device.exponentials for group in groups}) > 1:  # which tells the softmax from the products
         free, facts["softmax_ops"] = (*free, "softmax_ops"), 10.0
     starts = [FlashPrefillFit(kernel=kernel, **facts) for kernel in kernels]

@@ -1,6 +1,6 @@
 """Flash decoding: one new token per sequence over its KV cache, the KV length split over thread blocks.
 
-    t = launch + (tc^knee + tm^knee)^(1/knee) + doubling * log2(max(1, S / 64)) [+ swap] [+ combine]
+    t = launch + (tc^knee + tm^knee)^(1/knee) + doubling * log2(max(1, S / 64)) [+ swap]
 
     C  = B K ceil(g / q) s                   thread blocks: B sequences, K KV heads, g query rows each (its query heads
                                              times the new tokens of a sequence), q of them per block, s splits of the
@@ -11,12 +11,12 @@
     f  = min(1, block_bandwidth C / SM)                            few blocks cannot fill the memory system
 
 W and F are the declared bandwidth and tensor rate, SM the compute units, S the KV tokens of a sequence. Short batches
-are slow because they have few blocks, not few bytes. `combine` applies for s > 1, `swap` to libraries that fold the
-query heads of a group into the query length: a copy, unless B, K or g is 1. Measured kernels include the KV cache
-write. Serving reads KV from HBM; a benchmark that repeats one shape may hit L2 (`is_warm`). Measured batches have equal
-contexts. If contexts are unequal and the kernel does not balance them, the longest block, of duration a, outlasts the
-T that all take together. Two blocks fit a compute unit; those of the first wave begin at 0, any other at a random time
-up to f T, f = 1 - 2 SM / C, and outlasts T by o(a) on average:
+are slow because they have few blocks, not few bytes. `swap` applies to libraries that fold the query heads of a group
+into the query length: a copy, unless B, K or g is 1. Measured kernels include the KV cache write. Serving reads KV from
+HBM; a benchmark that repeats one shape may hit L2 (`is_warm`). Measured batches have equal contexts. If contexts are
+unequal and the kernel does not balance them, the longest block, of duration a, outlasts the T that all take together.
+Two blocks fit a compute unit; those of the first wave begin at 0, any other at a random time up to f T, f = 1 - 2 SM /
+C, and outlasts T by o(a) on average:
 
     t += o(longest) - o(mean),    a = tokens / splits * 2 rows (h_k + h_v) (1 / (tensor_fraction F) + softmax) SM
     o(a) = 0 if a < (1 - f) T,  (a - (1 - f) T)^2 / 2 f T if a < T,  else a - T + f T / 2
@@ -110,7 +110,6 @@ class FlashDecodeFit(Spec):
     doubling_s: float = Field(default=3e-7, ge=1e-9, le=1e-5)  # per doubling of the context: splits, their scheduling
     group_traffic: float = Field(default=0.01, ge=1e-5, le=3.0)
     group_block: float = Field(default=0.01, ge=1e-4, le=5.0)
-    combine_s: float = Field(default=1e-9, ge=1e-9, le=5e-5)
     swap_s: float = Field(default=1e-9, ge=1e-9, le=3e-5)
     cache_speedup: float = Field(default=1.0, ge=1.0, le=_MAX_SPEEDUP)  # of KV that a benchmark finds in L2
     residuals: Residuals = Residuals()
@@ -176,8 +175,7 @@ def decode_seconds(
     duration = fit.launch_s + high * (1 + (low / xp.maximum(high, _NEVER_ZERO_S)) ** fit.knee) ** (1 / fit.knee)
     duration = duration + fit.doubling_s * xp.log2(xp.maximum(1.0, visible / _SHORT))
     swaps = (group > 1) & (seqs > 1) & (kv_heads > 1)
-    duration = duration + fit.combine_s * (splits > 1.01) + fit.swap_s * swaps
-    return KernelSeconds(duration, compute, memory)
+    return KernelSeconds(duration + fit.swap_s * swaps, compute, memory)
 
 
 def with_cache_of(fit: Fit, source: DeviceFacts, target: DeviceFacts) -> Fit:
