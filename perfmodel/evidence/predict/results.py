@@ -150,7 +150,7 @@ class MeanSteps:
     def _step(self, slots: float) -> float:
         """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between
         prompts."""
-        decodes, arriving = max(1, round(slots * self.setup.beams)), slots / self._answer
+        decodes, arriving = max(self.setup.beams, round(slots * self.setup.beams)), slots / self._answer
         size, parts = self._part(decodes)
         prompts = arriving * parts
         if self._exclusive:
@@ -192,7 +192,7 @@ class MeanSteps:
     def latencies(self, rate: float) -> dict[str, float]:
         """Mean latencies in ms at `rate` requests/s, of prompts that take one step each."""
         step_s = self.step_at(rate)
-        decodes = max(1, round(rate * self.setup.answer * step_s * self.setup.beams))
+        decodes = max(self.setup.beams, round(rate * self.setup.answer * step_s * self.setup.beams))
         own = self._price(0 if self._exclusive else decodes, 1, self._part(decodes)[0])
         ahead = 0.5 + float(self.scenario.engine.async_scheduling)  # the step that runs, and one planned behind it
         ttft = ahead * step_s + max(own, step_s)

@@ -325,6 +325,7 @@ _RUN_S = 600.0  # a run takes ten minutes at least
 _NEEDED_OF_MLPERF = ("id", "accelerator", "num_accelerators", "model", "scenario", "framework")
 _LATENCIES = {f"{name}_{at}": f"{name}_{at}_ms" for name in ("tpot", "ttft") for at in ("mean", "p99")}
 _SERVED = ("Server", "Interactive")
+_ONE_AT_A_TIME, _SINGLE_REQUESTS = "SingleStream", 20  # each waits for the one before it
 
 _MLPERF_APART = "same figure as"
 _MLPERF_SETTING = ("accelerator", "num_accelerators", "model", "precision", "scenario")
@@ -338,7 +339,7 @@ def _mlperf_row(name: str, entry: Entry) -> Observation:
         measured = {"tokens_per_s": number(entry, "tokens_per_s") or answer * samples}
     else:
         measured = {metric: number(entry, cells) for metric, cells in _LATENCIES.items()}
-        if setup.beams > 1:
+        if setup.beams > 1 or setup.load == "closed":
             measured["e2el_mean"] = number(entry, "latency_mean_ms")
     also = {key: entry.get(key, "") for key in ("precision", "round", "submitter")}
     return _observation(name, entry, setup, measured, entry["scenario"], also)
@@ -352,7 +353,7 @@ def _mlperf_setup(entry: Entry) -> Setup:
     if is_compiled or not version:
         version = _RELEASES.get(entry.get("round", ""), "") if is_compiled else version
     data = next(item for words, item in _DATA_SETS if re.search(words, benchmark.lower()))
-    is_served = entry["scenario"] in _SERVED
+    is_served, is_single = entry["scenario"] in _SERVED, entry["scenario"] == _ONE_AT_A_TIME
     rate = (number(entry, "target_qps") or number(entry, "samples_per_s")) if is_served else 0.0
     used = entry.get("used_model") or benchmark
     model = used if has_card(used) or not has_card(benchmark) else benchmark
@@ -366,12 +367,13 @@ def _mlperf_setup(entry: Entry) -> Setup:
         model=model,
         precision=used if precision in ("", "UNSET") else precision,
         kv_dtype="fp8" if device_class != "cpu" and "16" not in precision else "auto",
-        load="open" if is_served else "saturated",
+        load="open" if is_served else "closed" if is_single else "saturated",
         prompt=column(entry, "isl_mean") or data.prompt,
         answer=column(entry, "osl_mean") or data.answer,
         is_varied=data.is_varied,
         rate=rate,
-        num_requests=round(rate * _RUN_S),
+        concurrency=1 if is_single else 0,
+        num_requests=_SINGLE_REQUESTS if is_single else round(rate * _RUN_S),
         max_num_seqs=_MAX_TOGETHER,
         max_num_batched_tokens=_TOKENS,
         beams=data.beams,

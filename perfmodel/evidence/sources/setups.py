@@ -115,9 +115,12 @@ class Setup:
 
 
 def engine_of(text: str, device_class: str = "gpu") -> tuple[str, str]:
-    """(engine profile, version text) from a result's framework."""
+    """(engine profile, version text) from a result's framework; of one that vLLM stands in for (TGI, OpenVINO, PyTorch
+    alone) no version, which would be another's."""
     lower = text.lower()
-    profile = next((name for name, words in _ENGINES if re.search(words, lower)), "vllm")
+    profile = next((name for name, words in _ENGINES if re.search(words, lower)), "")
+    if not profile:
+        return "vllm", ""
     if device_class == "cpu" and profile == "trtllm":
         profile = "vllm"
     behind = lower[lower.find(profile.removesuffix("llm")) :] if profile in lower else lower

@@ -6,7 +6,9 @@ import pytest
 
 from perfmodel.errors import SpecError
 from perfmodel.evidence.kinds.pooled import validate_mlperf, validate_served
-from perfmodel.evidence.sources.results import read_mlperf_rows
+from perfmodel.evidence.predict.results import predict_served
+from perfmodel.evidence.sources.results import devices_folder, read_mlperf_rows
+from perfmodel.evidence.sources.setups import engine_of
 
 MLPERF = (
     "id,round,accelerator,num_accelerators,model,precision,framework,scenario,tokens_per_s,osl_mean,target_qps,"
@@ -90,3 +92,28 @@ def test_a_submission_is_a_run_of_ten_minutes_and_its_limits_are_the_simplest_pr
     ((row,), _) = read_mlperf_rows(file)
     assert row.setup.num_requests == 600 * 20
     assert row.trivial == {"tpot_mean": 100, "tpot_p99": 100, "ttft_mean": 2000, "ttft_p99": 2000}
+
+
+def test_a_single_stream_is_one_request_at_a_time(tmp_path):
+    """Each waits for the one before it, so nothing queues: a TTFT, and a step for each further token. Of beams, which
+    are predicted by mean steps, as many decodes as a request has beams."""
+    file = tmp_path / "results.csv"
+    header = MLPERF.replace("flags", "latency_mean_ms,flags")
+    row = "v5.1,h100-sxm-80gb,1,{},fp8,TensorRT 10.2.0,SingleStream,,{},,,,,,{},\n"
+    rows = [("llama3.1-8b", 128, 900), ("gptj-99", "", 400)]
+    lines = [f"{name},{row.format(name, answer, latency)}" for name, answer, latency in rows]
+    file.write_text(header + "".join(lines))
+    report = validate_mlperf(file)
+    assert report.covered == 2
+    for read in read_mlperf_rows(file)[0]:
+        (prediction,) = predict_served([read], devices_folder(file))
+        latencies = prediction.metrics
+        steps_ms = latencies["tpot_mean"] * (read.setup.answer - 1)
+        assert latencies["e2el_mean"] == pytest.approx(latencies["ttft_mean"] + steps_ms, rel=1e-3)
+        assert 0.2 < latencies["e2el_mean"] / read.metrics["e2el_mean"] < 5
+
+
+def test_a_framework_that_vllm_stands_in_for_has_no_version_of_its():
+    assert engine_of("Text Generation Inference 2.0.4, ROCm 6.2") == ("vllm", "")
+    assert engine_of("vLLM 0.9.1, Pytorch 2.7.0") == ("vllm", "0.9.1")
+    assert engine_of("TensorRT 10.2.0, CUDA 12.4") == ("trtllm", "10.2.0")
