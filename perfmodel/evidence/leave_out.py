@@ -38,7 +38,7 @@ from perfmodel.evidence.kinds.acceptance import validate_acceptance
 from perfmodel.evidence.kinds.operators import PredictedKernel, own_calibration, report_kernels
 from perfmodel.evidence.kinds.pooled import report_pooled
 from perfmodel.evidence.kinds.runs import report_energy, report_serving, report_steady_state
-from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress
+from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, reported
 from perfmodel.evidence.predict.recorded import shortened_stages, simulate_runs, simulate_steady_states
 from perfmodel.evidence.predict.results import predict_rows, predict_served
 from perfmodel.evidence.report import ValidationReport
@@ -201,10 +201,8 @@ def _operators(path: Path, group: str, progress: Progress | None) -> ValidationR
             architecture = rows.device.hardware.declared.architecture
             kernels[architecture, rows.engine, table.op, rows.key].append(_Rows(table, rows, shapes[rows.rows]))
     predicted: list[PredictedKernel] = []
-    for done, members in enumerate(kernels.values(), 1):
+    for members in reported(kernels.values(), len(kernels), progress):
         predicted += (kernel for kernel in _without_group(members, group) if kernel is not None)
-        if progress is not None:
-            progress(done, len(kernels))
     about = "Rows of kernels with no other rows to fit to are predicted by a related kernel's fit."
     return report_kernels(predicted, num_rows, notes, about)
 

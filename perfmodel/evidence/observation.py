@@ -3,7 +3,7 @@ observations; `predictions_of` predicts each once, on all cores."""
 
 import csv
 import gzip
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ Entry = Mapping[str, str]
 Reasons = list[tuple[str, str]]  # (row, why it is not covered)
 RowT = TypeVar("RowT")
 PairT = TypeVar("PairT")
+KeyT = TypeVar("KeyT")
 NO_INTERVAL: Interval = (float("nan"), float("nan"))
 # Errors from converting an entry of another type.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -159,15 +160,27 @@ def parallel_map(
     """Map the picklable `work` over `rows` on all cores, in order. alike: rows with one key run mostly equal steps and
     are placed together to share their costs; progress: called with (rows done, in all)"""
     order = sorted(range(len(rows)), key=lambda i: alike(rows[i]))
-    result: dict[int, PairT] = {}
     with ProcessPoolExecutor(num_processes(len(rows))) as pool:
         chunk = min(_LONGEST_CHUNK, max(len(rows) // 32, 1))
         pairs = pool.map(work, [rows[i] for i in order], chunksize=chunk)
-        for done, (i, pair) in enumerate(zip(order, pairs, strict=True), 1):
-            result[i] = pair
-            if progress is not None:
-                progress(done, len(rows))
+        result = dict(reported(zip(order, pairs, strict=True), len(rows), progress))
     return [result[i] for i in range(len(rows))]
+
+
+def reported(items: Iterable[RowT], total: int, progress: Progress | None) -> Iterator[RowT]:
+    """`items`, of which there are `total`: `progress` is called after each, with how many are done."""
+    for done, item in enumerate(items, 1):
+        yield item
+        if progress is not None:
+            progress(done, total)
+
+
+def grouped(pairs: Iterable[tuple[KeyT, RowT]]) -> dict[KeyT, list[RowT]]:
+    """key -> its values, both in the order of the (key, value) `pairs`."""
+    groups: dict[KeyT, list[RowT]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 # ---------------------------------------------------------------- reading

@@ -13,7 +13,6 @@ Figures are fractions. A `Comparison` holds all rows of one metric; each row has
 load ...). A report's `by` and its tables come from these.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.cost.calibrations.provenance import Provenance, provenance_of
-from perfmodel.evidence.observation import NO_INTERVAL, Prediction
+from perfmodel.evidence.observation import NO_INTERVAL, Prediction, grouped
 from perfmodel.renderable import Renderable, columns_of
 from perfmodel.trust.index import MeasuredRow, MeasuredSetup, setup_of
 
@@ -279,9 +278,8 @@ def rows_of(metric: str, pairs: Sequence[Prediction], devices: Sequence[str] | N
 
 def not_covered(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]]) -> list[str]:
     """A sentence per reason for which rows were not read or not predicted, the most frequent first."""
-    rows: defaultdict[str, list[str]] = defaultdict(list)
-    for name, reason in [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]:
-        rows[reason].append(name)
+    reasons = [*left_out, *((pair.row.name, pair.reason) for pair in pairs if pair.reason)]
+    rows = grouped((reason, name) for name, reason in reasons)
     ordered = sorted(rows.items(), key=lambda item: -len(item[1]))
     also = {reason: f" and {len(names) - 1:,} more rows" if len(names) > 1 else "" for reason, names in ordered}
     return [f"not covered: {names[0]}{also[reason]}: {reason}" for reason, names in ordered]

@@ -55,10 +55,7 @@ class Block:
     def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core import core_schema
 
-        return core_schema.no_info_plain_validator_function(self._validated)
+        return core_schema.no_info_plain_validator_function(lambda value: block_class(self.name).model_validate(value))
 
     def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
         return handler(block_class(self.name).__pydantic_core_schema__)
-
-    def _validated(self, value: Any) -> Any:
-        return block_class(self.name).model_validate(value)

@@ -22,11 +22,6 @@ from perfmodel.ops.problem_sizes import GemmSize
 from perfmodel.ops.work import Work
 
 
-def _quantize_bytes(m: float, k: float, form: LinearFormat) -> float:
-    """HBM bytes of quantizing an (m, k) input: read at the model's dtype, written at the input's; 0 if equal."""
-    return m * k * (form.output_bytes + form.input_bytes) if form.quantizes_input else 0.0
-
-
 def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: bool = False) -> Work:
     """Y (m, n) = X (m, k) W (k, n).
 
@@ -37,7 +32,8 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
     """
     if m == 0:
         return Work(name, "gemm", rate=form.rate, num_kernels=0)
-    quantized_bytes = _quantize_bytes(m, k, form)
+    # Quantizing X reads it at the model's dtype and writes it at the input's.
+    quantized_bytes = m * k * (form.output_bytes + form.input_bytes) if form.quantizes_input else 0.0
     return Work(
         name,
         "gemm",

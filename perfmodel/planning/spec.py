@@ -20,6 +20,13 @@ _RATIO = re.compile(r"([1-9]\d*):([1-9]\d*)")
 UNIFIED = "none"
 
 
+def _once(values: Any) -> Any:
+    for index, value in enumerate(values if isinstance(values, tuple) else ()):
+        if value in values[:index]:
+            raise ValueError(f"got {value!r} twice; each value is tried once, leave one out")
+    return values
+
+
 class PoolSpace(Spec):
     """What the prefill or the decode engines of disaggregated candidates may have of their own. An empty list: what the
     plan's space says of all; for prefill engines, what the candidate's decode engines have."""
@@ -32,10 +39,7 @@ class PoolSpace(Spec):
     max_num_seqs: tuple[PositiveInt, ...] = ()
     max_num_batched_tokens: tuple[PositiveInt, ...] = ()
 
-    @field_validator("*")
-    @classmethod
-    def _each_value_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return _once(values)
+    _each_value_once = field_validator("*")(_once)
 
 
 class PlanSpace(Spec):
@@ -73,10 +77,7 @@ class PlanSpace(Spec):
         lists = [values for _, values in self if isinstance(values, tuple)]
         return prod(max(len(values), 1) for values in lists)
 
-    @field_validator("*")
-    @classmethod
-    def _each_value_once(cls, values: Any) -> Any:
-        return _once(values) if isinstance(values, tuple) else values
+    _each_value_once = field_validator("*")(_once)
 
     @field_validator("hardware", mode="before")
     @classmethod
@@ -163,13 +164,6 @@ class PlanSpec(Spec):
                 f"raise max_gpus or lower replicas"
             )
         return self
-
-
-def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            raise ValueError(f"got {value!r} twice; each value is tried once, leave one out")
-    return values
 
 
 def ratio_of(disaggregation: str) -> tuple[int, int] | None:

@@ -259,10 +259,7 @@ class ClusterSpec(CheckedSpec):
             raise ValueError("got an empty list; expected at least one pool, or nothing for equal `replicas`")
         return () if pools is None else pools
 
-    @field_validator("pools")
-    @classmethod
-    def _say_what_their_deployments_do(cls, pools: tuple[PoolSpec, ...]) -> tuple[PoolSpec, ...]:
-        return completed(pools)
+    _say_what_their_deployments_do = field_validator("pools")(completed)
 
     def _conflicts(self) -> Iterator[str]:
         if self.pools and "replicas" in self.model_fields_set:

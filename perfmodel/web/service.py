@@ -162,10 +162,8 @@ class QueryService:
 def _answer(folder: Path, request: CommandRequest, console: Console) -> results.QueryResult:
     """Answer in this process, with upload paths hidden."""
     placed = results.with_files(request, folder)
-    try:
+    with _only_dropped(folder):
         shown = results.run_query(placed, console, (folder,))
-    except PerfmodelError as error:
-        raise SpecError(results.hidden(str(error), folder)) from None
     if placed == request:
         return shown
     plain = (shown.data, shown.document, shown.files, shown.measured)

@@ -173,7 +173,9 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
     model, shard = served_model(on_device(model, hardware), engine, hardware), Sharding.of(engine)
     layers, groups = list(model.iter_layers()), layer_groups(model, hardware, engine)
     states = None if groups else state_blocks(model, hardware, engine)
-    drafter, has_table = draft_footprint(model, engine), not _is_table_with_host(engine, hardware)
+    drafter = draft_footprint(model, engine)
+    # Engines with CPU offload load no embedding table to a device (llama.cpp, `dev_input` in src/llama-model.cpp).
+    has_table = hardware.kind == "cpu" or not engine.described.facts.offloads_from_tokens
     plans, first = [], 0
     for stage, is_first, is_last in _parts(layers, engine):
         held = weights(model, shard, stage, is_first=is_first, is_last=is_last, has_table=has_table)
@@ -225,11 +227,6 @@ def _parts(layers: Sequence[Layer], engine: EngineSpec) -> Iterator[tuple[Sequen
     for index, span in enumerate(stages(len(layers) - first, num_parts)):
         part = layers[first + span.start : first + span.stop]
         yield part, index == 0, index == num_parts - 1 and has_head
-
-
-def _is_table_with_host(engine: EngineSpec, hardware: HardwareSpec) -> bool:
-    """Engines with CPU offload load no embedding table to a device (llama.cpp, `dev_input` in src/llama-model.cpp)."""
-    return hardware.kind != "cpu" and bool(engine.described.facts.offloads_from_tokens)
 
 
 def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> int:

@@ -65,7 +65,9 @@ class _Memo:
     def add(self, key: Hashable) -> Used:
         """Compute the cost of a new `key`."""
         if len(self.known) >= _MAX_KNOWN and self._is_prompts:  # the others are as many as the token budget
-            self._fold()
+            for known in self.known.values():
+                self._folded.add(known.usage, known.uses)
+            self.known.clear()
         used = self.known[key] = Used(self._tables.cost(self._group, key))
         return used
 
@@ -79,11 +81,6 @@ class _Memo:
         used = self.at(shape)
         used.uses += 1
         return used.duration
-
-    def _fold(self) -> None:
-        for used in self.known.values():
-            self._folded.add(used.usage, used.uses)
-        self.known.clear()
 
     def add_to(self, total: Usage) -> None:
         total.add(self._folded, 1)

@@ -32,7 +32,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
 from perfmodel.evidence.executed.techniques import speedups
 from perfmodel.evidence.fit.device import costs_of, fit_measured, predict_kernels
-from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction, Progress
+from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction, Progress, reported
 from perfmodel.evidence.report import Comparison, Dimension, ValidationReport, by_dimension, comparison_of, pooled
 from perfmodel.evidence.sources.measured import (
     SIDES,
@@ -166,7 +166,7 @@ def _servings(
     """Steps and means of all scenarios, simulated whole; failures go to `unpredicted`."""
     steps: list[Prediction] = []
     runs: list[Prediction] = []
-    for done, run in enumerate(measured.serving, 1):
+    for run in reported(measured.serving, len(measured.serving), progress):
         try:
             scenario = load_scenario(run.scenario, run.overrides)
             steps += served_steps(run, scenario, calibration)
@@ -183,8 +183,6 @@ def _servings(
                 intervals[metric] = low * 1e-3 / simulated[metric], high * 1e-3 / simulated[metric]
             row = Observation(run.scenario, scenario, executed, labels={"scenario": run.scenario})
             runs.append(Prediction(row, simulated, intervals=intervals))
-        if progress is not None:
-            progress(done, len(measured.serving))
     means = (_compared(f"{name}_mean", runs, "scenario") for name in _MEANS)
     return [_compared("serving_step", steps, "scenario"), *means]
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.bridge import Progress, load_executor
 from perfmodel.evidence.executed.technique import Outcome, Technique, TechniqueRun, TechniqueVerdict
+from perfmodel.evidence.observation import reported
 from perfmodel.evidence.report import Comparison, Dimension, Rows, ValidationReport, pooled
 from perfmodel.files.blocks import block_as
 from perfmodel.files.sandbox import LARGEST_TABLE_BYTES, parse_json, read_limited_text
@@ -106,7 +107,7 @@ def validate_techniques(
         raise SpecError(f"validate techniques {root}: has no *.yaml; give a folder of scenarios with `technique`.")
     verdicts: list[TechniqueVerdict] = []
     reasons: list[str] = []
-    for done, file in enumerate(files, 1):
+    for file in reported(files, len(files), progress):
         try:
             verdicts.append(_judge(file, repeats, measure, journal or Journal(None)))
         except PerfmodelError as error:
@@ -114,8 +115,6 @@ def validate_techniques(
         else:
             if judged is not None:
                 judged(verdicts[-1])
-        if progress is not None:
-            progress(done, len(files))
     if not verdicts:
         raise SpecError(reasons[0].removeprefix(f"not covered: {files[0].name}: "))
     comparison, note = speedups(sorted(verdicts, key=lambda item: item.technique.name))

@@ -6,7 +6,6 @@ the mean of all: one length alone has that decay. Held out, this errs less on lo
 places, or a fall by a power of the place."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.errors import SpecError
-from perfmodel.evidence.observation import Entry, Observation, Reasons, described, lenient_rows, named
+from perfmodel.evidence.observation import Entry, Observation, Reasons, described, grouped, lenient_rows, named
 from perfmodel.specs.engine.speculation import KEYS, AcceptanceCatalog, AcceptanceLaw, LawMatch
 
 LENGTH = "acceptance_length"
@@ -73,9 +72,7 @@ def fit_catalog(rows: Sequence[Observation]) -> AcceptanceCatalog:
 
 def fit_laws(rows: Sequence[Observation]) -> AcceptanceCatalog:
     """A law for each series of `rows`, which are not empty."""
-    series: dict[str, list[Observation]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.setup):
-        series[row.setup.series].append(row)
+    series = grouped((row.setup.series, row) for row in sorted(rows, key=lambda row: row.setup))
     alone = [_fit(members, _DECAY, 1.0)[1] for members in series.values() if len(members) > 1]
     decay = float(np.exp(np.mean(np.log(alone)))) if alone else _DECAY
     laws = {}

@@ -9,6 +9,7 @@ generations and versions with little data."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ from perfmodel.cost.steps.stages import layer_split_of
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
-from perfmodel.evidence.observation import Observation
+from perfmodel.evidence.observation import Observation, grouped
 from perfmodel.evidence.sources.local import DeviceTable, LocalSetup, local_engine, local_scenario, row_tests
 from perfmodel.ops.graphs.step import StepGraph, build_graph
 from perfmodel.ops.work import BatchShape
@@ -77,12 +78,10 @@ def settings_of(rows: Sequence[Observation], folder: Path) -> list[Setting]:
             groups[row.source, merged_setup(row)].append(row.metrics[row.setup.metric])
     result = []
     for (_, setup), figures in groups.items():
-        try:
+        with suppress(PerfmodelError):
             hardware = table.device(setup.device, setup.device_class)
             scenario = local_scenario(setup, setup.stored_model(), hardware)
             result.append(Setting(setup, hardware, scenario, median(figures)))
-        except PerfmodelError:
-            continue
     return result
 
 
@@ -267,10 +266,10 @@ def fit_backends(rows: Sequence[Observation], folder: Path, engine: str, command
     """Fit all backends of `engine` in `rows`; folder: of `devices.csv`; command: recorded in the file. Raises
     PerfmodelError without rows of this engine."""
     members = [item for item in settings_of(rows, folder) if item.scenario.engine.profile == engine]
-    groups = _grouped(members, lambda item: item.backend)
-    groups.sort(key=lambda group: (group[0].is_cpu, -_num_devices(group)))  # that of CPUs last
+    groups = grouped((item.backend, item) for item in members).values()
+    cpus_last = sorted(groups, key=lambda group: (group[0].is_cpu, -_num_devices(group)))
     fits: dict[str, calibrated.BackendFit] = {}
-    for problem, vector in _solved(groups):
+    for problem, vector in _solved(cpus_last):
         decode, prompt = problem.residuals(problem.left_out(vector, problem.chips))
         if len(set(problem.chips)) < _FEWEST_CHIPS:
             first = next(iter(fits.values()), None)
@@ -287,7 +286,8 @@ def held_out(
 ) -> tuple[list[Setting], Vector]:
     """The settings, and their tokens per second predicted by fits without their chips (by="device") or models
     (by="model"). rows, folder: of the table; progress: called with the backend being fitted"""
-    groups = _grouped(settings_of(rows, folder), lambda item: (item.scenario.engine.profile, item.backend))
+    settings = settings_of(rows, folder)
+    groups = grouped(((item.scenario.engine.profile, item.backend), item) for item in settings).values()
     result: list[Setting] = []
     predicted: list[Vector] = []
     for problem, vector in _solved(sorted(groups, key=lambda group: -_num_devices(group)), progress):
@@ -297,13 +297,6 @@ def held_out(
     if not result:
         raise PerfmodelError("the table has no rows that can be fitted to; give one that has.")
     return result, np.concatenate(predicted)
-
-
-def _grouped(settings: Iterable[Setting], key: Callable[[Setting], object]) -> list[list[Setting]]:
-    groups: dict[object, list[Setting]] = defaultdict(list)
-    for item in settings:
-        groups[key(item)].append(item)
-    return list(groups.values())
 
 
 def _num_devices(settings: Iterable[Setting]) -> int:

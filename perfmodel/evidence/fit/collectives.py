@@ -15,8 +15,8 @@ from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_ve
 from perfmodel.specs.architectures import find_architecture
 
 _KINDS = {"alltoall": "all_to_all"}
-# Others (the first channel's share, the start of NCCL's simple protocol, a two-shot kernel's share and barrier) stay at
-# their defaults: sizes and ranks that no fit has seen were predicted as well without them, or better.
+# Others (the first channel's share, over switches the start of NCCL's simple protocol, a two-shot kernel's share and
+# barrier) stay at their defaults: sizes and ranks that no fit has seen were predicted as well without them, or better.
 _FREE_BEYOND = ("simple_fraction",)
 _FREE = ("launch_s", "hop_s", "ramp_s", "low_latency_fraction", "memory_touches", *_FREE_BEYOND)
 _FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction")
@@ -58,9 +58,10 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
     latency_s = link_for(hardware, 2).latency_s or None
     switch_ranks = find_architecture(hardware.declared.architecture).switch_ranks
     shared = () if link_for(hardware, 2).has_switch else ("left_per_doubling",)
+    starts = ("simple_start_s",) if shared else ()
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)
     if key.endswith("/nccl"):
-        return fit_groups(groups, nccl, free=(*_FREE, *shared), starts=_STARTS)
+        return fit_groups(groups, nccl, free=(*_FREE, *shared, *starts), starts=_STARTS)
     floor = _EAGER_FLOOR_S if key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
     small, large = (
@@ -68,7 +69,9 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
         for is_small in (True, False)
     )
     if len(seconds_of(large)) > _NO_ROWS:
-        beyond = fit_groups(large, nccl, free=(*_FREE_BEYOND, *shared)).model_copy(update={"residuals": Residuals()})
+        beyond = fit_groups(large, nccl, free=(*_FREE_BEYOND, *shared, *starts)).model_copy(
+            update={"residuals": Residuals()}
+        )
         result = result.model_copy(update={"beyond": beyond})
     if len(seconds_of(small)) > _NO_ROWS:
         free = (*(_FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])), *shared)

@@ -29,7 +29,7 @@ from perfmodel.evidence.fit.parameters import (
     values_of,
     with_values,
 )
-from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, described
+from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, described, grouped
 from perfmodel.evidence.predict.recorded import (
     accelerated,
     shortened_stages,
@@ -206,11 +206,9 @@ def _of_engine(rows: Sequence[Observation], engine: str) -> list[Observation]:
 
 def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int) -> list[Observation]:
     """About `most` rows up to a concurrency, balanced over cells."""
-    cells: dict[str, list[Observation]] = {}
-    for row in rows:
-        if (row.scenario.traffic.arrivals.concurrency or 0) <= most_concurrency:
-            cells.setdefault(config_key(row.scenario), []).append(row)
-    return [row for members in cells.values() for row in members[:: max(1, len(members) * len(cells) // most)]]
+    members = [row for row in rows if (row.scenario.traffic.arrivals.concurrency or 0) <= most_concurrency]
+    cells = grouped((config_key(row.scenario), row) for row in members)
+    return [row for cell in cells.values() for row in cell[:: max(1, len(cell) * len(cells) // most)]]
 
 
 def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:

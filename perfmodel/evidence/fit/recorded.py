@@ -2,6 +2,7 @@
 up."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,6 +47,7 @@ from perfmodel.evidence.observation import (
     SERVING_RUNS,
     STEADY_STATES,
     Observation,
+    Progress,
 )
 from perfmodel.evidence.sources.energy import read_energy_rows
 from perfmodel.evidence.sources.kernels import table_files
@@ -59,8 +61,6 @@ from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import load_fitted, save_fitted
 from perfmodel.specs import HardwareSpec, load_hardware
 from perfmodel.specs.engine.description import describe_engine
-
-Progress = Callable[[int, int | None], None]
 
 
 def fit_recorded(
@@ -194,19 +194,13 @@ def _whole_runs(path: Path, progress: Progress | None) -> _Fitted:
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
         for read in (read_mlperf_rows, read_served_rows):
-            try:
+            with suppress(SpecError):
                 rows += read(table)[0]
                 break
-            except SpecError:
-                continue
     fits = fit_whole_runs(rows, devices_folder(path), progress)
     settings = sum(fit.rows for name, fit in fits.architectures.items() if name not in OTHERS.values())
     source = PUBLISHED_RESULTS.source(f"{settings} settings of serving results")
     return fits, {"source": source, "command": f"{PUBLISHED_RESULTS.command('any')} --whole-runs"}
-
-
-def _exchange(path: Path, *_: object) -> _Fitted:
-    return fit_exchanges(read_exchanges(path), load_exchange_fits()), {}
 
 
 def _overheads(path: Path, *_: object) -> _Fitted:
@@ -249,7 +243,7 @@ def _acceptance(path: Path, *_: object) -> _Fitted:
 FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None], _Fitted]] = MappingProxyType(
     {
         "acceptance": _acceptance,
-        "exchange": _exchange,
+        "exchange": lambda path, _: (fit_exchanges(read_exchanges(path), load_exchange_fits()), {}),
         "kernel_errors": _kernel_errors,
         "overheads": _overheads,
         "power": _power,

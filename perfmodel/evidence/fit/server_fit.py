@@ -5,7 +5,7 @@ published runs, and by the runs' agreement. Robust least squares of both, in log
 as shipped, and a single run, whose own errors cannot be told from the server's, moves little. The held-out error is
 that of each run (a file, or a rate of a sweep) under a fit to the others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +21,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import Floats, residuals_of, widen_for_new_group
 from perfmodel.evidence.fit.parameters import Parameter, masks, values_of, with_facts, with_values
 from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
-from perfmodel.evidence.observation import Observation, RequestTimes
+from perfmodel.evidence.observation import Observation, Progress, RequestTimes
 from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
 from perfmodel.evidence.predict.recorded import spread_of
 from perfmodel.evidence.sources.bench_run import figures_of
@@ -30,7 +30,6 @@ from perfmodel.sim import simulate
 from perfmodel.specs.engine.reading import refuse_shipped_name
 from perfmodel.specs.scenario import Scenario
 
-Progress = Callable[[int, int | None], None]
 METRICS = ("mean_tpot_ms", "mean_ttft_ms")
 _RESIDUALS = dict(zip(METRICS, ("tpot_residuals", "ttft_residuals"), strict=True))
 _MAX_REQUESTS = 300  # of a run that is simulated for the fit: its means have settled

@@ -29,7 +29,7 @@ from perfmodel.evidence.fit.collectives import COLLECTIVES
 from perfmodel.evidence.fit.kernels import Floats, Groups, KernelModule, predict, residuals_of
 from perfmodel.evidence.fit.modules import ENCODERS, MODULE_TABLES, WHOLE
 from perfmodel.evidence.fit.products import GEMM, MOE
-from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin, Progress
+from perfmodel.evidence.observation import KERNEL_TABLES, LAYER_PROFILE, Origin, Progress, grouped, reported
 from perfmodel.evidence.sources.kernels import (
     Column,
     Group,
@@ -104,12 +104,8 @@ def calibrate_folder(path: str | Path, engine: str, progress: Progress | None = 
     if not measured:
         raise SpecError(f"{path}: has no measurements of engine {engine!r}")
     tasks = [(op, groups) for (name, op, _), groups in kernels.items() if name in measured]
-    fitted: list[list[_Fitted]] = []
     with ProcessPoolExecutor() as pool:
-        for done, result in enumerate(pool.map(_fit_versions, *zip(*tasks, strict=True)), 1):
-            fitted.append(result)
-            if progress is not None:
-                progress(done, len(tasks))
+        fitted = list(reported(pool.map(_fit_versions, *zip(*tasks, strict=True)), len(tasks), progress))
     results = []
     for architecture in sorted(measured):
         of_it = [pair for pair in zip(tasks, fitted, strict=True) if _architecture(pair[0][1][0]) == architecture]
@@ -136,10 +132,8 @@ def fit_prior(path: Path, progress: Progress | None = None) -> Calibration:
     num_rows = 0
     with ProcessPoolExecutor() as pool:
         results = pool.map(_fit_to_others, (op for op, _ in tasks), tasks.values())
-        for done, ((_, key), (fit, rows)) in enumerate(zip(tasks, results, strict=True), 1):
+        for (_, key), (fit, rows) in reported(zip(tasks, results, strict=True), len(tasks), progress):
             families[key], num_rows = fit, num_rows + rows
-            if progress is not None:
-                progress(done, len(tasks))
     names = sorted({_architecture(group) for some in tasks.values() for group in some})
     source = KERNEL_TABLES.source(f"{num_rows:,} kernel times on {', '.join(names)}")
     families = dict(sorted(_with_static_scales(families).items()))
@@ -148,9 +142,7 @@ def fit_prior(path: Path, progress: Progress | None = None) -> Calibration:
 
 def _fit_to_others(op: str, groups: Groups) -> tuple[Any, int]:
     """A kernel's fit to all architectures, with residuals of each under a fit to the others; the number of rows."""
-    of_each: defaultdict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        of_each[_architecture(group)].append(group)
+    of_each = grouped((_architecture(group), group) for group in groups)
     most = min(max(_FEWEST_ROWS, *(sum(len(group.rows) for group in some) for some in of_each.values())), _EVEN_ROWS)
     even = {name: _thinned(some, most) for name, some in of_each.items()}
     module, errors = MODULES[op], list[Floats]()
@@ -244,9 +236,7 @@ def _named(fits: Sequence[_Fitted], preferred: Mapping[str, str] = MappingProxyT
     Among kernels for the same formats and sizes the default is the one that the newest version was measured with most;
     `preferred`: kernels that engines run by default whatever was measured most, by family and format.
     """
-    by_kernel: defaultdict[Any, list[_Fitted]] = defaultdict(list)
-    for fit in fits:
-        by_kernel[fit.kernel_of].append(fit)
+    by_kernel = grouped((fit.kernel_of, fit) for fit in fits)
     families: dict[str, Any] = {}
     others: dict[str, Any] = {}
     versions: dict[str, str] = {}

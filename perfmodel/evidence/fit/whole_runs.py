@@ -24,7 +24,7 @@ from perfmodel.cost.calibrations.whole_runs import OTHERS, ArchitectureFit, Whol
 from perfmodel.cost.kernel_models.device import sustained_share, tdp_w
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import rounded, rounded_residuals, softened, weighted_quantiles
-from perfmodel.evidence.observation import Floats, Observation, Progress, recorded_version
+from perfmodel.evidence.observation import Floats, Observation, Progress, grouped, recorded_version, reported
 from perfmodel.evidence.predict.results import has_kernel_tables, predict_row, predict_served
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import served_device
@@ -95,12 +95,10 @@ def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress
         raise SpecError("no results on devices without kernel tables to fit")
     operation_j = fit_operation_j()
     result: dict[bool, dict[str, ArchitectureFit]] = {False: {}, True: {}}
-    for number, ((architecture, is_before), selected) in enumerate(sorted(members.items())):
+    for (architecture, is_before), selected in reported(sorted(members.items()), len(members), progress):
         fit = _fit(architecture, selected, folder, operation_j, is_before)
         if fit is not None:
             result[is_before][architecture] = fit
-        if progress is not None:
-            progress(number + 1, len(members))
     fits = with_others(WholeRunFits(architectures=result[False], older=result[True], operation_j=operation_j))
     return fits.model_copy(update={"widths": _widths(rows, folder, fits)})
 
@@ -108,9 +106,7 @@ def fit_whole_runs(rows: Sequence[Observation], folder: Path, progress: Progress
 def with_others(fits: WholeRunFits) -> WholeRunFits:
     """`fits` with the mean architecture, for unlisted ones."""
     own = {name: fit for name, fit in fits.architectures.items() if name not in OTHERS.values()}
-    members: dict[str, list[ArchitectureFit]] = {}
-    for name, fit in own.items():
-        members.setdefault(OTHERS[_kind_of(name)], []).append(fit)
+    members = grouped((OTHERS[_kind_of(name)], fit) for name, fit in own.items())
     order = [name for name in dict.fromkeys(OTHERS.values()) if name in members]
     return fits.model_copy(update={"architectures": own | {name: _mean(members[name]) for name in order}})
 

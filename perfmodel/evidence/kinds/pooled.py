@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.cost.calibrations.backends import load_backends
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance, provenance_of
-from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress
+from perfmodel.evidence.observation import NO_INTERVAL, Interval, Observation, Prediction, Progress, grouped
 from perfmodel.evidence.predict.results import predict_rows, predict_served
 from perfmodel.evidence.report import (
     Comparison,
@@ -182,11 +182,12 @@ def report_pooled(kind: str, pairs: Sequence[Prediction], left_out: Sequence[tup
 
 
 def _figures(pairs: Sequence[Prediction]) -> Figures:
-    settings: defaultdict[tuple[str, str, str], list[Prediction]] = defaultdict(list)
-    for pair in pairs:
-        for metric in pair.row.metrics:
-            if isfinite(pair.metrics.get(metric, float("nan"))):
-                settings[pair.row.labels["device"], pair.row.group, metric].append(pair)
+    settings = grouped(
+        ((pair.row.labels["device"], pair.row.group, metric), pair)
+        for pair in pairs
+        for metric in pair.row.metrics
+        if isfinite(pair.metrics.get(metric, nan))
+    )
     result: defaultdict[str, list[_Figure]] = defaultdict(list)
     for (_, _, metric), members in settings.items():
         first, measured = members[0], tuple(pair.row.metrics[metric] for pair in members)

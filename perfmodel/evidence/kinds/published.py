@@ -13,7 +13,7 @@ from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.errors import PerfmodelError, SpecError, did_you_mean
 from perfmodel.evidence import report
 from perfmodel.evidence.kinds.published_block import KernelShape, Published
-from perfmodel.evidence.observation import Observation, Prediction, Progress
+from perfmodel.evidence.observation import Observation, Prediction, Progress, reported
 from perfmodel.files.blocks import block_as
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.number_formats import (
@@ -250,13 +250,11 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
         raise SpecError(f"validate published {path}: has no *.yaml; give a folder of scenarios with `published`.")
     pairs: list[Prediction] = []
     reasons: list[tuple[str, str]] = []
-    for done, file in enumerate(files, 1):
+    for file in reported(files, len(files), progress):
         try:
             pairs.append(_predicted(file))
         except PerfmodelError as error:
             reasons.append((file.name, str(error)))
-        if progress is not None:
-            progress(done, len(files))
     if not pairs:
         raise SpecError(reasons[0][1])
     comparisons = []

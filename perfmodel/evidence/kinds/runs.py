@@ -1,6 +1,5 @@
 """`validate serving`, `steady-state`, `throughput` and `per-request`: recorded runs, simulated and compared."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from perfmodel.cost import ServerFit, plan_memory
 from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.fit.power import predict_all
 from perfmodel.evidence.fit.profiles import config_key
-from perfmodel.evidence.observation import Prediction, Progress
+from perfmodel.evidence.observation import Prediction, Progress, grouped
 from perfmodel.evidence.predict.recorded import (
     num_slices,
     simulate_log,
@@ -228,9 +227,7 @@ def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[st
 
 def _cells(pairs: Sequence[Prediction]) -> list[str]:
     """Errors by cell, each counting once: what to expect of an unmeasured cell."""
-    members: defaultdict[str, list[Prediction]] = defaultdict(list)
-    for pair in pairs:
-        members[config_key(pair.row.scenario)].append(pair)
+    members = grouped((config_key(pair.row.scenario), pair) for pair in pairs)
     if not members:
         return []
     result = []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.observation import Observation, Prediction, Progress
+from perfmodel.evidence.observation import Observation, Prediction, Progress, reported
 from perfmodel.evidence.predict.results import predict_rows
 from perfmodel.evidence.sources.bench_run import LoadTest
 from perfmodel.evidence.sources.recorded import write_trace
@@ -279,14 +279,12 @@ def predict_runs(
     intervals:   compute 80 % intervals of means
     """
     pairs = []
-    for number, run in enumerate(runs, 1):
+    for run in reported(runs, len(runs), progress):
         try:
             timed = at_real_speed(run, given.speed)
             pairs.append(_predict_run(timed, given, intervals) if timed.setup.local is None else _local(timed, given))
         except PerfmodelError as error:
             pairs.append(Prediction(run, reason=str(error)))
-        if progress is not None:
-            progress(number, len(runs))
     return pairs
 
 

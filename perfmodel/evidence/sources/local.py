@@ -16,6 +16,7 @@ import csv
 import datetime
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -209,12 +210,10 @@ class DeviceTable:
         return self._rows.get(name, {})
 
     def _look_up(self, name: str, kind: str) -> HardwareSpec:
-        try:
+        with suppress(SpecError):
             listed = load_hardware(name)
             if listed.kind == kind:
                 return listed
-        except SpecError:
-            pass
         if name not in self._rows:
             raise SpecError(f"{name}: no file or alias names this device, and devices.csv has no row for it.")
         return _hardware(name, kind, self._rows[name])

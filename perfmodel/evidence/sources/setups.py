@@ -7,6 +7,7 @@ those that hold the weights and keep the TPOT limit at the stated rate the one t
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -185,10 +186,8 @@ def has_card(name: str) -> bool:
 def _known(name: str) -> ModelSpec | None:
     """The card of the first name with one."""
     for item in model_names(name):
-        try:
+        with suppress(SpecError, OSError, ValueError):
             return load_model(item)
-        except (SpecError, OSError, ValueError):
-            continue
     return None
 
 
@@ -212,10 +211,8 @@ def known_device(name: str) -> HardwareSpec | None:
     """The device that a result calls `name`, or begins with, as in "h200-nv"; None without a file."""
     words = name.split("-")
     for count in range(len(words), 0, -1):
-        try:
+        with suppress(SpecError, OSError, ValueError):
             return load_hardware("-".join(words[:count]))
-        except (SpecError, OSError, ValueError):
-            continue
     return None
 
 

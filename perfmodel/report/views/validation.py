@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.evidence.fit.server_fit import UserServerFit
 from perfmodel.evidence.kinds.plans import PlansReport
+from perfmodel.evidence.observation import grouped
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, ValidationReport
 from perfmodel.planning.metrics import LATENCIES, metric_of
 from perfmodel.report import document as doc
@@ -250,11 +251,8 @@ def _load_tests(runs: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
 
 def _facts(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[str]]:
     """(fact, value, who says it) -> the runs that it is of."""
-    runs_of: dict[tuple[str, str, str], list[str]] = {}
-    for run in runs:
-        for fact in run["facts"]:
-            runs_of.setdefault((fact["fact"], fact["value"], fact["said_by"]), []).append(run["run"])
-    return runs_of
+    facts = ((fact, run["run"]) for run in runs for fact in run["facts"])
+    return grouped(((fact["fact"], fact["value"], fact["said_by"]), run) for fact, run in facts)
 
 
 def _what_is_assumed(runs: Sequence[Mapping[str, Any]]) -> str:
