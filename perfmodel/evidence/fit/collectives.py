@@ -15,12 +15,12 @@ from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_ve
 from perfmodel.specs.architectures import find_architecture
 
 _KINDS = {"alltoall": "all_to_all"}
-# Others (the first channel's share, over switches the start of NCCL's simple protocol, a two-shot kernel's share and
-# barrier) stay at their defaults: sizes and ranks that no fit has seen were predicted as well without them, or better.
+# Over switches the first channel's share and the start of NCCL's simple protocol stay at their defaults, and anywhere a
+# two-shot kernel's share and barrier: sizes and ranks that no fit has seen were predicted as well without, or better.
 _FREE_BEYOND = ("simple_fraction",)
 _FREE = ("launch_s", "hop_s", "ramp_s", "low_latency_fraction", "memory_touches", *_FREE_BEYOND)
 _FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction")
-_STARTS: tuple[dict[str, float], ...] = ({}, {"ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
+_STARTS: tuple[dict[str, float], ...] = ({}, {"first_channel": 0.05, "ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
 _STARTS_CUSTOM: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
 _NO_ROWS = 3  # fewer rows do not determine a part of the kernel model
 _EAGER_FLOOR_S = 3e-5
@@ -58,10 +58,10 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
     latency_s = link_for(hardware, 2).latency_s or None
     switch_ranks = find_architecture(hardware.declared.architecture).switch_ranks
     shared = () if link_for(hardware, 2).has_switch else ("left_per_doubling",)
-    starts = ("simple_start_s",) if shared else ()
+    starts, first = (("simple_start_s",), ("first_channel",)) if shared else ((), ())
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)
     if key.endswith("/nccl"):
-        return fit_groups(groups, nccl, free=(*_FREE, *shared, *starts), starts=_STARTS)
+        return fit_groups(groups, nccl, free=(*_FREE, *shared, *starts, *first), starts=_STARTS)
     floor = _EAGER_FLOOR_S if key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
     small, large = (

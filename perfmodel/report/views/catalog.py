@@ -158,6 +158,9 @@ def _part(part: Any) -> str:
     return f"{type(part).__name__}({', '.join(f'{key} {value}' for key, value in sizes.items())})"
 
 
+_VERDICTS = {"missed": "missed", "proves nothing": "no effect on a CPU, waits for a GPU"}
+
+
 def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
     """A table for each family, and how many techniques have got how far."""
     blocks: list[Block] = []
@@ -170,7 +173,7 @@ def techniques_view(rows: Sequence[TechniqueStatus]) -> Document:
                 executed = f"no: {row.why_not_executed}"
             else:
                 shown = "; ".join(f"{pair.simulated:.2f}, {pair.executed:.2f}" for pair in row.pairs.values())
-                verdict = "yes, slower on a CPU" if row.is_slower_here else "yes" if row.is_executed else row.outcome
+                verdict = _VERDICTS.get(row.outcome, "yes, slower on a CPU" if row.is_slower_here else "yes")
                 executed = f"{verdict}: {shown}"
             validated = "no figure"
             if row.ratio is not None:
