@@ -15,11 +15,11 @@ from perfmodel.evidence.sources.kernels import Group, KernelTable, engine_and_ve
 from perfmodel.specs.architectures import find_architecture
 
 _KINDS = {"alltoall": "all_to_all"}
-# Over switches the first channel's share and the start of NCCL's simple protocol stay at their defaults, and anywhere a
-# two-shot kernel's share and barrier: sizes and ranks that no fit has seen were predicted as well without, or better.
-_FREE_BEYOND = ("simple_fraction",)
-_FREE = ("launch_s", "hop_s", "ramp_s", "low_latency_fraction", "memory_touches", *_FREE_BEYOND)
-_FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction")
+_FREE_BEYOND = ("simple_start_s", "simple_fraction")
+_FREE = ("launch_s", "hop_s", "first_channel", "ramp_s", "low_latency_fraction", "memory_touches", *_FREE_BEYOND)
+_FREE_CUSTOM = ("launch_s", "peer_s", "one_shot_fraction", "two_shot_fraction", "sync_s")
+# What stays at its default over switches: sizes that no fit has seen were predicted as well without, or better.
+_SWITCHED = {"first_channel", "simple_start_s", "two_shot_fraction", "sync_s"}
 _STARTS: tuple[dict[str, float], ...] = ({}, {"first_channel": 0.05, "ramp_s": 5e-6}, {"low_latency_fraction": 0.5})
 _STARTS_CUSTOM: tuple[dict[str, float], ...] = ({}, {"one_shot_fraction": 0.2})
 _NO_ROWS = 3  # fewer rows do not determine a part of the kernel model
@@ -57,11 +57,14 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
     key, hardware = groups[0].key, groups[0].device.hardware
     latency_s = link_for(hardware, 2).latency_s or None
     switch_ranks = find_architecture(hardware.declared.architecture).switch_ranks
-    shared = () if link_for(hardware, 2).has_switch else ("left_per_doubling",)
-    starts, first = (("simple_start_s",), ("first_channel",)) if shared else ((), ())
+    has_switch = link_for(hardware, 2).has_switch
+
+    def free(*names: str) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in _SWITCHED) if has_switch else (*names, "left_per_doubling")
+
     nccl = CollectiveFit(switch_ranks=switch_ranks, link_latency_s=latency_s)
     if key.endswith("/nccl"):
-        return fit_groups(groups, nccl, free=(*_FREE, *shared, *starts, *first), starts=_STARTS)
+        return fit_groups(groups, nccl, free=free(*_FREE), starts=_STARTS)
     floor = _EAGER_FLOOR_S if key.startswith("collective_eager") else None
     result = CustomAllReduceFit(beyond=nccl, link_latency_s=latency_s, eager_floor_s=floor)
     small, large = (
@@ -69,13 +72,11 @@ def _fit(groups: Groups) -> CollectiveFit | CustomAllReduceFit:
         for is_small in (True, False)
     )
     if len(seconds_of(large)) > _NO_ROWS:
-        beyond = fit_groups(large, nccl, free=(*_FREE_BEYOND, *shared, *starts)).model_copy(
-            update={"residuals": Residuals()}
-        )
+        beyond = fit_groups(large, nccl, free=free(*_FREE_BEYOND)).model_copy(update={"residuals": Residuals()})
         result = result.model_copy(update={"beyond": beyond})
     if len(seconds_of(small)) > _NO_ROWS:
-        free = (*(_FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])), *shared)
-        result = fit_groups(small, result, free=free, starts=_STARTS_CUSTOM)
+        own = _FREE_CUSTOM if floor is None else ("eager_floor_s", *_FREE_CUSTOM[2:])
+        result = fit_groups(small, result, free=free(*own), starts=_STARTS_CUSTOM)
     return with_residuals(result, groups)
 
 
