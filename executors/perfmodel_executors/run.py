@@ -232,7 +232,7 @@ def num_ranks(scenario: Scenario) -> int:
 
 
 def _num_tokens(scenario: Scenario) -> int:
-    """Of all prompts and answers, but for each answer's last token, which no step reads."""
+    """Tokens of all prompts and answers of the scenario, but for each answer's last token, which no step reads."""
     workload = Workload(scenario)
     turns: Iterable[Request] = workload.requests()
     if scenario.traffic.has_conversations:

@@ -52,7 +52,7 @@ def text_reds(pdf):
     reds = []
     for stream in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
         try:
-            text = zlib.decompress(stream.strip(b"\r\n"))
+            text = zlib.decompressobj().decompress(stream)  # whose last byte may be that of a line end
         except zlib.error:
             continue
         red = 0.0

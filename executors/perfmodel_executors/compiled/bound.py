@@ -75,8 +75,8 @@ def loop_cycles(kernel: CompiledKernel, loop: LoopFacts, hardware: HardwareSpec)
 
 
 def bound_of(problem: Problem, hardware: HardwareSpec) -> list[KernelBound]:
-    """Of each kernel with products that the operator launches for `problem`, its first candidate of tiles. Raises
-    SpecError and KernelError as `compile_launch` does."""
+    """The bound of each kernel with products that the operator launches for `problem` on `hardware`, by its first
+    candidate of tiles. Raises SpecError and KernelError as `compile_launch` does."""
     compiled, work = compile_problem(problem, hardware), problem.work
     if work is None:
         return []
