@@ -42,7 +42,7 @@ from perfmodel_executors.speculation.speculator import Speculator
 
 
 class TimeIsUpError(Exception):
-    """Ends the serving of an executed run, whose records so far are its result."""
+    """Ends the serving of an executed run; the records so far are its result."""
 
 
 class Ending:
@@ -258,9 +258,8 @@ def _run(
     workload = Workload(scenario)
     turns = scenario.traffic.has_conversations
     with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:
-        finishing: list[
-            Request
-        ] = []  # now, and with the step before: of these the plan that follows may compute tokens
+        # Requests that finished with this step (the next plan may compute tokens of them), and with the one before.
+        finishing: list[Request] = []
         ended: list[Request] = []
         num_computed, num_tokens = 0, _num_tokens(scenario) if progress is not None else 0
 

@@ -14,7 +14,7 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError, SpecError
 if TYPE_CHECKING:
     from perfmodel.cost.memory.file_types import TypeFit
     from perfmodel.cost.memory.plan import MemoryPlan
-    from perfmodel.evidence.executed.compare import Beside
+    from perfmodel.evidence.executed.compare import RunComparison
     from perfmodel.planning.typical_step import StepReport
     from perfmodel.sim.records.result import RunResult
     from perfmodel.specs.scenario import Scenario
@@ -133,7 +133,7 @@ class ExecuteRequest(ScenarioRequest):
 
     With --on, on vLLM itself: its own scheduler and kernels, arrivals at their times, records of the same form. Needs
     no torch here; real weights where `model:` is a folder that has them, else dummy ones. `compare` and `validate
-    executor --measured` put the prediction beside it."""
+    executor --measured` set the prediction against it."""
 
     command = "execute"
     examples = ("execute tiny-llama-cpu", "execute tiny-llama-cpu --max-seconds 10 --out out/")
@@ -184,7 +184,7 @@ class ExecuteRequest(ScenarioRequest):
                 on_text=(lambda *text: texts.append(text)) if self.print_text else None,
             )
 
-        answer = _run_to_folder("executing tokens", run, self.out, console, prediction.beside)
+        answer = _run_to_folder("executing tokens", run, self.out, console, prediction.compare)
         if not texts:
             return answer
         shown = [f"request {number}\n> {asked.strip()}\n{answered.strip()}" for number, asked, answered in texts]
@@ -198,9 +198,9 @@ class ExecuteRequest(ScenarioRequest):
 
         for name, is_given in (("--kernels", self.kernels), ("--max-seconds", self.max_seconds)):
             if is_given is not None:
-                raise SpecError(f"{name} beside --on: it is of runs by this package's own executor; leave it out.")
+                raise SpecError(f"{name} with --on: it is of runs by this package's own executor; leave it out.")
         if self.print_text:
-            raise SpecError("--print-text beside --on: the other engine's texts are not kept; leave it out.")
+            raise SpecError("--print-text with --on: the other engine's texts are not kept; leave it out.")
         model = named_model(source, self.overrides)
 
         def run(progress: Progress | None, folder: Path | None) -> "RunResult":
@@ -216,7 +216,7 @@ def simulated(
     """The run of `perfmodel simulate`.
 
     notes: of the answer, before the run's own
-    out:   folder to stream records to; step records are kept in memory only beside them"""
+    out:   folder to stream records to; without it no step records are kept"""
     from perfmodel import sim
 
     result = sim.simulate(scenario, progress=progress, out=out, keep_steps=None if out else False, intervals=True)
@@ -228,11 +228,11 @@ def _run_to_folder(
     run: "Callable[[Progress | None, Path | None], RunResult]",
     out: Path | None,
     console: Console,
-    predict: "Callable[[RunResult], Beside] | None" = None,
+    predict: "Callable[[RunResult], RunComparison] | None" = None,
 ) -> Answer:
     """Run with progress, and write files if there is a folder for them; ctrl-C leaves the records written so far.
-    predict: of an executed run, whose prediction is shown beside it"""
-    folder, closing, beside = None, tuple[str, ...](), None
+    predict: compares an executed run with its prediction"""
+    folder, closing, comparison = None, tuple[str, ...](), None
     if out is not None:
         from perfmodel.report.runs import RunFolder
 
@@ -244,11 +244,11 @@ def _run_to_folder(
             result = run(watched, folder.work if folder is not None else None)
         if predict is not None:
             try:
-                beside = predict(result)
+                comparison = predict(result)
             except PerfmodelError as error:  # the run itself succeeded, and must not be lost
-                result = replace(result, notes=(*result.notes, f"There is no prediction beside it: {error}"))
+                result = replace(result, notes=(*result.notes, f"There is no prediction to compare with: {error}"))
         if folder is not None:
-            _write_files(result, folder.work, beside)
+            _write_files(result, folder.work, comparison)
             folder.finish()
             closing = (
                 f"Report: {folder.path / 'report.html'}",
@@ -265,13 +265,13 @@ def _run_to_folder(
         if isinstance(error, OSError):  # a disk that is full has no name
             raise SpecError(f"--out {out}: cannot be written: {error.strerror or error}.") from None
         raise
-    document, brief = view("run:run_view", result, None, beside), view("run:run_brief", result, beside)
+    document, brief = view("run:run_view", result, None, comparison), view("run:run_brief", result, comparison)
     status = 1 if result.cut_short else 0
-    return Answer(lambda: _run_json(result, beside), document, result, brief, closing=closing, exit_status=status)
+    return Answer(lambda: _run_json(result, comparison), document, result, brief, closing=closing, exit_status=status)
 
 
-def _run_json(result: "RunResult", beside: "Beside | None") -> dict[str, Any]:
-    return result.to_json() | ({} if beside is None else {"prediction": beside.to_json()})
+def _run_json(result: "RunResult", comparison: "RunComparison | None") -> dict[str, Any]:
+    return result.to_json() | ({} if comparison is None else {"prediction": comparison.to_json()})
 
 
 def warn_when_long(
@@ -306,7 +306,7 @@ def warn_when_long(
     return report
 
 
-def _write_files(result: "RunResult", folder: Path, beside: "Beside | None" = None) -> None:
+def _write_files(result: "RunResult", folder: Path, comparison: "RunComparison | None" = None) -> None:
     import json
 
     from perfmodel.files.atomic_write import atomic_write
@@ -324,13 +324,13 @@ def _write_files(result: "RunResult", folder: Path, beside: "Beside | None" = No
             result = replace(result, notes=(*result.notes, note))
         else:
             result = replace(result, steps=read_steps(streamed))
-    atomic_write(folder / "result.json", json.dumps(to_jsonable(_run_json(result, beside)), indent=2) + "\n")
+    atomic_write(folder / "result.json", json.dumps(to_jsonable(_run_json(result, comparison)), indent=2) + "\n")
     try:
         step = estimate_mean_step(result)
     except PerfmodelError:  # the run itself succeeded: its report must not fail for an illustration
         step = None
-    atomic_write(folder / "report.html", render_page(run_view(result, step, beside)))
-    write_timeline(folder / "timeline.json", result, None if beside is None else beside.simulated)
+    atomic_write(folder / "report.html", render_page(run_view(result, step, comparison)))
+    write_timeline(folder / "timeline.json", result, None if comparison is None else comparison.simulated)
 
 
 # ---------------------------------------------------------------- steps

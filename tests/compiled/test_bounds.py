@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,8 +10,8 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled.bound import bound_of  # noqa: E402
-from perfmodel_executors.compiled.loops import loops_of  # noqa: E402
+from perfmodel_executors.compiled.bound import bound_of, loop_cycles  # noqa: E402
+from perfmodel_executors.compiled.loops import LoopFacts, loops_of  # noqa: E402
 from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 
 MEASURED = Path(__file__).parents[2] / "reports" / "measured"
@@ -51,7 +52,44 @@ def test_products_of_single_warps_and_of_eight_bits():
     assert not loop.leaves_products
 
 
-# (operator, how its problem begins): whose first candidate was the fastest, so that what ran is what is bounded.
+def bounds_on_an_h100(begin):
+    problem = next(problem for problem in problems_of(begin.partition(" ")[0]) if str(problem).startswith(begin))
+    return bound_of(problem, load_hardware("h100-sxm-80gb"))
+
+
+@pytest.mark.parametrize(
+    ("begin", "unit", "seconds"),
+    [
+        # 32 x 56 tiles of 128 x 256: 384 rows of 4,096 elements of 2 bytes for a tile, 5,120 bytes a clock of 1.83 GHz
+        ("linear m=4096 n=14336 k=4096", "L2", 32 * 56 * 384 * 4096 * 2 / (5120 * 1.83e9)),
+        # 4 x 24 tiles on 132 SMs, at 989 TFLOP/s of all of them
+        ("linear m=512 n=6144 k=4096", "tiles left over", 2 * 512 * 6144 * 4096 / 989e12 * 132 / 96),
+    ],
+)
+def test_a_product_takes_as_long_as_by_hand(begin, unit, seconds):
+    (bound,) = bounds_on_an_h100(begin)
+    assert (bound.unit, bound.seconds) == (unit, pytest.approx(seconds, rel=1e-9))
+
+
+@pytest.mark.parametrize(("leaves_products", "chain"), [(True, 512), (False, 512 + 256)])
+def test_cycles_of_a_loop_are_those_by_hand(leaves_products, chain):
+    """A block of eight warps on an H100. An SM has 4,096 FLOPs a clock, four schedulers, 64 lanes for conversions,
+    16 for exponentials and 128 bytes of shared memory: a warp's share of 64 x 256 x 64 takes 128 of those clocks."""
+    loop = LoopFacts("bf16", 2 * 64 * 256 * 64 / 4, 200, 40, 32, 8192, leaves_products, True)
+    launch = SimpleNamespace(kernel=SimpleNamespace(is_gluon=lambda: False), options=SimpleNamespace(num_warps=8))
+    kernel = SimpleNamespace(launch=launch, occupancy=SimpleNamespace(blocks=1), facts=SimpleNamespace(loops=(loop,)))
+    wanted = {
+        "products": 8 * 128,
+        "issue slots": 8 * 200 / 4,
+        "half-rate units": 8 * 40 / 4 * 2,
+        "special functions": 8 * 32 * 32 / 16,
+        "shared memory": 8 * 8192 / 128,
+        "chain": chain,
+    }
+    assert loop_cycles(kernel, loop, load_hardware("h100-sxm-80gb")) == pytest.approx(wanted, rel=1e-3)
+
+
+# (operator, how its problem begins), where the first candidate was the fastest: what ran is what is bounded.
 TIMED = [
     ("linear", "linear m=4096 n=14336 k=4096"),
     ("linear_fp8", "linear_fp8 m=4096 n=14336 k=4096"),
@@ -67,7 +105,7 @@ TIMED = [
 def test_no_kernel_was_faster_than_its_bound(operator, begin):
     """On the H100 that was lent: within 2 %, by which the clock may exceed the one of the declared peak."""
     rows = json.loads((MEASURED / "h100-sxm-80gb" / "kernels.json").read_text(encoding="utf-8"))
-    problem = next(each for each in problems_of(operator) if str(each).startswith(begin))
+    problem = next(problem for problem in problems_of(operator) if str(problem).startswith(begin))
     bounds = bound_of(problem, load_hardware("h100-sxm-80gb"))
     least = sum(bound.seconds for bound in bounds)
     assert 0 < least <= 1.02 * rows[str(problem)]["seconds"]
@@ -85,8 +123,6 @@ FLOORS = {
 
 @pytest.mark.parametrize(("begin", "floor"), FLOORS.items())
 def test_binaries_allow_as_much_as_they_did(begin, floor):
-    operator = begin.partition(" ")[0]
-    problem = next(each for each in problems_of(operator) if str(each).startswith(begin))
-    bounds = bound_of(problem, load_hardware("h100-sxm-80gb"))
+    bounds = bounds_on_an_h100(begin)
     assert min(bound.share for bound in bounds) >= floor
     assert all(bound.kernel.facts.spills == 0 for bound in bounds)

@@ -1,4 +1,4 @@
-"""What `execute` shows beside its records: its prediction, how far it is, an early end, and text."""
+"""What `execute` shows in addition to its records: predicted vs measured, an early end, and text."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ def executed():
     scenario = load_scenario("tiny-llama-cpu", [*FEW])
     prediction, seen = RunPrediction(scenario), []
     result = execute_scenario(scenario, progress=lambda *now: seen.append(now), wrap=prediction.around)
-    return result, prediction.beside(result), seen
+    return result, prediction.compare(result), seen
 
 
 def test_progress_counts_tokens_up_to_all_of_them(executed):
@@ -46,19 +46,19 @@ def test_progress_counts_tokens_up_to_all_of_them(executed):
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
-def test_means_beside_the_prediction_are_those_of_the_records(executed):
-    result, beside, _ = executed
+def test_compared_means_are_those_of_the_records(executed):
+    result, comparison, _ = executed
     steps = result.steps
     taken = (steps.end_s - steps.start_s)[(steps.num_chunks == 0) & (steps.num_decodes > 0)]
-    assert beside.means["mean decode step"][1] == pytest.approx(taken.mean(), rel=1e-6)
-    assert beside.means["mean TTFT"][1] == pytest.approx(result.summary["mean_ttft_ms"] / 1e3)
-    assert beside.means["mean TPOT"][0] == pytest.approx(beside.simulated.summary["mean_tpot_ms"] / 1e3)
-    assert "Largest miss of a step: " in beside.worst
+    assert comparison.means["mean decode step"][1] == pytest.approx(taken.mean(), rel=1e-6)
+    assert comparison.means["mean TTFT"][1] == pytest.approx(result.summary["mean_ttft_ms"] / 1e3)
+    assert comparison.means["mean TPOT"][0] == pytest.approx(comparison.simulated.summary["mean_tpot_ms"] / 1e3)
+    assert "Largest miss of a step: " in comparison.worst
 
 
 def test_a_timeline_has_both_runs_with_a_process_each(executed):
-    result, beside, _ = executed
-    events = timeline_json(result, beside.simulated)["traceEvents"]
+    result, comparison, _ = executed
+    events = timeline_json(result, comparison.simulated)["traceEvents"]
     names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
     assert set(names) == {"replica 0", "requests", "replica 0, predicted", "requests, predicted"}
     assert len(set(names.values())) == 4
@@ -114,5 +114,5 @@ def test_text_is_what_the_model_said(folder):
 
 
 def test_random_weights_say_nothing():
-    with pytest.raises(SpecError, match="random weights here, whose text means nothing"):
+    with pytest.raises(SpecError, match="its text would mean nothing"):
         ExecuteRequest("tiny-llama-cpu", print_text=True).answer()

@@ -27,10 +27,9 @@ from perfmodel.ops.work import Work
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario_file import load_hardware
 from perfmodel_executors.compiled.build import CompiledKernel, compile_problem
-from perfmodel_executors.compiled.loops import ELEMENT_BYTES, LoopFacts
+from perfmodel_executors.compiled.loops import ELEMENT_BYTES, GROUP_WARPS, LoopFacts
 from perfmodel_executors.kernels.problem import Problem, problems_of
 
-_GROUP_WARPS = 4
 _SCHEDULERS = 4
 _HALF = 2  # cycles of four warps' instruction on 64 lanes
 _LANES = 32
@@ -55,7 +54,7 @@ def loop_cycles(kernel: CompiledKernel, loop: LoopFacts, hardware: HardwareSpec)
     facts, device = kernel.facts, DeviceFacts.of(hardware)
     is_specialised = kernel.launch.kernel.is_gluon()  # each role's warps have a loop of their own
     warps = kernel.occupancy.blocks * (
-        _GROUP_WARPS * len(facts.loops) if is_specialised else kernel.launch.options.num_warps
+        GROUP_WARPS * len(facts.loops) if is_specialised else kernel.launch.options.num_warps
     )
     per_cycle = device.peak(loop.rate) / device.compute_units / device.clock_hz
     products = loop.flops / per_cycle
@@ -68,8 +67,8 @@ def loop_cycles(kernel: CompiledKernel, loop: LoopFacts, hardware: HardwareSpec)
         "shared memory": warps * loop.shared_bytes / 128,
     }
     if loop.is_grouped:
-        own = _GROUP_WARPS * products
-        others = max(loop.instructions, _GROUP_WARPS * special)
+        own = GROUP_WARPS * products
+        others = max(loop.instructions, GROUP_WARPS * special)
         cycles["chain"] = max(own, others) if loop.leaves_products else own + others
     return cycles
 

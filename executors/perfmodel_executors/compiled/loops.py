@@ -20,7 +20,7 @@ _MATRICES = re.compile(r"^(?:LDSM|STSM)\S*\.M88(?:\.(\d))?")
 # in order, conversions (CUDA C++ Programming Guide, "Arithmetic Instructions", compute capability 8.0 to 10.0).
 _HALF_RATE = re.compile(r"^(?:IADD|IMNMX|ISETP|LOP3|SHF|PRMT|SEL|FSEL|FMNMX|FSETP|LEA|I2F|F2I|F2F|F2FP|VIADD|VIMNMX)")
 _LEAVES = re.compile(r"^WARPGROUP\.DEPBAR\.LE gsb0, 0x([1-9a-f])")
-_GROUP_WARPS = 4
+GROUP_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def _facts(body: list[str]) -> LoopFacts | None:
         if product := _GROUP_PRODUCT.match(text):
             columns, depth, is_grouped = int(product[1]), int(product[2]), True
             rate = _FORMATS[product[3]]
-            flops += 2 * 64 * columns * depth / _GROUP_WARPS
-            shared += (columns + (0 if product[4] else 64)) * depth * ELEMENT_BYTES[rate] / _GROUP_WARPS
+            flops += 2 * 64 * columns * depth / GROUP_WARPS
+            shared += (columns + (0 if product[4] else 64)) * depth * ELEMENT_BYTES[rate] / GROUP_WARPS
         elif product := _WARP_PRODUCT.match(text):
             flops += 2.0 * int(product[1]) * int(product[2]) * int(product[3])
             formats = [name for name in _FORMATS if f".{name}" in text]

@@ -29,7 +29,7 @@ from perfmodel_executors.parallel.sharding import check_divisible, check_stages
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-_ENDS_S = 10.0  # that ranks are given to end by themselves; those beside one that died wait for nothing
+_ENDS_S = 10.0  # that ranks have to end by themselves; the peers of one that died would wait for ever
 _NOTICED_S = 2.0
 _PEER_IS_GONE = "closed by peer"  # what gloo says of it
 

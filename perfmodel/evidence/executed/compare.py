@@ -107,13 +107,13 @@ class RunPrediction:
         self._pairs: list[StepPair] = []
 
     def around(self, backend: Backend) -> ShadowedBackend:
-        """`backend`, each of whose plans is priced, too."""
+        """`backend`, with a prediction for every plan that it executes."""
         shadowed = ShadowedBackend(backend, self._predictor)
         self._pairs = shadowed.pairs
         return shadowed
 
-    def beside(self, executed: RunResult) -> "Beside":
-        """The executed run beside the simulation of its scenario, with the acceptance of drafts that was measured."""
+    def compare(self, executed: RunResult) -> "RunComparison":
+        """The executed run vs the simulation of its scenario, with the measured acceptance rate of drafts."""
         simulated = simulate(executed.scenario, keep_steps=True)
         metrics = _compare_runs(ExecutorComparison(simulated, executed, self._pairs))
         means = {f"mean {name.upper()}": metrics[f"{key}_mean"][0] for key, name in _MEANS.items() if metrics[key]}
@@ -123,7 +123,7 @@ class RunPrediction:
                 predicted = sum(pair.predicted_s for pair in pairs) / len(pairs)
                 measured = sum(pair.measured_s for pair in pairs) / len(pairs)
                 means[f"mean {kind} step"] = predicted, measured, f"{len(pairs):,} steps"
-        return Beside(simulated, means, self._worst())
+        return RunComparison(simulated, means, self._worst())
 
     def _worst(self) -> str:
         """The step that was missed by most seconds, and what takes most of it as predicted."""
@@ -144,7 +144,7 @@ _MEANS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 
 
 @dataclass(frozen=True)
-class Beside:
+class RunComparison:
     """The simulation of an executed run, means of both, (predicted seconds, measured seconds, of what) by name, and a
     sentence about the largest miss."""
 

@@ -12,7 +12,7 @@ from perfmodel.models.hf.families import Family
 from perfmodel.models.hf.fields import Fields
 from perfmodel.models.number_formats import format_of_dtype
 
-_PLAIN_ACTIVATIONS = ("relu", "relu2")  # gated by no decoder but those whose class always gates
+_PLAIN_ACTIVATIONS = ("relu", "relu2")  # gated only by decoders that gate every activation
 _FOUR_TIMES = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "phi", "codegen")
 _THETA = 10_000.0  # of transformers' LlamaConfig
 _PLAIN_ROPES = ("default", "none", "mrope")  # mrope: positions of a text are the same in all of its sections

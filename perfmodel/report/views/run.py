@@ -20,7 +20,7 @@ from perfmodel.sim.traffic.distributions import class_shares
 from perfmodel.specs.scenario import price_lines
 
 if TYPE_CHECKING:
-    from perfmodel.evidence.executed.compare import Beside
+    from perfmodel.evidence.executed.compare import RunComparison
 
 _DEFINITIONS = (
     "TTFT: from arrival to the first output token, queueing included. TPOT: (E2E - TTFT) / (output tokens - 1), "
@@ -47,8 +47,8 @@ _OF_GROUPS = (
 _OF_CONVERSATIONS = ("mean_duration", "p99_duration", "mean_waiting", "p99_waiting")
 
 
-def run_view(result: RunResult, step: StepReport | None = None, beside: "Beside | None" = None) -> Document:
-    """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline; beside: the
+def run_view(result: RunResult, step: StepReport | None = None, comparison: "RunComparison | None" = None) -> Document:
+    """The whole answer of `simulate` and `execute`. step: the one that a page draws on the roofline; comparison: the
     prediction of an executed run"""
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
@@ -58,14 +58,14 @@ def run_view(result: RunResult, step: StepReport | None = None, beside: "Beside 
         doc.Facts("Summary", list(_summary(summary))),
         *slo_verdict(result),
         latency_table(result),
-        *beside_blocks(beside),
+        *comparison_blocks(comparison),
         *_group_tables(summary),
         *conversation_tables(summary),
         *shares(summary),
         Details(
             [
                 *_plots(result),
-                *(_plots(beside.simulated, "Predicted: ") if beside is not None else ()),
+                *(_plots(comparison.simulated, "Predicted: ") if comparison is not None else ()),
                 *(step_blocks(step) if step is not None else ()),
             ]
         ),
@@ -78,19 +78,19 @@ def run_view(result: RunResult, step: StepReport | None = None, beside: "Beside 
     return Document(scenario.name, blocks, f"{headline(scenario)}, {result.clock}", result.clock)
 
 
-def beside_blocks(beside: "Beside | None") -> Iterator[Block]:
-    """An executed run's means beside their predictions, and the step that was missed by most."""
-    if beside is None:
+def comparison_blocks(comparison: "RunComparison | None") -> Iterator[Block]:
+    """Predicted vs measured means of an executed run, and the step with the largest miss."""
+    if comparison is None:
         return
     rows: list[list[Line]] = []
-    for name, (predicted, measured, of_what) in beside.means.items():
+    for name, (predicted, measured, of_what) in comparison.means.items():
         error = f"{predicted / measured - 1:+.1%}" if measured else MISSING
         figures = [format_number(1e3 * predicted), format_number(1e3 * measured), error]
         rows.append([Span(name, "strong"), *figures, of_what if "step" in name else ""])
     yield Table(["", "predicted", "measured", "off by", ""], rows, "Predicted and measured (ms)")
-    if beside.worst:
-        yield Paragraph(beside.worst)
-    if beside.simulated.summary.get("origin") == "datasheet":
+    if comparison.worst:
+        yield Paragraph(comparison.worst)
+    if comparison.simulated.summary.get("origin") == "datasheet":
         yield Paragraph("Predicted from the datasheet alone: `perfmodel calibrate` fits this machine's steps first.")
 
 
@@ -323,15 +323,15 @@ _LINES = {  # of a run: what stands on one line -> metrics and what they read as
 }
 
 
-def run_brief(result: RunResult, beside: "Beside | None" = None) -> Document:
-    """A run in some thirty lines; `run_view` has all of it. beside: the prediction of an executed run"""
+def run_brief(result: RunResult, comparison: "RunComparison | None" = None) -> Document:
+    """A run in some thirty lines; `run_view` has all of it. comparison: with the prediction of an executed run"""
     scenario, summary = result.scenario, result.summary
     blocks: list[Block] = [
         *overload(summary),
         Paragraph(Span(_served(result), "strong")),
         *slo_verdict(result),
         latency_table(result, _BRIEF_STATISTICS),
-        *beside_blocks(beside),
+        *comparison_blocks(comparison),
         doc.Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
         *shares(summary),
         *facts.trust_line(result.trust),

@@ -73,7 +73,7 @@ def test_a_pair_gets_a_verdict(simulated, executed, wanted):
     ],
 )
 def test_the_spread_of_paired_runs_decides_what_an_effect_is(simulated, executed, wanted):
-    (row,) = judged([run((1.0, simulated), (1.0, each)) for each in executed]).techniques
+    (row,) = judged([run((1.0, simulated), (1.0, speedup)) for speedup in executed]).techniques
     assert row["verdict"] == wanted
     low, high = row["executed_interval"]
     assert low < row["executed"] < high
