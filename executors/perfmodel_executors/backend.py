@@ -3,7 +3,8 @@ index tensors and sampling included, scheduling not. A step whose shape was not 
 the BLAS compiles kernels for each new matrix shape (0.2 to 10 ms measured, as much as a whole step), which a serving
 engine does when it starts. Running a step twice writes the same keys and values to the same slots."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -12,7 +13,8 @@ from perfmodel.engine import Outcome, Request, RequestStatus, StepPlan
 from perfmodel_executors.measure.protocol import DriftMeter, uninterrupted
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.exits import DrawnExits
-from perfmodel_executors.runner import StepRunner
+from perfmodel_executors.parallel.ranks import RunnersTogether
+from perfmodel_executors.runner import EngineSteps
 from perfmodel_executors.sampling import Draws
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.speculator import Speculator, Verified
@@ -23,38 +25,80 @@ PS_PER_NS = 1000
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A plan on its way: its tokens, (request, position) of each to be sampled, ticks that copies of blocks took."""
+
+    plan: StepPlan
+    segments: list[TokenSegment]
+    sampled: list[tuple[Request, int]]
+    copying: int
+
+    @property
+    def shape(self) -> tuple[Hashable, ...]:
+        return (*_shape(self.plan), *sorted(segment.num_layers or 0 for segment in self.segments))
+
+
+class StepTimer:
+    """What steps take, in ticks. drift: at the speed that the machine had when the meter was set; warms_up: a new shape
+    is run once untimed."""
+
+    def __init__(self, clock_ns: Callable[[], int], drift: DriftMeter | None = None, warms_up: bool = True) -> None:
+        self.warms_up, self._clock_ns, self._drift = warms_up, clock_ns, drift
+        self._seen: set[Hashable] = set()
+
+    def timed(
+        self, run: Callable[..., Result], shape: Hashable | None = None, finalize: Callable[[Result], int] | None = None
+    ) -> tuple[int, Result]:
+        """What `run` takes and returns. finalize: done once with the result, timed, too; returns nanoseconds that the
+        clock does not see."""
+        if self.warms_up and shape is not None and shape not in self._seen:
+            self._seen.add(shape)
+            run(is_warm_up=True)
+        with uninterrupted():
+            factor = self._drift.measure() if self._drift is not None else 1.0
+            start = self._clock_ns()
+            result = run()
+            unseen = finalize(result) if finalize is not None else 0
+            duration = self._clock_ns() - start + unseen
+        return max(1, round(duration * PS_PER_NS * factor)), result
+
+
 class ExecutedBackend:
-    """Executes plans with `runner`; needs plans made with `SchedulerConfig.record_positions`. warms_up: run each new
-    step shape once untimed; drift: durations are stated at the speed that the machine had when the meter was set; text,
-    around: ids of what prompts are cut from, by default random, and of what is put around each; stage_ticks: of the
-    last plan, on each of several stages."""
+    """Executes plans with `runner`; needs plans made with `SchedulerConfig.record_positions`. clock_ns, drift,
+    warms_up: as of `StepTimer`; tokens: what all requests say, which engines that pass requests on share; stage_ticks:
+    of the last plan, on each of several stages."""
 
     def __init__(
         self,
-        runner: StepRunner,
+        runner: EngineSteps,
         seed: int = 0,
         clock_ns: Callable[[], int] | None = None,
         warms_up: bool = True,
         drift: DriftMeter | None = None,
         speculator: Speculator | None = None,
-        text: Sequence[int] = (),
-        around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        tokens: TokenStore | None = None,
         draws: Draws | None = None,
     ) -> None:
-        self.runner, self._draws, model = runner, draws, runner.decoder.model
-        self.tokens = TokenStore(model.vocab_size, runner.cache.block_size, seed, text, around)
+        self.runner, self._draws, model = runner, draws, runner.model
+        self.tokens = tokens or TokenStore(model.vocab_size, runner.block_size, seed)
         self.speculator = speculator
         self.acceptance = None if speculator is None else speculator.new_counts()
-        self.warms_up = warms_up
-        self._clock_ns = clock_ns or self.runner.new_clock()
-        self._drift = drift
+        self.timer = StepTimer(clock_ns or runner.new_clock(), drift, warms_up)
         self.exits = None if model.exits is None else DrawnExits(model.exits, seed)
         self.stage_ticks = StageTicks(0, 0, ())
-        self._seen: set[Hashable] = set()
         self._first_blocks: dict[int, int] = {}  # of requests, by which runners know their sequences
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Run the plan's tokens; the outcome has the sampled ones in the order of `decodes`, then `samples`."""
+        begun = self.begin(plan)
+        if self.speculator is not None:
+            return self._speculate(self.speculator, begun)
+        duration, tokens = self.timer.timed(partial(self.runner.run, begun.segments), begun.shape)
+        return self.end(begun, duration, tokens)
+
+    def begin(self, plan: StepPlan) -> Begun:
+        """Make room for the plan's tokens, and copy what it copies."""
         for request in plan.preempted:
             self._lose_blocks(request)
         self._first_blocks.update({key: table[0] for key, table in plan.block_tables.items() if table})
@@ -63,12 +107,13 @@ class ExecutedBackend:
         copying = 0
         if plan.copied_out or plan.copied_back:
             # Before the step and only once: its warm-up writes blocks whose old contents have to be there by then.
-            copying, _ = self._timed(partial(self.runner.copy_blocks, plan.copied_out, plan.copied_back))
-        if self.speculator is not None:
-            return self._speculate(self.speculator, plan, segments[len(plan.decodes) :], sampled)
-        shape = (*_shape(plan), *sorted(segment.num_layers or 0 for segment in segments))
-        duration, tokens = self._timed(partial(self.runner.run, segments), shape)
-        for (request, position), token in zip(sampled, tokens, strict=True):
+            copying, _ = self.timer.timed(partial(self.runner.copy_blocks, plan.copied_out, plan.copied_back))
+        return Begun(plan, segments, sampled, copying)
+
+    def end(self, begun: Begun, duration: int, tokens: Sequence[int]) -> Outcome:
+        """The step took `duration` beside its copies, and sampled `tokens`."""
+        copying = begun.copying
+        for (request, position), token in zip(begun.sampled, tokens, strict=True):
             self.tokens.put(request, position, token)
         spent = self.runner.stage_ns
         if spent:  # the first stage waits for copies, too
@@ -76,19 +121,18 @@ class ExecutedBackend:
             self.stage_ticks = StageTicks(0, 0, (copying + first, *rest))
         return Outcome(duration + copying, tokens)
 
-    def _speculate(
-        self, speculator: Speculator, plan: StepPlan, chunks: list[TokenSegment], sampled: list[tuple[Request, int]]
-    ) -> Outcome:
+    def _speculate(self, speculator: Speculator, begun: Begun) -> Outcome:
+        plan, chunks = begun.plan, begun.segments[len(begun.plan.decodes) :]
         proposer, drafting = speculator.proposer, self._drafting(plan)
         proposer.reserve_for(list(plan.block_tables.values()))
-        shape = (*_shape(plan), *(speculator.shape(drafting, chunks) if self.warms_up else ()))
+        shape = (*_shape(plan), *(speculator.shape(drafting, chunks) if self.timer.warms_up else ()))
 
         def finalize(verified: Verified) -> int:
             speculator.finalize(drafting, verified)
             return verified.waited_ns
 
-        duration, verified = self._timed(partial(speculator.run, drafting, chunks), shape, finalize)
-        for (request, position), tokens in zip(sampled, verified.tokens, strict=True):
+        duration, verified = self.timer.timed(partial(speculator.run, drafting, chunks), shape, finalize)
+        for (request, position), tokens in zip(begun.sampled, verified.tokens, strict=True):
             for place, token in enumerate(tokens, start=position):
                 self.tokens.put(request, place, token)
         for grant in plan.chunks:
@@ -115,22 +159,6 @@ class ExecutedBackend:
         first = self._first_blocks.pop(request.request_id, None)
         if first is not None:
             self.runner.release(first)
-
-    def _timed(
-        self, run: Callable[..., Result], shape: Hashable | None = None, finalize: Callable[[Result], int] | None = None
-    ) -> tuple[int, Result]:
-        """What `run` takes, in ticks, and returns; a `shape` not seen before is run untimed first. finalize: done
-        once with the result, timed, too; returns nanoseconds that the clock does not see."""
-        if self.warms_up and shape is not None and shape not in self._seen:
-            self._seen.add(shape)
-            run(is_warm_up=True)
-        with uninterrupted():
-            factor = self._drift.measure() if self._drift is not None else 1.0
-            start = self._clock_ns()
-            result = run()
-            unseen = finalize(result) if finalize is not None else 0
-            duration = self._clock_ns() - start + unseen
-        return max(1, round(duration * PS_PER_NS * factor)), result
 
     def _drafting(self, plan: StepPlan) -> list[Drafting]:
         depths = plan.draft_depths or [0] * len(plan.decodes)
@@ -176,3 +204,17 @@ class ExecutedBackend:
 
 def _shape(plan: StepPlan) -> tuple[Hashable, ...]:
     return plan.num_tokens, plan.num_samples, tuple(plan.chunk_lengths)
+
+
+class ExecutedGroup:
+    """Executes the plans of data-parallel ranks in one step. backends: in the order of their engines and ranks."""
+
+    def __init__(self, backends: Sequence[ExecutedBackend], runners: RunnersTogether, timer: StepTimer) -> None:
+        self._backends, self._runners, self._timer = backends, runners, timer
+
+    def execute_together(self, plans: Mapping[int, StepPlan]) -> list[Outcome]:
+        begun = {rank: self._backends[rank].begin(plan) for rank, plan in plans.items()}
+        segments = {rank: own.segments for rank, own in begun.items()}
+        shape = tuple((rank, own.shape) for rank, own in begun.items())
+        duration, tokens = self._timer.timed(partial(self._runners.run, segments), shape)
+        return [self._backends[rank].end(own, duration, tokens[rank]) for rank, own in begun.items()]

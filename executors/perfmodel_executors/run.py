@@ -10,7 +10,7 @@ import torch
 
 from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.engine import Backend, Request, StepRecord
+from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.evidence.executed.compare import (
     ExecutorComparison,
@@ -20,41 +20,64 @@ from perfmodel.evidence.executed.compare import (
     report_executor,
 )
 from perfmodel.evidence.report import ValidationReport
+from perfmodel.models.architecture import MoEFFN
 from perfmodel.ops.formats import served_model
-from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, build_serve_loop, simulate, summarize
-from perfmodel.sim.replica.pipeline import FlowLine
-from perfmodel.sim.replica.serving import SecondTier, copied, second_tier
+from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, simulate, summarize
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.driver import entrance_of, serve
+from perfmodel.sim.fleet.cluster import Cluster
+from perfmodel.sim.fleet.pool import remembered_basis
+from perfmodel.sim.records.totals import kv_offloaded, kv_transferred, usage_peak
+from perfmodel.sim.replica.serving import second_tier
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
+from perfmodel_executors.cluster import ExecutedCluster, Wrap
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
-from perfmodel_executors.driver import InStages, WallClock, arrivals_of, serve
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, Progress, StepTimes, calibrate_machine
 from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
-from perfmodel_executors.parallel.ranks import LeadingRunner, RankDiedError, open_ranks, open_runner
+from perfmodel_executors.parallel.ranks import LeadingRunner, RankDiedError, Ranks, check_shared_out, open_ranks
 from perfmodel_executors.quality.tokenizer import text_of, tokenizer_of
-from perfmodel_executors.runner import RunnerSetup, StepRunner
+from perfmodel_executors.runner import EngineSteps, RunnerSetup, StepRunner
 from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation.build import build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import with_acceptance
 from perfmodel_executors.speculation.speculator import Speculator
+from perfmodel_executors.tokens import TokenStore
 
 
 class TimeIsUpError(Exception):
     """Ends the serving of an executed run; the records so far are its result."""
 
 
-class Ending:
-    """When a run ends before its traffic does: `max_seconds` after it was made. on_answer: called with each request
-    that was answered; is_cut: whether the end came"""
+class RunListener:
+    """Told of what ends in a run. progress: called with each step's (tokens computed, tokens in all); max_seconds: of
+    the wall's time, after which the run ends; on_answer: called with each request that was answered; is_cut: whether
+    the end came"""
 
-    def __init__(self, max_seconds: float | None, on_answer: Callable[[Request], None]) -> None:
-        self.max_seconds, self.on_answer, self.is_cut = max_seconds, on_answer, False
+    def __init__(
+        self,
+        scenario: Scenario,
+        progress: Progress | None = None,
+        max_seconds: float | None = None,
+        on_answer: Callable[[Request], None] = lambda _: None,
+    ) -> None:
+        self.max_seconds, self.is_cut = max_seconds, False
+        self._on_answer = on_answer
+        self._progress, self._num_computed = progress, 0
+        self._num_tokens = _num_tokens(scenario) if progress is not None else 0
         self._begun = time.monotonic()
 
-    def look(self) -> None:
+    def on_answer(self, request: Request) -> None:
+        self._on_answer(request)
+
+    def on_step(self, record: StepRecord) -> None:
         """Raises TimeIsUpError once the time is up."""
+        self._num_computed += record.num_tokens
+        if self._progress is not None:
+            self._progress(self._num_computed, max(self._num_tokens, self._num_computed))
         if self.max_seconds is not None and time.monotonic() - self._begun > self.max_seconds:
             self.is_cut = True
             raise TimeIsUpError
@@ -66,7 +89,7 @@ def execute_scenario(
     out: Path | None = None,
     live: bool = False,
     kernels: str | None = None,
-    wrap: Callable[[Backend], Backend] = lambda backend: backend,
+    wrap: Wrap = lambda backend, _: backend,
     drift: DriftMeter | None = None,
     max_seconds: float | None = None,
     on_text: Callable[[int, str, str], None] | None = None,
@@ -75,43 +98,60 @@ def execute_scenario(
     tokens in all); max_seconds: of the wall's time, after which the run ends with the requests that were answered;
     on_text: called with each finished request's number, its prompt and its answer as text; out: folder for
     `requests.csv`, `steps.csv`, `acceptance.json` of drafts, `tiles.json`; live: take the wall's time, by default the
-    clock is virtual; kernels: torch | triton; wrap: stands in front of the backend that executes; drift: restates
-    durations at the speed that the machine had when the meter was set. Raises PerfmodelError for what is not executed
-    yet, DoesNotFitError and WorkloadError as the simulator does."""
+    clock is virtual; kernels: torch | triton; wrap: stands in front of each backend that executes, given its pool;
+    drift: restates durations at the speed that the machine had when the meter was set. Raises PerfmodelError for what
+    is not executed yet, DoesNotFitError and WorkloadError as the simulator does."""
     torch.set_num_threads(1)
     scenario = as_executed(scenario)
     engine, model = scenario.engine, scenario.model
-    if live and engine.pipeline_parallel_size > 1:
+    if live and (engine.pipeline_parallel_size > 1 or num_engines(scenario) > 1):
         raise PerfmodelError(
-            f"{scenario.name} has pipeline stages, whose plans are executed one after another and overlap on the "
-            f"virtual clock; leave out --live, or set pipeline_parallel_size to 1."
+            f"{scenario.name} has pipeline stages or several engines, which are executed one after another and overlap "
+            f"on the virtual clock; leave out --live, or execute one engine of one stage."
         )
     decode = None if on_text is None else tokenizer_of(model).decode
-    ranks = num_ranks(scenario)
-    device = find_device(scenario.hardware, ranks)
-    num_blocks = plan_memory(model, scenario.hardware, engine).num_kv_blocks
+    count = num_ranks(scenario)
+    device = find_device(scenario.hardware, count)
     settings = settings_of(scenario.sampling, model)
-    setup = RunnerSetup(model, engine, num_blocks, device, scenario.seed, kernels, settings, scenario.routing)
-    with memory_as_a_sentence(device), open_runner(setup) as runner:
-        leads = isinstance(runner, LeadingRunner)
-        speculator = None if leads else build_speculator(runner, engine, seed=scenario.seed)
-        backend = _backend(scenario, runner, speculator, drift)
-        tier = second_tier(scenario, step_costs(scenario)) if engine.kv_offload is not None else None
+
+    def setup_of(pool: Scenario) -> RunnerSetup:
+        num_blocks = plan_memory(pool.model, pool.hardware, pool.engine).num_kv_blocks
+        shared = (kernels, settings, scenario.routing)
+        return RunnerSetup(pool.model, pool.engine, num_blocks, device, scenario.seed, *shared)
+
+    tokens = _token_store(scenario)
+    if num_engines(scenario) == 1:  # before processes are started that would say it too
+        check_shared_out(setup_of(scenario))
+    with memory_as_a_sentence(device), open_ranks(count, device) as ranks:
+
+        def runner_of(pool: Scenario, index: int) -> EngineSteps:
+            return ranks.runner(setup_of(pool)) if num_engines(scenario) == 1 else ranks.engine(setup_of(pool), index)
+
+        def backend_of(runner: EngineSteps) -> ExecutedBackend:
+            speculator = None
+            if isinstance(runner, StepRunner) and not isinstance(runner, LeadingRunner):
+                speculator = build_speculator(runner, engine, seed=scenario.seed)
+            return _backend(scenario, runner, speculator, tokens, drift)
 
         def on_answer(request: Request) -> None:
             if decode is not None and on_text is not None:
-                tokens, begin = backend.tokens.of(request), request.num_prompt_tokens
-                on_text(request.request_id, decode(tokens[:begin]), decode(tokens[begin:]))
+                said, begin = tokens.of(request), request.num_prompt_tokens
+                on_text(request.request_id, decode(said[:begin]), decode(said[begin:]))
 
-        ending = Ending(max_seconds, on_answer)
-        result = _run(scenario, wrap(backend), backend, progress, out, live, tier, ending)
-        num_nan, clock = runner.decoder.chooser.num_nan, runner.new_clock().meaning
-    where = device_name(device) if ranks == 1 else f"{ranks} ranks of {device_name(device)}"
+        listener = RunListener(scenario, progress, max_seconds, on_answer)
+        executed = ExecutedCluster(ranks, runner_of, backend_of, setup_of, wrap, listener, live)
+        result = _run(scenario, executed, listener, out)
+        num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
+    backend = executed.backends[0]
+    where = device_name(device) if count == 1 else f"{count} ranks of {device_name(device)}"
     weights = "random weights"
     if model.weights_origin is not None:
         weights = f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
-    notes = [f"Executed on {where} with {setup.backend} kernels and {weights}; durations are {clock}."]
-    if ending.is_cut:
+    clock, names = backend.runner.new_clock().meaning, setup_of(scenario).backend
+    notes = [f"Executed on {where} with {names} kernels and {weights}; durations are {clock}."]
+    if num_engines(scenario) > 1:
+        notes.append(_note_on_engines(scenario))
+    if listener.is_cut:
         notes.append(f"Stopped after {max_seconds:g} s (--max-seconds): what was not answered by then is not counted.")
     if result.cut_short:
         notes.append(f"Cut short: {result.cut_short} What was answered until then is counted.")
@@ -119,8 +159,7 @@ def execute_scenario(
         notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
     if num_nan:
         notes.append(f"{num_nan:,} logits were no numbers and counted as the least there is: this text means nothing.")
-    if backend.exits is not None:
-        notes.append(backend.exits.in_words())
+    notes += [own.exits.in_words() for own in executed.backends if own.exits is not None]
     if backend.acceptance is not None:
         notes.append(backend.acceptance.in_words())
         if out is not None:
@@ -130,19 +169,30 @@ def execute_scenario(
     return replace(result, notes=(*result.notes, *notes))
 
 
-def _backend(
-    scenario: Scenario, runner: StepRunner, speculator: Speculator | None, drift: DriftMeter | None
-) -> ExecutedBackend:
-    is_drawn = settings_of(scenario.sampling, scenario.model) is not None
+def _note_on_engines(scenario: Scenario) -> str:
+    sentence = f"{num_engines(scenario)} engines, each a process; on the clock they step at the same time."
+    engine = scenario.pools[0].engine
+    if engine.data_parallel_size > 1 and engine.enable_expert_parallel:
+        sentence += " Tokens are sent to the ranks of their experts and back (all-to-all), whatever all2all_backend is."
+    if scenario.cluster.is_disaggregated:
+        sentence += " KV blocks go from process to process, in the wall's time."
+    return sentence
+
+
+def _token_store(scenario: Scenario) -> TokenStore:
     text, around = text_of(scenario)
-    return ExecutedBackend(
-        *(runner, scenario.seed),
-        drift=drift,
-        speculator=speculator,
-        text=text,
-        around=around,
-        draws=Draws(_draw_seed(scenario)) if is_drawn else None,
-    )
+    return TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed, text, around)
+
+
+def _backend(
+    scenario: Scenario,
+    runner: EngineSteps,
+    speculator: Speculator | None,
+    tokens: TokenStore,
+    drift: DriftMeter | None,
+) -> ExecutedBackend:
+    draws = None if settings_of(scenario.sampling, scenario.model) is None else Draws(_draw_seed(scenario))
+    return ExecutedBackend(runner, scenario.seed, drift=drift, speculator=speculator, tokens=tokens, draws=draws)
 
 
 def _draw_seed(scenario: Scenario) -> int:
@@ -180,28 +230,44 @@ def serve_calibrated(
     scenario: Scenario, times: StepTimes, calibration: Calibration, progress: Progress | None = None
 ) -> tuple[RunResult, list[StepPair]]:
     """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
-    scenario = times.with_link(scenario)
+    scenario, pairs = times.with_link(scenario), list[StepPair]()
     costs = step_costs(scenario, calibration)
     tier = second_tier(scenario, costs)
-    executed = _backend(scenario, times.runner, times.speculator, times.drift_meter())
-    shadowed = ShadowedBackend(executed, predictor_of(scenario, costs, None if tier is None else tier.cost))
-    return _run(scenario, shadowed, executed, progress, tier=tier), shadowed.pairs
+    predictor = predictor_of(scenario, costs, None if tier is None else tier.cost)
+    backend = _backend(scenario, times.runner, times.speculator, _token_store(scenario), times.drift_meter())
+    listener = RunListener(scenario, progress)
+    executed = ExecutedCluster(
+        Ranks(),
+        runner_of=lambda *_: times.runner,
+        backend_of=lambda _: backend,
+        setup_of=lambda _: times.setup,
+        wrap=lambda own, _: ShadowedBackend(own, predictor, pairs),
+        listener=listener,
+    )
+    return _run(scenario, executed, listener, calibration=calibration), pairs
 
 
 def as_executed(scenario: Scenario) -> Scenario:
     """The scenario with its model in the formats, and its layers in the KV blocks, that it is executed in: memory is
-    planned for those. Raises PerfmodelError for what its engine asks for and is not executed."""
-    check_engine(scenario.engine)
-    check_speculation(scenario.model, scenario.engine)
+    planned for those. Raises PerfmodelError for what its engines ask for and is not executed."""
+    model = scenario.model
+
+    def executed(engine: EngineSpec) -> EngineSpec:
+        check_engine(engine)
+        check_speculation(model, engine)
+        ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
+        if served_model(model, engine).has_states:
+            ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
+        return engine.model_copy(update=ours)
+
+    pools = tuple(pool.model_copy(update={"engine": executed(pool.engine)}) for pool in scenario.cluster.pools)
+    update = {"engine": executed(scenario.engine), "cluster": scenario.cluster.model_copy(update={"pools": pools})}
     if not scenario.engine.inference_mode:
         raise PerfmodelError(
             f"{scenario.name} asks for inference_mode=false, but the executor never keeps activations for gradients; "
             f"leave it out."
         )
-    ours: dict[str, bool] = {"disable_hybrid_kv_cache_manager": True}  # one table for all layers
-    if served_model(scenario.model, scenario.engine).has_states:
-        ours["enable_prefix_caching"] = False  # a state of one sequence is of no use to another
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=ours)})
+    return scenario.model_copy(update=update)
 
 
 def as_executed_on_cpu(scenario: Scenario) -> Scenario:
@@ -215,20 +281,43 @@ def as_executed_on_cpu(scenario: Scenario) -> Scenario:
     return as_executed(scenario)
 
 
+def num_engines(scenario: Scenario) -> int:
+    return sum(pool.replicas * pool.engine.data_parallel_size for pool in scenario.pools)
+
+
 def num_ranks(scenario: Scenario) -> int:
-    """Ranks of the one group that executes a scenario. Raises PerfmodelError where it takes another."""
-    engine = scenario.engine
+    """Processes that execute a scenario: the ranks of its only engine, or its engines. Raises PerfmodelError for what
+    is simulated only."""
+    count = num_engines(scenario)
     if scenario.cluster.is_dynamic:
         raise PerfmodelError(
             f"{scenario.name} has a gateway, autoscaling, failures or shares of pools, which are simulated only; leave "
-            f"them out to execute one replica."
+            f"them out to execute it."
         )
-    if scenario.num_devices != engine.tensor_parallel_size * engine.pipeline_parallel_size:
-        raise PerfmodelError(
-            f"{scenario.name} asks for {scenario.num_devices} devices, but the executor runs one replica of one group "
-            f"of ranks, or of pipeline stages; set data_parallel_size and cluster.replicas to 1."
-        )
-    return scenario.num_devices
+    if count == 1:
+        return scenario.num_devices
+    transfer, engines = scenario.cluster.kv_transfer, [pool.engine for pool in scenario.pools]
+    has_experts = any(isinstance(layer.ffn, MoEFFN) for layer, _ in scenario.model.layers)
+    cases = {
+        "one of its engines has several ranks": any(e.num_devices > e.data_parallel_size for e in engines),
+        "drafts tokens (engine.speculative_config)": any(e.speculative_config is not None for e in engines),
+        "is not for a CPU": scenario.hardware.kind != "cpu" or any(pool.hardware for pool in scenario.pools),
+        "a pool has another model": any(pool.model is not None for pool in scenario.pools),
+        "KV moves layer by layer, or over a shared fabric": transfer.layerwise or transfer.shared,
+        "KV comes with states, or tokens kept beside its blocks": scenario.cluster.is_disaggregated
+        and served_model(scenario.model, scenario.engine).has_states,
+        "data-parallel ranks share experts by their width, or beside other engines": has_experts
+        and any(engine.data_parallel_size > 1 for engine in engines)
+        and not (len(engines) == 1 and scenario.pools[0].replicas == 1 and engines[0].enable_expert_parallel),
+    }
+    for reason, applies in cases.items():
+        if applies:
+            raise PerfmodelError(
+                f"{scenario.name} has {count} engines, and {reason}: executed are several engines of one CPU rank and "
+                f"one model, and data-parallel ranks with whole experts; simulate it, or set data_parallel_size and "
+                f"cluster.replicas to 1."
+            )
+    return count
 
 
 def _num_tokens(scenario: Scenario) -> int:
@@ -242,81 +331,51 @@ def _num_tokens(scenario: Scenario) -> int:
 
 def _run(
     scenario: Scenario,
-    backend: Backend,
-    executed: ExecutedBackend,
-    progress: Progress | None = None,
+    executed: ExecutedCluster,
+    listener: RunListener,
     out: Path | None = None,
-    live: bool = False,
-    tier: SecondTier | None = None,
-    ending: Ending | None = None,
+    calibration: Calibration | None = None,
 ) -> RunResult:
-    """Serve the scenario's workload with `backend`, which is `executed` or stands in front of it; `tier` as the
-    scenario has it. The result's scenario has the acceptance that was measured, for whoever simulates it."""
-    num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
-    host = None if tier is None else tier.blocks(has_tensors=True)
-    loop = build_serve_loop(scenario, num_blocks, record_positions=True, host=host)
-    workload = Workload(scenario)
+    """Serve the scenario's workload with `executed`. The result's scenario has the acceptance that was measured, for
+    whoever simulates it."""
+    basis_of, entrance = remembered_basis(calibration, None), entrance_of(scenario)
     turns = scenario.traffic.has_conversations
     with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:
-        # Requests that finished with this step (the next plan may compute tokens of them), and with the one before.
-        finishing: list[Request] = []
-        ended: list[Request] = []
-        num_computed, num_tokens = 0, _num_tokens(scenario) if progress is not None else 0
-
-        def on_finished(request: Request) -> None:
-            collector.add_request(request)
-            finishing.append(request)
-            if ending is not None:
-                ending.on_answer(request)
-
-        def on_step(record: StepRecord) -> None:
-            nonlocal num_computed
-            collector.add_step(record)
-            for request in ended:
-                executed.release(request)
-            ended[:], finishing[:] = finishing, ()
-            gaps = loop.scheduler.irregular_gaps
-            while gaps:
-                collector.add_gap(*gaps.pop())
-            num_computed += record.num_tokens
-            if progress is not None:
-                progress(num_computed, max(num_tokens, num_computed))
-            if ending is not None:
-                ending.look()
-
-        line = FlowLine(scenario.engine.pipeline_parallel_size)
-        stages = InStages(line, lambda: executed.stage_ticks) if line.num_stages > 1 else None
-        clock = WallClock() if live else None
         cut_short = ""
         try:
-            serve(loop, backend, arrivals_of(workload), on_finished, on_step, clock, stages)
+            serve(scenario, Workload(entrance), basis_of, collector, can_leap=False, executed=executed)
         except TimeIsUpError:
-            pass  # `ending` knows
+            pass  # the listener knows
         except RankDiedError as error:
             if not collector.num_finished:
                 raise
             cut_short = str(error)
-    if not collector.num_finished and ending is not None and ending.is_cut:
+    if not collector.num_finished and listener.is_cut:
         raise WorkloadError(
-            f"{scenario.name}: no request was answered within --max-seconds {ending.max_seconds:g}; give more, or "
+            f"{scenario.name}: no request was answered within --max-seconds {listener.max_seconds:g}; give more, or "
             f"shorter requests."
         )
     if not collector.num_finished:
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
-    offload = None
-    if tier is not None and host is not None:
-        offload = copied([(host, num_ranks(scenario) * tier.cost.block_bytes)])
-    totals = DeviceTotals(
-        num_devices=scenario.num_devices,
-        kv_cache_usage_peak=max(collector.used_blocks_peak.values(), default=0) / num_blocks,
-        usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
-        num_preemptions=loop.scheduler.num_preemptions,
-        prefix_tokens_asked=loop.scheduler.num_prefix_tokens_asked,
-        prefix_tokens_hit=loop.scheduler.num_prefix_tokens_hit,
-        kv_offload=offload,
-    )
-    if executed.acceptance is not None:
-        scenario = with_acceptance(scenario, executed.acceptance.acceptance())
-    summary = summarize(scenario, collector, totals)
+    acceptance = executed.backends[0].acceptance
+    if acceptance is not None:
+        scenario = with_acceptance(scenario, acceptance.acceptance())
+    cluster = executed.cluster
+    num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
+    summary = summarize(scenario, collector, _totals(scenario, cluster, collector))
     records = collector.requests(), collector.steps()
     return RunResult(scenario, "executed", summary, *records, num_blocks, cut_short=cut_short)
+
+
+def _totals(scenario: Scenario, cluster: Cluster, collector: Collector) -> DeviceTotals:
+    schedulers = [engine.loop.scheduler for engine in cluster.engines]
+    return DeviceTotals(
+        num_devices=scenario.num_devices,
+        kv_cache_usage_peak=max(usage_peak(pool, collector) for pool in cluster.pools),
+        usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
+        num_preemptions=sum(own.num_preemptions for own in schedulers),
+        prefix_tokens_asked=sum(own.num_prefix_tokens_asked for own in schedulers),
+        prefix_tokens_hit=sum(own.num_prefix_tokens_hit for own in schedulers),
+        kv_offload=kv_offloaded(cluster),
+        kv_transfer=kv_transferred(cluster, collector.end_tick / TICKS_PER_S),
+    )

@@ -1,11 +1,13 @@
 """`StepRunner`: one rank's decoder, KV pool and graphs; takes steps as segments, in the way that is fastest."""
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from perfmodel.errors import PerfmodelError
@@ -41,6 +43,31 @@ class Passes(Protocol):
         ...
 
 
+class EngineSteps(Protocol):
+    """Takes the steps of an engine, in this process or elsewhere; as of `StepRunner`."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def stage_ns(self) -> Sequence[int]: ...
+
+    def new_clock(self) -> StepClock: ...
+
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None: ...
+
+    def release(self, first_block: int) -> None: ...
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None: ...
+
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]: ...
+
+    def count_nan(self) -> int: ...
+
+
 class StepRunner:
     """Takes steps: the new tokens of sequences in, the next token of each sampled one out, by one decoder; with
     `graphs`, decodes go there, and the pool must not have to grow. keeps_kv: without, each step computes whole
@@ -55,6 +82,18 @@ class StepRunner:
         self.host_pages = HostPages(cache)
         self.stage_ns: Sequence[int] = ()
 
+    @property
+    def model(self) -> ModelSpec:
+        return self.decoder.model
+
+    @property
+    def block_size(self) -> int:
+        return self.cache.block_size
+
+    def count_nan(self) -> int:
+        """How many logits were no numbers so far."""
+        return self.decoder.chooser.num_nan
+
     def new_clock(self) -> StepClock:
         return device_clock(self.decoder.device)
 
@@ -68,6 +107,16 @@ class StepRunner:
         """Copy KV blocks to slots of the second tier, (block, slot) each, then from there, (slot, block)."""
         self.host_pages.copy(out, back)
 
+    def send_blocks(self, blocks: Sequence[int], to: int) -> None:
+        dist.send(self.cache.packed(blocks), to)
+
+    def receive_blocks(self, blocks: Sequence[int], origin: int) -> int:
+        """When they are in the cache, in nanoseconds of the machine's monotonic clock."""
+        packed = self.cache.packed(blocks)
+        dist.recv(packed, origin)
+        self.cache.unpack(blocks, packed)
+        return time.monotonic_ns()
+
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         with torch.inference_mode(), tuning() if is_warm_up else nullcontext():
             decoder = self.decoder
@@ -78,6 +127,9 @@ class StepRunner:
             return self._run(segments)
 
     def _run(self, segments: Sequence[TokenSegment]) -> list[int]:
+        if not segments:  # on a data-parallel rank without work
+            self.decoder.assist()
+            return []
         if self.graphs is not None and self.graphs.can_run(segments):
             return self.graphs.run(segments)
         decoder = self.decoder

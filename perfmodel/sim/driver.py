@@ -12,7 +12,7 @@ from perfmodel.cost.calibrations.draws import Scores
 from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import WorkloadError
 from perfmodel.sim.clock import TICKS_PER_S, Alarm, TickEnvironment, to_ticks
-from perfmodel.sim.fleet.cluster import Cluster
+from perfmodel.sim.fleet.cluster import Cluster, ExecutedEngines
 from perfmodel.sim.fleet.pool import BasisOf, remembered_basis
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import RequestColumns
@@ -21,7 +21,7 @@ from perfmodel.sim.records.result import RunResult, eager_notes, run_notes, work
 from perfmodel.sim.records.summary import summarize
 from perfmodel.sim.records.totals import device_totals
 from perfmodel.sim.replica.replica import EngineRank
-from perfmodel.sim.traffic.clients import ClosedLoopClient, Compressor, ConversationClient, OpenLoopClient, Route
+from perfmodel.sim.traffic.clients import Compressor, Route, client_of
 from perfmodel.sim.traffic.workload import Workload
 from perfmodel.specs.scenario import Scenario
 
@@ -60,12 +60,12 @@ def simulate(
 
     Raises DoesNotFitError for a model too large for the devices, WorkloadError for traffic that cannot be served."""
     basis_of = remembered_basis(calibration, profile)
-    entrance = _entrance(scenario)
+    entrance = entrance_of(scenario)
     workload = Workload(entrance)
     if keep_steps is None:
         keep_steps = (workload.num_requests or 0) <= _MAX_STEPS_KEPT
     with Collector(out, keep_steps, scenario.needs_token_times, scenario.traffic.has_conversations) as collector:
-        cluster = _serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
+        cluster = serve(scenario, workload, basis_of, collector, progress, can_leap, one_of)
     if not (collector.num_finished or collector.lost):
         raise WorkloadError(f"{scenario.name}: the traffic has no requests; raise num_requests, duration_s or the rate")
     if not collector.num_steps:
@@ -94,12 +94,12 @@ def simulate(
     return RunResult(scenario, "simulated", summary, requests, steps, num_blocks, notes, ensemble, calibration, profile)
 
 
-def _entrance(scenario: Scenario) -> Scenario:
+def entrance_of(scenario: Scenario) -> Scenario:
     """Scenario of the pool that receives requests first."""
     return scenario.of_pool(next(pool for pool in scenario.pools if pool.role != "decode"))
 
 
-def _serve(
+def serve(
     scenario: Scenario,
     workload: Workload,
     basis_of: BasisOf,
@@ -108,10 +108,11 @@ def _serve(
     can_leap: bool = True,
     one_of: int = 1,
     scores: Scores | None = None,
+    executed: ExecutedEngines | None = None,
 ) -> Cluster:
-    """Run until the last request is answered; return the final cluster."""
-    env = TickEnvironment()
-    client: OpenLoopClient | ClosedLoopClient | ConversationClient
+    """Run until the last request is answered; return the final cluster. Other arguments as of `simulate` and `Cluster`;
+    prompts are compressed (`prompt_compression`) in no time where steps are executed."""
+    env = TickEnvironment() if executed is None else executed.env
     expected = scenario.traffic.expected_requests  # of stages a mean: there may be a few more
     total = workload.num_requests if expected is None else round(expected)
     report_every = min(max((total or 10_000) // 100, 1), _REPORT_EVERY)
@@ -119,6 +120,8 @@ def _serve(
     def on_finished(replica: EngineRank, request: Request) -> None:
         collector.add_request(request, replica.index)
         client.on_finished(request)
+        if executed is not None:
+            executed.on_finished(replica.index, request)
         if progress is not None and collector.num_finished % report_every == 0:
             progress(collector.num_finished, None if total is None else max(total, collector.num_finished))
 
@@ -131,10 +134,13 @@ def _serve(
         gaps = replica.loop.scheduler.irregular_gaps
         while gaps:
             collector.add_gap(*gaps.pop())
+        if executed is not None:
+            executed.on_step(replica.index, record)
 
-    cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost)
+    cluster = Cluster(env, scenario, basis_of, on_finished, on_step, can_leap, one_of, scores, on_lost, executed)
     route: Route = cluster.route
-    if (shortening := scenario.prompt_compression) is not None and shortening.model is not None:
+    shortening = scenario.prompt_compression if executed is None else None
+    if shortening is not None and shortening.model is not None:
         entrance = cluster.pools[0].scenario  # prefill pools come first
         basis = basis_of(entrance)
         fits = basis.calibration, basis.profile
@@ -143,15 +149,13 @@ def _serve(
     if workload.traffic.trace is not None:  # prompts that leave no room for an answer: vLLM refuses these alone
         rejecting, accepted = _RejectingServer(env, on_lost), route
         route = lambda request: rejecting if workload.refuses(request) else accepted(request)  # noqa: E731
-    if scenario.traffic.has_conversations:
-        client = ConversationClient(env, workload.conversations(), route, workload.concurrency, workload.think_time)
-    elif workload.concurrency is None:
-        client = OpenLoopClient(env, workload.requests(), route)
-    else:
-        client = ClosedLoopClient(env, workload.requests(), route, workload.concurrency, workload.think_time)
+    client = client_of(env, workload, route)
     if cluster.dynamic is not None:
         cluster.dynamic.is_sent = lambda: client.is_done
-    env.run_until_idle()
+    if executed is None:
+        env.run_until_idle()
+    else:
+        executed.run(cluster)
     return cluster
 
 
@@ -187,5 +191,5 @@ def _intervals_of(
 def _serve_drawn(basis_of: BasisOf, one_of: int, scenario: Scenario, scores: Scores | None) -> RequestColumns:
     """Requests of `scenario` under a draw of scores, or without one."""
     with Collector(keep_steps=False) as collector:
-        _serve(scenario, Workload(_entrance(scenario)), basis_of, collector, one_of=one_of, scores=scores)
+        serve(scenario, Workload(entrance_of(scenario)), basis_of, collector, one_of=one_of, scores=scores)
     return collector.requests()

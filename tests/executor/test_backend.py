@@ -14,7 +14,7 @@ from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig
 from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
@@ -48,7 +48,7 @@ def served(decoder, loop, requests):
     ticks = iter(range(10**9))
     backend = ExecutedBackend(runner_of(decoder), clock_ns=lambda: next(ticks), warms_up=False)
     finished = []
-    serve(loop, backend, plain_arrivals(requests), finished.append, lambda record: None)
+    serve(loop, backend, requests, finished.append)
     assert len(finished) == len(requests)
     return {request.request_id: backend.tokens.outputs(request) for request in finished}
 
@@ -113,7 +113,7 @@ def test_durations_are_clock_differences_in_picoseconds_and_new_shapes_run_once_
     clock = iter(range(0, 10**9, 7))
     backend = ExecutedBackend(runner_of(CountingDecoder(MODELS["gqa"], torch.float32)), clock_ns=lambda: next(clock))
     records = []
-    serve(loop, backend, plain_arrivals([Request(0, 0, 9, 4)]), lambda request: None, records.append)
+    serve(loop, backend, [Request(0, 0, 9, 4)], lambda request: None, records.append)
     assert [record.end - record.start for record in records] == [7000] * 4
     assert calls == [9, 9, 1, 1, 1, 1]  # the prompt twice, the first decode twice
 

@@ -16,7 +16,7 @@ from perfmodel.models.changes import with_sparse_attention, with_window  # noqa:
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import calibration_grid, scenario_range  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
@@ -42,7 +42,7 @@ def served(decoder, case, keeps_kv=True):
     serve(
         loop,
         backend,
-        plain_arrivals(requests),
+        requests,
         finished.append,
         lambda record: sizes.append(record.num_tokens),
     )

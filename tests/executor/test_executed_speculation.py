@@ -18,7 +18,7 @@ from perfmodel.models.spec import QuantizationSpec  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance, SpeculativeConfig  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
@@ -81,7 +81,7 @@ def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=
         if not is_ahead:  # else the next step may have been planned for it
             backend.release(request)
 
-    serve(loop, backend, plain_arrivals(requests), on_finished, lambda record: None)
+    serve(loop, backend, requests, on_finished)
     assert len(outputs) == len(requests)
     return outputs, backend, loop
 

@@ -27,7 +27,7 @@ class Killing:
     def execute(self, plan):
         self.left -= 1
         if not self.left:
-            self.backend.runner._ranks._processes[0].kill()
+            self.backend.runner._ranks.processes[0].kill()
             self.killed_at = time.monotonic()
         return self.backend.execute(plan)
 
@@ -35,7 +35,7 @@ class Killing:
 def run(before_step):
     made = []
 
-    def wrap(backend):
+    def wrap(backend, _):
         made.append(Killing(backend, before_step))
         return made[0]
 

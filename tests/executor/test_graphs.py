@@ -18,7 +18,7 @@ from perfmodel.engine import (  # noqa: E402
 )
 from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, DecodeInputs, capture_sizes, no_capture, padded_size  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -73,7 +73,7 @@ def test_served_with_graphs_each_request_has_the_tokens_it_has_alone(name):
     ticks = iter(range(10**9))
     backend = ExecutedBackend(runner, clock_ns=lambda: next(ticks), warms_up=False)
     finished, steps = [], []
-    serve(loop, backend, plain_arrivals(requests), finished.append, steps.append)
+    serve(loop, backend, requests, finished.append, steps.append)
     outputs = {request.request_id: backend.tokens.outputs(request) for request in finished}
     assert outputs == {r.request_id: alone(decoder, r) for r in requests}
     assert capture.num_replays == sum(step.num_chunks == 0 for step in steps) > 0

@@ -15,7 +15,7 @@ from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError  # noq
 from perfmodel.models.architecture import DenseFFN, MoEFFN  # noqa: E402
 from perfmodel.specs import EngineSpec, load_model, load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder, load_decoder  # noqa: E402
 from perfmodel_executors.models.loading import files  # noqa: E402
 from perfmodel_executors.models.loading.names import NAMES  # noqa: E402
@@ -219,8 +219,7 @@ def test_a_real_model_knows_the_capital_of_france():
     serve(
         ServeLoop(Scheduler(config, KVBlockManager(8, 16))),
         backend,
-        plain_arrivals([request]),
-        lambda r: None,
+        [request],
         lambda r: None,
     )
     assert backend.tokens.outputs(request)[0] == paris

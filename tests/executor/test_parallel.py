@@ -15,7 +15,7 @@ from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.models.random_weights import TRAINED  # noqa: E402
-from perfmodel_executors.parallel.group import ALONE, ONLY_STAGE  # noqa: E402
+from perfmodel_executors.parallel.group import ALONE, ONLY_STAGE, TensorGroup  # noqa: E402
 from perfmodel_executors.parallel.ranks import open_runner  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup  # noqa: E402
 
@@ -24,7 +24,7 @@ GENERATOR = torch.Generator().manual_seed(7)
 PROMPT = torch.randint(101, (13,), generator=GENERATOR).tolist()
 
 
-class ThreadGroup:
+class ThreadGroup(TensorGroup):
     """Ranks as threads of this process: they meet at a barrier, and each reads what the others brought."""
 
     def __init__(self, rank, size, meeting, experts=None):

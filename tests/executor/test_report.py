@@ -101,9 +101,10 @@ def test_the_shadow_notes_predictions_and_returns_the_real_outcome():
 
     plan = StepPlan(4)
     plan.decodes, plan.decode_context = [Request(0, 0, 5, 2)], 6
-    shadowed = ShadowedBackend(Fixed(2 * 10**12), Fixed(10**12))
+    pairs = []
+    shadowed = ShadowedBackend(Fixed(2 * 10**12), Fixed(10**12), pairs)
     assert shadowed.execute(plan) == Outcome(2 * 10**12, [7])
-    assert shadowed.pairs == [StepPair(4, 1, 1, 6, 0, 1.0, 2.0, BatchShape(1, 1, (), 1, 6))]
+    assert pairs == [StepPair(4, 1, 1, 6, 0, 1.0, 2.0, BatchShape(1, 1, (), 1, 6))]
 
 
 @pytest.mark.parametrize("missing", ["torch", "perfmodel_executors"])

@@ -11,7 +11,7 @@ from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.specs import EngineSpec, load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, no_capture  # noqa: E402
 from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.kernels.sampling import DRAW_BITS  # noqa: E402
@@ -143,7 +143,7 @@ def served(decoder, seed=7, runner=None, speculator=None, **config):
         *(runner, 0, lambda: next(ticks)), warms_up=False, draws=Draws(seed), speculator=speculator
     )
     finished = []
-    serve(loop, backend, plain_arrivals(requests()), finished.append, lambda record: None)
+    serve(loop, backend, requests(), finished.append)
     return {request.request_id: backend.tokens.outputs(request) for request in finished}
 
 

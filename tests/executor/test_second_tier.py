@@ -25,7 +25,7 @@ from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import load_scenario  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.measure.calibrate import calibrate_machine  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
@@ -42,7 +42,7 @@ def checked(decoder, blocks, config, requests, is_async=True, warms_up=False):
     loop = ServeLoop(Scheduler(config, blocks), is_async)
     backend = ExecutedBackend(StepRunner(decoder, decoder.new_cache(BLOCK_SIZE)), warms_up=warms_up)
     finished = []
-    serve(loop, backend, plain_arrivals(requests), finished.append, lambda record: None)
+    serve(loop, backend, requests, finished.append)
     assert len(finished) == len(requests)
     for request in finished:
         assert backend.tokens.outputs(request) == alone(decoder, request)

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from queue import Queue
 
 import pytest
-from hypothesis import given, settings
 
 torch = pytest.importorskip("torch", reason="the executor needs torch")
 
@@ -14,20 +13,15 @@ from executor_models import MODELS  # noqa: E402
 from test_expert_ranks import SHAPES, STEPS, messages  # noqa: E402
 from test_parallel import BLOCK, ThreadGroup, logits  # noqa: E402
 
-from perfmodel.cost import StageTicks  # noqa: E402
-from perfmodel.engine import Outcome  # noqa: E402
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.ops.sharding import stages  # noqa: E402
-from perfmodel.sim.replica.pipeline import FlowLine  # noqa: E402
 from perfmodel.specs import EngineSpec, load_scenario  # noqa: E402
 from perfmodel_executors import run  # noqa: E402
-from perfmodel_executors.driver import InStages, plain_arrivals, serve  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.parallel.group import PipelineStage  # noqa: E402
 from perfmodel_executors.parallel.ranks import Ranks, open_ranks  # noqa: E402
 from perfmodel_executors.run import execute_scenario  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup  # noqa: E402
-from workloads import Case, pipelined_cases, serve_in_stages, stages_of  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -106,39 +100,10 @@ def test_processes_pass_on_what_the_simulator_counts(two_processes):
             if num_stages > 1:
                 assert len(runner.stage_ns) == num_stages
                 assert clock() - before == sum(runner.stage_ns) > 0
-                assert Counter(runner.log.messages) == messages(MODELS["gqa"], shape, engine)
+                assert Counter(runner.messages) == messages(MODELS["gqa"], shape, engine)
         return found
 
     assert served(2, two_processes) == served(1, Ranks())
-
-
-@given(pipelined_cases())
-@settings(max_examples=60, deadline=None)
-def test_plans_overlap_on_the_executed_clock_as_on_the_simulated_one(case: Case) -> None:
-    """Equal times of plans in stages: requests end at equal ticks, and plans are the same."""
-    expected, num_stages = serve_in_stages(case), case.config.pipeline_parallel_size
-    taken, plans = [], []
-
-    class Backend:
-        def execute(self, plan):
-            plans.append(plan.fingerprint())
-            taken.append(StageTicks(0, 0, tuple(stages_of(plan, num_stages))))
-            return Outcome(sum(taken[-1].stages))
-
-    finished = []
-    in_line = InStages(FlowLine(num_stages), lambda: taken[-1])
-    end = serve(
-        case.loop(),
-        Backend(),
-        plain_arrivals(case.requests()),
-        finished.append,
-        lambda record: None,
-        stages=in_line,
-    )
-    assert plans == expected.fingerprints
-    assert end == expected.end
-    ends = {request.request_id: request.finished_at for request in expected.requests}
-    assert {request.request_id: request.finished_at for request in finished} == ends
 
 
 def test_a_scenario_in_stages_overlaps_its_chunks(two_processes, monkeypatch):
@@ -149,7 +114,7 @@ def test_a_scenario_in_stages_overlaps_its_chunks(two_processes, monkeypatch):
         *("engine.num_gpu_blocks_override=100", "engine.max_model_len=128", "engine.pipeline_parallel_size=2"),
     ]
     scenario = load_scenario("tiny-llama-cpu", overrides).model_copy(update={"model": MODELS["gqa"]})
-    monkeypatch.setattr(run, "open_runner", lambda setup: nullcontext(two_processes.runner(setup)))
+    monkeypatch.setattr(run, "open_ranks", lambda *_: nullcontext(two_processes))
     steps = execute_scenario(scenario).steps
     assert steps.num_tokens.tolist() == [16, 16, 16, 16, 1]
     assert (steps.start_s[1:4] < steps.end_s[:3]).all()

@@ -11,7 +11,7 @@ from test_graphs import NUM_BLOCKS, Recorder, graphed, prefilled  # noqa: E402
 from perfmodel.engine import KVBlockManager, Request, Scheduler, SchedulerConfig, ServeLoop  # noqa: E402
 from perfmodel.models.architecture import DenseFFN, GatedDeltaNet, LinearAttention, Mamba  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
-from perfmodel_executors.driver import plain_arrivals, serve  # noqa: E402
+from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -116,7 +116,7 @@ def test_finished_and_preempted_sequences_leave_their_rows(decoder):
         backend.release(request)
 
     expected = {request.request_id: alone(decoder, request) for request in requests}
-    serve(loop, backend, plain_arrivals(requests), on_finished, steps.append)
+    serve(loop, backend, requests, on_finished, steps.append)
     assert loop.scheduler.num_preemptions
     assert outputs == expected
     assert runner.cache.states.num_rows == 5

@@ -4,7 +4,6 @@ preempted; hits of its prefix cache only with `--enable-prompt-tokens-details`. 
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,13 +14,14 @@ from urllib.parse import urlsplit
 from perfmodel.engine import Request
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.sim import Collector, RunResult, Workload
+from perfmodel.sim.clock import TICKS_PER_S
+from perfmodel.sim.traffic.clients import client_of
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.driver import arrivals_of
+from perfmodel_executors.clocks import WallClock
 from perfmodel_executors.engines.arguments import sampling_arguments
 from perfmodel_executors.engines.results import Progress, summarized
 from perfmodel_executors.tokens import TokenStore
 
-_PS_PER_NS = 1000
 _ANSWER_S = 600.0  # without a byte from the server
 _HTTP_OK = 200
 _LONGEST_LINE = 1 << 24  # of a stream: its first event has the prompt in it
@@ -101,26 +101,29 @@ class _Run:
         self, client: _Client, scenario: Scenario, model: str, collector: Collector, progress: Progress | None
     ) -> None:
         self._client, self._collector, self._model, self._progress = client, collector, model, progress
-        self._workload = Workload(scenario)
-        self._arrivals = arrivals_of(self._workload)
+        self._workload, self._clock = Workload(scenario), WallClock()
+        self._arrivals = client_of(self._clock.env, self._workload, lambda _: self)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sampling = sampling_arguments(scenario)
         self._store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
-        self._started = time.monotonic_ns()
 
-    def _now(self) -> int:
-        return (time.monotonic_ns() - self._started) * _PS_PER_NS
+    def add(self, request: Request) -> None:
+        """`request` arrives now."""
+        self._tasks.add(asyncio.create_task(self._ask(request)))
 
     async def serve(self) -> None:
-        tasks: set[asyncio.Task[None]] = set()
-        while tasks or self._arrivals.next_tick is not None:
-            for request in self._arrivals.pop_due(self._now()):
-                tasks.add(asyncio.create_task(self._ask(request)))
-            due = self._arrivals.next_tick
-            wait = None if due is None else max(0.0, (due - self._now()) / 1e12)
-            if not tasks:
-                await asyncio.sleep(wait or 0.0)
+        clock = self._clock
+        while True:
+            clock.catch_up()
+            due = clock.env.next_tick
+            wait = None if due is None else max(0.0, (due - clock.ticks) / TICKS_PER_S)
+            if not self._tasks:
+                if wait is None:
+                    return
+                await asyncio.sleep(wait)
                 continue
-            done, tasks = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(set(self._tasks), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            self._tasks -= done
             for task in done:
                 task.result()
 
@@ -145,7 +148,8 @@ class _Run:
         self._collector.add_request(request)
         self._collector.end_tick = max(self._collector.end_tick, last)
         self._store.release(request)
-        self._arrivals.on_finished(request, last)
+        self._clock.catch_up()
+        self._arrivals.on_finished(request)
         if self._progress is not None:
             self._progress(self._collector.num_finished, self._workload.num_requests)
 
@@ -155,7 +159,7 @@ class _Run:
         while line := await asyncio.wait_for(reader.readline(), _ANSWER_S):
             if not line.startswith(b"data: {"):
                 continue
-            now, event = self._now(), json.loads(line[6:])
+            now, event = self._clock.ticks, json.loads(line[6:])
             if "error" in event:
                 raise PerfmodelError(f"request {request.request_id}: the server answers: {event['error']}")
             for choice in event.get("choices", ()):

@@ -12,6 +12,7 @@ from perfmodel.evidence.sources.measured import SIDES
 from perfmodel.files.blocks import block_as
 from perfmodel.files.catalog import data_dir
 from perfmodel.sim.replica.backend import shape_of
+from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.run import execute_scenario
@@ -52,7 +53,7 @@ class _Recorder:
         self.shapes: list[tuple[Any, ...]] = []
         self.seconds: list[float] = []
 
-    def around(self, backend: Backend) -> Backend:
+    def around(self, backend: Backend, _: Scenario) -> Backend:
         self._backend = backend
         return self
 

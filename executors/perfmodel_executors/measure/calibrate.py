@@ -91,8 +91,8 @@ class StepTimes:
         self.served = served
         model, engine, span = served.model, served.engine, served.span
         settings = settings_of(served.sampling, model)
-        setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
-        self.runner = runner = ranks.runner(setup)
+        self.setup = RunnerSetup(model, engine, 0, CPU, served.seed, "torch", settings, served.routing)
+        self.runner = runner = ranks.runner(self.setup)
         leads = isinstance(runner, LeadingRunner)
         self.speculator = None if leads else build_speculator(runner, engine, seed=served.seed)
         bench = StepBench(runner, served.seed)

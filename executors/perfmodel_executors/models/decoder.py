@@ -29,6 +29,7 @@ from perfmodel_executors.models.random_weights import TRAINED, random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
+from perfmodel_executors.parallel.experts import exchanged
 from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
 from perfmodel_executors.parallel.sharding import shard_model, stage_model
 from perfmodel_executors.sampling import SamplingSettings, TokenChooser
@@ -56,7 +57,7 @@ class Decoder:
         if weights is None:
             support.check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
-        self.part = stage_model(shard_model(model, group.size, group.experts), group.stage)
+        self.part = stage_model(shard_model(model, group), group.stage)
         self.dtype, self.device, self.group = dtype, device, group
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
@@ -203,12 +204,12 @@ class Decoder:
         routing = route_tokens(kernels, kernels.linear(x_TC, weights.router), ffn, weights.router_bias)
         layer = ExpertLayer(weights.up, weights.down, ffn.activation, ffn.gated, weights.up_bias, weights.down_bias)
         update_TC: Tensor
-        if weights.local is not None:  # what this rank's experts add
-            tokens_A, weights_A1, experts_A1 = weights.local.rows(*routing)
-            update_TC = torch.zeros_like(x_TC)
-            if len(tokens_A):
-                rows_AC = kernels.grouped_experts(x_TC[tokens_A], weights_A1, experts_A1, layer)
-                update_TC = update_TC.index_add_(0, tokens_A, rows_AC)
+        if weights.local is not None:  # what this rank's experts add, or those of all ranks
+            multiply, local = partial(self._held_experts, layer), weights.local
+            if self.group.sends_tokens:
+                update_TC = exchanged(self.group, local, x_TC, routing, multiply)
+            else:
+                update_TC = multiply(x_TC, routing[0], local.slots(routing[1]))
         elif self._capacity_factor is None:
             update_TC = kernels.grouped_experts(x_TC, *routing, layer)
         else:
@@ -220,6 +221,22 @@ class Decoder:
                 shared_TC = shared_TC * torch.sigmoid(kernels.linear(x_TC, weights.shared_gate))
             update_TC = update_TC + shared_TC
         return update_TC
+
+    def _held_experts(self, layer: ExpertLayer, x_TC: Tensor, weights_TX: Tensor, slots_TX: Tensor) -> Tensor:
+        """What the experts of these slots add to each row, -1: none."""
+        kept_A, update_TC = torch.nonzero(slots_TX.flatten() >= 0).flatten(), torch.zeros_like(x_TC)
+        if not len(kept_A):
+            return update_TC
+        tokens_A = torch.div(kept_A, slots_TX.shape[1], rounding_mode="floor")
+        pairs_A1 = weights_TX.flatten()[kept_A, None], slots_TX.flatten()[kept_A, None]
+        return update_TC.index_add_(0, tokens_A, self.kernels.grouped_experts(x_TC[tokens_A], *pairs_A1, layer))
+
+    def assist(self) -> None:
+        """Multiplies tokens of other data-parallel ranks in a step that has none of its own."""
+        none_0C = torch.zeros(0, self.model.hidden_size, dtype=self.dtype, device=self.device)
+        for layer, own in zip(self.part.iter_layers(), self.weights.layers, strict=True):
+            if isinstance(layer.ffn, MoEFFN) and isinstance(own.ffn, MoEWeights):
+                self._moe(none_0C, layer.ffn, own.ffn)
 
 
 def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:

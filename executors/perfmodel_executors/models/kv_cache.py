@@ -73,12 +73,30 @@ class KVCache:
         for pages in self.pages:
             pages.move(sources, targets)
 
+    def packed(self, blocks: Sequence[int]) -> Tensor:
+        """Bytes of these blocks in all layers, one tensor after another."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        return torch.cat([tensor.view(torch.uint8)[index].flatten() for tensor in self._tensors])
+
+    def unpack(self, blocks: Sequence[int], packed: Tensor) -> None:
+        """Write what `packed` gave of another cache."""
+        index, begin = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
+        for tensor in self._tensors:
+            stored = tensor.view(torch.uint8)
+            end = begin + len(blocks) * stored[0].numel()
+            stored[index] = packed[begin:end].view(len(blocks), *stored.shape[1:])
+            begin = end
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for pages in self.pages for tensor in pages.tensors]
+
     @contextmanager
     def restored(self, block_tables: Sequence[Sequence[int]]) -> Iterator[None]:
         """Afterwards these sequences have again what they have now: in their blocks, and as states."""
         blocks = [block for table in block_tables for block in table]
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        tensors = [tensor for pages in self.pages for tensor in pages.tensors]
+        tensors = self._tensors
         kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
         with self.states.restored([table[0] for table in block_tables if table]):
             yield

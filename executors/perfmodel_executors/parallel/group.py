@@ -1,6 +1,7 @@
 """`TensorGroup`: the ranks that compute one step together; a single one gets back what it gives."""
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,12 +36,22 @@ ONLY_STAGE = PipelineStage()
 
 class TensorGroup:
     """`rank` of `size` ranks, which all make the same calls in the same order; this one is alone. experts: how whole
-    experts are shared out; None: each is cut by its width."""
+    experts are shared out, over `num_expert_ranks`; None: each is cut by its width. sends_tokens: data-parallel ranks,
+    which have tokens of their own and are of size 1 but for their experts."""
 
     rank = 0
     size = 1
     experts: ExpertSharing | None = None
     stage = ONLY_STAGE
+    sends_tokens = False
+
+    @property
+    def expert_rank(self) -> int:
+        return self.rank
+
+    @property
+    def num_expert_ranks(self) -> int:
+        return self.size
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -48,6 +59,10 @@ class TensorGroup:
     def gather(self, shard_SV: Tensor, size: int) -> Tensor:
         """All ranks' columns side by side, cut to `size`, on every rank."""
         return shard_SV
+
+    def exchange(self, rows_SB: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """counts: how many of the rows go to each rank, in order; what comes, and how many from each."""
+        return rows_SB, list(counts)
 
     def pass_on(self, state_2TC: Tensor) -> None:
         raise AssertionError("there is no other stage")
@@ -61,13 +76,28 @@ ALONE = TensorGroup()
 
 class DistributedGroup(TensorGroup):
     """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes): the ranks of a
-    tensor-parallel group, or as many pipeline stages of one rank each. log: told of each message."""
+    tensor-parallel group, or as many pipeline stages or data-parallel ranks of one rank each. log: told of each
+    message."""
 
-    def __init__(self, log: "MessageLog", experts: ExpertSharing | None = None, has_stages: bool = False) -> None:
-        number, count = dist.get_rank(), dist.get_world_size()
-        self.rank, self.size = (0, 1) if has_stages else (number, count)
+    def __init__(
+        self,
+        log: "MessageLog",
+        experts: ExpertSharing | None = None,
+        has_stages: bool = False,
+        sends_tokens: bool = False,
+    ) -> None:
+        self._place = number, count = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = (0, 1) if has_stages or sends_tokens else self._place
         self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
-        self.experts, self._log = experts, log
+        self.experts, self.sends_tokens, self._log = experts, sends_tokens, log
+
+    @property
+    def expert_rank(self) -> int:
+        return self._place[0]
+
+    @property
+    def num_expert_ranks(self) -> int:
+        return self._place[1]
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         if self.size == 1:
@@ -84,6 +114,16 @@ class DistributedGroup(TensorGroup):
         dist.all_gather(parts, shard_SV.contiguous())
         self._log.add("all_gather", shard_SV.nbytes * self.size)
         return torch.cat(parts, dim=-1)[..., :size]
+
+    def exchange(self, rows_SB: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+        sent = torch.tensor(counts, device=rows_SB.device)
+        came = torch.empty_like(sent)
+        dist.all_to_all_single(came, sent)
+        numbers: list[int] = came.tolist()
+        arrived_RB = rows_SB.new_empty(sum(numbers), rows_SB.shape[1])
+        dist.all_to_all_single(arrived_RB, rows_SB.contiguous(), numbers, list(counts))
+        self._log.add("all_to_all", rows_SB.nbytes)
+        return arrived_RB, numbers
 
     def pass_on(self, state_2TC: Tensor) -> None:
         dist.send(state_2TC, self.stage.number + 1)

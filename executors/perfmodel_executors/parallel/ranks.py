@@ -8,17 +8,19 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.device import StepClock, device_clock
@@ -45,87 +47,184 @@ def sharing_of(engine: EngineSpec, routing: ExpertRouting) -> ExpertSharing | No
     return ExpertSharing(routing, engine.eplb_config.num_redundant_experts if engine.enable_eplb else None)
 
 
+class Call(NamedTuple):
+    """A method of a runner, by its number, of one rank; `build` makes the runner."""
+
+    number: int
+    name: str
+    arguments: tuple[Any, ...]
+
+
+class Reply(NamedTuple):
+    """What a call gives; spent_ns: CPU time of the rank's thread up to each message, and behind the last"""
+
+    spent_ns: list[int]
+    result: Any
+
+
 class LeadingRunner(StepRunner):
     """Rank 0's runner: broadcasts each call to the other ranks, and runs it. path_ns: critical path of all calls so
-    far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several; log:
-    messages of the last step."""
+    far, between CPU processes; stage_ns: of the last step, that of each pipeline stage, where there are several."""
 
-    def __init__(self, number: int, local: StepRunner, ranks: "Ranks", log: MessageLog) -> None:
+    def __init__(self, number: int, local: StepRunner, ranks: "Ranks") -> None:
         super().__init__(local.decoder, local.cache, keeps_kv=local.keeps_kv)
-        self.path_ns, self.log = 0, log
-        self._number, self._local, self._ranks, self._others = number, local, ranks, ranks.others
-        self._is_timed = local.decoder.device.type == "cpu"
+        self.path_ns = 0
+        self._number, self._local, self._ranks = number, local, ranks
         self._has_stages = local.decoder.group.stage.num_stages > 1
+
+    @property
+    def messages(self) -> list[tuple[str, int]]:
+        """Kind and payload bytes of rank 0's messages in the last step."""
+        return self._ranks.messages(self._number)
 
     def new_clock(self) -> StepClock:
         path = StepClock(lambda: self.path_ns, "CPU time of the ranks' threads along the critical path")
-        return path if self._is_timed else device_clock(self.decoder.device)
+        return path if self._ranks.is_timed else device_clock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
-        before = self._local.cache.num_blocks
-        self._local.reserve_for(segments)
-        if self._local.cache.num_blocks > before:
-            self._tell("reserve", self._local.cache.num_blocks)
+        if 1 + max((max(s.block_table) for s in segments if s.block_table), default=-1) > self._local.cache.num_blocks:
+            self._call("reserve_for", segments)
 
     def release(self, first_block: int) -> None:
-        self._tell("release", first_block)
-        self._local.release(first_block)
+        self._call("release", first_block)
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         """As of `StepRunner`. Raises RankDiedError where one of the ranks has ended."""
-        try:
-            return self._run_together(segments, is_warm_up)
-        except (EOFError, OSError, RuntimeError):
-            self._ranks.check_alive()
-            raise
-
-    def _run_together(self, segments: Sequence[TokenSegment], is_warm_up: bool) -> list[int]:
-        self._tell("run", (segments, is_warm_up))
-        self.log.begin()
-        tokens = self._local.run(segments, is_warm_up)
-        own = self.log.end()
-        if not self._is_timed:
-            return tokens
-        # The step's tokens, which the last stage has, and its critical path: of stages one after another; of ranks, on
-        # each stretch between messages, the one that takes longest.
-        replies = [(own, tokens), *(other.recv() for other in self._others)]
-        ranks = [spent for spent, _ in replies]
-        if self._has_stages:
-            self.stage_ns = [sum(spent) for spent in ranks]
+        replies = self._call("run", segments, is_warm_up)
+        # The step's critical path: of stages one after another; of ranks, on each stretch between messages, the one
+        # that takes longest. The last stage has the step's tokens.
+        if self._has_stages and self._ranks.is_timed:
+            self.stage_ns = [sum(reply.spent_ns) for reply in replies]
             self.path_ns += sum(self.stage_ns)
         else:
-            self.path_ns += sum(map(max, zip(*ranks, strict=True)))
-        last: list[int] = replies[-1][1]
-        return last
+            self.path_ns += critical_path(replies)
+        tokens: list[int] = replies[-1].result
+        return tokens
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
-        self._tell("copy", (out, back))
-        self.log.begin()
-        self._local.copy_blocks(out, back)
-        own = self.log.end()
-        if self._is_timed:
-            self.path_ns += max(sum(spent) for spent in (own, *(other.recv()[0] for other in self._others)))
+        self.path_ns += max(sum(reply.spent_ns) for reply in self._call("copy_blocks", out, back))
 
-    def _tell(self, what: str, argument: object) -> None:
-        content = pickle.dumps((self._number, what, argument))
-        for other in self._others:
-            other.send_bytes(content)
+    def _call(self, name: str, *arguments: Any) -> list[Reply]:
+        call = Call(self._number, name, arguments)
+        return list(self._ranks.ask(dict.fromkeys(range(self._ranks.num_ranks), call)).values())
+
+
+class EngineRunner:
+    """The runner of an engine of one rank: this process, or another. path_ns: CPU time of that rank's thread in all
+    its calls so far."""
+
+    stage_ns: Sequence[int] = ()
+
+    def __init__(self, number: int, rank: int, ranks: "Ranks", model: ModelSpec, block_size: int) -> None:
+        self.number, self.rank, self.model, self.block_size, self.path_ns = number, rank, model, block_size, 0
+        self._ranks = ranks
+
+    def new_clock(self) -> StepClock:
+        return StepClock(lambda: self.path_ns, "CPU time of the thread of each engine's rank")
+
+    def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
+        self._call("reserve_for", segments)
+
+    def release(self, first_block: int) -> None:
+        self._call("release", first_block)
+
+    def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
+        tokens: list[int] = self._call("run", segments, is_warm_up).result
+        return tokens
+
+    def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
+        self._call("copy_blocks", out, back)
+
+    def count_nan(self) -> int:
+        count: int = self._call("count_nan").result
+        return count
+
+    def _call(self, name: str, *arguments: Any) -> Reply:
+        (reply,) = self._ranks.ask({self.rank: Call(self.number, name, arguments)}).values()
+        self.path_ns += sum(reply.spent_ns)
+        return reply
+
+
+class RunnersTogether:
+    """Runners of data-parallel ranks, which step at the same time, those without work, too."""
+
+    def __init__(self, runners: Sequence[EngineRunner], ranks: "Ranks") -> None:
+        self.path_ns, self._runners, self._ranks = 0, runners, ranks
+
+    def run(self, segments: Mapping[int, Sequence[TokenSegment]], is_warm_up: bool = False) -> dict[int, list[int]]:
+        """Tokens of each rank's segments, by rank."""
+        calls = {r.rank: Call(r.number, "run", (segments.get(r.rank, ()), is_warm_up)) for r in self._runners}
+        replies = self._ranks.ask(calls)
+        self.path_ns += critical_path(list(replies.values()))
+        return {rank: replies[rank].result for rank in segments}
+
+
+def critical_path(replies: Sequence[Reply]) -> int:
+    """Nanoseconds along ranks that meet in messages: on each stretch between two, of the one that takes longest."""
+    return sum(map(max, zip(*(reply.spent_ns for reply in replies), strict=True)))
+
+
+class _Rank:
+    """The runners of one process, by number."""
+
+    def __init__(self, rank: int) -> None:
+        self.runners: dict[int, tuple[StepRunner, MessageLog]] = {}
+        self._rank = rank
+
+    def answer(self, call: Call) -> Reply:
+        if call.name == "build":
+            log = MessageLog()
+            self.runners[call.number] = _built(call.arguments[0], self._rank, log), log
+            return Reply([], None)
+        runner, log = self.runners[call.number]
+        log.begin()
+        result = getattr(runner, call.name)(*call.arguments)
+        return Reply(log.end(), result)
 
 
 class Ranks:
-    """A group of processes, and runners of theirs: one for each setup that they are given. others, processes: pipes to
-    ranks 1 and on, and what they lead to; none where this process is alone."""
+    """A group of processes, and runners of theirs. others, processes: pipes to ranks 1 and on, and what they lead to;
+    none where this process is alone. is_timed: ranks say what calls took, as CPU processes do."""
 
-    def __init__(self, others: Sequence[Connection] = (), processes: Sequence[BaseProcess] = ()) -> None:
-        self.num_ranks = 1 + len(others)
-        self.others, self._processes = others, processes
+    def __init__(
+        self, others: Sequence[Connection] = (), processes: Sequence[BaseProcess] = (), is_timed: bool = True
+    ) -> None:
+        self.num_ranks, self.is_timed = 1 + len(others), is_timed
+        self.processes, self._others, self._local = processes, others, _Rank(0)
         self._num_runners = 0
+
+    def messages(self, number: int) -> list[tuple[str, int]]:
+        return self._local.runners[number][1].messages
+
+    def ask(self, calls: Mapping[int, Call]) -> dict[int, Reply]:
+        """What each rank says to its call, in order: others are asked first, as they meet this one in messages. Where
+        calls are not timed, only this one and `build` answer. Raises RankDiedError where a rank has ended, and
+        PerfmodelError as the call does, on whichever rank."""
+        content, last = b"", None
+        for rank, call in calls.items():
+            if rank:
+                content, last = content if call is last else pickle.dumps(call), call
+                self._others[rank - 1].send_bytes(content)
+        replies: dict[int, Reply] = {}
+        try:
+            if 0 in calls:
+                replies[0] = self._local.answer(calls[0])
+            for rank, call in calls.items():
+                if rank and (self.is_timed or call.name == "build"):
+                    reply = self._others[rank - 1].recv()
+                    if isinstance(reply, PerfmodelError):
+                        raise reply
+                    replies[rank] = reply
+        except (EOFError, OSError, RuntimeError):
+            self.check_alive()
+            raise
+        return dict(sorted(replies.items()))
 
     def check_alive(self) -> None:
         """Raises RankDiedError for the first rank that has ended, or does so within two seconds."""
         until = time.monotonic() + _NOTICED_S
         while time.monotonic() < until:
-            for rank, process in enumerate(self._processes, start=1):
+            for rank, process in enumerate(self.processes, start=1):
                 if process.exitcode is not None:
                     raise RankDiedError(
                         f"rank {rank} of {self.num_ranks} ended in the middle of a step (exit status "
@@ -137,20 +236,24 @@ class Ranks:
         """A runner for `setup` on all ranks. Raises PerfmodelError as `build_runner` does, on whichever rank."""
         if self.num_ranks == 1:
             return build_runner(setup)
-        _check_shared_out(setup)
-        for other in self.others:
-            other.send((self._num_runners, "build", setup))
-        log = MessageLog()
-        local = _built(setup, 0, log)
-        for rank, other in enumerate(self.others, start=1):
-            try:
-                failure = other.recv()
-            except EOFError:
-                raise RuntimeError(f"rank {rank} ended before it was ready; its error is above.") from None
-            if failure is not None:
-                raise failure
-        self._num_runners += 1
-        return LeadingRunner(self._num_runners - 1, local, self, log)
+        check_shared_out(setup)
+        number = self._build(setup, range(self.num_ranks))
+        return LeadingRunner(number, self._local.runners[number][0], self)
+
+    def engine(self, setup: RunnerSetup, rank: int) -> EngineRunner:
+        """The runner of an engine of one rank."""
+        return EngineRunner(self._build(setup, [rank]), rank, self, setup.model, setup.engine.block_size)
+
+    def together(self, setup: RunnerSetup) -> list[EngineRunner]:
+        """Runners of data-parallel ranks, one on each of all ranks."""
+        check_divisible(setup.model, 1)
+        where, number = range(self.num_ranks), self._build(setup, range(self.num_ranks))
+        return [EngineRunner(number, rank, self, setup.model, setup.engine.block_size) for rank in where]
+
+    def _build(self, setup: RunnerSetup, where: Iterable[int]) -> int:
+        number, self._num_runners = self._num_runners, self._num_runners + 1
+        self.ask(dict.fromkeys(where, Call(number, "build", (setup,))))
+        return number
 
 
 @contextmanager
@@ -173,7 +276,7 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
         others = [ours for ours, _ in pipes]
         try:
             _join(device, 0, num_ranks, meeting)
-            yield Ranks(others, workers)
+            yield Ranks(others, workers, is_timed=device.type == "cpu")
         finally:
             for other in others:
                 other.close()
@@ -189,14 +292,15 @@ def open_ranks(num_ranks: int, device: torch.device) -> Iterator[Ranks]:
 @contextmanager
 def open_runner(setup: RunnerSetup) -> Iterator[StepRunner]:
     """The runner of the engine's one rank, or of the first of several, which follow it until the end of the block."""
-    num_ranks = setup.engine.num_devices
-    if num_ranks > 1:  # before processes are started that would say it too
-        _check_shared_out(setup)
-    with open_ranks(num_ranks, setup.device) as ranks:
+    check_shared_out(setup)  # before processes are started that would say it too
+    with open_ranks(setup.engine.num_devices, setup.device) as ranks:
         yield ranks.runner(setup)
 
 
-def _check_shared_out(setup: RunnerSetup) -> None:
+def check_shared_out(setup: RunnerSetup) -> None:
+    """Raises PerfmodelError for what the engine's ranks cannot share out."""
+    if setup.engine.num_devices == 1:
+        return
     size, num_stages = setup.engine.tensor_parallel_size, setup.engine.pipeline_parallel_size
     if num_stages > 1:
         if setup.device.type != "cpu":
@@ -210,44 +314,34 @@ def _check_shared_out(setup: RunnerSetup) -> None:
 
 
 def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
+    engine = setup.engine
     if setup.device.type == "cuda":
         setup = replace(setup, device=torch.device("cuda", rank))
-    has_stages = setup.engine.pipeline_parallel_size > 1
-    return build_runner(setup, DistributedGroup(log, sharing_of(setup.engine, setup.routing), has_stages))
+    has_stages, sends = engine.pipeline_parallel_size > 1, engine.data_parallel_size > 1
+    if not (has_stages or engine.tensor_parallel_size > 1 or (sends and engine.enable_expert_parallel)):
+        return build_runner(setup)  # an engine beside others
+    return build_runner(setup, DistributedGroup(log, sharing_of(engine, setup.routing), has_stages, sends))
 
 
 def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
     torch.set_num_threads(1)
     _join(device, rank, num_ranks, meeting)
-    runners: list[tuple[StepRunner, MessageLog]] = []
+    own = _Rank(rank)
     while True:
         try:
-            number, what, argument = leader.recv()
+            call: Call = leader.recv()
         except EOFError:
             break
-        if what == "build":
-            log = MessageLog()
-            try:
-                runners.append((_built(argument, rank, log), log))
-                leader.send(None)
-            except PerfmodelError as error:
-                leader.send(error)
-        elif what == "reserve":
-            runners[number][0].cache.reserve(argument)
-        elif what == "release":
-            runners[number][0].release(argument)
-        else:
-            runner, log = runners[number]
-            log.begin()
-            try:
-                tokens = (runner.copy_blocks if what == "copy" else runner.run)(*argument)
-            except RuntimeError as error:
-                if _PEER_IS_GONE not in str(error):
-                    raise
-                return  # the leader says who it was
-            spent = log.end()
-            if device.type == "cpu":
-                leader.send((spent, tokens))
+        try:
+            reply: Reply | PerfmodelError = own.answer(call)
+        except PerfmodelError as error:
+            reply = error
+        except RuntimeError as error:
+            if _PEER_IS_GONE not in str(error):
+                raise
+            return  # the leader says who it was
+        if device.type == "cpu" or call.name == "build":
+            leader.send(reply)
     dist.destroy_process_group()
 
 

@@ -23,14 +23,15 @@ from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
 
 
-def shard_model(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> ModelSpec:
-    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole. experts: as
-    of a `TensorGroup`. Raises PerfmodelError where they cannot be shared out evenly."""
-    if num_ranks == 1:
+def shard_model(model: ModelSpec, group: TensorGroup) -> ModelSpec:
+    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole. Raises
+    PerfmodelError where they cannot be shared out evenly."""
+    experts, dp = group.experts, group.num_expert_ranks if group.sends_tokens else 1
+    if group.size * dp == 1:
         return model
-    check_divisible(model, num_ranks, experts)
+    check_divisible(model, group.size, experts)
     copies = 0 if experts is None else experts.num_redundant or 0
-    shard = Sharding(tp=num_ranks, is_expert_parallel=experts is not None, num_redundant_experts=copies)
+    shard = Sharding(tp=group.size, dp=dp, is_expert_parallel=experts is not None, num_redundant_experts=copies)
     return replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
 
 
@@ -49,6 +50,8 @@ def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | N
         "engine.quantization to none."
     )
     refuse(model.name, {sentence: model.quantization.method == "gguf"})
+    if num_ranks == 1:  # but for whole experts there is nothing to share out
+        return
     for layer, _ in model.layers:
         mixer, ffn = layer.mixer, layer.ffn
         attention = mixer if isinstance(mixer, Attention) else None
@@ -133,17 +136,17 @@ def held_weights(
 
 
 def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:
-    if group.size == 1:
+    if group.size * group.num_expert_ranks == 1:
         return weights
     mixer, ffn = weights.mixer, weights.ffn
-    if mixer is not None:
+    if mixer is not None and group.size > 1:
         assert isinstance(layer.mixer, Attention)
         assert isinstance(mixer, AttentionWeights)
         mixer = _attention(mixer, layer.mixer, group)
-    if isinstance(ffn, FFNWeights):
+    if isinstance(ffn, FFNWeights) and group.size > 1:
         assert isinstance(layer.ffn, DenseFFN)
         ffn = _dense(ffn, layer.ffn.intermediate_size, layer.ffn.gated, group)
-    elif ffn is not None:
+    elif isinstance(ffn, MoEWeights):
         assert isinstance(layer.ffn, MoEFFN)
         ffn = _experts(ffn, layer.ffn, index, group)
     return replace(weights, mixer=mixer, ffn=ffn)
@@ -180,8 +183,8 @@ def _experts(weights: MoEWeights, ffn: MoEFFN, index: int, group: TensorGroup) -
     if group.experts is None:
         halves = [(ffn.intermediate_size, 1)] * (1 + ffn.gated)
         return replace(weights, up=_share(up, halves, group, dim=1), down=_share(down, halves[:1], group, dim=2))
-    placement = group.experts.placement(ffn, index, group.size)
-    local = LocalExperts.of(placement, group.rank, weights.router.device)
+    placement = group.experts.placement(ffn, index, group.num_expert_ranks)
+    local = LocalExperts.of(placement, group.expert_rank, weights.router.device)
     held = list(local.held)
     up_bias, down_bias = (bias if bias is None else bias[held] for bias in (weights.up_bias, weights.down_bias))
     return replace(weights, up=up[held], down=down[held], up_bias=up_bias, down_bias=down_bias, local=local)

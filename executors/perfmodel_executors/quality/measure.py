@@ -17,8 +17,8 @@ from perfmodel.sim import build_serve_loop
 from perfmodel.specs import load_model
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
+from perfmodel_executors.clocks import serve
 from perfmodel_executors.device import find_device, memory_as_a_sentence
-from perfmodel_executors.driver import plain_arrivals, serve
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.support import with_plain_weights
 from perfmodel_executors.quality.tokenizer import PYDOC, read_text, tokenizer_of
@@ -85,7 +85,7 @@ def greedy_outputs(
         backend.tokens.give(request, prompt)
     num_blocks = plan_memory(scenario.model, scenario.hardware, scenario.engine).num_kv_blocks
     loop = build_serve_loop(scenario, num_blocks, record_positions=True)
-    serve(loop, backend, plain_arrivals(requests), keep, lambda record: None)
+    serve(loop, backend, requests, keep)
     return [answers[index] for index in range(len(prompts))]
 
 

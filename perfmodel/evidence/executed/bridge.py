@@ -58,7 +58,7 @@ class ExecutorPackage(Protocol):
         out: Path | None = None,
         *,
         kernels: str | None = None,
-        wrap: Callable[[Backend], Backend] = ...,
+        wrap: Callable[[Backend, Scenario], Backend] = ...,
         max_seconds: float | None = None,
         on_text: Callable[[int, str, str], None] | None = None,
     ) -> RunResult:

@@ -69,10 +69,10 @@ class StepPair(NamedTuple):
 
 
 class ShadowedBackend:
-    """Executes with `real`, and records a prediction of every plan."""
+    """Executes with `real`, and records a prediction of every plan in `pairs`."""
 
-    def __init__(self, real: Backend, predicted: Backend) -> None:
-        self.pairs: list[StepPair] = []
+    def __init__(self, real: Backend, predicted: Backend, pairs: list[StepPair]) -> None:
+        self._pairs = pairs
         self._real = real
         self._predicted = predicted
 
@@ -81,7 +81,7 @@ class ShadowedBackend:
         shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
         predicted = self._predicted.execute(plan).duration
         outcome = self._real.execute(plan)
-        self.pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S, shape_of(plan)))
+        self._pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S, shape_of(plan)))
         return outcome
 
 
@@ -102,21 +102,23 @@ class RunPrediction:
 
     def __init__(self, scenario: Scenario) -> None:
         self._costs = step_costs(scenario)
-        tier = second_tier(scenario, self._costs) if scenario.engine.kv_offload is not None else None
-        self._predictor = predictor_of(scenario, self._costs, None if tier is None else tier.cost)
         self._pairs: list[StepPair] = []
 
-    def around(self, backend: Backend) -> ShadowedBackend:
-        """`backend`, with a prediction for every plan that it executes."""
-        shadowed = ShadowedBackend(backend, self._predictor)
-        self._pairs = shadowed.pairs
-        return shadowed
+    def around(self, backend: Backend, pool: Scenario) -> ShadowedBackend:
+        """`backend` of an engine of `pool`, with a prediction for every plan that it executes."""
+        costs = step_costs(pool)
+        tier = second_tier(pool, costs) if pool.engine.kv_offload is not None else None
+        return ShadowedBackend(backend, predictor_of(pool, costs, None if tier is None else tier.cost), self._pairs)
 
     def compare(self, executed: RunResult) -> "RunComparison":
         """The executed run vs the simulation of its scenario, with the measured acceptance rate of drafts."""
         simulated = simulate(executed.scenario, keep_steps=True)
         metrics = _compare_runs(ExecutorComparison(simulated, executed, self._pairs))
         means = {f"mean {name.upper()}": metrics[f"{key}_mean"][0] for key, name in _MEANS.items() if metrics[key]}
+        moved = executed.summary.get("kv_transfer")
+        if moved:
+            predicted = simulated.summary["kv_transfer"]["mean_ms"] / 1e3
+            means["mean KV transfer"] = predicted, moved["mean_ms"] / 1e3, f"{moved['transfers']:,} transfers"
         for kind in ("decode", "chunk", "mixed"):
             pairs = [pair for pair in self._pairs if pair.kind == kind]
             if pairs:

@@ -1,13 +1,13 @@
 """`Cluster`: the pools of a scenario on the simulated clock, and a request's path through them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from perfmodel.cost import Calibration, EngineProfile, ServerFit, SpeculativeCostModel, StepCostModel
 from perfmodel.cost.calibrations.draws import Draw, Scores, Uncertainty
-from perfmodel.engine import Request
+from perfmodel.engine import Request, StepRecord
 from perfmodel.errors import SpecError
 from perfmodel.sim.clock import TickEnvironment
 from perfmodel.sim.fleet.deployed import Deployed
@@ -20,6 +20,7 @@ from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
 from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config, second_tier
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.cluster import PoolGroup, PoolSpec, deployments
+from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 
 if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
@@ -29,13 +30,31 @@ if TYPE_CHECKING:  # what most clusters lack is loaded by those that have it
     from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
+class ExecutedEngines(Protocol):
+    """Engines on the calendar `env` whose steps are executed, and so are `transfers` of KV between them."""
+
+    env: TickEnvironment
+    transfers: "KvTransfers"
+
+    def locksteps(self, pool: Scenario, engines: range, num_ranks: int) -> Sequence[Lockstep]:
+        """Clocks of a pool's `engines`, by index, `num_ranks` of which step together."""
+
+    def run(self, cluster: "Cluster") -> None:
+        """Turn the calendar until nothing is left on it."""
+
+    def on_finished(self, engine: int, request: Request) -> None: ...
+
+    def on_step(self, engine: int, record: StepRecord) -> None: ...
+
+
 class Cluster:
     """Idle pools for `scenario`; `route` picks the replica for a request.
 
     basis_of: calibration and profile of a pool's scenario; can_leap: batch equal decode steps
     on_finished, on_step: callbacks (replica, request) per awaited answer, (replica, record) per step
     on_lost: callback for each request whose client gets no answer
-    one_of: simulate 1/n of each pool's engines; scores: a draw of calibration errors, shared by all pools"""
+    one_of: simulate 1/n of each pool's engines; scores: a draw of calibration errors, shared by all pools
+    executed: steps are executed there, without the times of a server in front"""
 
     def __init__(
         self,
@@ -48,8 +67,9 @@ class Cluster:
         one_of: int = 1,
         scores: Scores | None = None,
         on_lost: "OnLost" = lambda _: None,
+        executed: ExecutedEngines | None = None,
     ) -> None:
-        self.scenario = scenario
+        self.scenario, self._executed = scenario, executed
         self.pools: list[Pool] = []
         self._server_of: dict[int, DisaggregatedServer] = {}  # by engine
         self.transfers: KvTransfers | None = None
@@ -64,7 +84,7 @@ class Cluster:
         if scenario.cluster.is_disaggregated:
             from perfmodel.sim.fleet.disaggregated import kv_transfers
 
-            self.transfers = kv_transfers(env, scenario)
+            self.transfers = kv_transfers(env, scenario) if executed is None else executed.transfers
         groups = scenario.cluster.deployments or deployments(scenario.pools)  # equal replicas are one
         deployed = [self._deploy(group, on_finished, on_step) for group in groups]
         self.servers = [one.server for one in deployed if one.server is not None]
@@ -93,32 +113,38 @@ class Cluster:
 
     def _pool(self, spec: PoolSpec, on_finished: OnFinished, on_step: OnStep, front_end: bool) -> Pool:
         """Build `spec` with idle replicas, numbered after the existing ones."""
-        own, env = self.scenario.of_pool(spec), self._env
+        own, env, executed = self.scenario.of_pool(spec), self._env, self._executed
         calibration, profile, memory = self._basis_of(own)
         draw = self._draw(calibration, profile, spec.role != "unified")
-        server = _drawn_server(profile, draw) if front_end else ServerFit()
+        server = _drawn_server(profile, draw) if front_end and executed is None else ServerFit()
         costs = shared_step_costs(own, calibration, profile)
         cost_model = costs.cost_model(draw)
-        backend = _backend(own, cost_model, is_split=draw is None)
+        backend = _backend(own, cost_model, is_split=draw is None, is_executed=executed is not None)
         num_ranks = own.engine.data_parallel_size
         num_engines = spec.most_replicas * num_ranks
         if num_engines % self._one_of:
             raise ValueError(f"{spec.most_replicas} x {num_ranks} engines cannot be cut in {self._one_of} equal slices")
         num_engines //= self._one_of
         together = gcd(num_ranks, num_engines)  # what is left of a replica in a slice
-        locksteps = build_locksteps(own.engine, num_engines, together, env, backend, costs.graph, self._can_leap)
+        first = len(self.engines)
+        if executed is None:
+            locksteps = build_locksteps(own.engine, num_engines, together, env, backend, costs.graph, self._can_leap)
+        else:
+            num_together = together if costs.graph.has_group else 1
+            locksteps = list(executed.locksteps(own, range(first, first + num_engines), num_together))
         tier = second_tier(own, costs)
         backend.restore = tier.cost if tier is not None else None
-        config = scheduler_config(own, cost_model=cost_model if isinstance(cost_model, SpeculativeCostModel) else None)
+        depths = cost_model if isinstance(cost_model, SpeculativeCostModel) else None
+        config = scheduler_config(own, executed is not None, depths)
         if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
 
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
-            host = tier.blocks() if tier is not None else None
+            host = tier.blocks(has_tensors=executed is not None) if tier is not None else None
             loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config)
             return EngineRank(lockstep, index, loop, on_finished, on_step, FrontEnd(server))
 
-        engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, len(self.engines))]
+        engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]
         replicas = tuple(Replica(engines[i : i + together]) for i in range(0, len(engines), together))
         route = FleetRouter(spec.router or self.scenario.cluster.router, replicas, self.scenario.seed)
         pipelines = tuple(dict.fromkeys(clock for clock in locksteps if isinstance(clock, Pipeline)))
@@ -145,16 +171,20 @@ class Cluster:
             pools[number] = self._pool(specs[number], ends[specs[number].role], on_step, front_end=False)
         own = list(pools.values())
         calibration, profile, _ = self._basis_of(own[0].scenario)
-        server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
+        server = ServerFit()
+        if self._executed is None:
+            server = _drawn_server(profile, self._draw(calibration, profile, is_disaggregated=True))
         joined = disaggregated_server(self._env, self.scenario, own, on_finished, FrontEnd(server), self.transfers)
         self._server_of.update((engine.index, joined) for pool in own for engine in pool.engines)
         return Deployed(deployment, pools, None, joined)
 
 
-def _backend(scenario: Scenario, cost_model: StepCostModel, is_split: bool) -> SimulatedBackend:
+def _backend(scenario: Scenario, cost_model: StepCostModel, is_split: bool, is_executed: bool) -> SimulatedBackend:
     config = scenario.engine.speculative_config
     if config is None:
         return SimulatedBackend(cost_model, is_split=is_split)
+    if is_executed:  # which says what becomes of drafts
+        config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
     if config.acceptance is None:
         raise SpecError(
             f"{scenario.name}: engine.speculative_config has no acceptance, which a simulation needs: give a rate, or "

@@ -15,7 +15,7 @@ loses its own requests and those in transfer to or from it (`fail`)."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 
 from simpy.events import Process
 
@@ -148,7 +148,8 @@ class DisaggregatedServer:
         assert prefill.first_scheduled_at is not None
         assert prefill.finished_at is not None
         computed = prefill.first_scheduled_at, prefill.finished_at
-        passage.transfer = self.transfers.start(cost, *ends, num_tokens, lambda: self._arrived(passage), computed)
+        done, copies = partial(self._arrived, passage), (prefill, request)
+        passage.transfer = self.transfers.start(cost, *ends, num_tokens, done, computed, copies)
 
     def _arrived(self, passage: _Passage) -> None:
         request, target = passage.request, passage.target

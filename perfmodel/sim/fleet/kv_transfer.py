@@ -26,11 +26,14 @@ from simpy import Interrupt, Resource
 from simpy.events import Event, Process
 
 from perfmodel.cost import kv_bytes_per_token, state_bytes_per_sequence
+from perfmodel.engine import Request
 from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, TICKS_PER_S, Alarm, TickEnvironment, to_ticks
 from perfmodel.specs.networks import Link
 from perfmodel.specs.scenario import Scenario
+
+Copies = tuple[Request, Request]  # of a client's request, on its prefill and its decode replica
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +153,7 @@ class KvTransfers:
     is_layerwise: overlap with prefill, layer by layer; fabric: shared bandwidth, if it can be the bottleneck"""
 
     def __init__(self, env: TickEnvironment, is_layerwise: bool = False, fabric: Fabric | None = None) -> None:
-        self._env, self._is_layerwise, self._fabric = env, is_layerwise, fabric
+        self.env, self._is_layerwise, self._fabric = env, is_layerwise, fabric
         self._free_since: dict[Resource, int] = {}
         self._links: dict[tuple[str, int], Resource] = {}
         self.num_transfers = self.num_abandoned = 0
@@ -165,15 +168,18 @@ class KvTransfers:
         num_tokens: int,
         done: Callable[[], None],
         computed: tuple[int, int] | None = None,
+        of: Copies | None = None,
     ) -> Process:
         """Move the KV of `num_tokens` from engine `source` to `target` at `cost`, then call `done`.
 
-        computed: ticks at which the prefill began and ended; None: all of it moves from now on"""
+        computed: ticks at which the prefill began and ended; None: all of it moves from now on
+        of: the request there and here, for who moves its blocks"""
         links = self._link("out", source), self._link("in", target)
         left = whole = cost.link_bytes(num_tokens)
         if self._is_layerwise and computed and not any(link.count or link.queue for link in links):
             left = self._left_bytes(cost, whole, *computed, max(self._free_since.get(link, 0) for link in links))
-        return self._env.process(self._move(cost, *links, (whole, left), done))
+        carrying = self.carry(cost, left, (source, target), of)
+        return self.env.process(self._move(*links, whole * cost.bytes_factor, carrying, done))
 
     def _left_bytes(self, cost: TransferCost, whole: float, began: int, ended: int, free_since: int) -> float:
         """Bytes that have not moved although the target keeps room for layers that come early: all but the last
@@ -181,7 +187,7 @@ class KvTransfers:
         per_tick = cost.bandwidth_bytes_per_s / TICKS_PER_S
         first = max(began + (ended - began) // cost.num_layers, free_since)
         left = max(whole / cost.num_layers, whole - max(0, ended - first) * per_tick)
-        return max(0.0, left - (self._env.ticks - max(ended, free_since)) * per_tick)
+        return max(0.0, left - (self.env.ticks - max(ended, free_since)) * per_tick)
 
     def abandon(self, transfer: Process) -> None:
         """Cancel `transfer`, whose engine is gone; its `done` is never called."""
@@ -190,40 +196,42 @@ class KvTransfers:
 
     def _link(self, way: str, engine: int) -> Resource:
         if (way, engine) not in self._links:
-            self._links[way, engine] = Resource(self._env)
+            self._links[way, engine] = Resource(self.env)
         return self._links[way, engine]
 
     def _move(
         self,
-        cost: TransferCost,
         out: Resource,
         into: Resource,
-        num_bytes: tuple[float, float],
+        num_bytes: float,
+        carrying: Generator[Event, None, None],
         done: Callable[[], None],
     ) -> Generator[Event, None, None]:
-        """Transfer all of `num_bytes`' first, of which its second is left to move."""
-        asked_at, (whole, left) = self._env.ticks, num_bytes
+        """Transfer `num_bytes` in all by `carrying`, once both links are free."""
+        asked_at = self.env.ticks
         try:
             with out.request() as leaves:
                 yield leaves
                 with into.request() as enters:
                     yield enters
-                    yield from self._carry(cost, left)
+                    yield from carrying
         except Interrupt:
             return
         finally:
-            self._free_since[out] = self._free_since[into] = self._env.ticks
+            self._free_since[out] = self._free_since[into] = self.env.ticks
         self.num_transfers += 1
-        self.num_bytes += whole * cost.bytes_factor
-        self.ticks += self._env.ticks - asked_at
+        self.num_bytes += num_bytes
+        self.ticks += self.env.ticks - asked_at
         done()
 
-    def _carry(self, cost: TransferCost, left_bytes: float) -> Generator[Event, None, None]:
-        """Move bytes over links that are now free."""
+    def carry(
+        self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None
+    ) -> Generator[Event, None, None]:
+        """Move bytes between engines `ends` over links that are now free."""
         if self._fabric is None:
-            yield self._env.timeout(to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s))
+            yield self.env.timeout(to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s))
             return
-        yield self._env.timeout(to_ticks(cost.latency_s))
+        yield self.env.timeout(to_ticks(cost.latency_s))
         all_links = cost.bytes_factor
         moved = self._fabric.move(left_bytes * all_links, cost.bandwidth_bytes_per_s * all_links)
         try:

@@ -1,7 +1,6 @@
 """Totals of a simulated cluster's devices: energy, utilisation, blocks; per pool and overall."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,6 @@ from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import ratio, request_latencies
 from perfmodel.sim.records.summary import DeviceTotals
 from perfmodel.sim.replica.serving import copied
-
-if TYPE_CHECKING:
-    from perfmodel.sim.fleet.kv_transfer import KvTransfers
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
@@ -44,14 +40,14 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         mbu=bandwidth_s / device_s if device_s else None,
         bound_share={bound: seconds / whole.busy_s for bound, seconds in whole.bound_s.items()},
         pipeline_bubble_share=_bubble_share(pools),
-        kv_cache_usage_peak=max(_usage_peak(pool, collector) for pool in pools),
+        kv_cache_usage_peak=max(usage_peak(pool, collector) for pool in pools),
         usd_per_hour=usd_per_hour,
         prompt_cost_share=prompt_cost_share,
         num_rejected=dynamic.gateway.num_rejected if dynamic is not None else 0,
         num_retries=dynamic.gateway.num_retries if dynamic is not None else 0,
         pools=() if is_plain else [_of_pool(cluster, *of, collector) for of in zip(pools, engine_s, strict=True)],
-        kv_transfer=_transfers(cluster, cluster.transfers, duration) if cluster.transfers is not None else None,
-        kv_offload=_offloaded(cluster),
+        kv_transfer=kv_transferred(cluster, duration),
+        kv_offload=kv_offloaded(cluster),
     )
 
 
@@ -62,7 +58,7 @@ def _bubble_share(pools: Sequence[Pool]) -> float | None:
     return ratio(sum([pool.bubble_s for pool in staged]), sum([pool.under_way_s for pool in staged]))
 
 
-def _offloaded(cluster: Cluster) -> dict[str, float] | None:
+def kv_offloaded(cluster: Cluster) -> dict[str, float] | None:
     """Blocks moved to and from second tiers, and bytes over all devices' links."""
     tiers = [
         (host, pool.devices_per_engine * pool.restored_bytes_per_block)
@@ -96,7 +92,8 @@ def _bill(cluster: Cluster, engine_s: Sequence[float], duration: float) -> tuple
     return hourly, ratio(of_prompts, billed)
 
 
-def _usage_peak(pool: Pool, collector: Collector) -> float:
+def usage_peak(pool: Pool, collector: Collector) -> float:
+    """Largest share of its KV blocks that an engine of `pool` has used."""
     used = [collector.used_blocks_peak.get(engine.index, 0) for engine in pool.engines]
     return max(used) / pool.memory.num_kv_blocks
 
@@ -117,7 +114,7 @@ def _of_pool(cluster: Cluster, pool: Pool, engine_s: float, collector: Collector
         "mbu": ratio(usage.hbm_bytes / pool.scenario.hardware.memory_bandwidth, engine_s),
         "energy_j": pool.energy_j(engine_s),
         "mean_power_w": ratio(pool.energy_j(engine_s), engine_s * pool.devices_per_engine),
-        "kv_cache_usage_peak": _usage_peak(pool, collector),
+        "kv_cache_usage_peak": usage_peak(pool, collector),
         "preemptions": sum(engine.loop.scheduler.num_preemptions for engine in pool.engines),
         "engines": [pool.engines[0].index, len(pool.engines)],
         "usd_total": None if price is None else price * engine_s * pool.devices_per_engine / 3600,
@@ -144,7 +141,11 @@ def _dynamics(cluster: Cluster, pool: Pool, engine_s: float, collector: Collecto
     return row | {"completed": len(answered), **request_latencies(answered)}
 
 
-def _transfers(cluster: Cluster, transfers: "KvTransfers", duration: float) -> dict[str, float]:
+def kv_transferred(cluster: Cluster, duration: float) -> dict[str, float] | None:
+    """Transfers between engines in `duration` seconds; None where KV stays where it is."""
+    transfers = cluster.transfers
+    if transfers is None:
+        return None
     return {
         "transfers": transfers.num_transfers,
         **({"abandoned": transfers.num_abandoned} if cluster.dynamic is not None else {}),

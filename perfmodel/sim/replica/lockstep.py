@@ -7,7 +7,7 @@ A leap runs until an engine changes by itself (a request finishes, a block runs 
 in progress, exactly as with single steps. Steps that end at one tick end in engine order, leaps or not."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -41,6 +41,13 @@ class LeapingBackend(Protocol):
 
     def apply_leap(self, run: Any, plan: StepPlan, num_steps: int) -> None:
         """Account for the first `num_steps` of `run`, which began with `plan`."""
+
+
+class GroupBackend(Protocol):
+    """A backend that executes the plans of all ranks at once."""
+
+    def execute_together(self, plans: Mapping[int, StepPlan]) -> Sequence[Outcome]:
+        """Outcomes of one step of the ranks with work, whose plans come by index, in their order."""
 
 
 class Rank(Protocol):
@@ -87,6 +94,7 @@ class Lockstep:
     """Drives the serve loops of its ranks over `backend`, a step or leap at a time.
 
     leaper:  `backend`, if it can price leaps
+    group:   stands in for `backend` where plans of all ranks are executed at once
     balance: aligns prompts over ranks
     size:    ranks of the whole group where a slice is simulated; the others behave alike"""
 
@@ -97,8 +105,9 @@ class Lockstep:
         leaper: LeapingBackend | None = None,
         balance: PromptBalance | None = None,
         size: int | None = None,
+        group: GroupBackend | None = None,
     ) -> None:
-        self.env, self.backend, self._balance, self._size = env, backend, balance, size
+        self.env, self.backend, self._balance, self._size, self._group = env, backend, balance, size, group
         self._ranks: list[Rank] = []
         self._leaper = leaper
         self._pending: Alarm | None = None  # end of the running step, or a later start
@@ -187,12 +196,11 @@ class Lockstep:
             self._finish()
 
     def _execute(self, active: list[tuple[Rank, StepPlan]]) -> int:
-        duration, outcomes = 0, []
-        for _, plan in active:
-            outcome = self.backend.execute(plan)
-            outcomes.append(outcome)
-            duration = max(duration, outcome.duration)
-        self._outcomes = outcomes
+        if self._group is not None:
+            self._outcomes = list(self._group.execute_together({rank.index: plan for rank, plan in active}))
+        else:
+            self._outcomes = [self.backend.execute(plan) for _, plan in active]
+        duration = max([outcome.duration for outcome in self._outcomes])
         return duration if self.slowdown == 1 else round(duration * self.slowdown)
 
     def _plan_leap(self, active: list[tuple[Rank, StepPlan]], num_steps: int) -> int:

@@ -16,7 +16,7 @@ from perfmodel.engine import Request
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim.clock import ARRIVAL_PRIORITY, Alarm, TickEnvironment, to_ticks
-from perfmodel.sim.traffic.workload import ThinkTime, no_think_time
+from perfmodel.sim.traffic.workload import ThinkTime, Workload, no_think_time
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 
@@ -158,6 +158,15 @@ class ClosedLoopClient(ConversationClient):
             super()._after(delay, send)
         else:
             send()
+
+
+def client_of(env: TickEnvironment, workload: Workload, route: Route) -> OpenLoopClient | ConversationClient:
+    """Sends the requests of `workload` to where `route` says."""
+    if workload.traffic.has_conversations:
+        return ConversationClient(env, workload.conversations(), route, workload.concurrency, workload.think_time)
+    if workload.concurrency is None:
+        return OpenLoopClient(env, workload.requests(), route)
+    return ClosedLoopClient(env, workload.requests(), route, workload.concurrency, workload.think_time)
 
 
 class Compressor:

@@ -1,4 +1,4 @@
-"""The executed driver: idle jumps, waits, and the wall clock."""
+"""The executed clock: idle jumps, arrivals within steps, and the wall's time."""
 
 import time
 
@@ -7,7 +7,10 @@ import pytest
 pytest.importorskip("torch", reason="the executor needs torch")
 
 from perfmodel.engine import KVBlockManager, Outcome, Request, Scheduler, SchedulerConfig, ServeLoop
-from perfmodel_executors.driver import VirtualClock, WallClock, plain_arrivals, serve
+from perfmodel.sim.replica.lockstep import Lockstep
+from perfmodel.sim.replica.replica import EngineRank
+from perfmodel.sim.traffic.clients import OpenLoopClient
+from perfmodel_executors.clocks import LiveBackend, WallClock, serve
 
 
 class FixedBackend:
@@ -25,10 +28,9 @@ def loop(**changes):
     return ServeLoop(Scheduler(config, KVBlockManager(100, config.block_size)), async_scheduling=False)
 
 
-def run(engine, requests, duration=10, **options):
+def run(engine, requests, duration=10):
     finished, records = [], []
-    arrivals = plain_arrivals(requests, **options)
-    end = serve(engine, FixedBackend(duration), arrivals, finished.append, records.append)
+    end = serve(engine, FixedBackend(duration), requests, finished.append, records.append)
     return finished, records, end
 
 
@@ -49,28 +51,13 @@ def test_a_dynamic_batch_waits_for_its_timeout():
     assert [(r.start, r.num_tokens) for r in records] == [(53, 16)]
 
 
-def test_a_closed_loop_sends_the_next_request_after_an_answer_and_a_pause():
-    finished, _, _ = run(loop(), [Request(i, 0, 8, 1) for i in range(4)], concurrency=2, think_time=lambda i: 3 + i)
-    assert [(r.request_id, r.arrival) for r in finished] == [(0, 0), (1, 0), (2, 13), (3, 14)]
-
-
 def test_the_wall_clock_waits_for_arrivals_and_takes_its_own_time():
-    engine, backend = loop(), FixedBackend(10**15)  # what a backend says it took does not move the wall
-    started = time.monotonic()
-    serve(
-        engine,
-        backend,
-        plain_arrivals([Request(0, 20 * 10**9, 8, 2)]),
-        lambda r: None,
-        lambda r: None,
-        clock=WallClock(),
-    )
+    clock, backend, records = WallClock(), FixedBackend(10**15), []  # what a backend says does not move the wall
+    live, started = LiveBackend(backend, clock), time.monotonic()
+    lockstep = Lockstep(clock.env, live)
+    rank = EngineRank(lockstep, 0, loop(), lambda *_: None, lambda _, record: records.append(record))
+    OpenLoopClient(clock.env, iter([Request(0, 20 * 10**9, 8, 2)]), lambda _: rank)
+    clock.run()
     assert 0.02 <= time.monotonic() - started < 5
     assert backend.plans == 2
-
-
-def test_a_virtual_clock_never_goes_back():
-    clock = VirtualClock()
-    clock.pass_step(10)
-    clock.wait_until(4)
-    assert clock.now == 10
+    assert 20 * 10**9 <= records[0].start < records[0].end == records[1].start < records[1].end < 5 * 10**12
