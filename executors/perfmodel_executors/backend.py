@@ -14,7 +14,7 @@ from perfmodel_executors.measure.protocol import DriftMeter, uninterrupted
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.exits import DrawnExits
 from perfmodel_executors.parallel.ranks import RunnersTogether
-from perfmodel_executors.runner import EngineSteps
+from perfmodel_executors.runner import StepTaker
 from perfmodel_executors.sampling import Draws
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.speculator import Speculator, Verified
@@ -71,7 +71,7 @@ class ExecutedBackend:
 
     def __init__(
         self,
-        runner: EngineSteps,
+        runner: StepTaker,
         seed: int = 0,
         clock_ns: Callable[[], int] | None = None,
         warms_up: bool = True,

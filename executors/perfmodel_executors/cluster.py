@@ -4,10 +4,7 @@ the calendar, one after another on this machine."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
-
-from simpy.events import Event
+from collections.abc import Callable, Sequence
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Outcome, Request, StepPlan, StepRecord
@@ -20,19 +17,11 @@ from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import PS_PER_NS, ExecutedBackend, ExecutedGroup, StepTimer
 from perfmodel_executors.clocks import LiveBackend, WallClock
 from perfmodel_executors.models.batch import TokenSegment
-from perfmodel_executors.parallel.ranks import Call, EngineRunner, Ranks, RunnersTogether
-from perfmodel_executors.runner import EngineSteps, RunnerSetup
+from perfmodel_executors.parallel.ranks import EngineRunner, RankCall, Ranks, RunnersTogether
+from perfmodel_executors.runner import RunnerSetup, StepTaker
 
 # Whatever stands in front of a backend that executes the steps of a pool's engine.
 Wrap = Callable[[Backend, Scenario], Backend]
-
-
-class Listener(Protocol):
-    """Told of what ends in a run."""
-
-    def on_answer(self, request: Request) -> None: ...
-
-    def on_step(self, record: StepRecord) -> None: ...
 
 
 class _InStages:
@@ -58,42 +47,37 @@ class ExecutedTransfers(KvTransfers):
         super().__init__(env)
         self._ranks, self._runners = ranks, runners
 
-    def carry(
-        self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None
-    ) -> Generator[Event, None, None]:
+    def take(self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None) -> int:
         assert of is not None
-        there, here = of
+        (there, here), (source, target) = of, (self._runners[end] for end in ends)
         moved = slice(here.num_hashed_blocks, -(-here.num_computed_tokens // cost.block_size))
-        yield self.env.timeout(self._move_blocks(*ends, there.block_ids[moved], here.block_ids[moved]))
-
-    def _move_blocks(self, source: int, target: int, sent: Sequence[int], received: Sequence[int]) -> int:
-        """The ticks it took."""
-        runners = {self._runners[end].rank: self._runners[end] for end in (source, target)}
-        origin, to = runners
-        runners[to].reserve_for([TokenSegment([], 0, received)])
+        received = list(here.block_ids[moved])
+        target.reserve_for([TokenSegment([], 0, received)])
         began = time.monotonic_ns()
         calls = {
-            origin: Call(runners[origin].number, "send_blocks", (sent, to)),
-            to: Call(runners[to].number, "receive_blocks", (received, origin)),
+            source.rank: RankCall(source.number, "send_blocks", (list(there.block_ids[moved]), target.rank)),
+            target.rank: RankCall(target.number, "receive_blocks", (received, source.rank)),
         }
-        ended: int = self._ranks.ask(calls)[to].result
+        ended: int = self._ranks.ask(calls)[target.rank].result
         return max(1, (ended - began) * PS_PER_NS)
 
 
 class ExecutedCluster:
     """The engines, made as the cluster is. runner_of: of a pool's engine, by its number; backend_of: of a runner;
-    setup_of: of a pool; wrap: stands in front of each backend; live: on the wall's clock; cluster: that runs"""
+    setup_of: of a pool; wrap: stands in front of each backend; on_answer, on_record: told of requests and steps that
+    end; live: on the wall's clock; cluster: that runs"""
 
     cluster: Cluster
 
     def __init__(
         self,
         ranks: Ranks,
-        runner_of: Callable[[Scenario, int], EngineSteps],
-        backend_of: Callable[[EngineSteps], ExecutedBackend],
+        runner_of: Callable[[Scenario, int], StepTaker],
+        backend_of: Callable[[StepTaker], ExecutedBackend],
         setup_of: Callable[[Scenario], RunnerSetup],
         wrap: Wrap,
-        listener: Listener,
+        on_answer: Callable[[Request], None],
+        on_record: Callable[[StepRecord], None],
         live: bool = False,
     ) -> None:
         self._wall = WallClock() if live else None
@@ -102,7 +86,7 @@ class ExecutedCluster:
         self._runners: dict[int, EngineRunner] = {}
         self.transfers: KvTransfers = ExecutedTransfers(self.env, ranks, self._runners)
         self._ranks, self._runner_of, self._backend_of, self._setup_of = ranks, runner_of, backend_of, setup_of
-        self._wrap, self.listener = wrap, listener
+        self._wrap, self._on_answer, self._on_record = wrap, on_answer, on_record
         # By engine, what ended with its last step: the plan that it made before may compute tokens of them.
         self._ended: defaultdict[int, list[Request]] = defaultdict(list)
 
@@ -112,19 +96,24 @@ class ExecutedCluster:
             self.env.run_until_idle()
         else:
             self._wall.run()
+        for engine in tuple(self._ended):
+            self._release(engine)
 
     def on_finished(self, engine: int, request: Request) -> None:
         self._ended[engine].append(request)
-        self.listener.on_answer(request)
+        self._on_answer(request)
 
     def on_step(self, engine: int, record: StepRecord) -> None:
+        self._release(engine)
+        self._on_record(record)
+
+    def _release(self, engine: int) -> None:
         for request in self._ended.pop(engine, ()):
             self.backends[engine].release(request)
-        self.listener.on_step(record)
 
     def locksteps(self, pool: Scenario, engines: range, num_ranks: int) -> Sequence[Lockstep]:
         if num_ranks > 1:
-            return [self._together(pool, engines)] * num_ranks
+            return [self._together(pool)] * num_ranks
         return [self._lockstep(pool, index) for index in engines]
 
     def _lockstep(self, pool: Scenario, index: int) -> Lockstep:
@@ -140,7 +129,7 @@ class ExecutedCluster:
             return Pipeline(self.env, _InStages(backend, executed, num_stages))
         return Lockstep(self.env, backend)
 
-    def _together(self, pool: Scenario, engines: range) -> Lockstep:
+    def _together(self, pool: Scenario) -> Lockstep:
         runners = self._ranks.together(self._setup_of(pool))
         self.backends += map(self._backend_of, runners)
         together, timeout = RunnersTogether(runners, self._ranks), pool.engine.attention_dp_timeout_iters

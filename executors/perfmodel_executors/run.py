@@ -28,7 +28,6 @@ from perfmodel.sim.driver import entrance_of, serve
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import remembered_basis
 from perfmodel.sim.records.totals import kv_offloaded, kv_transferred, usage_peak
-from perfmodel.sim.replica.serving import second_tier
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
@@ -40,7 +39,7 @@ from perfmodel_executors.measure.protocol import DriftMeter
 from perfmodel_executors.models.support import CPU, check_engine
 from perfmodel_executors.parallel.ranks import LeadingRunner, RankDiedError, Ranks, check_shared_out, open_ranks
 from perfmodel_executors.quality.tokenizer import text_of, tokenizer_of
-from perfmodel_executors.runner import EngineSteps, RunnerSetup, StepRunner
+from perfmodel_executors.runner import RunnerSetup, StepRunner, StepTaker
 from perfmodel_executors.sampling import Draws, settings_of
 from perfmodel_executors.speculation.build import build_speculator, check_speculation
 from perfmodel_executors.speculation.measured import with_acceptance
@@ -52,26 +51,15 @@ class TimeIsUpError(Exception):
     """Ends the serving of an executed run; the records so far are its result."""
 
 
-class RunListener:
-    """Told of what ends in a run. progress: called with each step's (tokens computed, tokens in all); max_seconds: of
-    the wall's time, after which the run ends; on_answer: called with each request that was answered; is_cut: whether
-    the end came"""
+class Ending:
+    """When a run ends before its traffic does: `max_seconds` of the wall's time after it was made. progress: called
+    with each step's (tokens computed, tokens in all); is_cut: whether the end came"""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        progress: Progress | None = None,
-        max_seconds: float | None = None,
-        on_answer: Callable[[Request], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, scenario: Scenario, progress: Progress | None = None, max_seconds: float | None = None) -> None:
         self.max_seconds, self.is_cut = max_seconds, False
-        self._on_answer = on_answer
         self._progress, self._num_computed = progress, 0
         self._num_tokens = _num_tokens(scenario) if progress is not None else 0
         self._begun = time.monotonic()
-
-    def on_answer(self, request: Request) -> None:
-        self._on_answer(request)
 
     def on_step(self, record: StepRecord) -> None:
         """Raises TimeIsUpError once the time is up."""
@@ -124,10 +112,10 @@ def execute_scenario(
         check_shared_out(setup_of(scenario))
     with memory_as_a_sentence(device), open_ranks(count, device) as ranks:
 
-        def runner_of(pool: Scenario, index: int) -> EngineSteps:
+        def runner_of(pool: Scenario, index: int) -> StepTaker:
             return ranks.runner(setup_of(pool)) if num_engines(scenario) == 1 else ranks.engine(setup_of(pool), index)
 
-        def backend_of(runner: EngineSteps) -> ExecutedBackend:
+        def backend_of(runner: StepTaker) -> ExecutedBackend:
             speculator = None
             if isinstance(runner, StepRunner) and not isinstance(runner, LeadingRunner):
                 speculator = build_speculator(runner, engine, seed=scenario.seed)
@@ -135,12 +123,13 @@ def execute_scenario(
 
         def on_answer(request: Request) -> None:
             if decode is not None and on_text is not None:
-                said, begin = tokens.of(request), request.num_prompt_tokens
-                on_text(request.request_id, decode(said[:begin]), decode(said[begin:]))
+                ids, begin = tokens.of(request), request.num_prompt_tokens
+                on_text(request.request_id, decode(ids[:begin]), decode(ids[begin:]))
 
-        listener = RunListener(scenario, progress, max_seconds, on_answer)
-        executed = ExecutedCluster(ranks, runner_of, backend_of, setup_of, wrap, listener, live)
-        result = _run(scenario, executed, listener, out)
+        ending = Ending(scenario, progress, max_seconds)
+        told = (on_answer, ending.on_step)
+        executed = ExecutedCluster(ranks, runner_of, backend_of, setup_of, wrap, *told, live)
+        result = _run(scenario, executed, ending, out)
         num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
     backend = executed.backends[0]
     where = device_name(device) if count == 1 else f"{count} ranks of {device_name(device)}"
@@ -151,7 +140,7 @@ def execute_scenario(
     notes = [f"Executed on {where} with {names} kernels and {weights}; durations are {clock}."]
     if num_engines(scenario) > 1:
         notes.append(_note_on_engines(scenario))
-    if listener.is_cut:
+    if ending.is_cut:
         notes.append(f"Stopped after {max_seconds:g} s (--max-seconds): what was not answered by then is not counted.")
     if result.cut_short:
         notes.append(f"Cut short: {result.cut_short} What was answered until then is counted.")
@@ -186,7 +175,7 @@ def _token_store(scenario: Scenario) -> TokenStore:
 
 def _backend(
     scenario: Scenario,
-    runner: EngineSteps,
+    runner: StepTaker,
     speculator: Speculator | None,
     tokens: TokenStore,
     drift: DriftMeter | None,
@@ -231,20 +220,19 @@ def serve_calibrated(
 ) -> tuple[RunResult, list[StepPair]]:
     """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
     scenario, pairs = times.with_link(scenario), list[StepPair]()
-    costs = step_costs(scenario, calibration)
-    tier = second_tier(scenario, costs)
-    predictor = predictor_of(scenario, costs, None if tier is None else tier.cost)
+    predictor = predictor_of(scenario, step_costs(scenario, calibration))
     backend = _backend(scenario, times.runner, times.speculator, _token_store(scenario), times.drift_meter())
-    listener = RunListener(scenario, progress)
+    ending = Ending(scenario, progress)
     executed = ExecutedCluster(
         Ranks(),
         runner_of=lambda *_: times.runner,
         backend_of=lambda _: backend,
         setup_of=lambda _: times.setup,
         wrap=lambda own, _: ShadowedBackend(own, predictor, pairs),
-        listener=listener,
+        on_answer=lambda _: None,
+        on_record=ending.on_step,
     )
-    return _run(scenario, executed, listener, calibration=calibration), pairs
+    return _run(scenario, executed, ending, calibration=calibration), pairs
 
 
 def as_executed(scenario: Scenario) -> Scenario:
@@ -332,7 +320,7 @@ def _num_tokens(scenario: Scenario) -> int:
 def _run(
     scenario: Scenario,
     executed: ExecutedCluster,
-    listener: RunListener,
+    ending: Ending,
     out: Path | None = None,
     calibration: Calibration | None = None,
 ) -> RunResult:
@@ -345,14 +333,14 @@ def _run(
         try:
             serve(scenario, Workload(entrance), basis_of, collector, can_leap=False, executed=executed)
         except TimeIsUpError:
-            pass  # the listener knows
+            pass  # `ending` knows
         except RankDiedError as error:
             if not collector.num_finished:
                 raise
             cut_short = str(error)
-    if not collector.num_finished and listener.is_cut:
+    if not collector.num_finished and ending.is_cut:
         raise WorkloadError(
-            f"{scenario.name}: no request was answered within --max-seconds {listener.max_seconds:g}; give more, or "
+            f"{scenario.name}: no request was answered within --max-seconds {ending.max_seconds:g}; give more, or "
             f"shorter requests."
         )
     if not collector.num_finished:

@@ -43,7 +43,7 @@ class Passes(Protocol):
         ...
 
 
-class EngineSteps(Protocol):
+class StepTaker(Protocol):
     """Takes the steps of an engine, in this process or elsewhere; as of `StepRunner`."""
 
     @property

@@ -95,8 +95,10 @@ def test_validation_of_any_executable_model_covers_all_rows():
 def test_other_devices_are_refused_with_the_way_out():
     with pytest.raises(PerfmodelError, match="--set hardware=cpu"):
         load_executor().execute_scenario(load_scenario("llama-3.1-8b-a100"))
-    with pytest.raises(PerfmodelError, match=r"data_parallel_size and cluster\.replicas to 1"):
-        load_executor().execute_scenario(load_scenario("tiny-llama-cpu", ["cluster.replicas=2"]))
+    with pytest.raises(PerfmodelError, match="simulated only; leave them out"):
+        load_executor().execute_scenario(
+            load_scenario("tiny-llama-cpu", ["cluster.autoscaling={target: 2, max_replicas: 2}"])
+        )
 
 
 def test_more_than_the_machine_has_is_refused_before_it_is_tried():

@@ -47,7 +47,7 @@ def sharing_of(engine: EngineSpec, routing: ExpertRouting) -> ExpertSharing | No
     return ExpertSharing(routing, engine.eplb_config.num_redundant_experts if engine.enable_eplb else None)
 
 
-class Call(NamedTuple):
+class RankCall(NamedTuple):
     """A method of a runner, by its number, of one rank; `build` makes the runner."""
 
     number: int
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Reply(NamedTuple):
+class RankReply(NamedTuple):
     """What a call gives; spent_ns: CPU time of the rank's thread up to each message, and behind the last"""
 
     spent_ns: list[int]
@@ -104,8 +104,8 @@ class LeadingRunner(StepRunner):
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         self.path_ns += max(sum(reply.spent_ns) for reply in self._call("copy_blocks", out, back))
 
-    def _call(self, name: str, *arguments: Any) -> list[Reply]:
-        call = Call(self._number, name, arguments)
+    def _call(self, name: str, *arguments: Any) -> list[RankReply]:
+        call = RankCall(self._number, name, arguments)
         return list(self._ranks.ask(dict.fromkeys(range(self._ranks.num_ranks), call)).values())
 
 
@@ -139,8 +139,8 @@ class EngineRunner:
         count: int = self._call("count_nan").result
         return count
 
-    def _call(self, name: str, *arguments: Any) -> Reply:
-        (reply,) = self._ranks.ask({self.rank: Call(self.number, name, arguments)}).values()
+    def _call(self, name: str, *arguments: Any) -> RankReply:
+        (reply,) = self._ranks.ask({self.rank: RankCall(self.number, name, arguments)}).values()
         self.path_ns += sum(reply.spent_ns)
         return reply
 
@@ -153,13 +153,13 @@ class RunnersTogether:
 
     def run(self, segments: Mapping[int, Sequence[TokenSegment]], is_warm_up: bool = False) -> dict[int, list[int]]:
         """Tokens of each rank's segments, by rank."""
-        calls = {r.rank: Call(r.number, "run", (segments.get(r.rank, ()), is_warm_up)) for r in self._runners}
+        calls = {r.rank: RankCall(r.number, "run", (segments.get(r.rank, ()), is_warm_up)) for r in self._runners}
         replies = self._ranks.ask(calls)
         self.path_ns += critical_path(list(replies.values()))
         return {rank: replies[rank].result for rank in segments}
 
 
-def critical_path(replies: Sequence[Reply]) -> int:
+def critical_path(replies: Sequence[RankReply]) -> int:
     """Nanoseconds along ranks that meet in messages: on each stretch between two, of the one that takes longest."""
     return sum(map(max, zip(*(reply.spent_ns for reply in replies), strict=True)))
 
@@ -171,15 +171,15 @@ class _Rank:
         self.runners: dict[int, tuple[StepRunner, MessageLog]] = {}
         self._rank = rank
 
-    def answer(self, call: Call) -> Reply:
+    def answer(self, call: RankCall) -> RankReply:
         if call.name == "build":
             log = MessageLog()
             self.runners[call.number] = _built(call.arguments[0], self._rank, log), log
-            return Reply([], None)
+            return RankReply([], None)
         runner, log = self.runners[call.number]
         log.begin()
         result = getattr(runner, call.name)(*call.arguments)
-        return Reply(log.end(), result)
+        return RankReply(log.end(), result)
 
 
 class Ranks:
@@ -196,7 +196,7 @@ class Ranks:
     def messages(self, number: int) -> list[tuple[str, int]]:
         return self._local.runners[number][1].messages
 
-    def ask(self, calls: Mapping[int, Call]) -> dict[int, Reply]:
+    def ask(self, calls: Mapping[int, RankCall]) -> dict[int, RankReply]:
         """What each rank says to its call, in order: others are asked first, as they meet this one in messages. Where
         calls are not timed, only this one and `build` answer. Raises RankDiedError where a rank has ended, and
         PerfmodelError as the call does, on whichever rank."""
@@ -205,7 +205,7 @@ class Ranks:
             if rank:
                 content, last = content if call is last else pickle.dumps(call), call
                 self._others[rank - 1].send_bytes(content)
-        replies: dict[int, Reply] = {}
+        replies: dict[int, RankReply] = {}
         try:
             if 0 in calls:
                 replies[0] = self._local.answer(calls[0])
@@ -252,7 +252,7 @@ class Ranks:
 
     def _build(self, setup: RunnerSetup, where: Iterable[int]) -> int:
         number, self._num_runners = self._num_runners, self._num_runners + 1
-        self.ask(dict.fromkeys(where, Call(number, "build", (setup,))))
+        self.ask(dict.fromkeys(where, RankCall(number, "build", (setup,))))
         return number
 
 
@@ -329,11 +329,11 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
     own = _Rank(rank)
     while True:
         try:
-            call: Call = leader.recv()
+            call: RankCall = leader.recv()
         except EOFError:
             break
         try:
-            reply: Reply | PerfmodelError = own.answer(call)
+            reply: RankReply | PerfmodelError = own.answer(call)
         except PerfmodelError as error:
             reply = error
         except RuntimeError as error:

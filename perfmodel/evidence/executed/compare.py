@@ -20,7 +20,6 @@ import numpy as np
 from perfmodel.cost import StepCosts, step_costs
 from perfmodel.cost.calibrations.provenance import provenance_of
 from perfmodel.cost.kernel_models.fits import Residuals
-from perfmodel.cost.memory.offload import RestoreCost
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.engine import Backend, Outcome, StepPlan
 from perfmodel.evidence.executed.bridge import Progress
@@ -28,12 +27,11 @@ from perfmodel.evidence.fit.whole_steps import Chunks, EngineSteps, shapes_of
 from perfmodel.evidence.report import ErrorStats, Rows, ValidationReport, median_of_others
 from perfmodel.ops.work import BatchShape
 from perfmodel.sim import simulate
+from perfmodel.sim.fleet.cluster import backend_of
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
-from perfmodel.sim.replica.acceptance import SimulatedAcceptance
 from perfmodel.sim.replica.backend import SimulatedBackend, shape_of
 from perfmodel.sim.replica.serving import second_tier
-from perfmodel.specs.engine.speculation import Acceptance
 from perfmodel.specs.scenario import Scenario
 
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
@@ -85,16 +83,11 @@ class ShadowedBackend:
         return outcome
 
 
-def predictor_of(scenario: Scenario, costs: StepCosts, restore: RestoreCost | None = None) -> SimulatedBackend:
-    """Prices the plans of an executed run. restore: cost of KV copies to and from a second tier, where there is one"""
-    config = scenario.engine.speculative_config
-    if config is None:
-        predictor = SimulatedBackend(costs.cost_model())
-        predictor.restore = restore
-        return predictor
-    # What it makes of drafts is not looked at: durations of a given plan do not depend on it.
-    config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
-    return SimulatedBackend(costs.cost_model(), SimulatedAcceptance(config, scenario.seed), config.ahead)
+def predictor_of(scenario: Scenario, costs: StepCosts) -> SimulatedBackend:
+    """Prices the plans of an executed run."""
+    predictor, tier = backend_of(scenario, costs.cost_model(), is_executed=True), second_tier(scenario, costs)
+    predictor.restore = None if tier is None else tier.cost
+    return predictor
 
 
 class RunPrediction:
@@ -106,9 +99,7 @@ class RunPrediction:
 
     def around(self, backend: Backend, pool: Scenario) -> ShadowedBackend:
         """`backend` of an engine of `pool`, with a prediction for every plan that it executes."""
-        costs = step_costs(pool)
-        tier = second_tier(pool, costs) if pool.engine.kv_offload is not None else None
-        return ShadowedBackend(backend, predictor_of(pool, costs, None if tier is None else tier.cost), self._pairs)
+        return ShadowedBackend(backend, predictor_of(pool, step_costs(pool)), self._pairs)
 
     def compare(self, executed: RunResult) -> "RunComparison":
         """The executed run vs the simulation of its scenario, with the measured acceptance rate of drafts."""

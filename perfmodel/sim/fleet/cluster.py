@@ -119,7 +119,7 @@ class Cluster:
         server = _drawn_server(profile, draw) if front_end and executed is None else ServerFit()
         costs = shared_step_costs(own, calibration, profile)
         cost_model = costs.cost_model(draw)
-        backend = _backend(own, cost_model, is_split=draw is None, is_executed=executed is not None)
+        backend = backend_of(own, cost_model, is_split=draw is None, is_executed=executed is not None)
         num_ranks = own.engine.data_parallel_size
         num_engines = spec.most_replicas * num_ranks
         if num_engines % self._one_of:
@@ -179,11 +179,14 @@ class Cluster:
         return Deployed(deployment, pools, None, joined)
 
 
-def _backend(scenario: Scenario, cost_model: StepCostModel, is_split: bool, is_executed: bool) -> SimulatedBackend:
+def backend_of(
+    scenario: Scenario, cost_model: StepCostModel, is_split: bool = False, is_executed: bool = False
+) -> SimulatedBackend:
+    """Times the plans of an engine of `scenario`; of an executed one, what it makes of drafts is not looked at."""
     config = scenario.engine.speculative_config
     if config is None:
         return SimulatedBackend(cost_model, is_split=is_split)
-    if is_executed:  # which says what becomes of drafts
+    if is_executed:
         config = config.model_copy(update={"acceptance": Acceptance(rate=0.0)})
     if config.acceptance is None:
         raise SpecError(

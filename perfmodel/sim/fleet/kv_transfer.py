@@ -178,7 +178,7 @@ class KvTransfers:
         left = whole = cost.link_bytes(num_tokens)
         if self._is_layerwise and computed and not any(link.count or link.queue for link in links):
             left = self._left_bytes(cost, whole, *computed, max(self._free_since.get(link, 0) for link in links))
-        carrying = self.carry(cost, left, (source, target), of)
+        carrying = self._carry(cost, left, (source, target), of)
         return self.env.process(self._move(*links, whole * cost.bytes_factor, carrying, done))
 
     def _left_bytes(self, cost: TransferCost, whole: float, began: int, ended: int, free_since: int) -> float:
@@ -224,12 +224,15 @@ class KvTransfers:
         self.ticks += self.env.ticks - asked_at
         done()
 
-    def carry(
+    def take(self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None) -> int:
+        """Ticks in which bytes move between engines `ends` over links of their own, which are free now."""
+        return to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s)
+
+    def _carry(
         self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None
     ) -> Generator[Event, None, None]:
-        """Move bytes between engines `ends` over links that are now free."""
         if self._fabric is None:
-            yield self.env.timeout(to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s))
+            yield self.env.timeout(self.take(cost, left_bytes, ends, of))
             return
         yield self.env.timeout(to_ticks(cost.latency_s))
         all_links = cost.bytes_factor

@@ -11,7 +11,6 @@ from perfmodel.sim.fleet.pool import Pool
 from perfmodel.sim.records.collector import Collector
 from perfmodel.sim.records.columns import ratio, request_latencies
 from perfmodel.sim.records.summary import DeviceTotals
-from perfmodel.sim.replica.serving import copied
 
 
 def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
@@ -66,7 +65,15 @@ def kv_offloaded(cluster: Cluster) -> dict[str, float] | None:
         for engine in pool.engines
         if (host := engine.loop.scheduler.blocks.host) is not None
     ]
-    return copied(tiers) if tiers else None
+    if not tiers:
+        return None
+    return {
+        "stored_blocks": sum([host.num_stored for host, _ in tiers]),
+        "restored_blocks": sum([host.num_restored for host, _ in tiers]),
+        "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
+        "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
+        "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
+    }
 
 
 def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:

@@ -3,7 +3,6 @@
 The lag of a freed slot (1 to 2 steps in recorded closed loops) follows from the serve loop: asynchronous scheduling
 plans step N+1 when N starts, so a slot freed by N stays empty during N+1; synchronously it is refilled at once."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,17 +47,6 @@ def second_tier(scenario: Scenario, costs: StepCosts) -> SecondTier | None:
     cost = restore_cost(scenario, offload, costs.graph)
     capacity = int(offload.capacity_bytes // cost.block_bytes) if cost.block_bytes else 0
     return SecondTier(capacity, least_restored_tokens(scenario, offload, costs.graph, costs.timer), cost)
-
-
-def copied(tiers: Sequence[tuple[HostBlocks, float]]) -> dict[str, float]:
-    """Blocks offloaded and restored over `tiers`, and their bytes; a tier comes with its bytes per block."""
-    return {
-        "stored_blocks": sum([host.num_stored for host, _ in tiers]),
-        "restored_blocks": sum([host.num_restored for host, _ in tiers]),
-        "restored_tokens": sum([host.num_restored_tokens for host, _ in tiers]),
-        "stored_bytes": sum([host.num_stored * size for host, size in tiers]),
-        "restored_bytes": sum([host.num_restored * size for host, size in tiers]),
-    }
 
 
 def scheduler_config(
