@@ -5,6 +5,7 @@ the calendar, one after another on this machine."""
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Backend, Outcome, Request, StepPlan, StepRecord
@@ -16,12 +17,13 @@ from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import PS_PER_NS, ExecutedBackend, ExecutedGroup, StepTimer
 from perfmodel_executors.clocks import LiveBackend, WallClock
+from perfmodel_executors.device import StepClock
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.parallel.ranks import EngineRunner, RankCall, Ranks, RunnersTogether
 from perfmodel_executors.runner import RunnerSetup, StepTaker
 
-# Whatever stands in front of a backend that executes the steps of a pool's engine.
-Wrap = Callable[[Backend, Scenario], Backend]
+# Whatever stands in front of a Backend that executes the steps of a pool's engine, or a GroupBackend of its ranks.
+Wrap = Callable[[Any, Scenario], Any]
 
 
 class _InStages:
@@ -65,9 +67,10 @@ class ExecutedTransfers(KvTransfers):
 class ExecutedCluster:
     """The engines, made as the cluster is. runner_of: of a pool's engine, by its number; backend_of: of a runner;
     setup_of: of a pool; wrap: stands in front of each backend; on_answer, on_record: told of requests and steps that
-    end; live: on the wall's clock; cluster: that runs"""
+    end; live: on the wall's clock; cluster: that runs; clock: of its steps"""
 
     cluster: Cluster
+    clock: StepClock
 
     def __init__(
         self,
@@ -120,9 +123,9 @@ class ExecutedCluster:
         runner, num_stages = self._runner_of(pool, index), pool.engine.pipeline_parallel_size
         if isinstance(runner, EngineRunner):
             self._runners[index] = runner
-        executed = self._backend_of(runner)
+        executed, self.clock = self._backend_of(runner), runner.new_clock()
         self.backends.append(executed)
-        backend = self._wrap(executed, pool)
+        backend: Backend = self._wrap(executed, pool)
         if self._wall is not None:
             backend = LiveBackend(backend, self._wall)
         if num_stages > 1:
@@ -133,6 +136,7 @@ class ExecutedCluster:
         runners = self._ranks.together(self._setup_of(pool))
         self.backends += map(self._backend_of, runners)
         together, timeout = RunnersTogether(runners, self._ranks), pool.engine.attention_dp_timeout_iters
-        group = ExecutedGroup(self.backends, together, StepTimer(lambda: together.path_ns))
+        self.clock = together.clock
+        group = ExecutedGroup(self.backends, together, StepTimer(together.clock))
         balance = PromptBalance(timeout) if timeout else None
-        return Lockstep(self.env, self.backends[0], balance=balance, group=group)
+        return Lockstep(self.env, self.backends[0], balance=balance, group=self._wrap(group, pool))

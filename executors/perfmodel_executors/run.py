@@ -136,7 +136,7 @@ def execute_scenario(
     weights = "random weights"
     if model.weights_origin is not None:
         weights = f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
-    clock, names = backend.runner.new_clock().meaning, setup_of(scenario).backend
+    clock, names = executed.clock.meaning, setup_of(scenario).backend
     notes = [f"Executed on {where} with {names} kernels and {weights}; durations are {clock}."]
     if num_engines(scenario) > 1:
         notes.append(_note_on_engines(scenario))

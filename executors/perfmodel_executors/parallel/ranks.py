@@ -30,6 +30,7 @@ from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
 from perfmodel_executors.parallel.sharding import check_divisible, check_stages
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 
+_PATH = "CPU time of the ranks' threads along the critical path"
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 _ENDS_S = 10.0  # that ranks have to end by themselves; the peers of one that died would wait for ever
 _NOTICED_S = 2.0
@@ -78,7 +79,7 @@ class LeadingRunner(StepRunner):
         return self._ranks.messages(self._number)
 
     def new_clock(self) -> StepClock:
-        path = StepClock(lambda: self.path_ns, "CPU time of the ranks' threads along the critical path")
+        path = StepClock(lambda: self.path_ns, _PATH)
         return path if self._ranks.is_timed else device_clock(self.decoder.device)
 
     def reserve_for(self, segments: Sequence[TokenSegment]) -> None:
@@ -150,6 +151,7 @@ class RunnersTogether:
 
     def __init__(self, runners: Sequence[EngineRunner], ranks: "Ranks") -> None:
         self.path_ns, self._runners, self._ranks = 0, runners, ranks
+        self.clock = StepClock(lambda: self.path_ns, _PATH)
 
     def run(self, segments: Mapping[int, Sequence[TokenSegment]], is_warm_up: bool = False) -> dict[int, list[int]]:
         """Tokens of each rank's segments, by rank."""

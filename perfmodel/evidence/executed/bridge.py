@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.engine import Backend
 from perfmodel.errors import MissingExtraError
 from perfmodel.evidence.executed.technique import TechniqueRun
 from perfmodel.evidence.report import ValidationReport
@@ -58,7 +57,7 @@ class ExecutorPackage(Protocol):
         out: Path | None = None,
         *,
         kernels: str | None = None,
-        wrap: Callable[[Backend, Scenario], Backend] = ...,
+        wrap: Callable[[Any, Scenario], Any] = ...,
         max_seconds: float | None = None,
         on_text: Callable[[int, str, str], None] | None = None,
     ) -> RunResult:

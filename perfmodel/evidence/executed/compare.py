@@ -67,20 +67,31 @@ class StepPair(NamedTuple):
 
 
 class ShadowedBackend:
-    """Executes with `real`, and records a prediction of every plan in `pairs`."""
+    """Executes with `real`, a Backend or a GroupBackend, and records a prediction of every plan in `pairs`."""
 
-    def __init__(self, real: Backend, predicted: Backend, pairs: list[StepPair]) -> None:
+    def __init__(self, real: Any, predicted: Backend, pairs: list[StepPair]) -> None:
         self._pairs = pairs
         self._real = real
         self._predicted = predicted
 
     def execute(self, plan: StepPlan) -> Outcome:
         """The real outcome; the prediction is only recorded."""
-        shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
         predicted = self._predicted.execute(plan).duration
-        outcome = self._real.execute(plan)
-        self._pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S, shape_of(plan)))
+        outcome: Outcome = self._real.execute(plan)
+        self._note(plan, predicted, outcome)
         return outcome
+
+    def execute_together(self, plans: Mapping[int, StepPlan]) -> Sequence[Outcome]:
+        """The real outcomes of ranks that step together: each step is predicted to last as long as the slowest."""
+        predicted = max(self._predicted.execute(plan).duration for plan in plans.values())
+        outcomes: Sequence[Outcome] = self._real.execute_together(plans)
+        for plan, outcome in zip(plans.values(), outcomes, strict=True):
+            self._note(plan, predicted, outcome)
+        return outcomes
+
+    def _note(self, plan: StepPlan, predicted: int, outcome: Outcome) -> None:
+        shape = (plan.index, plan.num_tokens, len(plan.decodes), plan.decode_context, len(plan.chunks))
+        self._pairs.append(StepPair(*shape, predicted / PS_PER_S, outcome.duration / PS_PER_S, shape_of(plan)))
 
 
 def predictor_of(scenario: Scenario, costs: StepCosts) -> SimulatedBackend:
