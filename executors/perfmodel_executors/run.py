@@ -170,7 +170,7 @@ def _note_on_engines(scenario: Scenario) -> str:
 
 def _token_store(scenario: Scenario) -> TokenStore:
     text, around = text_of(scenario)
-    return TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed, text, around)
+    return TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed, text, around)
 
 
 def _backend(

@@ -191,9 +191,9 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     if capture is None and device.type == "cuda" and setup.backend == "triton":
         capture = CudaCapture(device)
     if engine.kv_cache == "off" or (capture is None and device.type == "cpu"):
-        return StepRunner(decoder, decoder.new_cache(engine.block_size), keeps_kv=engine.kv_cache != "off")
+        return StepRunner(decoder, decoder.new_cache(engine.kv_block_tokens), keeps_kv=engine.kv_cache != "off")
     scratch = setup.num_blocks  # one block beside those that the engine hands out
-    cache = decoder.new_cache(engine.block_size, setup.num_blocks + 1)
+    cache = decoder.new_cache(engine.kv_block_tokens, setup.num_blocks + 1)
     if capture is None or engine.enforce_eager:
         return StepRunner(decoder, cache)
     check_capturable(decoder.model, engine.attention, group.experts is not None)

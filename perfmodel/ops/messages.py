@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from perfmodel.models.architecture import MoEFFN
 
-RankAxis = Literal["tensor", "pipeline", "data", "expert"]
+RankAxis = Literal["tensor", "context", "pipeline", "data", "expert"]
 
 
 class RankGroup(NamedTuple):
     """The groups along one axis of tp x pp x dp ranks.
 
     tensor:   tp ranks each, which share out heads and columns; data: dp ranks of equal place
+    context:  dcp neighbours of a tensor-parallel group, which share out the tokens of their KV heads
     expert:   all tp * dp ranks of a stage, which share out experts, whole or by columns
     pipeline: a rank and its peer in the next stage; `stage`: only of this one
     """
@@ -31,11 +32,12 @@ class RankGroup(NamedTuple):
     pp: int = 1
     dp: int = 1
     stage: int | None = None
+    dcp: int = 1
 
     @property
     def num_ranks(self) -> int:
-        sizes = {"tensor": self.tp, "pipeline": min(self.pp, 2), "data": self.dp, "expert": self.tp * self.dp}
-        return sizes[self.axis]
+        sizes = {"tensor": self.tp, "context": self.dcp, "pipeline": min(self.pp, 2), "data": self.dp}
+        return sizes.get(self.axis, self.tp * self.dp)
 
     @property
     def num_devices(self) -> int:
@@ -44,8 +46,8 @@ class RankGroup(NamedTuple):
 
     def members(self) -> NDArray[Any]:
         ranks = np.arange(self.num_devices).reshape(self.dp, self.pp, self.tp)
-        if self.axis == "tensor":
-            return ranks.reshape(-1, self.tp)
+        if self.axis in ("tensor", "context"):
+            return ranks.reshape(-1, self.num_ranks)
         if self.axis == "data":
             return np.moveaxis(ranks, 0, -1).reshape(-1, self.dp)
         if self.axis == "expert":

@@ -22,7 +22,8 @@ _ROUTES: dict[str, Route] = {
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts.
+    """tp, pp, dp: degrees of tensor, pipeline and data parallelism; ep: ranks that share out whole experts; dcp: of a
+    tensor-parallel group, ranks that share out the tokens of their KV heads.
     gathers_tokens: see `EngineSpec`. num_redundant_experts: over all ranks. route: of tokens to remote experts; None:
     fastest
 
@@ -37,6 +38,7 @@ class Sharding:
     gathers_tokens: bool = True
     num_redundant_experts: int = 0
     route: Route | None = None
+    dcp: int = 1
 
     @classmethod
     def of(cls, engine: EngineSpec) -> "Sharding":
@@ -48,11 +50,12 @@ class Sharding:
             gathers_tokens=engine.gathers_tokens or not engine.enable_expert_parallel,
             num_redundant_experts=engine.eplb_config.num_redundant_experts,
             route=_ROUTES.get(engine.all2all_backend or ""),
+            dcp=engine.decode_context_parallel_size,
         )
 
     def group(self, axis: RankAxis, stage: int | None = None) -> RankGroup:
         """Ranks that share out what is cut along `axis`; "pipeline": peers in `stage` and the next, or in any two."""
-        return RankGroup(axis, self.tp, self.pp, self.dp, stage)
+        return RankGroup(axis, self.tp, self.pp, self.dp, stage, self.dcp)
 
     @property
     def ep(self) -> int:

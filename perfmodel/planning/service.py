@@ -66,7 +66,7 @@ def demand_of(scenario: Scenario) -> Demand:
         seen: set[int] = set()
         for place, hashes in enumerate(draft.block_hashes for draft in drafts):
             count = next((index for index, block in enumerate(hashes) if block not in seen), len(hashes))
-            cached[place] = float(count * scenario.engine.block_size)
+            cached[place] = float(count * scenario.engine.kv_block_tokens)
             seen.update(hashes)
         half = slice(len(drafts) // 2, None)
         whole, outputs, cached = whole[half], outputs[half], cached[half]

@@ -73,7 +73,7 @@ class Decoder:
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
         support.check_blocks(self.model, block_size)
-        return KVCache(self.part, self.dtype, block_size, num_blocks, self.device)
+        return KVCache(self.part, self.dtype, block_size, num_blocks, self.device, self.group.num_stripes)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline
@@ -124,7 +124,7 @@ class Decoder:
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._tables, batch.positions_T)
         states = cache.states.rows_of(batch, cache.block_size)
-        step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard)
+        step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard, self.group)
         layers = list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))
         for index, (layer, own) in layers[which]:
             if layer.mixer is not None and own.mixer is not None:

@@ -18,10 +18,17 @@ from perfmodel_executors.models.support import CPU, check_memory, kv_dtype, kv_p
 
 class KVCache:
     """Keys and values of all layers of a rank's part of `model`, in its formats; latents and convolutions' inputs in
-    `dtype`, that of activations."""
+    `dtype`, that of activations. block_size: tokens of a sequence in a block, of which each of `num_stripes` ranks
+    keeps its share."""
 
     def __init__(
-        self, model: ModelSpec, dtype: torch.dtype, block_size: int, num_blocks: int = 0, device: torch.device = CPU
+        self,
+        model: ModelSpec,
+        dtype: torch.dtype,
+        block_size: int,
+        num_blocks: int = 0,
+        device: torch.device = CPU,
+        num_stripes: int = 1,
     ) -> None:
         self.block_size, self.device, self.num_blocks = block_size, device, 0
         form, packing = kv_dtype(model, dtype), kv_packing(model)
@@ -31,7 +38,8 @@ class KVCache:
             mixer = layer.mixer
             if isinstance(mixer, Attention) and mixer.evicts_to is None:
                 dims = (mixer.head_dim, mixer.v_head_dim)
-                self._paged[index] = empty_pages(0, block_size, mixer.num_kv_heads, dims, form, device, packing)
+                own_size = block_size // num_stripes
+                self._paged[index] = empty_pages(0, own_size, mixer.num_kv_heads, dims, form, device, packing)
             elif isinstance(mixer, LatentAttention):
                 width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
                 latents = torch.zeros(0, block_size, width, dtype=dtype, device=device)

@@ -17,6 +17,7 @@ from perfmodel_executors.kernels.kv_pages import KVPages, grown
 from perfmodel_executors.models.batch import StepBatch, on_device
 from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
 from perfmodel_executors.models.rotations import Rotations
+from perfmodel_executors.parallel.group import ALONE, TensorGroup
 
 _FIRST_ROWS = 8
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,7 +46,7 @@ class StateRows(NamedTuple):
 
 class MixerStep(NamedTuple):
     """A step of all layers. state_rows: of the step's sequences, in the states of all recurrent layers; norm_eps: added
-    to the mean square in norms; is_standard: attention keeps its scores in memory."""
+    to the mean square in norms; is_standard: attention keeps its scores in memory; group: the ranks that step."""
 
     kernels: Kernels
     batch: StepBatch
@@ -53,6 +54,7 @@ class MixerStep(NamedTuple):
     state_rows: StateRows
     norm_eps: float
     is_standard: bool = False
+    group: TensorGroup = ALONE
 
     @property
     def chunk_rows(self) -> list[slice]:

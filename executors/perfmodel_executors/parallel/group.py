@@ -37,13 +37,27 @@ ONLY_STAGE = PipelineStage()
 class TensorGroup:
     """`rank` of `size` ranks, which all make the same calls in the same order; this one is alone. experts: how whole
     experts are shared out, over `num_expert_ranks`; None: each is cut by its width. sends_tokens: data-parallel ranks,
-    which have tokens of their own and are of size 1 but for their experts."""
+    which have tokens of their own and are of size 1 but for their experts. num_stripes: neighbours that share out the
+    tokens of their KV heads, of which this is number `stripe`."""
 
     rank = 0
     size = 1
     experts: ExpertSharing | None = None
     stage = ONLY_STAGE
     sends_tokens = False
+    num_stripes = 1
+
+    @property
+    def stripe(self) -> int:
+        return self.rank % self.num_stripes
+
+    def gather_stripes(self, part: Tensor) -> list[Tensor]:
+        """The tensors of the ranks that share out tokens with this one, in order."""
+        raise AssertionError("KV is not striped")
+
+    def scatter_stripes(self, parts_R: Tensor) -> Tensor:
+        """Of a tensor for each of these ranks the one for this, summed over them."""
+        raise AssertionError("KV is not striped")
 
     @property
     def expert_rank(self) -> int:
@@ -85,11 +99,17 @@ class DistributedGroup(TensorGroup):
         experts: ExpertSharing | None = None,
         has_stages: bool = False,
         sends_tokens: bool = False,
+        num_stripes: int = 1,
     ) -> None:
         self._place = number, count = dist.get_rank(), dist.get_world_size()
         self.rank, self.size = (0, 1) if has_stages or sends_tokens else self._place
         self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
         self.experts, self.sends_tokens, self._log = experts, sends_tokens, log
+        self.num_stripes = num_stripes
+        if num_stripes > 1:  # which all ranks make alike
+            starts = range(0, count, num_stripes)
+            groups = [dist.new_group(list(range(start, start + num_stripes))) for start in starts]
+            self._striped = groups[number // num_stripes]
 
     @property
     def expert_rank(self) -> int:
@@ -124,6 +144,18 @@ class DistributedGroup(TensorGroup):
         dist.all_to_all_single(arrived_RB, rows_SB.contiguous(), numbers, list(counts))
         self._log.add("all_to_all", rows_SB.nbytes)
         return arrived_RB, numbers
+
+    def gather_stripes(self, part: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(part) for _ in range(self.num_stripes)]
+        dist.all_gather(parts, part.contiguous(), group=self._striped)
+        self._log.add("all_gather", part.nbytes * self.num_stripes)
+        return parts
+
+    def scatter_stripes(self, parts_R: Tensor) -> Tensor:
+        own = torch.empty_like(parts_R[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter(own, [part.contiguous() for part in parts_R], group=self._striped)
+        self._log.add("reduce_scatter", parts_R.nbytes)
+        return own
 
     def pass_on(self, state_2TC: Tensor) -> None:
         dist.send(state_2TC, self.stage.number + 1)

@@ -27,7 +27,7 @@ from perfmodel_executors.device import StepClock, device_clock
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.parallel.experts import ExpertSharing
 from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
-from perfmodel_executors.parallel.sharding import check_divisible, check_stages
+from perfmodel_executors.parallel.sharding import check_divisible, check_stages, check_striped
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 
 _PATH = "CPU time of the ranks' threads along the critical path"
@@ -244,13 +244,13 @@ class Ranks:
 
     def engine(self, setup: RunnerSetup, rank: int) -> EngineRunner:
         """The runner of an engine of one rank."""
-        return EngineRunner(self._build(setup, [rank]), rank, self, setup.model, setup.engine.block_size)
+        return EngineRunner(self._build(setup, [rank]), rank, self, setup.model, setup.engine.kv_block_tokens)
 
     def together(self, setup: RunnerSetup) -> list[EngineRunner]:
         """Runners of data-parallel ranks, one on each of all ranks."""
         check_divisible(setup.model, 1)
         where, number = range(self.num_ranks), self._build(setup, range(self.num_ranks))
-        return [EngineRunner(number, rank, self, setup.model, setup.engine.block_size) for rank in where]
+        return [EngineRunner(number, rank, self, setup.model, setup.engine.kv_block_tokens) for rank in where]
 
     def _build(self, setup: RunnerSetup, where: Iterable[int]) -> int:
         number, self._num_runners = self._num_runners, self._num_runners + 1
@@ -313,6 +313,7 @@ def check_shared_out(setup: RunnerSetup) -> None:
         check_stages(setup.model, num_stages, size)
     else:
         check_divisible(setup.model, size, sharing_of(setup.engine, setup.routing))
+    check_striped(setup.model, setup.engine)
 
 
 def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
@@ -322,7 +323,8 @@ def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
     has_stages, sends = engine.pipeline_parallel_size > 1, engine.data_parallel_size > 1
     if not (has_stages or engine.tensor_parallel_size > 1 or (sends and engine.enable_expert_parallel)):
         return build_runner(setup)  # an engine beside others
-    return build_runner(setup, DistributedGroup(log, sharing_of(engine, setup.routing), has_stages, sends))
+    stripes = engine.decode_context_parallel_size
+    return build_runner(setup, DistributedGroup(log, sharing_of(engine, setup.routing), has_stages, sends, stripes))
 
 
 def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:

@@ -13,7 +13,9 @@ from perfmodel.cost.memory.footprint import shard_layer
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.architecture import Attention, DenseFFN, Layer, MoEFFN
 from perfmodel.models.spec import ModelSpec
+from perfmodel.ops.formats import served_model
 from perfmodel.ops.sharding import Sharding
+from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, Weight
 from perfmodel_executors.models import weights as blocks
@@ -95,6 +97,25 @@ def check_stages(model: ModelSpec, num_stages: int, num_ranks: int) -> None:
     for sentence, applies in cases.items():
         if applies:
             raise PerfmodelError(model.name + sentence)
+
+
+def check_striped(model: ModelSpec, engine: EngineSpec) -> None:
+    """Raises PerfmodelError for keys and values that are not executed striped over ranks."""
+    model = served_model(model, engine)
+    size, mixers = engine.decode_context_parallel_size, [layer.mixer for layer, _ in model.layers]
+    missing = {
+        "other mixers than attention over all keys": any(
+            not isinstance(m, Attention) or m.span is not None or m.sparsity is not None or m.sinks or m.logit_cap
+            for m in mixers
+        ),
+        "a quantised KV cache": model.quantization.kv_cache not in (None, model.dtype),
+        "standard attention, or drafted tokens": engine.attention != "flash" or engine.speculative_config is not None,
+        "tensor-parallel ranks without copies of a KV head": any(
+            isinstance(m, Attention) and engine.tensor_parallel_size // m.num_kv_heads % size for m in mixers
+        ),
+    }
+    how = f"is not executed with decode_context_parallel_size={size}; set that to 1."
+    refuse(model.name, {f"{what} {how}": size > 1 and applies for what, applies in missing.items()})
 
 
 def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | GgufWeight:

@@ -132,7 +132,8 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
 
     Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus an indexer's keys. Layers with
     a window or chunk count in full: blocks are allocated for whole sequences. With several formats, that of the oldest
-    tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides.
+    tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides. Of ranks that
+    share out tokens (dcp) the mean.
     """
     form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
     size = kv_element_bytes(form, group_size)
@@ -140,11 +141,11 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer
     for layer in layers:
         mixer = layer.mixer
         if isinstance(mixer, Attention):
-            total += shard.kv_heads(mixer.num_kv_heads) * (mixer.head_dim + mixer.v_head_dim) * size
+            total += shard.kv_heads(mixer.num_kv_heads) * (mixer.head_dim + mixer.v_head_dim) * size / shard.dcp
             if mixer.evicts_to is not None:
                 total += shard.columns(mixer.num_heads) * SCORE_SUM_BYTES
         elif isinstance(mixer, LatentAttention):
-            total += (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * size
+            total += (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * size / shard.dcp
             if mixer.indexer is not None:
                 total += mixer.indexer.head_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES
     return total

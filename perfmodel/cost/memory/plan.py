@@ -202,7 +202,7 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
             state_bytes_per_sequence=per_sequence,
             state_bytes=per_sequence * engine.max_num_seqs,
             kv_bytes_per_token=per_token,
-            block_size=engine.block_size,
+            block_size=engine.kv_block_tokens,
             num_kv_blocks=0,
             max_num_seqs=engine.max_num_seqs,
             rolling_span=model.rolling_span,

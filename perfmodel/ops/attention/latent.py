@@ -16,6 +16,7 @@ from functools import partial
 
 from perfmodel.models.architecture import Indexer, LatentAttention
 from perfmodel.ops.attention.decode import attention_decode
+from perfmodel.ops.attention.layer import striped_decode, striped_prefill
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill, visible_keys, visible_pairs
 from perfmodel.ops.elementwise import kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import gemm
@@ -187,6 +188,7 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
         on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)),
         *_written(mixer.kv_lora_rank + mixer.qk_rope_head_dim, context),
         *(_index_nodes(mixer, mixer.indexer, context) if mixer.indexer is not None else []),
+        *striped_prefill(_cached_heads(mixer, context, num_heads), context),
         *_prefill(mixer, context, num_heads),
         *_decode(mixer, context, num_heads),
         on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)),
@@ -194,9 +196,9 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
 
 
 def _written(latent: int, context: LayerContext) -> list[OperatorNode]:
-    size, kv_size = context.element_bytes, context.kv_element_bytes
+    size, kv_size, dcp = context.element_bytes, context.kv_element_bytes, context.shard.dcp
     if not context.concatenates_kv:
-        return [on_tokens("kv_write", lambda n: kv_write(n, latent, size, kv_size, is_fused=context.is_fused))]
+        return [on_tokens("kv_write", lambda n: kv_write(n / dcp, latent, size, kv_size, is_fused=context.is_fused))]
 
     def concat(name: str, num_calls: int, num_tokens: float, num_new: float) -> Work:
         return kv_concat(name, num_calls, num_tokens * latent * kv_size, num_new * latent, (size, kv_size))
@@ -274,18 +276,22 @@ def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: 
     return absorb(name, num_tokens, num_heads, n, k, context.dtype, context.element_bytes)
 
 
+def _cached_heads(mixer: LatentAttention, context: LayerContext, num_heads: int) -> Heads:
+    return latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
+
+
 def _decode(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
-    heads = latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
+    heads = _cached_heads(mixer, context, num_heads)
     absorbed = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
 
-    def attend(num_seqs: int, visible: int, queries: float) -> Work:
+    def attend(num_seqs: int, visible: float, queries: float, own: Heads) -> Work:
         if mixer.indexer is not None:  # the mean context decides: min() of a sum, an upper bound of the sum of min()
             visible = min(visible, num_seqs * mixer.indexer.top_k)
-        return latent_decode(num_seqs, visible, heads, splits_kv=context.splits_kv, queries=queries)
+        return latent_decode(num_seqs, visible, own, splits_kv=context.splits_kv, queries=queries)
 
     return [
         on_decodes("absorb_query", lambda seqs, _, queries: absorbed("absorb_query", seqs * queries)),
-        on_decodes("attention_decode", attend),
+        *striped_decode(heads, context, attend),
         on_decodes("expand_output", lambda seqs, _, queries: absorbed("expand_output", seqs * queries)),
     ]
 

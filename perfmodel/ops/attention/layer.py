@@ -4,14 +4,16 @@ A norm over the queries of all heads adds an all-reduce of the sum of squares, a
 (its OLMo-2 gathers queries and keys instead, which takes as long for a few tokens).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from perfmodel.models.architecture import Attention
 from perfmodel.models.number_formats import kv_surplus, unpack_operations
 from perfmodel.ops.attention.decode import attention_decode, mixed_attention
 from perfmodel.ops.attention.prefill import Heads, flash_prefill, standard_prefill
-from perfmodel.ops.collectives import all_reduce, tensor_parallel
+from perfmodel.ops.collectives import all_gather, all_reduce, reduce_scatter, tensor_parallel
 from perfmodel.ops.elementwise import gate, kv_concat, kv_write, rms_norm, rope
 from perfmodel.ops.linear import linear_nodes
 from perfmodel.ops.node import LayerContext, OperatorNode, on_decodes, on_mixed, on_prefills, on_tokens
@@ -44,6 +46,49 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
     )
 
 
+def striped_decode(
+    heads: Heads, context: LayerContext, attend: Callable[[int, float, float, Heads], Work], index: int | None = None
+) -> list[OperatorNode]:
+    """Decode attention (`attend`: sequences, context, queries of each, heads on one device), whose KV may be striped
+    over dcp ranks of the tensor-parallel group: queries of the group's heads are gathered, each rank attends to its
+    part of the context, and results are merged by the sums of their exponentials.
+
+    With H heads in the group and q queries: H h b q bytes are gathered, then 4 H dcp q of sums, and H v b q of results
+    scattered, which one kernel has weighted. Source: vLLM, vllm/v1/attention/ops/dcp.py (`cp_lse_ag_out_rs`).
+    """
+    dcp, group, size = context.shard.dcp, context.shard.group("context"), context.element_bytes
+    if dcp == 1:
+        name = "attention_decode"
+        return [on_decodes(name, lambda seqs, visible, queries: attend(seqs, visible, queries, heads), index)]
+    joint = replace(heads, num_heads=heads.num_heads * dcp)
+    results = joint.num_heads * heads.v_head_dim * size
+
+    def weight(seqs: int, _: int, queries: float) -> Work:
+        num_bytes = seqs * queries * (2 * results + 4 * joint.num_heads * dcp)
+        return Work("dcp_weights", "elementwise", activation_bytes=num_bytes, num_kernels=min(seqs, 1))
+
+    def message(name: str, collective: Callable[[float, Any, str], Work], query_bytes: float) -> OperatorNode:
+        return on_decodes(name, lambda seqs, _, queries: collective(seqs * queries * query_bytes, group, name))
+
+    return [
+        message("dcp_query_all_gather", all_gather, joint.num_heads * heads.head_dim * size),
+        on_decodes("attention_decode", lambda seqs, visible, queries: attend(seqs, visible / dcp, queries, joint)),
+        message("dcp_sums_all_gather", all_gather, 4 * joint.num_heads * dcp),
+        on_decodes("dcp_weights", weight),
+        message("dcp_reduce_scatter", reduce_scatter, results),
+    ]
+
+
+def striped_prefill(heads: Heads, context: LayerContext) -> list[OperatorNode]:
+    """Prompts that see cached tokens of other ranks gather those; no node without decode context parallelism."""
+    name, group = "dcp_context_all_gather", context.shard.group("context")
+
+    def gather(prefills: Sequence[tuple[int, int]]) -> Work:
+        return all_gather(heads.cached_bytes(sum(cached for _, cached in prefills), len(prefills)), group, name)
+
+    return [on_prefills(name, gather)] if context.shard.dcp > 1 else []
+
+
 def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNode]:
     """QKV projection, query/key norm, RoPE, KV write, attention of prefills and of decodes, output projection."""
     heads = attention_heads(mixer, context)
@@ -60,6 +105,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     nodes += _written(mixer, context, heads)
     is_flash = context.is_flash and heads.evicts_to is None
     prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
+    nodes += striped_prefill(heads, context)
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
     nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim
@@ -73,8 +119,8 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
 def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:
     size, fused, elements = context.element_bytes, context.is_fused, heads.kv_elements
     if not context.concatenates_kv:
-        written = heads.written_bytes
-        return [on_tokens("kv_write", lambda n: kv_write(n, elements, size, written, is_fused=fused))]
+        written, dcp = heads.written_bytes, context.shard.dcp
+        return [on_tokens("kv_write", lambda n: kv_write(n / dcp, elements, size, written, is_fused=fused))]
     index = None if mixer.span is None else context.model.attention_spans.index(mixer.span)
     sizes = size, heads.kv_element_bytes
 
@@ -102,8 +148,14 @@ def _decode(mixer: Attention, context: LayerContext, heads: Heads) -> list[Opera
         spread=context.spread if span is None else None,
     )
     index = None if span is None else context.model.attention_spans.index(span)
-    nodes = [on_decodes("attention_decode", lambda seqs, c, queries: attend(seqs, c, heads, queries=queries), index)]
-    if span is None and context.is_flash and heads.is_plain and heads.flash_version in (None, 3):
+    nodes = striped_decode(heads, context, lambda seqs, c, queries, own: attend(seqs, c, own, queries=queries), index)
+    if (
+        context.shard.dcp == 1
+        and span is None
+        and context.is_flash
+        and heads.is_plain
+        and heads.flash_version in (None, 3)
+    ):
         mixed = partial(mixed_attention, heads=heads, spread=context.spread)
         nodes.append(on_mixed("attention_mixed", lambda prompts, b, c, queries: mixed(prompts, b, c, queries=queries)))
     return nodes

@@ -139,7 +139,7 @@ def transfer_cost(source: Scenario, target: Scenario, source_link: Link, target_
         kv_bytes_per_token(model, shard, layers) * per_link,
         state_bytes_per_sequence(model, shard, layers) * per_link,
         min(num_to, num_from),
-        source.engine.block_size,
+        source.engine.kv_block_tokens,
         model.rolling_span,
         len(layers),
     )

@@ -80,7 +80,7 @@ def engine_scheduler_config(engine: EngineSpec, max_model_len: int) -> Scheduler
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=max_model_len,
-        block_size=engine.block_size,
+        block_size=engine.kv_block_tokens,
         enable_chunked_prefill=rules.chunks_prompts,
         prefill_exclusive=rules.prefill_exclusive,
         reserves_output=bool(engine.reserve_output) if is_contiguous else rules.reserves_output,
@@ -151,15 +151,18 @@ def kv_block_manager(
     groups: layer groups that keep different parts of a sequence; span, num_buffers, host: see `KVBlockManager`
     by_estimates: admission by estimates, which needs a radix tree and plain blocks"""
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged" and _slots_of(engine) is None
+    size = engine.kv_block_tokens
     partial_first = engine.rules.reuses_partial_first
     if groups:
         most_under_way = 2 if engine.plans_ahead else engine.pipeline_parallel_size
         in_flight = most_under_way * engine.max_num_batched_tokens
         longest = engine.max_model_len
-        return eng.GroupedKVBlocks(num_blocks, engine.block_size, groups, can_share, in_flight, longest, partial_first)
+        return eng.GroupedKVBlocks(
+            num_blocks, engine.kv_block_tokens, groups, can_share, in_flight, longest, partial_first
+        )
     if by_estimates and span is None and host is None and not num_buffers:
-        return eng.RadixKVBlocks(num_blocks, engine.block_size, can_share)
-    return KVBlockManager(num_blocks, engine.block_size, can_share, span, num_buffers, host, partial_first)
+        return eng.RadixKVBlocks(num_blocks, size, can_share)
+    return KVBlockManager(num_blocks, size, can_share, span, num_buffers, host, partial_first)
 
 
 def build_locksteps(

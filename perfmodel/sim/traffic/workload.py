@@ -97,7 +97,7 @@ class Workload:
         traffic, engine = scenario.traffic, scenario.engine
         self.traffic = traffic
         self.max_model_len = engine.max_model_len or scenario.model.max_position_embeddings
-        self.block_size = engine.block_size
+        self.block_size = engine.kv_block_tokens
         self.seed = scenario.seed
         is_closed = traffic.arrivals.process == "closed_loop"
         self.concurrency = traffic.arrivals.concurrency if is_closed else None

@@ -310,6 +310,7 @@ class EngineFacts(Spec):
     quantizes_before:   norms, activations and attention write the format that the next multiplication reads, by scales
                         known ahead; else a kernel of its own quantizes them
     states_in_model_dtype: recurrent states are kept in the model's dtype where its configuration names no other
+    stripes_kv:         ranks with copies of the same KV heads can share out the tokens (decode context parallelism)
     kv_block_sizes:     tokens of a KV block that the engine takes; none: any
     default_kernels:    by generation, of a family and format the kernel that servers run, as tables call it; else the
                         one that was measured with most
@@ -335,6 +336,7 @@ class EngineFacts(Spec):
     default_kernels: dict[str, dict[str, str]] = Field(default_factory=dict)
     quantizes_before: bool = False
     states_in_model_dtype: bool = False
+    stripes_kv: bool = False
     kv_block_sizes: tuple[PositiveInt, ...] = ()
     kv_groups: KvGroupRules = KvGroupRules()  # which layers have KV blocks of their own
     limits_to_positions: bool = False

@@ -195,6 +195,7 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
             f"expected {_listed(sizes)}"
         )
         yield "tensor_parallel_size", "attention heads do not divide by tensor_parallel_size", sentence
+    yield from _stripe_refusals(model, engine)
     if pp > model.num_layers:
         sentence = f"got {pp} stages, and {model.name} has {model.num_layers} layers; expected 1 to {model.num_layers}"
         yield "pipeline_parallel_size", "more pipeline stages than layers", sentence
@@ -218,6 +219,29 @@ def _size_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, 
             f"rope_scaling in a copy of its config.json"
         )
         yield "max_model_len", "max_model_len beyond the model's positions", sentence
+
+
+def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, reason, sentence) for KV caches that ranks of decode context parallelism cannot share out."""
+    size, tp = engine.decode_context_parallel_size, engine.tensor_parallel_size
+    mixers = [layer.mixer for layer, _ in model.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    if size == 1:
+        return
+    field = "decode_context_parallel_size"
+    if not engine.described.facts.stripes_kv:
+        sentence = f"got {size}, and {engine.described.label} does not have it; leave it out, or name another engine"
+        yield field, "the engine has no decode context parallelism", sentence
+    copies = {tp if isinstance(mixer, LatentAttention) else tp // mixer.num_kv_heads for mixer in mixers}
+    if not copies or any(count % size or not count for count in copies):
+        sentence = (
+            f"got {size}, and {tp} tensor-parallel devices have {_listed(sorted(copies)) if copies else 'no'} copies "
+            f"of the KV heads of {model.name}; expected a divisor of that"
+        )
+        yield field, "no copies of KV heads to share tokens out over", sentence
+    has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
+    if model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers):
+        sentence = f"got {size}, which is modelled for attention over all keys, and {model.name} limits what it sees"
+        yield field, "decode context parallelism of limited attention", sentence
 
 
 def _listed(values: Iterable[int]) -> str:

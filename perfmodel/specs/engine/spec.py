@@ -83,6 +83,7 @@ class EngineSpec(VariantSpec):
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1
     data_parallel_size: PositiveInt = 1
+    decode_context_parallel_size: PositiveInt = 1
     enable_expert_parallel: bool = False
     enable_eplb: bool = False  # experts placed, and popular ones copied, so that ranks are loaded alike
     eplb_config: EplbConfig = EplbConfig()
@@ -238,6 +239,11 @@ class EngineSpec(VariantSpec):
     def num_devices(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size * self.layer_split
 
+    @property
+    def kv_block_tokens(self) -> int:
+        """Tokens of a sequence in a KV block, of which each rank of decode context parallelism keeps `block_size`."""
+        return self.block_size * self.decode_context_parallel_size
+
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         both_given = {"max_num_batched_tokens", "max_num_seqs"} <= self.model_fields_set
@@ -278,6 +284,12 @@ class EngineSpec(VariantSpec):
     def _conflicts_of_kv(self) -> Iterator[str]:
         names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")
         used = [name for name in names if getattr(self, name)]
+        others = [*used, *(["kv_cache"] if self.kv_cache != "paged" else [])]
+        if self.decode_context_parallel_size > 1 and others:
+            yield (
+                f"got {others[0]} with decode_context_parallel_size={self.decode_context_parallel_size}, which shares "
+                f"out plain KV blocks; leave one of them out"
+            )
         if self.kv_cache == "off" and used:
             yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"
         if self.kv_cache == "contiguous" and self.kv_offload:

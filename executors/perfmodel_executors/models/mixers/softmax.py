@@ -17,6 +17,7 @@ from perfmodel_executors.kernels.attention_sinks import Ring
 from perfmodel_executors.kernels.kv_pages import KVPages
 from perfmodel_executors.models.kept import HeldTokens, KVTiers
 from perfmodel_executors.models.mixers.eviction import attend_evicting
+from perfmodel_executors.models.mixers.striped import attend_striped
 from perfmodel_executors.models.mixers.tiers import attend_in_tiers
 from perfmodel_executors.models.states import MixerStep
 from perfmodel_executors.models.weights import AttentionWeights
@@ -78,6 +79,10 @@ def attend(
     if mixer.is_rolling:
         return _in_window(step, mixer, q_TNH, k_TKH, v_TKH, pages)
     rows = None if mixer.rope is None else step.rotations.rows(mixer.rope, mixer.head_dim)
+    if step.group.num_stripes > 1:
+        if rows is not None:
+            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
+        return attend_striped(step, q_TNH, k_TKH, v_TKH, pages)
     if batch.keeps_kv:
         q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
     else:
