@@ -102,11 +102,7 @@ def test_processes_serve_the_tokens_of_one_and_say_what_the_simulator_counts():
     ("model", "more", "reason"),
     [
         (MODELS["gqa"], {}, "ranks without copies of a KV head"),
-        (
-            replace(ONE_HEAD, layers=tiny((attention(num_kv_heads=1, window=9), DenseFFN(48))).layers),
-            {},
-            "other mixers",
-        ),
+        (tiny((attention(num_kv_heads=1, window=9), DenseFFN(48))), {}, "other mixers"),
         (ONE_HEAD, {"kv_cache_dtype": "fp8"}, "a quantised KV cache"),
         (ONE_HEAD, {"attention": "standard"}, "standard attention"),
     ],

@@ -188,7 +188,7 @@ def latent_nodes(mixer: LatentAttention, context: LayerContext) -> list[Operator
         on_tokens("rope", lambda n: rope(n, rotated, size, is_fused=context.is_fused)),
         *_written(mixer.kv_lora_rank + mixer.qk_rope_head_dim, context),
         *(_index_nodes(mixer, mixer.indexer, context) if mixer.indexer is not None else []),
-        *striped_prefill(_cached_heads(mixer, context, num_heads), context),
+        *striped_prefill((mixer.kv_lora_rank + mixer.qk_rope_head_dim) * context.kv_element_bytes, context),
         *_prefill(mixer, context, num_heads),
         *_decode(mixer, context, num_heads),
         on_tokens("o_proj", partial(gemm, "o_proj", n=context.hidden, k=width, form=form)),
@@ -276,12 +276,8 @@ def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: 
     return absorb(name, num_tokens, num_heads, n, k, context.dtype, context.element_bytes)
 
 
-def _cached_heads(mixer: LatentAttention, context: LayerContext, num_heads: int) -> Heads:
-    return latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
-
-
 def _decode(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
-    heads = _cached_heads(mixer, context, num_heads)
+    heads = latent_heads(mixer, num_heads, context.dtype, context.element_bytes, context.kv_element_bytes)
     absorbed = partial(_absorbed, mixer=mixer, context=context, num_heads=num_heads)
 
     def attend(num_seqs: int, visible: float, queries: float, own: Heads) -> Work:

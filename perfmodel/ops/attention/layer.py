@@ -79,12 +79,13 @@ def striped_decode(
     ]
 
 
-def striped_prefill(heads: Heads, context: LayerContext) -> list[OperatorNode]:
-    """Prompts that see cached tokens of other ranks gather those; no node without decode context parallelism."""
+def striped_prefill(token_bytes: float, context: LayerContext) -> list[OperatorNode]:
+    """Prompts that see cached tokens of other ranks, of `token_bytes` each, gather those; no node where each device has
+    all of them."""
     name, group = "dcp_context_all_gather", context.shard.group("context")
 
     def gather(prefills: Sequence[tuple[int, int]]) -> Work:
-        return all_gather(heads.cached_bytes(sum(cached for _, cached in prefills), len(prefills)), group, name)
+        return all_gather(token_bytes * sum(cached for _, cached in prefills), group, name)
 
     return [on_prefills(name, gather)] if context.shard.dcp > 1 else []
 
@@ -105,7 +106,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     nodes += _written(mixer, context, heads)
     is_flash = context.is_flash and heads.evicts_to is None
     prefill = flash_prefill if is_flash else partial(standard_prefill, is_fused=fused, is_module=not fused)
-    nodes += striped_prefill(heads, context)
+    nodes += striped_prefill(heads.kv_elements * heads.kv_element_bytes, context)
     nodes.append(on_prefills("attention_prefill", partial(prefill, heads=heads)))
     nodes += _decode(mixer, context, heads)
     gated = heads.num_heads * heads.v_head_dim

@@ -231,11 +231,12 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
     if not engine.described.facts.stripes_kv:
         sentence = f"got {size}, and {engine.described.label} does not have it; leave it out, or name another engine"
         yield field, "the engine has no decode context parallelism", sentence
-    copies = {tp if isinstance(mixer, LatentAttention) else tp // mixer.num_kv_heads for mixer in mixers}
-    if not copies or any(count % size or not count for count in copies):
+    heads = [1 if isinstance(mixer, LatentAttention) else mixer.num_kv_heads for mixer in mixers]
+    copies = sorted({max(1, tp // count) for count in heads}) or [0]
+    if any(not count or count % size for count in copies):
         sentence = (
-            f"got {size}, and {tp} tensor-parallel devices have {_listed(sorted(copies)) if copies else 'no'} copies "
-            f"of the KV heads of {model.name}; expected a divisor of that"
+            f"got {size}, and each KV head of {model.name} is on {_listed(copies)} of {tp} tensor-parallel devices; "
+            f"expected a divisor of that"
         )
         yield field, "no copies of KV heads to share tokens out over", sentence
     has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
