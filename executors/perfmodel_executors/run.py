@@ -127,8 +127,8 @@ def execute_scenario(
                 on_text(request.request_id, decode(ids[:begin]), decode(ids[begin:]))
 
         ending = Ending(scenario, progress, max_seconds)
-        told = (on_answer, ending.on_step)
-        executed = ExecutedCluster(ranks, runner_of, backend_of, setup_of, wrap, *told, live)
+        callbacks = (on_answer, ending.on_step)
+        executed = ExecutedCluster(ranks, runner_of, backend_of, setup_of, wrap, *callbacks, live)
         result = _run(scenario, executed, ending, out)
         num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
     backend = executed.backends[0]
