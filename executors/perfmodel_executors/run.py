@@ -266,6 +266,11 @@ def as_executed_on_cpu(scenario: Scenario) -> Scenario:
             f"on a CPU; use --set hardware=cpu."
         )
     num_ranks(scenario)
+    if num_engines(scenario) > 1:
+        raise PerfmodelError(
+            f"{scenario.name} has {num_engines(scenario)} engines, and steps are calibrated for one; use `perfmodel "
+            f"execute`, whose table compares them, or set data_parallel_size and cluster.replicas to 1."
+        )
     return as_executed(scenario)
 
 

@@ -22,6 +22,7 @@ from perfmodel.specs import load_hardware  # noqa: E402
 from perfmodel_executors.gpu_suite.kernels import difference, tensors_of  # noqa: E402
 from perfmodel_executors.gpu_suite.processes import Worker  # noqa: E402
 from perfmodel_executors.gpu_suite.runner import SHARES, Results, run_tasks  # noqa: E402
+from perfmodel_executors.gpu_suite.session import TASKS  # noqa: E402
 from perfmodel_executors.gpu_suite.smoke import (  # noqa: E402
     SERVED,
     check_parity,
@@ -191,6 +192,29 @@ def test_the_command_is_ended_goes_on_and_measures_this_machine(tmp_path, bare_p
     assert found.info.commit == "0123abc"
     assert [call.commit for call in found.info.calls] == ["0123abc", "0123abc"]
     assert found.info.readings.absent
+
+
+@pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.xdist_group("timing")  # one at a time: two minutes of one core
+def test_a_dry_run_gives_results_of_every_part_and_the_report(tmp_path):
+    """The whole programme on this CPU, in one call; the report is made from what it wrote."""
+    out, report = tmp_path / "out", tmp_path / "report.md"
+    command = [sys.executable, "-m", "perfmodel_executors.gpu_suite", "--device", "cpu", "--budget-s", "120"]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "executors")))
+    subprocess.run([*command, "--out", str(out)], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=240)
+    results = read_measurements(out)
+    assert all(results.info.parts_done[part] for part in TASKS), results.info.parts_done
+    assert not results.info.failures
+    (call,) = results.info.calls
+    assert call.elapsed_s <= 120 + 15
+    command = ["-m", "perfmodel", "validate", "executor", "--measured", str(out), "--report", str(report)]
+    subprocess.run([sys.executable, *command], check=True, timeout=60, cwd=ROOT)
+    text = report.read_text(encoding="utf-8")
+    counts = results.info.parts_done
+    for shown in (f"of {counts['kernels']} kernels", f"of {counts['steps']} steps", "mean TPOT", "| speedup |"):
+        assert shown in text
+    assert f"{counts['smoke']} of {counts['smoke']} checks are right" in text
 
 
 @pytest.mark.parametrize("operator", KERNELS)

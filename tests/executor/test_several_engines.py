@@ -26,7 +26,7 @@ from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: 
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.parallel.experts import ExpertSharing  # noqa: E402
 from perfmodel_executors.parallel.ranks import RankDiedError, RankReply, critical_path  # noqa: E402
-from perfmodel_executors.run import execute_scenario  # noqa: E402
+from perfmodel_executors.run import execute_scenario, validate_executor  # noqa: E402
 from perfmodel_executors.tokens import TokenStore  # noqa: E402
 
 
@@ -275,6 +275,11 @@ def test_what_several_engines_do_not_execute_is_refused(change, reason):
     with pytest.raises(PerfmodelError, match=reason) as refused:
         execute_scenario(scenario(**change))
     assert "data_parallel_size and cluster.replicas to 1" in str(refused.value)
+
+
+def test_steps_of_several_engines_are_not_calibrated():
+    with pytest.raises(PerfmodelError, match="has 2 engines, and steps are calibrated for one"):
+        validate_executor(scenario(more=["cluster.replicas=2"]))
 
 
 def test_several_engines_have_no_wall_clock():
