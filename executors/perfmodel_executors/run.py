@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from perfmodel.evidence.executed.compare import (
 )
 from perfmodel.evidence.report import ValidationReport
 from perfmodel.models.architecture import MoEFFN
+from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, simulate, summarize
 from perfmodel.sim.clock import TICKS_PER_S
@@ -53,10 +54,11 @@ class TimeIsUpError(Exception):
 
 class Ending:
     """When a run ends before its traffic does: `max_seconds` of the wall's time after it was made. progress: called
-    with each step's (tokens computed, tokens in all); is_cut: whether the end came"""
+    with each step's (tokens computed, tokens in all); is_cut: whether the end came; cut_short: why the run ended in its
+    middle otherwise"""
 
     def __init__(self, scenario: Scenario, progress: Progress | None = None, max_seconds: float | None = None) -> None:
-        self.max_seconds, self.is_cut = max_seconds, False
+        self.max_seconds, self.is_cut, self.cut_short = max_seconds, False, ""
         self._progress, self._num_computed = progress, 0
         self._num_tokens = _num_tokens(scenario) if progress is not None else 0
         self._begun = time.monotonic()
@@ -91,23 +93,33 @@ def execute_scenario(
     is not executed yet, DoesNotFitError and WorkloadError as the simulator does."""
     torch.set_num_threads(1)
     scenario = as_executed(scenario)
-    engine, model = scenario.engine, scenario.model
+    engine = scenario.engine
     if live and (engine.pipeline_parallel_size > 1 or num_engines(scenario) > 1):
         raise PerfmodelError(
             f"{scenario.name} has pipeline stages or several engines, which are executed one after another and overlap "
             f"on the virtual clock; leave out --live, or execute one engine of one stage."
         )
-    decode = None if on_text is None else tokenizer_of(model).decode
+    decode = None if on_text is None else tokenizer_of(scenario.model).decode
     count = num_ranks(scenario)
     device = find_device(scenario.hardware, count)
-    settings = settings_of(scenario.sampling, model)
+    settings, tokens = settings_of(scenario.sampling, scenario.model), _token_store(scenario)
 
     def setup_of(pool: Scenario) -> RunnerSetup:
         num_blocks = plan_memory(pool.model, pool.hardware, pool.engine).num_kv_blocks
         shared = (kernels, settings, scenario.routing)
         return RunnerSetup(pool.model, pool.engine, num_blocks, device, scenario.seed, *shared)
 
-    tokens = _token_store(scenario)
+    def on_answer(request: Request) -> None:
+        if decode is not None and on_text is not None:
+            ids, begin = tokens.of(request), request.num_prompt_tokens
+            on_text(request.request_id, decode(ids[:begin]), decode(ids[begin:]))
+
+    def make_backend(runner: StepTaker) -> ExecutedBackend:
+        speculator = None
+        if isinstance(runner, StepRunner) and not isinstance(runner, LeadingRunner):
+            speculator = build_speculator(runner, engine, seed=scenario.seed)
+        return _backend(scenario, runner, speculator, tokens, drift)
+
     if num_engines(scenario) == 1:  # before processes are started that would say it too
         check_shared_out(setup_of(scenario))
     with memory_as_a_sentence(device), open_ranks(count, device) as ranks:
@@ -115,47 +127,48 @@ def execute_scenario(
         def runner_of(pool: Scenario, index: int) -> StepTaker:
             return ranks.runner(setup_of(pool)) if num_engines(scenario) == 1 else ranks.engine(setup_of(pool), index)
 
-        def backend_of(runner: StepTaker) -> ExecutedBackend:
-            speculator = None
-            if isinstance(runner, StepRunner) and not isinstance(runner, LeadingRunner):
-                speculator = build_speculator(runner, engine, seed=scenario.seed)
-            return _backend(scenario, runner, speculator, tokens, drift)
-
-        def on_answer(request: Request) -> None:
-            if decode is not None and on_text is not None:
-                ids, begin = tokens.of(request), request.num_prompt_tokens
-                on_text(request.request_id, decode(ids[:begin]), decode(ids[begin:]))
-
         ending = Ending(scenario, progress, max_seconds)
         callbacks = (on_answer, ending.on_step)
-        executed = ExecutedCluster(ranks, runner_of, backend_of, setup_of, wrap, *callbacks, live)
+        executed = ExecutedCluster(ranks, runner_of, make_backend, setup_of, wrap, *callbacks, live)
         result = _run(scenario, executed, ending, out)
         num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
-    backend = executed.backends[0]
     where = device_name(device) if count == 1 else f"{count} ranks of {device_name(device)}"
-    weights = "random weights"
-    if model.weights_origin is not None:
-        weights = f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
-    clock, names = executed.clock.meaning, setup_of(scenario).backend
-    notes = [f"Executed on {where} with {names} kernels and {weights}; durations are {clock}."]
-    if num_engines(scenario) > 1:
-        notes.append(_note_on_engines(scenario))
-    if ending.is_cut:
-        notes.append(f"Stopped after {max_seconds:g} s (--max-seconds): what was not answered by then is not counted.")
-    if result.cut_short:
-        notes.append(f"Cut short: {result.cut_short} What was answered until then is counted.")
-    if settings is not None:
-        notes.append(f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}.")
-    if num_nan:
-        notes.append(f"{num_nan:,} logits were no numbers and counted as the least there is: this text means nothing.")
-    notes += [own.exits.in_words() for own in executed.backends if own.exits is not None]
-    if backend.acceptance is not None:
-        notes.append(backend.acceptance.in_words())
-        if out is not None:
-            backend.acceptance.write(out / "acceptance.json")
-    if out is not None and choices():
-        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8", newline="\n")
+    how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {_weights_note(scenario.model)}"
+    if out is not None:
+        _write_choices(executed, out)
+    notes = (f"{how}; durations are {executed.clock.meaning}.", *_notes(scenario, executed, ending, num_nan))
     return replace(result, notes=(*result.notes, *notes))
+
+
+def _write_choices(executed: ExecutedCluster, out: Path) -> None:
+    acceptance = executed.backends[0].acceptance
+    if acceptance is not None:
+        acceptance.write(out / "acceptance.json")
+    if choices():
+        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8", newline="\n")
+
+
+def _weights_note(model: ModelSpec) -> str:
+    if model.weights_origin is None:
+        return "random weights"
+    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
+
+
+def _notes(scenario: Scenario, executed: ExecutedCluster, ending: "Ending", num_nan: int) -> Iterator[str]:
+    settings = settings_of(scenario.sampling, scenario.model)
+    if num_engines(scenario) > 1:
+        yield _note_on_engines(scenario)
+    if ending.is_cut:
+        limit = f"{ending.max_seconds:g} s (--max-seconds)"
+        yield f"Stopped after {limit}: what was not answered by then is not counted."
+    if ending.cut_short:
+        yield f"Cut short: {ending.cut_short} What was answered until then is counted."
+    if settings is not None:
+        yield f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}."
+    if num_nan:
+        yield f"{num_nan:,} logits were no numbers and counted as the least there is: this text means nothing."
+    for backend in executed.backends:
+        yield from (own.in_words() for own in (backend.exits, backend.acceptance) if own is not None)
 
 
 def _note_on_engines(scenario: Scenario) -> str:
@@ -334,7 +347,6 @@ def _run(
     basis_of, entrance = remembered_basis(calibration, None), entrance_of(scenario)
     turns = scenario.traffic.has_conversations
     with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:
-        cut_short = ""
         try:
             serve(scenario, Workload(entrance), basis_of, collector, can_leap=False, executed=executed)
         except TimeIsUpError:
@@ -342,7 +354,7 @@ def _run(
         except RankDiedError as error:
             if not collector.num_finished:
                 raise
-            cut_short = str(error)
+            ending.cut_short = str(error)
     if not collector.num_finished and ending.is_cut:
         raise WorkloadError(
             f"{scenario.name}: no request was answered within --max-seconds {ending.max_seconds:g}; give more, or "
@@ -357,7 +369,7 @@ def _run(
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     summary = summarize(scenario, collector, _totals(scenario, cluster, collector))
     records = collector.requests(), collector.steps()
-    return RunResult(scenario, "executed", summary, *records, num_blocks, cut_short=cut_short)
+    return RunResult(scenario, "executed", summary, *records, num_blocks, cut_short=ending.cut_short)
 
 
 def _totals(scenario: Scenario, cluster: Cluster, collector: Collector) -> DeviceTotals:
