@@ -167,6 +167,10 @@ def _notes(scenario: Scenario, executed: ExecutedCluster, ending: "Ending", num_
         yield f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}."
     if num_nan:
         yield f"{num_nan:,} logits were no numbers and counted as the least there is: this text means nothing."
+    runners = [backend.runner for backend in executed.backends]
+    substituted = {name for own in runners if isinstance(own, StepRunner) for name in own.decoder.kernels.substituted}
+    if substituted:
+        yield f"Operators without a Triton kernel, which ran in torch: {', '.join(sorted(substituted))}."
     for backend in executed.backends:
         yield from (own.in_words() for own in (backend.exits, backend.acceptance) if own is not None)
 

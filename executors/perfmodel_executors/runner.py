@@ -196,6 +196,6 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
     cache = decoder.new_cache(engine.kv_block_tokens, setup.num_blocks + 1)
     if capture is None or engine.enforce_eager:
         return StepRunner(decoder, cache)
-    check_capturable(decoder.model, engine.attention, group.experts is not None)
+    check_capturable(decoder.model, engine.attention, group.experts is not None, group.num_stripes)
     context = engine.max_model_len or model.max_position_embeddings
     return StepRunner(decoder, cache, DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, capture))

@@ -187,3 +187,5 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(PerfmodelError, match=r"CUDA graphs cannot hold; set engine\.enforce_eager"):
         check_capturable(windowed(9, 3).model, EngineSpec().attention)
     check_capturable(MODELS["gqa"], "flash")
+    with pytest.raises(PerfmodelError, match="decode_context_parallel_size"):
+        check_capturable(MODELS["gqa"], "flash", num_stripes=2)

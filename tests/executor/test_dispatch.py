@@ -10,7 +10,7 @@ from perfmodel.cli import app  # noqa: E402
 from perfmodel.errors import MissingExtraError, SpecError  # noqa: E402
 from perfmodel_executors import device as devices  # noqa: E402
 from perfmodel_executors.kernels import dispatch, load_kernels  # noqa: E402
-from perfmodel_executors.kernels.dispatch import check_interpreter  # noqa: E402
+from perfmodel_executors.kernels.dispatch import Kernels, check_interpreter  # noqa: E402
 
 
 @pytest.fixture
@@ -65,6 +65,13 @@ def test_gpus_before_ampere_are_refused(a_t4, execute):
         load_kernels("triton", torch.device("cuda"))
     assert "Tesla T4 is sm_75" in execute("--set", "hardware=t4", "--set", "engine.dtype=float16")
     load_kernels("torch", torch.device("cuda"))
+
+
+def test_operators_that_ran_in_torch_are_kept():
+    """Only those that were called, of those that the chosen backend lacks."""
+    kernels = Kernels({"one": lambda x: x + 1, "two": lambda x, by=2: x * by, "three": abs}, missing=["two", "three"])
+    assert (kernels.one(3), kernels.two(3, by=4)) == (4, 12)
+    assert kernels.substituted == {"two"}
 
 
 def test_an_unknown_backend_is_refused(execute):

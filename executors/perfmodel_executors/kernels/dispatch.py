@@ -2,7 +2,8 @@
 named, not imported, so that a backend's library (triton) is needed only by who uses it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -55,10 +56,18 @@ KERNELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 class Kernels:
-    """The chosen implementation of every operator, as attributes: `kernels.rms_norm(x, weight, eps)`."""
+    """The chosen implementation of every operator, as attributes: `kernels.rms_norm(x, weight, eps)`. substituted:
+    operators that ran in torch so far, since the chosen backend has none"""
 
-    def __init__(self, implementations: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, implementations: Mapping[str, Callable[..., Any]], missing: Iterable[str] = ()) -> None:
+        self.substituted: set[str] = set()
         vars(self).update(implementations)
+        for operator in missing:
+            vars(self)[operator] = partial(self._substitute, operator, implementations[operator])
+
+    def _substitute(self, operator: str, run: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self.substituted.add(operator)
+        return run(*arguments, **named)
 
     def __getattr__(self, operator: str) -> Callable[..., Any]:
         raise AttributeError(f"there is no operator {operator!r}")
@@ -76,7 +85,8 @@ def load_kernels(backend: str = "torch", device: torch.device | None = None) -> 
             major, minor = torch.cuda.get_device_capability(device)
             check_capability(torch.cuda.get_device_name(device), 10 * major + minor)
     modules = {operator: import_module(row.get(backend, row["torch"])) for operator, row in KERNELS.items()}
-    return Kernels({operator: getattr(module, operator) for operator, module in modules.items()})
+    missing = [operator for operator, row in KERNELS.items() if backend not in row]
+    return Kernels({operator: getattr(module, operator) for operator, module in modules.items()}, missing)
 
 
 def check_capability(device: str, capability: int) -> None:

@@ -221,7 +221,7 @@ def check_served(model: ModelSpec, engine: EngineSpec) -> None:
     refuse(model.name, cases)
 
 
-def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool = False) -> None:
+def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool = False, num_stripes: int = 1) -> None:
     """Raises PerfmodelError for decodes that a CUDA graph cannot hold, since their kernels ask the host for lengths."""
     reasons = {
         "standard attention (engine.attention)": attention == "standard",
@@ -230,6 +230,7 @@ def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool 
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
         "a rank's share of whole experts (engine.enable_expert_parallel)": is_expert_parallel,
+        "a share of the cached tokens (engine.decode_context_parallel_size)": num_stripes > 1,
     }
     how = "is executed by kernels that CUDA graphs cannot hold; set engine.enforce_eager to true, or simulate it."
     refuse(model.name, {f"{reason} {how}": applies for reason, applies in reasons.items()})
