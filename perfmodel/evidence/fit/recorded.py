@@ -6,14 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from perfmodel.cost import (
-    Calibration,
-    EngineProfile,
-    load_calibration,
-    load_engine_profile,
-    save_calibration,
-    save_engine_profile,
-)
+from perfmodel.cost import Calibration, EngineProfile, load_calibration, load_engine_profile, save_calibration
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import OTHERS
@@ -107,7 +100,7 @@ def fit_recorded(
     source = "; ".join([*others, origin.source(what)])
     update = {"source": source, "command": origin.command(engine), "date": today()}
     profile = profile.model_copy(update=update)
-    return [(profile, save_engine_profile(profile, file))]
+    return [(profile, save_fitted(profile, file))]
 
 
 def fit_chosen(
