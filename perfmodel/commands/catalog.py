@@ -6,7 +6,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel import specs
 from perfmodel.commands import request as req
 from perfmodel.commands.request import QUIET, Answer, CommandRequest, Console, argument, flag, scenario_of_flags, view
 from perfmodel.errors import SpecError, did_you_mean
@@ -59,6 +58,7 @@ class HardwareListRequest(CommandRequest):
 
 
 def _siblings() -> "Document":
+    from perfmodel import specs
     from perfmodel.report.views.catalog import siblings_view
 
     devices = [specs.load_hardware(name) for name in specs.list_names("hardware")]
@@ -68,6 +68,8 @@ def _siblings() -> "Document":
 
 def _devices(part: str = "") -> "list[HardwareSpec]":
     """All that are known by a name with `part` in it."""
+    from perfmodel import specs
+
     return [specs.load_hardware(name) for name in specs.list_hardware() if part in name]
 
 
@@ -82,6 +84,7 @@ class HardwareShowRequest(CommandRequest):
 
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is its specification. Raises SpecError for what is neither's name nor file."""
+        from perfmodel import specs
         from perfmodel.files.sandbox import is_allowed
 
         if is_allowed(self.name) and Path(self.name).is_file():
@@ -112,6 +115,7 @@ class HardwareNewRequest(CommandRequest):
     )
 
     def answer(self, console: Console = QUIET) -> Answer:
+        from perfmodel import specs
         from perfmodel.specs.hardware_template import hardware_template
 
         return Answer(text=hardware_template(self.name, specs.load_hardware(self.like)))
@@ -153,6 +157,7 @@ class ModelsListRequest(CommandRequest):
     examples = ("models list",)
 
     def answer(self, console: Console = QUIET) -> Answer:
+        from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
         facts = [model_facts(specs.load_model(name)) for name in specs.list_models()]
@@ -171,9 +176,11 @@ class ModelsShowRequest(CommandRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         """As of a request; `result` is the ModelSpec. Raises SpecError for a model that no card lists and that cannot
         be read from a file or from the Hub."""
+        from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
         model = specs.load_model(self.name, ask_hub=True)
+
         layers = [{"count": number, **_layer(layer)} for layer, number in model.layers]
         facts = {**model_facts(model), "layers": layers, "quantization": asdict(model.quantization)}
         return Answer(lambda: {**facts, "source": model.source}, view("catalog:model_view", model), model)
@@ -218,6 +225,7 @@ class ScenariosShowRequest(CommandRequest):
     name: str = argument("NAME", "A scenario's name, or a path to its file.", completes="scenarios")
 
     def answer(self, console: Console = QUIET) -> Answer:
+        from perfmodel import specs
         from perfmodel.cost.calibrations.provenance import resolved
 
         fields = resolved(specs.load_scenario(self.name))
@@ -276,6 +284,7 @@ def answer_line(text: str, place: str, folder: Path, given: "Mapping[str, str]",
     given:  flags beside it; strict: what affects time and is not modelled is refused
 
     Raises SpecError, in one sentence: for unknown flags, for what is missing, for a scenario that cannot be."""
+    from perfmodel import specs
     from perfmodel.specs.commands.line import scenario_text
     from perfmodel.specs.scenario_source import as_text
 
@@ -355,6 +364,8 @@ class SchemaRequest(CommandRequest):
     kind: SchemaKind = argument("KIND", "Which kind of file.")
 
     def answer(self, console: Console = QUIET) -> Answer:
+        from perfmodel import specs
+
         return Answer(lambda: specs.schema(self.kind.value))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from perfmodel import specs
 from perfmodel.commands import request as req
 from perfmodel.commands.request import OVERRIDES_HELP, QUIET, SEED_HELP, Answer, Console, argument, flag, load, view
 from perfmodel.errors import SpecError
@@ -178,8 +177,9 @@ class CalibrateRequest(req.CommandRequest):
         if self.measurements is None or not self.measurements.is_dir() or not self.hardware or (self.rows or 0) < 1:
             raise SpecError("calibrate --rows N: expected at least 1, with --from TABLES and --hardware DEVICE.")
         from perfmodel.evidence.fit.recorded import fit_chosen
+        from perfmodel.specs import load_hardware
 
-        engine, device = self.engine or "vllm", specs.load_hardware(self.hardware)
+        engine, device = self.engine or "vllm", load_hardware(self.hardware)
         with console.watch("choosing"):
             fitted, file = fit_chosen(self.measurements, engine, self.rows or 0, device, self.out, self.force)
         if fitted is None:
@@ -231,6 +231,7 @@ class CalibrateRequest(req.CommandRequest):
         from perfmodel.evidence.executed.bridge import load_executor
         from perfmodel.evidence.fit.server_fit import refuse_written
         from perfmodel.files.fitted import save_fitted
+        from perfmodel.specs import load_scenario
         from perfmodel.specs.engine.reading import device_file
         from perfmodel.specs.scenario_file import named_model
 
@@ -242,7 +243,7 @@ class CalibrateRequest(req.CommandRequest):
                 f"--on {self.on}: give the scenarios to run, as in calibrate --on {self.on} chat.yaml --name mine."
             )
         named = map(str, self.more)
-        scenarios = [(specs.load_scenario(name, self.overrides), named_model(name, self.overrides)) for name in named]
+        scenarios = [(load_scenario(name, self.overrides), named_model(name, self.overrides)) for name in named]
         with console.watch("running") as progress:
             calibration = load_executor(needs_torch=False).calibrate_on(self.on, scenarios, progress)
         profile = EngineProfile(
