@@ -12,7 +12,7 @@ from perfmodel.commands.request import QUIET, CommandRequest, Console, ScenarioR
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
-    from perfmodel.serve.emulator_server import EmulatorServer, Ended, MetricNames
+    from perfmodel.serve.emulator_server import EmulatorServer, MetricNames
 
 _KEY = "PERFMODEL_API_KEY"
 _METRICS: "Mapping[str | None, MetricNames | None]"  # a flag's value -> which server's names
@@ -126,14 +126,11 @@ def _serve(server: "EmulatorServer", notes: Sequence[str], after_addresses: Sequ
         for note in after_addresses:
             console.say(note)
 
-    console.say(_closing(asyncio.run(server.run(on_ready)), server.emulator.clock.speed))
-
-
-def _closing(ended: "Ended", speed: float) -> str:
+    ended, speed = asyncio.run(server.run(on_ready)), server.emulator.clock.speed
     counts = [f"{number} {name.replace('_', ' ')}" for name, number in ended._asdict().items() if name != "slowed_s"]
     slowed = f"; the clock was slowed by {ended.slowed_s:.3g} s" if ended.slowed_s else ""
     paced = "" if speed == 1 else f"; {speed:g} simulated seconds per second"
-    return f"Requests: {', '.join(counts)}{paced}{slowed}."
+    console.say(f"Requests: {', '.join(counts)}{paced}{slowed}.")
 
 
 @dataclass(frozen=True)

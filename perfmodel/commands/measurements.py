@@ -227,9 +227,10 @@ class CalibrateRequest(req.CommandRequest):
         """Run the scenarios on the engine that `--on` names, fit their steps, write both files that the name finds.
 
         Raises SpecError where there are no scenarios, or files of that name are there already."""
-        from perfmodel.cost import EngineProfile, save_calibration, save_engine_profile
+        from perfmodel.cost import EngineProfile, save_calibration
         from perfmodel.evidence.executed.bridge import load_executor
         from perfmodel.evidence.fit.server_fit import refuse_written
+        from perfmodel.files.fitted import save_fitted
         from perfmodel.specs import load_scenario
         from perfmodel.specs.engine.reading import device_file
         from perfmodel.specs.scenario_file import named_model
@@ -249,7 +250,7 @@ class CalibrateRequest(req.CommandRequest):
             engine=calibration.engine, name=self.name, source=calibration.source, date=calibration.date
         )
         file = save_calibration(calibration, device_file(profile_file, calibration.device))
-        save_engine_profile(profile, profile_file)
+        save_fitted(profile, profile_file)
         data = {**calibration.model_dump(mode="json"), "path": str(file), "profile_path": str(profile_file)}
         written = f"Written to {profile_file} and {file}; `engine.profile: {self.name}` uses them."
         document = view("validation:calibration_view", calibration)

@@ -41,7 +41,6 @@ __all__ = [
     "profile_of",
     "ridge_point",
     "save_calibration",
-    "save_engine_profile",
     "scenario_drafts",
     "scenario_fits",
     "scenario_graph",
@@ -52,13 +51,7 @@ __all__ = [
 ]
 
 from perfmodel.cost.calibrations.calibration import DATASHEET, Calibration, HostFit, datasheet
-from perfmodel.cost.calibrations.engine_profile import (
-    EngineProfile,
-    ServerFit,
-    load_engine_profile,
-    profile_of,
-    save_engine_profile,
-)
+from perfmodel.cost.calibrations.engine_profile import EngineProfile, ServerFit, load_engine_profile, profile_of
 from perfmodel.cost.calibrations.files import load_calibration, save_calibration
 from perfmodel.cost.kernel_models.device import OperatorTime, peak_flops_per_s, ridge_point
 from perfmodel.cost.kernel_models.fits import Residuals

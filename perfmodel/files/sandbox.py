@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from math import isfinite
@@ -38,15 +38,10 @@ def restrict_paths(allowed: Sequence[str | Path] = ()) -> Iterator[None]:
         _ALLOWED.reset(token)
 
 
-@contextmanager
-def allow_path(folder: Path) -> Iterator[None]:
+def allow_path(folder: Path) -> AbstractContextManager[None]:
     """Context that also allows files below `folder`: a cache addressed by names only."""
     allowed = _ALLOWED.get()
-    token = _ALLOWED.set(None if allowed is None else (*allowed, Path(os.path.abspath(folder))))
-    try:
-        yield
-    finally:
-        _ALLOWED.reset(token)
+    return nullcontext() if allowed is None else restrict_paths((*allowed, folder))
 
 
 def is_only_names() -> bool:

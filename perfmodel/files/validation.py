@@ -179,14 +179,8 @@ def _model_at(model_class: type[BaseModel], path: Path) -> type[BaseModel] | Non
             kind = get_args(kind)[1]
         else:
             return None
-        kind = _unwrapped(kind)
+        while get_origin(kind) in (Annotated, Union, types.UnionType):  # the inner type of an optional or annotated one
+            members = [arg for arg in get_args(kind) if arg is not type(None)]
+            block = next((arg for arg in members if isinstance(arg, Block)), None)
+            kind = members[0] if block is None else block_class(block.name)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def _unwrapped(kind: Any) -> Any:
-    """Inner type of an optional or annotated type."""
-    while get_origin(kind) in (Annotated, Union, types.UnionType):
-        members = [arg for arg in get_args(kind) if arg is not type(None)]
-        block = next((arg for arg in members if isinstance(arg, Block)), None)
-        kind = members[0] if block is None else block_class(block.name)
-    return kind

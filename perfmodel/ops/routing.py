@@ -283,24 +283,18 @@ def dropped_share(ffn: MoEFFN, num_tokens: int, factor: float, chances: NDArray[
 
 
 _LEAST = 1e-6  # dispersion below which nobody could tell it from none
-_EXACT_SPREAD_BELOW = (
-    96.0  # rows per expert up to which the distribution is summed; above, quantiles of popularity stand for it
-)
+# Rows per expert up to which the distribution is summed; above, quantiles of popularity stand for it.
+_EXACT_SPREAD_BELOW = 96.0
 _TAIL = 12.0  # standard deviations that are summed
 _GRID = 4096
 _NUM_QUANTILES = 128
 
 
-def _shapes(probability: float, dispersion: float) -> tuple[float, float]:
-    """a and b of the beta distribution; dispersion is clipped to what probabilities up to 1 allow."""
-    most = (1.0 - probability) / probability
-    total = most / min(dispersion, 0.9 * most) - 1.0
-    return probability * total, (1.0 - probability) * total
-
-
 def dispersed_tiles(num_tokens: int, probability: float, dispersion: float) -> tuple[float, Values]:
     """P(an expert gets a token), and E ceil(X / t) of its X tokens for each t in TILE_ROWS."""
-    a, b = _shapes(probability, dispersion)
+    most = (1.0 - probability) / probability  # dispersion that probabilities up to 1 allow
+    total = most / min(dispersion, 0.9 * most) - 1.0
+    a, b = probability * total, (1.0 - probability) * total  # of the beta distribution
     never = exp(lgamma(b + num_tokens) - lgamma(b) + lgamma(a + b) - lgamma(a + b + num_tokens))
     mean = num_tokens * probability
     if mean > _EXACT_SPREAD_BELOW:
@@ -339,17 +333,11 @@ def _slowest(dispersion: float, is_balanced: bool, ffn: MoEFFN, num_tokens: int,
     if top_k == ffn.num_experts or not num_tokens:
         return slowest_uniform_routing(ffn, num_tokens, num_ranks)
     probability = top_k / ffn.num_experts
-    if num_ranks > 1:
-        probability = _heaviest(0.0 if is_balanced else dispersion, probability, local, num_tokens, num_ranks)
+    if num_ranks > 1:  # the chance to choose an expert of the most loaded rank
+        rows = num_tokens * local * probability
+        relative = (1.0 - 1.0 / num_ranks) * (1.0 / rows + (0.0 if is_balanced else dispersion) / local)
+        total = num_tokens * local * num_ranks * probability
+        most = min(rows * (1.0 + _largest_of(num_ranks) * sqrt(relative)), total, num_tokens * local * 0.999)
+        probability = most / (num_tokens * local)
     chance, tiles = dispersed_tiles(num_tokens, probability, dispersion)
     return ExpertLoad(local * chance, local * num_tokens * probability, tuple((local * tiles).tolist()))
-
-
-def _heaviest(dispersion: float, probability: float, local: int, num_tokens: int, num_ranks: int) -> float:
-    """A token's chance to choose an expert of the most loaded of `num_ranks` ranks with `local` experts each."""
-    above = _largest_of(num_ranks)
-    rows = num_tokens * local * probability
-    relative = (1.0 - 1.0 / num_ranks) * (1.0 / rows + dispersion / local)
-    total = num_tokens * local * num_ranks * probability
-    most = min(rows * (1.0 + above * sqrt(relative)), total, num_tokens * local * 0.999)
-    return most / (num_tokens * local)

@@ -205,27 +205,23 @@ class StoredSweep:
             workers = num_processes(len(num_requests))
 
         def begin(task: T) -> Generator[Point, tuple[Record, float], R]:
-            return self._from_store(task, num_requests[task], ask(task))
+            """Run `ask` of a task, answering its points from the store if cached, else storing them."""
+            asked = ask(task)
+            record: Any = None
+            while True:
+                try:
+                    point = asked.send(record)
+                except StopIteration as end:
+                    self.forecast.expect(task, 0)
+                    result: R = end.value
+                    return result
+                key = key_of(load_point(point)[0], point)
+                with closing(Store(Path(self.store))) as store:
+                    record = store.get(key)
+                if record is None:
+                    record, seconds = yield point
+                    with closing(Store(Path(self.store))) as store:
+                        store.put(key, record, seconds)
+                    self.forecast.did(task, num_requests[task])
 
         return spread(Stepwise(begin, evaluate_timed), list(num_requests), if_lost, None, workers, self.engine)
-
-    def _from_store(
-        self, task: Hashable, num_requests: int, asked: Generator[Point, Record, R]
-    ) -> Generator[Point, tuple[Record, float], R]:
-        """Run `asked`, answering its points from the store if cached, else storing them."""
-        record: Any = None
-        while True:
-            try:
-                point = asked.send(record)
-            except StopIteration as end:
-                self.forecast.expect(task, 0)
-                result: R = end.value
-                return result
-            key = key_of(load_point(point)[0], point)
-            with closing(Store(Path(self.store))) as store:
-                record = store.get(key)
-            if record is None:
-                record, seconds = yield point
-                with closing(Store(Path(self.store))) as store:
-                    store.put(key, record, seconds)
-                self.forecast.did(task, num_requests)

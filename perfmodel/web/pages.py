@@ -39,13 +39,15 @@ class Pages:
         )
         self._templates.globals |= {
             **{"choices_of": choices_of, "default_of": default_of, "figure": figure, "groups": GROUPS},
-            **{"compare": compare, "metric_of": study_metric, "others_of": _others, "pictures": pictures},
+            **{"compare": compare, "metric_of": study_metric, "pictures": pictures},
+            "others_of": lambda state, known: [(k, v) for k, v in state.fields if "." in k and k not in known],
             **{"plan_defaults": PlanSpec(), "resolved_fields": _resolved_fields},
             **{"version": __version__, "views": views},
         }
         self._templates.filters |= {
             **{"code": _code, "drawn": Markup, "json": _json, "plotted": _plotted},
-            **{"unmarked": without_marks, "cleared": dict.fromkeys, "used_in": _used_in},
+            **{"unmarked": without_marks, "cleared": dict.fromkeys},
+            "used_in": lambda fields, state: bool(fields) and all(state.get(k) == v for k, v in fields.items()),
         }
 
     def page(self, view: View, state: PageState, target: str = "") -> str:
@@ -150,14 +152,6 @@ def _code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped first
 
 
-def _others(state: PageState, known: Sequence[str]) -> list[tuple[str, str]]:
-    return [(key, value) for key, value in state.fields if "." in key and key not in known]
-
-
 def _resolved_fields(scenario: Any) -> dict[str, str]:
     fields = (field for group in GROUPS for field in group.fields if field.resolved)
     return {field.key: default_of(field, scenario) for field in fields}
-
-
-def _used_in(fields: Mapping[str, str], state: PageState) -> bool:
-    return bool(fields) and all(state.get(key) == value for key, value in fields.items())

@@ -16,7 +16,7 @@ from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.cost.kernel_models.overheads import load_overheads
 from perfmodel.files.base import Spec
 from perfmodel.files.catalog import data_dir
-from perfmodel.files.fitted import load_fitted, save_fitted
+from perfmodel.files.fitted import load_fitted
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.versions import parse_version
@@ -116,11 +116,6 @@ class EngineProfile(Spec):
             return None
         own = self.sampling_bytes_per_logit
         return load_overheads().sampling_bytes_per_logit if own is None else own
-
-
-def save_engine_profile(profile: EngineProfile, path: Path) -> Path:
-    """Write a profile as YAML that reads back equal."""
-    return save_fitted(profile, path)
 
 
 def profile_of(engine: EngineSpec) -> EngineProfile:

@@ -45,27 +45,18 @@ _SPARSE_SHARE = 0.65
 
 def with_unmeasured(calibration: Calibration) -> Calibration:
     """`calibration` with proxies for kernels it lacks; unchanged if it has no measured kernel."""
-    result = _exchanges(calibration) | _sparse(calibration)
-    missing = {key: fit for key, fit in result.items() if key not in calibration.families}
+    result: dict[str, Any] = {}
+    if calibration.has_family("collective"):
+        fit = calibration.fit("collective", _ALL_TO_ALL)
+        update = {"beyond": fit} if isinstance(fit, CollectiveFit) else {}
+        fits = load_exchange_fits()
+        result["collective/dispatch"] = fits.dispatch.model_copy(update=update)
+        result["collective/combine"] = fits.combine.model_copy(update=update)
+    if calibration.has_family("attention_prefill"):
+        overhead_s = calibration.default.overhead_s
+        result["attention_sparse"] = FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=overhead_s)
+    missing = {key: proxy for key, proxy in result.items() if key not in calibration.families}
     return calibration.model_copy(update={"families": calibration.families | missing}) if missing else calibration
-
-
-def _exchanges(calibration: Calibration) -> dict[str, Any]:
-    if not calibration.has_family("collective"):
-        return {}
-    fit = calibration.fit("collective", _ALL_TO_ALL)
-    update = {"beyond": fit} if isinstance(fit, CollectiveFit) else {}
-    fits = load_exchange_fits()
-    return {
-        "collective/dispatch": fits.dispatch.model_copy(update=update),
-        "collective/combine": fits.combine.model_copy(update=update),
-    }
-
-
-def _sparse(calibration: Calibration) -> dict[str, Any]:
-    if not calibration.has_family("attention_prefill"):
-        return {}
-    return {"attention_sparse": FamilyFit(compute_fraction=_SPARSE_SHARE, overhead_s=calibration.default.overhead_s)}
 
 
 EXECUTOR = "perfmodel"  # the profile of this project's own executor

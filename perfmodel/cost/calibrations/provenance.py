@@ -16,7 +16,6 @@ from perfmodel.files.base import Spec
 from perfmodel.renderable import to_jsonable
 from perfmodel.specs import list_hardware, load_hardware
 from perfmodel.specs.engine.spec import EngineSpec
-from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.version import RELEASE
 
@@ -103,7 +102,9 @@ def provenance_of(
     }
     fits: list[Fit] = []
     for hardware, engine in asked.values():
-        fits.append(calibration or engine_calibration(_as_in_its_file(hardware), engine))
+        # A scenario's overrides of a device do not change its files.
+        in_its_file = load_hardware(hardware.name) if hardware.name in list_hardware() else hardware
+        fits.append(calibration or engine_calibration(in_its_file, engine))
         fits.append(profile or profile_of(engine))
     engines = {EngineSource.of(engine) for _, engine in asked.values()}
     return Provenance(tuple(sorted({FittedSource.of(fit) for fit in fits})), tuple(sorted(engines)))
@@ -112,11 +113,6 @@ def provenance_of(
 def resolved(spec: Spec) -> Any:
     """All fields of a spec, defaults included, as plain data; sets sorted, so that equal specs give equal text."""
     return to_jsonable(spec.model_dump())
-
-
-def _as_in_its_file(hardware: HardwareSpec) -> HardwareSpec:
-    """The device without a scenario's overrides, which do not change its files."""
-    return load_hardware(hardware.name) if hardware.name in list_hardware() else hardware
 
 
 def _digest(spec: Spec) -> str:

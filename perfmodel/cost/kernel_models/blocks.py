@@ -120,22 +120,6 @@ def block_sizes(work: Work) -> BlockSizes:
     return BlockSizes(work.flops, num_bytes, work.num_kernels, weights, problem.m, outputs)
 
 
-def _rates(fit: BlockMatmulFit, device: DeviceFacts) -> MatmulRates:
-    return MatmulRates(
-        fit.launch_s,
-        fit.memory_fraction * device.bandwidth,
-        device.compute_units * device.clock_hz,
-        device.compute_units,
-        fit.compute_fraction * device.peak(fit.rate),
-        fit.weight_cycles,
-        fit.row_share,
-        fit.vector_knee,
-        fit.tile,
-        fit.half_rows,
-        fit.knee,
-    )
-
-
 def pieces(tokens: float, micro_batch: int) -> list[tuple[int, float]]:
     """(count, tokens) of the micro-batches of a batch."""
     if not micro_batch or tokens <= micro_batch:
@@ -161,8 +145,20 @@ def _rows(work: Work) -> float:
 
 
 def block_matmul_time(work: Work, fit: BlockMatmulFit, device: DeviceFacts) -> OperatorTime:
-    sizes, rates = block_sizes(work), _rates(fit, device)
-    tokens = _rows(work)
+    sizes, tokens = block_sizes(work), _rows(work)
+    rates = MatmulRates(
+        fit.launch_s,
+        fit.memory_fraction * device.bandwidth,
+        device.compute_units * device.clock_hz,
+        device.compute_units,
+        fit.compute_fraction * device.peak(fit.rate),
+        fit.weight_cycles,
+        fit.row_share,
+        fit.vector_knee,
+        fit.tile,
+        fit.half_rows,
+        fit.knee,
+    )
     duration = compute = memory = launched = 0.0
     for count, size in pieces(tokens, fit.micro_batch):
         parts = matmul_seconds(piece_of(sizes, work.weight_bytes, size / tokens), rates)

@@ -33,8 +33,13 @@ KERNEL_MODELS: dict[str, KernelModel] = {
     "flash_decode": KernelModel(decode.FlashDecodeFit, decode.decode_time),
     "flash_prefill": KernelModel(prefill.FlashPrefillFit, prefill.prefill_time),
     "mixed_attention": KernelModel(mixed.MixedAttentionFit, mixed.mixed_time),
-    "latent_decode": KernelModel(latent.LatentDecodeFit, latent.latent_decode_time),
-    "latent_prefill": KernelModel(latent.LatentPrefillFit, latent.latent_prefill_time),
+    # Of the modules the attention inside.
+    "latent_decode": KernelModel(
+        latent.LatentDecodeFit, lambda work, fit, device: decode.decode_time(work, fit.attention, device)
+    ),
+    "latent_prefill": KernelModel(
+        latent.LatentPrefillFit, lambda work, fit, device: prefill.prefill_time(work, fit.attention, device)
+    ),
     "collective": KernelModel(collective.CollectiveFit, collective.collective_time),
     "custom_all_reduce": KernelModel(collective.CustomAllReduceFit, collective.custom_time),
     "expert_exchange": KernelModel(collective.ExchangeFit, collective.exchange_time),

@@ -20,7 +20,6 @@ from perfmodel.cost.kernel_models.messages.links import alpha_beta_time, network
 from perfmodel.files.base import Spec
 from perfmodel.files.units import FittedSeconds
 from perfmodel.ops.messages import Message
-from perfmodel.ops.problem_sizes import ProblemSize
 from perfmodel.ops.work import Work
 
 
@@ -40,7 +39,8 @@ class FamilyFit(Spec):
 
 
 def roofline_time(work: Work, fit: FamilyFit, device: DeviceFacts) -> OperatorTime:
-    fill = _fill(work.problem, device.compute_units)
+    blocks: float = getattr(work.problem, "thread_blocks", 0.0)
+    fill = min(1.0, blocks / device.compute_units) if blocks else 1.0  # the share of compute units with a block
     peak = device.peak(work.rate)
     rate = peak * sustained_share(device.tdp_w, peak, fit.operation_j) if fit.operation_j else peak
     compute = work.flops / (rate * fit.compute_fraction * fill)
@@ -69,12 +69,6 @@ def _message_s(message: Message, fit: FamilyFit, device: DeviceFacts) -> float:
     if spread.num_nodes == 1:
         return alpha_beta_time(message, device.link, fit.memory_fraction)
     return network_time(message, spread, device.link, device.network, fit.memory_fraction)
-
-
-def _fill(problem: ProblemSize | None, compute_units: int) -> float:
-    """The share of compute units that the thread blocks occupy."""
-    blocks: float = getattr(problem, "thread_blocks", 0.0)
-    return min(1.0, blocks / compute_units) if blocks else 1.0
 
 
 def knee(compute: float, memory: float, p: float | None) -> float:

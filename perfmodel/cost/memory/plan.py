@@ -27,7 +27,7 @@ from perfmodel.cost.memory.footprint import (
     state_bytes_per_sequence,
     weights,
 )
-from perfmodel.cost.memory.groups import LayerGroup, largest_share, layer_groups, state_blocks
+from perfmodel.cost.memory.groups import largest_share, layer_groups, state_blocks
 from perfmodel.errors import DoesNotFitError
 from perfmodel.kv_groups import KVGroup, most_rows
 from perfmodel.models.architecture import Attention, LatentAttention, Layer
@@ -184,7 +184,10 @@ def _limiting_plan(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec)
         per_token = 0.0
         tables = states.groups if states is not None else groups
         if tables:
-            per_token = _bytes_per_token_of_group(model, shard, tables, layers, range(first, first + len(stage)))
+            # A block has room for the stage's part of the largest group.
+            with_keys = next(layer for layer in layers if isinstance(layer.mixer, Attention | LatentAttention))
+            share = largest_share(tables, range(first, first + len(stage)))
+            per_token = share * kv_bytes_per_token(model, shard, [with_keys])
         elif engine.kv_cache != "off":
             per_token = kv_bytes_per_token(model, shard, stage) + drafter.kv_bytes_per_token
         first += len(stage)
@@ -233,14 +236,6 @@ def num_buffers(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) ->
     """Blocks per sequence beside its tokens': states, or newer tokens in wider formats. model: as served"""
     states = state_blocks(model, hardware, engine)
     return states.per_sequence if states is not None else ceil(surplus_tokens(model) / engine.block_size)
-
-
-def _bytes_per_token_of_group(
-    model: ModelSpec, shard: Sharding, groups: Sequence[LayerGroup], layers: Sequence[Layer], stage: range
-) -> float:
-    """Bytes of a token in a block, which has room for the stage's part of the largest group."""
-    any_with_keys = next(layer for layer in layers if isinstance(layer.mixer, Attention | LatentAttention))
-    return largest_share(groups, stage) * kv_bytes_per_token(model, shard, [any_with_keys])
 
 
 def _graph_bytes(engine: EngineSpec, hardware: HardwareSpec) -> float:

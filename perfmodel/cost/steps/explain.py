@@ -61,11 +61,6 @@ class OperatorEstimate:
     def bound(self) -> str:
         return self.time.bound
 
-    @property
-    def bound_and_link(self) -> str:
-        """`bound`, with the network for messages between nodes."""
-        return f"{self.bound}, {self.link} ({self.num_nodes} nodes)" if self.num_nodes > 1 else self.bound
-
     def to_json(self) -> dict[str, Any]:
         """Totals over all runs on one device."""
         return {

@@ -79,7 +79,12 @@ def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
     graph has what comes once, a stage's graph what comes with layers and launches.
     """
     calibration = timer.calibration
-    host = calibration.host if graph.is_async else _synchronous(calibration.host)
+    host = calibration.host
+    if not graph.is_async:
+        serial_s = host.serial_step_s + host.hidden_step_s
+        serial_per_sequence_s = host.serial_per_sequence_s + host.hidden_per_sequence_s
+        parts = {"serial_step_s": serial_s, "serial_per_sequence_s": serial_per_sequence_s}
+        host = host.model_copy(update={**parts, "hidden_step_s": 0.0, "hidden_per_sequence_s": 0.0})
     if graph.stage_layers is not None:
         host = host.model_copy(update=_NOT_OF_STAGES)
     if graph.stages:
@@ -114,15 +119,4 @@ def launching_calls(graph: StepGraph) -> int:
     works = [(node.count, node.work(shape)) for node in graph.nodes]
     return sum(
         count * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for count, work in works
-    )
-
-
-def _synchronous(host: HostFit) -> HostFit:
-    return host.model_copy(
-        update={
-            "serial_step_s": host.serial_step_s + host.hidden_step_s,
-            "serial_per_sequence_s": host.serial_per_sequence_s + host.hidden_per_sequence_s,
-            "hidden_step_s": 0.0,
-            "hidden_per_sequence_s": 0.0,
-        }
     )

@@ -167,11 +167,6 @@ def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) ->
     return passes
 
 
-def ngram_seconds(num_seqs: int, context: int) -> float:
-    """Host seconds of n-gram look-up in `num_seqs` sequences with `context` tokens in all."""
-    return num_seqs * _LOOKUP_S + context * _LOOKUP_PER_TOKEN_S
-
-
 _RESOURCES = ("compute", "memory", "communication")
 Shares = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -292,9 +287,10 @@ class SpeculativeCostModel:
             prefills = ()
 
     def _lookup_s(self, shape: BatchShape) -> float:
+        """Host seconds of n-gram look-up."""
         if self.drafts.config.method != "ngram" or not shape.drafting:
             return 0.0
-        return ngram_seconds(shape.drafting[0], shape.decode_context)
+        return shape.drafting[0] * _LOOKUP_S + shape.decode_context * _LOOKUP_PER_TOKEN_S
 
     def _judging(self, drafted: int) -> tuple[Work, int]:
         known = self._judged.get(drafted)

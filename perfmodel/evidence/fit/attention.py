@@ -123,12 +123,9 @@ def decode_kernels(table: KernelTable, device: DeviceFacts) -> NDArray[np.str_]:
     names = np.where(
         np.char.startswith(names, "trtllm") & (names != "trtllm_gen"), np.where(is_mmha, "mmha", xqa), names
     )
-    return np.where((names == "trtllm_gen") & (group > _MMHA_ABOVE) & _is_apart(table), "mmha_wide", names)
-
-
-def _is_apart(table: KernelTable) -> NDArray[np.bool_]:
     engines = [engine_and_version(called) for called in table["engine_version"].astype(str)]
-    return np.array([name == "trtllm" and version_order(at) >= _WIDE_APART for name, at in engines], dtype=bool)
+    is_apart = np.array([name == "trtllm" and version_order(at) >= _WIDE_APART for name, at in engines], dtype=bool)
+    return np.where((names == "trtllm_gen") & (group > _MMHA_ABOVE) & is_apart, "mmha_wide", names)
 
 
 def decode_sizes(table: KernelTable) -> DecodeSizes:

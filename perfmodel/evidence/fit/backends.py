@@ -319,8 +319,7 @@ def _solved(
 
 def _chip(hardware: HardwareSpec) -> tuple[object, ...]:
     """Identifies boards of one chip."""
-    l2 = hardware.level("l2")
-    declared = hardware.declared
+    l2, declared = hardware.level("l2"), hardware.declared
     return hardware.kind, hardware.maker, declared.compute_units, l2.capacity_bytes if l2 else 0
 
 

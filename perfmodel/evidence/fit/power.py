@@ -9,6 +9,7 @@ measured to take; steps that are predicted badly say nothing of power and are le
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -79,7 +80,10 @@ def predict_all(rows: Sequence[Observation], fit: PowerFit | None, progress: Pro
 def fit_power(rows: Sequence[Observation], is_crossed: bool = True) -> PowerFit:
     """The fit to rows with `power`, `tokens_per_s` and `energy_per_token`. is_crossed: with residuals. Raises SpecError
     without a row whose step is predicted."""
-    steps = [(row, step) for row in rows if (step := _steps(row)) is not None]
+    steps = []
+    for row in rows:
+        with suppress(PerfmodelError):
+            steps.append((row, steps_of(row)))
     fit = _fitted(steps)
     if not is_crossed:
         return fit
@@ -115,13 +119,6 @@ def _fitted(steps: Sequence[tuple[Observation, MeanStep]]) -> PowerFit:
     begin = [getattr(_START, name) for name in fields]
     search = least_squares(errors, begin, bounds=tuple(zip(*ends, strict=True)), loss="soft_l1", f_scale=_LOSS_SCALE)
     return PowerFit(**rounded(dict(zip(fields, search.x.tolist(), strict=True))))
-
-
-def _steps(row: Observation) -> MeanStep | None:
-    try:
-        return steps_of(row)
-    except PerfmodelError:
-        return None
 
 
 def _point(row: Observation, steps: MeanStep) -> tuple[float, float, float] | None:

@@ -6,14 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from perfmodel.cost import (
-    Calibration,
-    EngineProfile,
-    load_calibration,
-    load_engine_profile,
-    save_calibration,
-    save_engine_profile,
-)
+from perfmodel.cost import Calibration, EngineProfile, load_calibration, load_engine_profile, save_calibration
 from perfmodel.cost.calibrations.backends import BackendFits
 from perfmodel.cost.calibrations.for_all import load_exchange_fits
 from perfmodel.cost.calibrations.whole_runs import OTHERS
@@ -107,7 +100,7 @@ def fit_recorded(
     source = "; ".join([*others, origin.source(what)])
     update = {"source": source, "command": origin.command(engine), "date": today()}
     profile = profile.model_copy(update=update)
-    return [(profile, save_engine_profile(profile, file))]
+    return [(profile, save_fitted(profile, file))]
 
 
 def fit_chosen(
@@ -186,10 +179,6 @@ def _routing(path: Path, progress: Progress | None) -> _Fitted:
     return fit, {"source": source, "command": f"{STEADY_STATES.command('any')} --routing"}
 
 
-def _prior(path: Path, progress: Progress | None) -> _Fitted:
-    return fit_prior(path, progress), {"command": f"{KERNEL_TABLES.command('any')} --prior"}
-
-
 def _whole_runs(path: Path, progress: Progress | None) -> _Fitted:
     rows: list[Observation] = []
     for table in sorted(path.glob("*.csv*")) if path.is_dir() else [path]:
@@ -233,10 +222,8 @@ def _power(path: Path, *_: object) -> _Fitted:
 def _acceptance(path: Path, *_: object) -> _Fitted:
     rows, _unread = read_acceptance(path)
     source = ACCEPTED_LENGTHS.source(f"{len(rows)} mean accepted lengths of drafts")
-    return fit_catalog(rows), {
-        "source": source,
-        "command": f"perfmodel calibrate --from <{ACCEPTED_LENGTHS.kind}> --acceptance",
-    }
+    command = f"perfmodel calibrate --from <{ACCEPTED_LENGTHS.kind}> --acceptance"
+    return fit_catalog(rows), {"source": source, "command": command}
 
 
 # What is fitted for all engines and devices alike, by the flag of `calibrate` that asks for it.
@@ -247,7 +234,7 @@ FITS_FOR_ALL: Mapping[str, Callable[[Path, Progress | None], _Fitted]] = Mapping
         "kernel_errors": _kernel_errors,
         "overheads": _overheads,
         "power": _power,
-        "prior": _prior,
+        "prior": lambda *given: (fit_prior(*given), {"command": f"{KERNEL_TABLES.command('any')} --prior"}),
         "routing": _routing,
         "softmax": _softmax,
         "whole_runs": _whole_runs,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import EngineProfile, load_engine_profile, save_engine_profile
+from perfmodel.cost import EngineProfile, load_engine_profile
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import Floats, residuals_of, widen_for_new_group
@@ -26,6 +26,7 @@ from perfmodel.evidence.predict.bench import GivenSetup, bench_scenario
 from perfmodel.evidence.predict.recorded import spread_of
 from perfmodel.evidence.sources.bench_run import figures_of
 from perfmodel.files.catalog import data_dir
+from perfmodel.files.fitted import save_fitted
 from perfmodel.sim import simulate
 from perfmodel.specs.engine.reading import refuse_shipped_name
 from perfmodel.specs.scenario import Scenario
@@ -159,7 +160,7 @@ def fit_server(
 
 def save_server_fit(fit: UserServerFit, folder: Path, is_forced: bool = False) -> Path:
     """Write the profile to `folder`, where its name finds it. Raises SpecError if it exists, unless `is_forced`."""
-    return save_engine_profile(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
+    return save_fitted(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
 
 
 def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:

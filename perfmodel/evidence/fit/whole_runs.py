@@ -196,9 +196,14 @@ def _fit(
         return ArchitectureFit(**rounded(values), kind=kind, rows=len(rows))
 
     def left_over(fit: ArchitectureFit) -> Floats:
-        own = {architecture: fit}
+        """log(measured / predicted) seconds of each row; nan without a prediction."""
+        own, result = {architecture: fit}, []
         fits = WholeRunFits(architectures=own, older=own if is_before else {}, operation_j=operation_j)
-        return _log_errors(rows, folder, fits)
+        for pair in (predict_row(row, folder, fits) for row in rows):
+            metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)
+            ratio = nan if metric is None else float(np.log(pair.row.metrics[metric] / pair.metrics[metric]))
+            result.append(-ratio if "tokens" in (metric or "") else ratio)
+        return np.array(result)
 
     def errors(vector: Floats) -> Floats:
         return np.concatenate([softened(left_over(fit_of(vector)), _SMALL) / _SMALL, (vector - centre) / sd])
@@ -212,13 +217,3 @@ def _fit(
     left = left_over(fit)
     residuals = rounded_residuals(np.quantile(left, (0.1, 0.5, 0.9)), len(left), _DIGITS)
     return fit.model_copy(update={"residuals": residuals})
-
-
-def _log_errors(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> Floats:
-    """log(measured / predicted) seconds of each row; nan without a prediction."""
-    result = []
-    for pair in (predict_row(row, folder, fits) for row in rows):
-        metric = next((name for name in _METRICS if name in pair.row.metrics and name in pair.metrics), None)
-        ratio = nan if metric is None else float(np.log(pair.row.metrics[metric] / pair.metrics[metric]))
-        result.append(-ratio if "tokens" in (metric or "") else ratio)
-    return np.array(result)

@@ -1,6 +1,5 @@
 """`validate acceptance`: published mean accepted lengths of drafts vs. the acceptance catalog."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 from operator import attrgetter
@@ -34,7 +33,9 @@ def validate_acceptance(path: str | Path, progress: Progress | None = None, grou
         pairs = [_predicted(row, load_catalog()) for row in rows]
     dimensions = {name: (lambda pair, name=name: pair.row.labels[name]) for name in _DIMENSIONS}
     comparison = comparison_of(LENGTH, "tokens", pairs, dimensions)
-    return report_of("acceptance", pairs, unread, [comparison], _ABOUT, 5, lambda *_: {}, _nearest(pairs))
+    nearest = {pair.row.setup.series: pair.details["nearest"] for pair in pairs if pair.details["nearest"]}
+    notes = [f"{series}: predicted by the mean of {'; '.join(names)}." for series, names in nearest.items()]
+    return report_of("acceptance", pairs, unread, [comparison], _ABOUT, 5, lambda *_: {}, notes)
 
 
 def _predicted(row: Observation, catalog: AcceptanceCatalog, status: str = "") -> Prediction:
@@ -50,9 +51,3 @@ def _predicted(row: Observation, catalog: AcceptanceCatalog, status: str = "") -
         intervals={LENGTH: (exp(-error), exp(error))} if error else {},
         details={"nearest": () if is_known else names},
     )
-
-
-def _nearest(pairs: Sequence[Prediction]) -> list[str]:
-    """A sentence for each series that is predicted by entries of others."""
-    by_series = {pair.row.setup.series: pair.details["nearest"] for pair in pairs if pair.details["nearest"]}
-    return [f"{series}: predicted by the mean of {'; '.join(nearest)}." for series, nearest in by_series.items()]

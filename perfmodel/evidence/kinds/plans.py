@@ -198,7 +198,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
         spec,
         extras.num_blocks,
         extras.groups,
-        num_buffers=extras.num_states,
+        num_buffers=sum(group.kind == "state" for group in extras.kv_groups),  # a request has a block of each
         host=transfers.immediate(),
         by_estimates=estimates is not None,
     )
@@ -287,11 +287,6 @@ class _Extras(Spec):
         if len(attending) < 2:
             return ()
         return tuple(KVGroup(1, group.span, is_chunk=group.kind == "chunk") for group in attending)
-
-    @property
-    def num_states(self) -> int:
-        """Groups of state layers: a request has a block of each."""
-        return sum(group.kind == "state" for group in self.kv_groups)
 
 
 class _Transfers:

@@ -60,7 +60,6 @@ from perfmodel.sim import RequestColumns, simulate
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_hardware
-from perfmodel.specs.traffic import Lengths
 
 
 def tokens_read(prompt: float, behind: float, beams: int, speedup: float) -> float:
@@ -104,7 +103,8 @@ class MeanSteps:
         self.calibration: Calibration = costs.calibration
         self._cost_model: StepCostModel = costs.cost_model()
         self._spans = scenario.model.attention_spans
-        spread = _spread(scenario.traffic.output_tokens)
+        answers = scenario.traffic.output_tokens
+        spread = (answers.std or 0.0) / answers.mean if answers is not None and answers.mean else 0.0  # over the mean
         behind = setup.answer / 2 * (1 + spread**2)  # mean tokens of the answer that a sequence has, over its life
         self._context = self._read(setup.prompt, behind)
         plan = plan_memory(scenario.model, hardware, engine)
@@ -198,11 +198,6 @@ class MeanSteps:
         ttft = ahead * step_s + max(own, step_s)
         result = {"tpot_mean": step_s, "ttft_mean": ttft, "e2el_mean": ttft + step_s * (self.setup.answer - 1)}
         return {name: 1e3 * value for name, value in result.items()}
-
-
-def _spread(lengths: Lengths | None) -> float:
-    """Standard deviation / mean."""
-    return (lengths.std or 0.0) / lengths.mean if lengths is not None and lengths.mean else 0.0
 
 
 def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:

@@ -36,8 +36,6 @@ from perfmodel.evidence.sources.bench_run import (
 from perfmodel.evidence.sources.setups import engine_of, quantization_of
 
 _METRICS = ("ttft", "tpot", "itl", "e2el")
-
-
 _RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 _ARRAYS = ("input_lens", "output_lens", "ttfts", "itls")
 _OF_ENGINES = ("sglang", "vllm", "tensorrt-llm", "trt")

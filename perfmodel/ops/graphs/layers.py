@@ -176,7 +176,8 @@ def layer_nodes(
     for label, nodes, shares in groups:
         for node in nodes:
             placed = leaving_node(node, shares) if reach else replace(node, count=node.count * len(shares))
-            name = f"{node.name}@{label}" if names[_told_apart_by(node)] > 1 else node.name
+            told_apart_by = "attention_prefill" if node.depends is Depends.MIXED else node.name  # which MIXED replaces
+            name = f"{node.name}@{label}" if names[told_apart_by] > 1 else node.name
             result.append(replace(placed, name=name))
     if reach:
         for (mixer, own), shares in mixers.items():
@@ -194,11 +195,6 @@ def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple
     for block, share in blocks:
         places.setdefault(block, []).append(share)
     return places
-
-
-def _told_apart_by(node: OperatorNode) -> str:
-    """A mixed kernel has the label of the attention it replaces."""
-    return "attention_prefill" if node.depends is Depends.MIXED else node.name
 
 
 def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:

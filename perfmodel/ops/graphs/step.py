@@ -170,7 +170,8 @@ def _nodes(
     model, span = context.model, part.layers
     layers = list(model.iter_layers())[span.start : span.stop]
     reach = model.exits.reach[span.start : span.stop] if model.exits else None
-    stay = _on_host(len(layers), part)
+    # Layers on the host, before the device's; None: it computes none and holds no table.
+    stay = None if part.device_layers is None else max(0, len(layers) - part.device_layers)
     embedded = embedding_nodes(context) if part.has_embedding else []
     last = head_nodes(context, method, bytes_per_logit) if part.has_head else []
     nodes = [
@@ -184,11 +185,6 @@ def _nodes(
     if model.exits is not None:  # prompts pass layers that decodes leave out
         together = []
     return nodes, tuple((node, _parts(node, nodes)) for node in together)
-
-
-def _on_host(num_layers: int, part: GraphPart) -> int | None:
-    """Layers computed on the host before the device's; None if it computes none and holds no table."""
-    return None if part.device_layers is None else max(0, num_layers - part.device_layers)
 
 
 def _stage_graphs(model: ModelSpec, num_stages: int, graph: Callable[[GraphPart], StepGraph]) -> tuple[StepGraph, ...]:

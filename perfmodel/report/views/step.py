@@ -137,7 +137,7 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[Line, ...]:
         format_number(row.time.duration_s * 1e6, 1),
         f"{row.duration_s * 1e3:.3f}",
         f"{row.duration_s / step_s:.1%}",
-        Span(row.bound_and_link, _tone(row.bound)),
+        Span(f"{row.bound}, {row.link} ({row.num_nodes} nodes)" if row.num_nodes > 1 else row.bound, _tone(row.bound)),
     )
 
 

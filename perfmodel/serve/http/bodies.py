@@ -170,11 +170,6 @@ class GenerationBody(RequestBody):
         """How many alternatives each token's logprobs have; None: there are no logprobs."""
         return None
 
-    @property
-    def has_prompt_logprobs(self) -> bool:
-        """Whether the request wants logprobs of prompt tokens: by `prompt_logprobs`, or by `echo` with logprobs."""
-        return self.prompt_logprobs is not None or (self.echo and self.num_logprobs is not None)
-
     def wanted(self) -> GenerationLimits:
         """What it says of its answers."""
         return GenerationLimits(

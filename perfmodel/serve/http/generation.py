@@ -193,7 +193,7 @@ class Generation:
     ) -> list[AskedAnswer]:
         """All answers that are asked for. Raises HttpError for prompts that are too long, or too many tokens in all."""
         wanted, salt, longest = body.wanted(), body.cache_salt, self._emulator.max_model_len
-        if body.has_prompt_logprobs:
+        if body.prompt_logprobs is not None or (body.echo and body.num_logprobs is not None):
             # Cached tokens have no logprobs, so vLLM does not read such prompts from the prefix cache
             # (SamplingParams.skip_reading_prefix_cache). Here later requests do not reuse their blocks, either.
             salt = f"{salt}/prompt logprobs of {self._num_taken}"

@@ -49,10 +49,6 @@ def _tier_usage(view: EngineView) -> float:
     return 0.0 if host is None or not host.capacity else host.num_used / host.capacity
 
 
-def _tier_queries(view: EngineView) -> int:
-    return 0 if view.blocks.host is None else view.num_asked - view.num_hit
-
-
 def _accepted_by_position(view: EngineView) -> dict[str, int]:
     speculation, accepted = view.scheduler.config.speculation, view.counts.accepted
     depth = 0 if speculation is None else speculation.depth
@@ -86,7 +82,7 @@ _ROWS = (
     _counter("vllm:num_preemptions", "Preemptions.", lambda v: v.scheduler.num_preemptions),
     _counter("vllm:prompt_tokens", _PROMPTS, lambda v: v.counts.prompt_tokens),
     _counter("vllm:prompt_tokens_cached", _CACHED, lambda v: v.counts.num_cached + v.counts.num_transferred),
-    _counter("vllm:external_prefix_cache_queries", _TIER, _tier_queries),
+    _counter("vllm:external_prefix_cache_queries", _TIER, lambda v: v.num_asked - v.num_hit if v.blocks.host else 0),
     _counter("vllm:external_prefix_cache_hits", "Tokens restored from there.", lambda v: v.num_restored),
     _counter("vllm:mm_cache_queries", "Images looked up in their cache; never any.", lambda _: 0),
     _counter("vllm:mm_cache_hits", "Images found there; never any.", lambda _: 0),

@@ -16,11 +16,10 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.cost.kernel_models.attention import decode, prefill
-from perfmodel.cost.kernel_models.device import DeviceFacts, OperatorTime
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel.cost.kernel_models.fits import Domain, Residuals
 from perfmodel.files.base import Spec
 from perfmodel.ops.problem_sizes import Values
-from perfmodel.ops.work import Work
 
 _KERNEL_S = 5e-6  # launch of the attention kernel alone, which no module shows by itself [assumed]
 
@@ -111,13 +110,3 @@ def latent_decode_seconds(sizes: LatentSizes, fit: LatentDecodeFit, device: Devi
     activations = sizes.activation_bytes / (device.bandwidth * fit.weight_fraction)
     whole = fit.launch_s + _projections(sizes, fit, device) + absorbed + attention + activations
     return np.maximum(fit.floor_s, whole)
-
-
-def latent_prefill_time(work: Work, fit: LatentPrefillFit, device: DeviceFacts) -> OperatorTime:
-    """The prefill attention inside the module."""
-    return prefill.prefill_time(work, fit.attention, device)
-
-
-def latent_decode_time(work: Work, fit: LatentDecodeFit, device: DeviceFacts) -> OperatorTime:
-    """The decode attention inside the module."""
-    return decode.decode_time(work, fit.attention, device)

@@ -159,11 +159,6 @@ def _latency_ratio(fitted: float | None, link: Link) -> float:
     return link.latency_s / fitted if fitted and link.latency_s else 1.0
 
 
-def _between_nodes(message: Message, spread: Spread, fit: CollectiveFit, device: DeviceFacts) -> float:
-    hop_s = max(fit.hop_s * _latency_ratio(fit.link_latency_s, device.link), _POST_S)
-    return min(_way_seconds(message.bytes_, item, spread, fit, hop_s, device) for item in ways_of(message, spread))
-
-
 def _way_seconds(
     payload: float, way: TwoLevel, spread: Spread, fit: CollectiveFit, hop_s: float, device: DeviceFacts
 ) -> float:
@@ -274,7 +269,9 @@ def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> 
     leaving = float(spread.num_nodes > 1) if message.kind != "send_recv" else spread.crossing
     seconds = 0.0
     if leaving:
-        seconds = leaving * _between_nodes(message, spread, fit, device)
+        hop_s = max(fit.hop_s * _latency_ratio(fit.link_latency_s, link), _POST_S)
+        ways = (_way_seconds(message.bytes_, way, spread, fit, hop_s, device) for way in ways_of(message, spread))
+        seconds = leaving * min(ways)
     if leaving < 1.0:
         on_node = collective_seconds(_sizes(message), fit, device, link, SCALARS)
         seconds += (1.0 - leaving) * float(on_node.duration)
