@@ -1,7 +1,8 @@
 """Ranks of one machine that compute steps together: this process is rank 0, the others are spawned beside it. Rank 0
 has the engine, and sends every step to the others through pipes; all meet in the collectives (NCCL between GPUs,
 Gloo over the loopback interface between CPU processes). Between CPU processes a step lasts as long as its critical
-path: from message to message the CPU time of the thread that computes, on the rank that takes longest."""
+path: from message to message the CPU time of the thread that computes, on the rank that takes longest. Of several
+engines each has a rank; rank 0 makes the plans of all."""
 
 import os
 import pickle
@@ -203,12 +204,12 @@ class Ranks:
         calls are not timed, only this one and `build` answer. Raises RankDiedError where a rank has ended, and
         PerfmodelError as the call does, on whichever rank."""
         content, last = b"", None
-        for rank, call in calls.items():
-            if rank:
-                content, last = content if call is last else pickle.dumps(call), call
-                self._others[rank - 1].send_bytes(content)
         replies: dict[int, RankReply] = {}
         try:
+            for rank, call in calls.items():
+                if rank:
+                    content, last = content if call is last else pickle.dumps(call), call
+                    self._others[rank - 1].send_bytes(content)
             if 0 in calls:
                 replies[0] = self._local.answer(calls[0])
             for rank, call in calls.items():
