@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from perfmodel_executors.kernels.gguf_blocks import packed_bits, spread_bits
 from perfmodel_executors.kernels.problem import Inputs
 
 FP8 = torch.float8_e4m3fn
@@ -49,17 +50,12 @@ def packed(x_TKH: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     scales = torch.stack((((largest - least) / most).clamp_(min=_MIN_STEP), least), dim=-1).half()
     step, zero = scales.float().unbind(-1)
     numbers = ((groups - zero[..., None]) / step[..., None]).round_().clamp_(0, most).to(torch.uint8).flatten(-2)
-    result, *others = numbers.chunk(packing.per_byte, dim=-1)
-    for index, part in enumerate(others, start=1):
-        result = result | part << index * packing.bits
-    return result, scales
+    return packed_bits(numbers, packing.bits, numbers.shape[-1] // packing.per_byte), scales
 
 
 def unpacked(bytes_TKP: Tensor, scales_TKG2: Tensor, packing: Packing, dtype: torch.dtype) -> Tensor:
     """Numbers again, [..., K, H] in `dtype`."""
-    mask = 2**packing.bits - 1
-    parts = [bytes_TKP >> index * packing.bits & mask for index in range(packing.per_byte)]
-    numbers = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).to(dtype)
+    numbers = spread_bits(bytes_TKP, packing.bits, bytes_TKP.shape[-1]).to(dtype)
     step, zero = scales_TKG2.to(dtype).unbind(-1)
     groups = numbers.view(*numbers.shape[:-1], -1, packing.group_size)
     return torch.addcmul(zero[..., None], groups, step[..., None]).flatten(-2)
@@ -249,11 +245,13 @@ def random_pages(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> KVPages:
-    (k, k_scale), (v, v_scale) = (
-        quantized(inputs.normal(num_blocks, block_size, num_kv_heads, dim, dtype=dtype), kv_dtype) for dim in head_dims
+    pages, slots = (
+        empty_pages(num_blocks, block_size, num_kv_heads, head_dims, kv_dtype, inputs.device),
+        num_blocks * block_size,
     )
-    scales = [None if scale is None else scale.transpose(1, 2).contiguous() for scale in (k_scale, v_scale)]
-    return KVPages(k, v, scales[0], scales[1])
+    k, v = (inputs.normal(slots, num_kv_heads, dim, dtype=dtype) for dim in head_dims)
+    pages.write(k, v, torch.arange(slots, device=inputs.device))
+    return pages
 
 
 def shuffled_tables(inputs: Inputs, num_seqs: int, width: int) -> Tensor:

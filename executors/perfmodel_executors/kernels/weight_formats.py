@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES, pack_blocks, unpack_blocks
+from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES, pack_blocks, packed_bits, spread_bits, unpack_blocks
 
 FP8_BLOCK = 128  # rows and columns that share a scale of a BlockFp8Weight
 FP8_MAX = 448.0  # largest finite e4m3
@@ -112,7 +112,7 @@ class Fp4Weight(_Stored):
         return self.shape[1] // len(self.scales_GN)
 
     def dense(self) -> Tensor:
-        codes_NK = _low_and_high(self.packed_NJ, FP4_SPAN)
+        codes_NK = spread_bits(self.packed_NJ, 4, FP4_SPAN // 2)
         table = torch.tensor((*_E2M1, *(-value for value in _E2M1)), device=codes_NK.device)
         groups_NGI = table[codes_NK.int()].view(len(codes_NK), -1, self.group_size)
         if self.group_size == _MXFP4_GROUP:
@@ -142,7 +142,7 @@ class Int4Weight(_Stored):
 
     def codes(self) -> Tensor:
         """0..15, uint8 [N, K]."""
-        return _low_and_high(self.packed_NJ, self.group_size)
+        return spread_bits(self.packed_NJ, 4, self.group_size // 2)
 
     def dense(self) -> Tensor:
         zeros_NG1: Tensor | float = 8.0 if self.zeros_GN is None else self.zeros_GN.float().T[..., None]
@@ -169,7 +169,7 @@ class Int4Int8Weight(_Stored):
         zeros_NG1, scales_NG1 = (
             part.T.contiguous().view(torch.int8)[..., None] for part in (self.zeros_GN, self.scales_GN)
         )
-        codes_NGI = _low_and_high(self.packed_NJ, self.group_size).view(torch.int8).view(*zeros_NG1.shape[:2], -1)
+        codes_NGI = spread_bits(self.packed_NJ, 4, self.group_size // 2).view(torch.int8).view(*zeros_NG1.shape[:2], -1)
         return codes_NGI.sub_(zeros_NG1).mul_(scales_NG1).view(self.shape)
 
     def dense(self) -> Tensor:
@@ -345,7 +345,9 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     codes = (grouped_NGI / wide_scales[..., None]).round_() + zeros_NG[..., None]
     codes_NGI = codes.clamp_(0 if has_zeros else 1, 15).to(torch.uint8)
     zeros_GN = zeros_NG.to(torch.uint8).T.contiguous() if has_zeros else None
-    return Int4Weight(_in_pairs(codes_NGI), scales_NG.T.contiguous(), zeros_GN, group_size)
+    return Int4Weight(
+        packed_bits(codes_NGI.flatten(1), 4, group_size // 2), scales_NG.T.contiguous(), zeros_GN, group_size
+    )
 
 
 def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weight:
@@ -361,23 +363,22 @@ def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weig
     zeros_NG = (-low_NG / steps_NG).round_()
     codes_NGI = ((whole_NGI / steps_NG[..., None]).round_() + zeros_NG[..., None]).clamp_(0, 15).to(torch.uint8)
     scales_GN, zeros_GN = (part.to(torch.uint8).T.contiguous() for part in (steps_NG, zeros_NG))
-    return Int4Int8Weight(_in_pairs(codes_NGI), scales_GN, zeros_GN, rows_N, group_size)
+    return Int4Int8Weight(
+        packed_bits(codes_NGI.flatten(1), 4, group_size // 2), scales_GN, zeros_GN, rows_N, group_size
+    )
 
 
 def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
     """Ternary (2 bits): w over the mean magnitude, rounded to -1, 0 or 1. Binary (1 bit): the sign of w less the mean.
     Raises PerfmodelError where rows do not fill bytes. Source: Ma et al. 2024 (BitNet b1.58), eq. 1 to 3; Wang et al.
     2023 (BitNet), eq. 1 to 3."""
-    n, k = weight_NK.shape
-    per_byte = 8 // bits
+    k, per_byte = weight_NK.shape[1], 8 // bits
     if k % per_byte:
         raise PerfmodelError(f"a weight with {k} inputs cannot be packed {per_byte} to a byte; use w8a8_int8.")
     wide = weight_NK.float()
     scale = wide.abs().mean().clamp_min(_TINY)
     codes_NK = (wide / scale).round_().clamp_(-1, 1) + 1 if bits == 2 else wide > wide.mean()
-    places = torch.arange(0, 8, bits, dtype=torch.uint8, device=wide.device)[:, None]
-    fields = codes_NK.to(torch.uint8).view(n, per_byte, k // per_byte)
-    return SignsWeight((fields << places).sum(dim=1, dtype=torch.uint8), scale, bits)
+    return SignsWeight(packed_bits(codes_NK.to(torch.uint8), bits, k // per_byte), scale, bits)
 
 
 def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
@@ -436,17 +437,6 @@ def _check_groups(inputs: int, group_size: int) -> None:
         )
 
 
-def _in_pairs(codes_NSI: Tensor) -> Tensor:
-    """Bytes [N, K / 2] of codes in spans: the first half of a span in the low bits, the second in the high ones."""
-    low, high = codes_NSI.chunk(2, dim=2)
-    return (low | (high << 4)).flatten(1)
-
-
-def _low_and_high(packed_NJ: Tensor, span: int) -> Tensor:
-    bytes_NSJ = packed_NJ.view(len(packed_NJ), -1, span // 2)
-    return torch.cat((bytes_NSJ & 15, bytes_NSJ >> 4), dim=2).flatten(1)
-
-
 def _fp4_groups(matrix_NK: Tensor, group_size: int) -> Tensor:
     n, k = matrix_NK.shape
     if k % FP4_SPAN:
@@ -466,4 +456,4 @@ def _e2m1_codes(values: Tensor) -> Tensor:
 
 
 def _fp4_packed(codes_NGI: Tensor) -> Tensor:
-    return _in_pairs(codes_NGI.reshape(len(codes_NGI), -1, FP4_SPAN))
+    return packed_bits(codes_NGI.flatten(1), 4, FP4_SPAN // 2)
