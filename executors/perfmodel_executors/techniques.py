@@ -73,9 +73,8 @@ def _calibrated(
     for own in served:
         distinct.setdefault(_what_steps_depend_on(own), own)
     times = calibrate.time_together(list(distinct.values()), budget_s, min_rounds, progress, ranks)
-    fit = calibrate.fit_together(sides[0].hardware, times)
     by_steps = dict(zip(distinct, times, strict=True))
-    calibration = calibrate.documented(fit, times, "perfmodel validate techniques")
+    calibration = calibrate.fitted(sides[0].hardware, times, "perfmodel validate techniques")
     return [by_steps[_what_steps_depend_on(own)] for own in served], calibration
 
 
