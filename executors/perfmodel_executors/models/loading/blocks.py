@@ -32,6 +32,8 @@ def _read(reader: Reader, parts: Parts, index: int) -> dict[str, Any]:
             tensors[field] = reader.norm(name, index, *shape) if is_there else None
         elif kind == "matrix":
             tensors[field] = reader.matrix(name, *shape, layer=index) if is_there else None
+        elif field == "conv":  # [channels, 1, taps] there
+            tensors[field] = reader.tensor(name, shape[0], 1, shape[1], layer=index)[:, 0]
         else:
             tensors[field] = reader.tensor(name, *shape, layer=index, kind=kind) if is_there else None
     return tensors
@@ -94,11 +96,6 @@ def _latent(reader: Reader, mixer: LatentAttention, index: int) -> dict[str, Any
     }
 
 
-def _mamba(reader: Reader, mixer: Mamba, index: int) -> dict[str, Any]:
-    channels = mixer.num_heads * mixer.head_dim + 2 * mixer.num_groups * mixer.state_size
-    return {"conv": reader.tensor("scan_conv", channels, 1, mixer.conv_kernel, layer=index)[:, 0]}
-
-
 def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> dict[str, Any]:
     tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
@@ -108,8 +105,7 @@ def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) ->
     else:
         rows = {"delta_qkv": channels, "delta_z": values, "delta_b": heads, "delta_a": heads}
         parts = [tensor(name, count, hidden) for name, count in rows.items()]
-    conv = tensor("scan_conv", channels, 1, mixer.conv_kernel)[:, 0]
-    return {"input": torch.cat(parts), "conv": conv}
+    return {"input": torch.cat(parts)}
 
 
 def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> list[Tensor]:
@@ -126,7 +122,7 @@ def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) 
 
 
 _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = MappingProxyType(
-    {Attention: _attention, architecture.GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: _mamba}
+    {Attention: _attention, architecture.GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: lambda *_: {}}
 )
 
 

@@ -1,6 +1,7 @@
 """Names of a decoder's tensors in Hugging Face's safetensors files and in GGUF files, and how they lie there. Other
 than computed: rotated pairs, fused products, interleaved gates, experts in MXFP4."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -55,12 +56,11 @@ _MIXER, _BLOCK, _LINEAR = "layers.{}.mixer", "layers.{}.block_sparse_moe", "laye
 _POST = "layers.{}.post_attention_layernorm"
 
 
-def _attention(name: str, gguf: str = "", *also: str) -> TensorName:
-    return TensorName(f"{_ATTENTION}.{name}", gguf and f"blk.{{}}.{gguf}", also)
+def _in(block: str, name: str, gguf: str = "", *also: str) -> TensorName:
+    return TensorName(f"{block}.{name}", gguf and f"blk.{{}}.{gguf}", also)
 
 
-def _mlp(name: str, gguf: str = "", *also: str) -> TensorName:
-    return TensorName(f"{_MLP}.{name}", gguf and f"blk.{{}}.{gguf}", also)
+_attention, _mlp = partial(_in, _ATTENTION), partial(_in, _MLP)
 
 
 def _expert(name: str, mixtral: str, *also: str) -> TensorName:
