@@ -66,11 +66,8 @@ class TokenStore:
             return prompt + self._draw(f"request {request.request_id} from {len(prompt)}", length - len(prompt))
         before, after = self._around
         if not request.block_hashes and length > len(before) + len(after):
-            return [
-                *before,
-                *self._draw(f"request {request.request_id} from 0", length - len(before) - len(after)),
-                *after,
-            ]
+            count = length - len(before) - len(after)
+            return [*before, *self._draw(f"request {request.request_id} from 0", count), *after]
         ids: list[int] = []
         for content in request.block_hashes[: length // size]:
             ids += self._draw(f"block {content!r}", size)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, AttentionRule, attend, visible
-from perfmodel_executors.kernels.kv_pages import Chunks, KVPages, dequantized, quantized
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages, quantized
 from perfmodel_executors.kernels.rope_kv_write import rope
 
 
@@ -141,9 +141,5 @@ def _attend_in_tiles(
 
 def _as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:
     """x as it will be read back from pages of `dtype`."""
-    if x_TKH.dtype == dtype:
-        return x_TKH
     values_TKH, scale_TK = quantized(x_TKH, dtype)
-    scales = None if scale_TK is None else scale_TK[..., None].expand(-1, -1, 1)
-    block = torch.arange(len(x_TKH), device=x_TKH.device)
-    return dequantized(values_TKH[:, None], scales, block, x_TKH.dtype)
+    return (values_TKH if scale_TK is None else values_TKH * scale_TK[..., None]).to(x_TKH.dtype)

@@ -123,9 +123,8 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        scales = [None if scale is None else grown(scale, num_blocks) for _, scale in self.sides]
-        k, v = grown(self.k_BSKH, num_blocks), grown(self.v_BSKH, num_blocks)
-        return KVPages(k, v, scales[0], scales[1], self.packing)
+        k, v, *scales = (grown(tensor, num_blocks) for tensor in self.tensors)
+        return KVPages(k, v, *scales, packing=self.packing)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self.packing is None:

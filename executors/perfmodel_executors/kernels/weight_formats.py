@@ -189,8 +189,7 @@ class Sparse24Weight(_Stored):
 
     def dense(self) -> Tensor:
         n, k = self.shape
-        codes_NF = torch.stack((self.indices_NP & 15, self.indices_NP >> 4), dim=2).view(n, k // 4)
-        positions_NF2 = torch.stack((codes_NF & 3, codes_NF >> 2), dim=2).long()
+        positions_NF2 = spread_bits(self.indices_NP, 2, 1).view(n, k // 4, 2).long()
         values = self.values_NJ.float().view(n, k // 4, 2)
         return values.new_zeros(n, k // 4, 4).scatter_(2, positions_NF2, values).view(n, k)
 
@@ -391,8 +390,7 @@ def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
     order = fours_NF4.abs().argsort(dim=2, descending=True, stable=True)
     kept_NF2 = order[..., :2].sort(dim=2).values
     values_NJ = fours_NF4.gather(2, kept_NF2).reshape(n, k // 2)
-    codes_NF = (kept_NF2[..., 0] | (kept_NF2[..., 1] << 2)).to(torch.uint8)
-    return Sparse24Weight(values_NJ, codes_NF[:, 0::2] | (codes_NF[:, 1::2] << 4))
+    return Sparse24Weight(values_NJ, packed_bits(kept_NF2.to(torch.uint8).flatten(1), 2, 1))
 
 
 def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
@@ -419,7 +417,7 @@ def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
 def fp4_from_pairs(blocks: Tensor, scales: Tensor) -> Fp4Weight:
     """MXFP4 as files have it: [N, G, 16] bytes of two neighbours each (the first in the low bits), [N, G] exponents.
     Raises PerfmodelError where the groups of 32 are not even in number."""
-    codes_NK = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
+    codes_NK = spread_bits(blocks, 4, 1).flatten(1)
     return Fp4Weight(_fp4_packed(_fp4_groups(codes_NK, _MXFP4_GROUP)), scales.T.contiguous())
 
 
