@@ -51,11 +51,9 @@ def attention_sparse_decode(
 
 def attention_sparse_prefill(q_TNH: Tensor, pages: KVPages, chunks: Chunks, sparsity: BlockSparsity) -> Tensor:
     """The same for the queries of prompt chunks, block by block, [T, N, H_v]; causal within a query's own block."""
-    starts: list[int] = chunks.starts_G.tolist()
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
-    for row, computed in enumerate(chunks.computed_G.tolist()):
-        begin, total = starts[row], computed + starts[row + 1] - starts[row]
-        position = computed
+    for row, (begin, stop, computed) in enumerate(chunks.spans()):
+        position, total = computed, computed + stop - begin
         while position < total:
             end = min((position // sparsity.block + 1) * sparsity.block, total)
             k_LKH, v_LKH = _seen(pages, chunks.tables_GM[row], end, sparsity, q_TNH.dtype)

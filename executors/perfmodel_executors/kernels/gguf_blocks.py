@@ -63,13 +63,13 @@ def _half_bytes(half: Tensor) -> Tensor:
 def spread_bits(packed: Tensor, bits: int, run: int) -> Tensor:
     """Codes of so many bits, of bytes in the last dimension: the lowest ones of each `run` bytes, then their next."""
     runs = packed.reshape(*packed.shape[:-1], -1, run).contiguous()
-    parts = [runs >> shift & 2**bits - 1 for shift in range(0, 8, bits)]
+    parts = [runs >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).flatten(-2)
 
 
 def packed_bits(codes: Tensor, bits: int, run: int) -> Tensor:
     """Bytes, as `spread_bits` reads them, of the lowest bits of codes."""
-    runs = codes.reshape(*codes.shape[:-1], -1, 8 // bits, run) & 2**bits - 1
+    runs = codes.reshape(*codes.shape[:-1], -1, 8 // bits, run) & (1 << bits) - 1
     result = runs[..., 0, :]
     for number in range(1, 8 // bits):
         result = result | runs[..., number, :] << number * bits

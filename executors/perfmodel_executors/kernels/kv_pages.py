@@ -11,6 +11,7 @@ packed                    integers of 8, 4 or 2 bits in groups of neighbouring e
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +79,11 @@ class Chunks(NamedTuple):
     ancestors_T: Tensor | None = None
     nodes_G: Tensor | None = None
 
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Of each chunk: its first query row, the row behind its last, and tokens before it."""
+        starts: list[int] = self.starts_G.tolist()
+        return list(zip(starts, starts[1:], self.computed_G.tolist(), strict=False))
+
 
 class KVPages(NamedTuple):
     """Keys [B, S, K, H] and values [B, S, K, H_v] of B blocks of S tokens; with `packing`, bytes of several elements.
@@ -123,8 +129,9 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        k, v, *scales = (grown(tensor, num_blocks) for tensor in self.tensors)
-        return KVPages(k, v, *scales, packing=self.packing)
+        larger: dict[str, Any]
+        larger = {name: grown(own, num_blocks) for name, own in self._asdict().items() if isinstance(own, Tensor)}
+        return self._replace(**larger)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self.packing is None:
@@ -145,11 +152,10 @@ class KVPages(NamedTuple):
         for pages, scales in self.sides:
             rows = _as_bytes(pages).flatten(0, 1)
             rows[targets_M] = rows[sources_M]
-            if scales is not None and self.packing is None:
-                moved_MK = scales[sources_M // self.block_size, :, sources_M % self.block_size]
-                self._set_scales(scales, targets_M, moved_MK)
-            elif scales is not None:
-                self._set_scales(scales, targets_M, scales.flatten(0, 1)[sources_M])
+            if scales is not None:
+                by_token = scales.transpose(1, 2) if self.packing is None else scales
+                moved = by_token[sources_M // self.block_size, sources_M % self.block_size]
+                self._set_scales(scales, targets_M, moved)
 
     def fill_normal(self, first_block: int) -> None:
         per_byte = 1 if self.packing is None else self.packing.per_byte
@@ -184,18 +190,15 @@ def empty_pages(
     device: torch.device | str = "cpu",
     packing: Packing | None = None,
 ) -> KVPages:
-    tokens = (num_blocks, block_size, num_kv_heads)
+    zeros = partial(torch.zeros, num_blocks, block_size, num_kv_heads, device=device)
+    sizes, (k_scale, v_scale) = list(head_dims), (None, None)
     if packing is not None:
-        k, v = (torch.zeros(*tokens, d // packing.per_byte, dtype=torch.uint8, device=device) for d in head_dims)
-        k_scale, v_scale = (
-            torch.zeros(*tokens, d // packing.group_size, 2, dtype=torch.float16, device=device) for d in head_dims
-        )
-        return KVPages(k, v, k_scale, v_scale, packing)
-    k, v = (torch.zeros(*tokens, d, dtype=dtype, device=device) for d in head_dims)
-    if dtype != torch.int8:
-        return KVPages(k, v)
-    k_scale, v_scale = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in range(2))
-    return KVPages(k, v, k_scale, v_scale)
+        sizes, dtype = [dim // packing.per_byte for dim in head_dims], torch.uint8
+        k_scale, v_scale = (zeros(dim // packing.group_size, 2, dtype=torch.float16) for dim in head_dims)
+    elif dtype == torch.int8:
+        k_scale, v_scale = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in head_dims)
+    k, v = (zeros(size, dtype=dtype) for size in sizes)
+    return KVPages(k, v, k_scale, v_scale, packing)
 
 
 def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

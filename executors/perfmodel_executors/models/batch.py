@@ -121,6 +121,8 @@ def build_batch(
         pairs = zip(segments, map(range, starts, starts[1:]), strict=True)
         decodes, chunks, trees = [], [s._replace(num_computed=0, block_table=rows) for s, rows in pairs], []
         block_size, ends = 1, starts[1:]
+    draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
+    assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
     flat = _flatten(decodes, [*chunks, *trees], block_size, ring if keeps_kv else None)
     tensors = on_device(
         device,
@@ -132,7 +134,7 @@ def build_batch(
         **_arrays_of_chunks(chunks),
         sample_rows_S=[end - n for end, s in zip(ends, segments, strict=True) for n in range(s.num_wanted, 0, -1)],
         kept_W=None if flat.is_kept.all() else flat.is_kept.nonzero()[0],
-        draws_S=_draws(segments),
+        draws_S=draws or None,
     )
     if trees:
         nodes = [segment.nodes or TreeNodes(0, (), ()) for segment in trees]
@@ -178,12 +180,6 @@ def _flatten(
         own_slots = _integers(segment.block_table)[places // block_size] * block_size + places % block_size
         parts.append(_Flat(_integers(segment.tokens), positions, own_slots, is_kept))
     return parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
-    draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
-    assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
-    return draws or None
 
 
 def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], list[int]]:

@@ -14,8 +14,6 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.drafting import draft_model_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
-from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.weight_formats import Weight
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
@@ -60,12 +58,9 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     check_quantization(served)
     weights = decoder.weights
     if served.quantization.group_size:
-        matrices: list[Weight | ExpertWeight] = []
-        for block in (block for layer in weights.layers for block in (layer.mixer, layer.ffn)):
-            if isinstance(block, AttentionWeights):
-                matrices += (block.qkv, block.out)
-            elif isinstance(block, FFNWeights | MoEWeights):
-                matrices += (block.up, block.down)
+        kinds = AttentionWeights | FFNWeights | MoEWeights
+        blocks = [block for layer in weights.layers for block in (layer.mixer, layer.ffn) if isinstance(block, kinds)]
+        matrices = [getattr(block, name, None) for block in blocks for name in ("qkv", "out", "up", "down")]
         widths = [matrix.shape[-1] for matrix in matrices if isinstance(matrix, Tensor)]
         size = gcd(served.quantization.group_size, *widths)
         served = replace(served, quantization=replace(served.quantization, group_size=size))

@@ -17,7 +17,7 @@ from perfmodel.models.weights.headers import weight_files
 from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
 from perfmodel_executors.kernels.stored_rows import reordered
 from perfmodel_executors.kernels.weight_formats import FP8_BLOCK, BlockFp8Weight, GgufWeight, MatrixWeight, dequantize
-from perfmodel_executors.models.loading.names import NAMES
+from perfmodel_executors.models.loading.names import NAMES, split_pairs
 
 _PLAIN = ("f32", "f16", "bf16")
 # Not of a decoder: encoders of images and sound, layers that draft (Qwen3-Next), tables that the config gives too.
@@ -113,12 +113,6 @@ def _need(package: str, path: Path) -> None:
         )
 
 
-def _halves(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows of heads from (0, 1), (2, 3), ... pairs to (0, H/2), (1, H/2 + 1), ... ones."""
-    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, -1)
-    return pairs.transpose(1, 2).reshape(rows.shape)
-
-
 class Reader:
     """Reads the file at `path` for `model`; nothing is read before it is asked for. keeps_format: matrices in blocks
     stay in them; else they are dequantised. Raises MissingExtraError without the package that reads the format,
@@ -189,7 +183,9 @@ class Reader:
         stored = self._file.load(full, keeps_format)
         self._read |= {full, f"{full}_scale_inv"}
         if self._is_paired and name in ("q", "k"):
-            stored = reordered(stored, lambda rows: _halves(rows, num_heads))
+            stored = reordered(
+                stored, lambda rows: split_pairs(rows.view(num_heads, -1, *rows.shape[1:]), 1).flatten(0, 1)
+            )
         if stored.shape != shape:
             raise SpecError(
                 f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(stored.shape)}, but the model's is "
