@@ -41,8 +41,7 @@ def attention_sparse_decode(
     q_DNH: Tensor, pages: KVPages, block_tables_DM: Tensor, context_lens_D: Tensor, sparsity: BlockSparsity
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v of one token per sequence over the blocks that its block sees, [D, N, H_v]."""
-    num_seqs, num_heads, _ = q_DNH.shape
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
+    out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         k_LKH, v_LKH = _seen(pages, block_tables_DM[row], context, sparsity, q_DNH.dtype)
         out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)

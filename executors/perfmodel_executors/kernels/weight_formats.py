@@ -37,6 +37,7 @@ class _Stored:
     Containers are compared by identity, so that a library's own packing of one can be remembered beside it."""
 
     per_column: ClassVar[int] = 1  # inputs in a column of the codes
+    quantizes_input: bool = False  # whether activations are quantised for it
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -85,7 +86,7 @@ class BlockFp8Weight(_Stored):
 
     values_NK: Tensor
     scales_RG: Tensor
-    quantizes_input: bool = True
+    quantizes_input = True
 
     def dense(self) -> Tensor:
         n, k = self.shape
@@ -104,7 +105,6 @@ class Fp4Weight(_Stored):
     packed_NJ: Tensor
     scales_GN: Tensor
     row_scales_N: Tensor | None = None
-    quantizes_input: bool = False
     per_column: ClassVar[int] = 2
 
     @property
@@ -137,7 +137,6 @@ class Int4Weight(_Stored):
     scales_GN: Tensor
     zeros_GN: Tensor | None
     group_size: int
-    quantizes_input: bool = False
     per_column: ClassVar[int] = 2
 
     def codes(self) -> Tensor:
@@ -161,7 +160,7 @@ class Int4Int8Weight(_Stored):
     zeros_GN: Tensor
     row_scales_N: Tensor
     group_size: int
-    quantizes_input: bool = True
+    quantizes_input = True
     per_column: ClassVar[int] = 2
 
     def int8_values(self) -> Tensor:
@@ -184,7 +183,6 @@ class Sparse24Weight(_Stored):
 
     values_NJ: Tensor
     indices_NP: Tensor
-    quantizes_input: bool = False
     per_column: ClassVar[int] = 2
 
     def dense(self) -> Tensor:
@@ -203,7 +201,7 @@ class SignsWeight(_Stored):
     bytes_NJ: Tensor
     scale: Tensor
     bits: int = 2
-    quantizes_input: bool = True
+    quantizes_input = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -226,7 +224,6 @@ class GgufWeight(_Stored):
 
     blocks_NJ: Tensor
     form: str
-    quantizes_input: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -399,8 +396,8 @@ def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
     groups_NGI = _fp4_groups(weight_NK, _MXFP4_GROUP)
     largest_NG = groups_NGI.abs().amax(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
     exponents_NG = (torch.frexp(largest_NG).exponent - 1 - _E2M1_LARGEST_EXPONENT).clamp(-_E8M0_BIAS + 1, _E8M0_BIAS)
-    codes = _e2m1_codes(torch.ldexp(groups_NGI, -exponents_NG[..., None]))
-    return Fp4Weight(_fp4_packed(codes), (exponents_NG + _E8M0_BIAS).to(torch.uint8).T.contiguous())
+    packed_NJ = _e2m1_packed(torch.ldexp(groups_NGI, -exponents_NG[..., None]))
+    return Fp4Weight(packed_NJ, (exponents_NG + _E8M0_BIAS).to(torch.uint8).T.contiguous())
 
 
 def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
@@ -410,15 +407,15 @@ def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
     wanted_NG = groups_NGI.abs().amax(dim=2) / _E2M1[-1]
     rows_N = (wanted_NG.amax(dim=1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
     scales_NG = (wanted_NG / rows_N[:, None]).clamp(2.0**-9, FP8_MAX).to(torch.float8_e4m3fn)
-    codes = _e2m1_codes(groups_NGI / (scales_NG.float() * rows_N[:, None])[..., None])
-    return Fp4Weight(_fp4_packed(codes), scales_NG.view(torch.uint8).T.contiguous(), rows_N)
+    packed_NJ = _e2m1_packed(groups_NGI / (scales_NG.float() * rows_N[:, None])[..., None])
+    return Fp4Weight(packed_NJ, scales_NG.view(torch.uint8).T.contiguous(), rows_N)
 
 
 def fp4_from_pairs(blocks: Tensor, scales: Tensor) -> Fp4Weight:
     """MXFP4 as files have it: [N, G, 16] bytes of two neighbours each (the first in the low bits), [N, G] exponents.
     Raises PerfmodelError where the groups of 32 are not even in number."""
-    codes_NK = spread_bits(blocks, 4, 1).flatten(1)
-    return Fp4Weight(_fp4_packed(_fp4_groups(codes_NK, _MXFP4_GROUP)), scales.T.contiguous())
+    codes_NGI = _fp4_groups(spread_bits(blocks, 4, 1).flatten(1), _MXFP4_GROUP)
+    return Fp4Weight(packed_bits(codes_NGI.flatten(1), 4, FP4_SPAN // 2), scales.T.contiguous())
 
 
 def quantize_gguf(weight_NK: Tensor, form: str) -> GgufWeight:
@@ -445,13 +442,10 @@ def _fp4_groups(matrix_NK: Tensor, group_size: int) -> Tensor:
     return (matrix_NK if matrix_NK.dtype == torch.uint8 else matrix_NK.float()).view(n, k // group_size, group_size)
 
 
-def _e2m1_codes(values: Tensor) -> Tensor:
-    """The nearest ones, of two equally near ones the even one."""
+def _e2m1_packed(values: Tensor) -> Tensor:
+    """Bytes of the nearest codes, of two equally near ones the even one."""
     magnitudes = torch.tensor(_E2M1, device=values.device)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     below, above = (torch.bucketize(values.abs(), middles, right=right) for right in (False, True))
-    return torch.where(below % 2 == 0, below, above).to(torch.uint8) | (values < 0).to(torch.uint8) << 3
-
-
-def _fp4_packed(codes_NGI: Tensor) -> Tensor:
-    return packed_bits(codes_NGI.flatten(1), 4, FP4_SPAN // 2)
+    codes = torch.where(below % 2 == 0, below, above).to(torch.uint8) | (values < 0).to(torch.uint8) << 3
+    return packed_bits(codes.flatten(1), 4, FP4_SPAN // 2)
