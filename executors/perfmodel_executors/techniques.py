@@ -1,6 +1,5 @@
 """A scenario beside itself without a technique: both calibrated for together, simulated, and executed in turns."""
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from perfmodel.errors import SpecError
@@ -36,7 +35,13 @@ def measure_technique(
     """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed,
     sides alternating. budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     sides = [as_executed_on_cpu(side) for side in (scenario, baseline)]
-    with open_ranks(_num_ranks(sides), CPU) as ranks:
+    counts = sorted({number for side in sides if (number := num_ranks(side)) > 1})
+    if len(counts) > 1:
+        raise SpecError(
+            f"{sides[0].name}: {counts[0]} and {counts[1]} ranks are not executed beside each other; give both sides "
+            f"as many, or one of them one."
+        )
+    with open_ranks(max(counts, default=1), CPU) as ranks:
         served = [ServedModel.of(side) for side in sides]
         is_alike = len(set(map(_what_steps_depend_on, served))) == 1  # then they are timed once
         times = calibrate.time_together(served[: 1 if is_alike else _PAIR], budget_s, min_rounds, progress, ranks)
@@ -54,16 +59,6 @@ def measure_technique(
                 simulated[i] = _metric(simulate(result.scenario, calibration=calibration), metric)
             runs.append(TechniqueRun(Sides(*simulated), Sides(*executed), Sides(*errors)))
     return runs
-
-
-def _num_ranks(sides: Sequence[Scenario]) -> int:
-    counts = sorted({number for side in sides if (number := num_ranks(side)) > 1})
-    if len(counts) > 1:
-        raise SpecError(
-            f"{sides[0].name}: {counts[0]} and {counts[1]} ranks are not executed beside each other; give both sides "
-            f"as many, or one of them one."
-        )
-    return counts[0] if counts else 1
 
 
 def _what_steps_depend_on(served: ServedModel) -> str:

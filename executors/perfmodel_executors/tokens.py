@@ -30,10 +30,9 @@ class TokenStore:
 
     def of(self, request: Request) -> list[int]:
         """All ids known so far, the prompt's first; the caller must not change it."""
-        tokens = self._tokens.get(request.request_id)
-        if tokens is None:
-            tokens = self._tokens[request.request_id] = self._prompt(request)
-        return tokens
+        if request.request_id not in self._tokens:
+            self._tokens[request.request_id] = self._prompt(request)
+        return self._tokens[request.request_id]
 
     def give(self, request: Request, prompt: Sequence[int]) -> None:
         """`prompt` is what the request asks, in place of drawn ids."""

@@ -1,7 +1,7 @@
 """Mixers and feed-forward blocks from a file. Projections of one product come one after the other, rows in the order in
 which we rotate them; gate and up as one product, experts one behind the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -58,20 +58,18 @@ def _projections(reader: Reader, mixer: Attention, index: int, kind: str) -> Wei
     sizes = [heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
     tensor = partial(reader.tensor, layer=index, kind=kind)
     read: Callable[..., MatrixWeight] = partial(reader.matrix, layer=index) if kind == "weight" else tensor
-    q: MatrixWeight
-    k: MatrixWeight
-    v: MatrixWeight
-    gates: list[MatrixWeight] = []
     if reader.has("qkv", index, kind):
-        q, k, v = torch.split(tensor("qkv", sum(sizes), *columns), sizes)
+        parts: Sequence[MatrixWeight] = torch.split(tensor("qkv", sum(sizes), *columns), sizes)
     else:
-        if mixer.output_gate:
-            q, *gates = halved(tensor("q", 2 * sizes[0], *columns), heads)
-        else:
-            q = read("q", sizes[0], *columns, num_heads=heads)
-        k, v = read("k", sizes[1], *columns, num_heads=kv_heads), read("v", sizes[2], *columns)
-    rows = [reordered(p, partial(rotated_rows, num_heads=n, rope=mixer.rope)) for p, n in ((q, heads), (k, kv_heads))]
-    return join_rows([*rows, v, *gates])
+        q, *gates = (
+            halved(tensor("q", 2 * sizes[0], *columns), heads)
+            if mixer.output_gate
+            else [read("q", sizes[0], *columns, num_heads=heads)]
+        )
+        parts = [q, read("k", sizes[1], *columns, num_heads=kv_heads), read("v", sizes[2], *columns), *gates]
+    turned = zip(parts, (heads, kv_heads), strict=False)
+    rows = [reordered(part, partial(rotated_rows, num_heads=count, rope=mixer.rope)) for part, count in turned]
+    return join_rows([*rows, *parts[2:]])
 
 
 def _latent(reader: Reader, mixer: LatentAttention, index: int) -> dict[str, Any]:

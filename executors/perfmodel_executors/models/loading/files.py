@@ -3,6 +3,7 @@ of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a
 into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the decoder."""
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,9 @@ class Reader:
         """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`, and
         expert: where experts have tensors of their own."""
         stored = self._stored(name, shape, layer, "weight", num_heads, expert, self._keeps_format)
-        if isinstance(stored, GgufWeight):
-            return GgufWeight(self.moved(stored.blocks_NJ), stored.form)
-        if isinstance(stored, BlockFp8Weight):
-            return BlockFp8Weight(self.moved(stored.values_NK), self.moved(stored.scales_RG))
+        if isinstance(stored, GgufWeight | BlockFp8Weight):
+            own: Any = {name: self.moved(tensor) for name, tensor in stored.tensors.items()}
+            return replace(stored, **own)
         assert isinstance(stored, Tensor)
         return self.placed(stored)
 
