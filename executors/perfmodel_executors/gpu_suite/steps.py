@@ -59,7 +59,7 @@ class _Shelf:
         with uninterrupted():
             for _ in range(_SAMPLES[bench.device.type]):
                 call()  # another routing of the experts, and caches as this step leaves them
-                pace = bench.pace()
+                pace = bench.drift.measure() if bench.drift is not None else 1.0
                 samples.append(taken_ns(call, clock_ns) * 1e-9 * pace)
         fields = shape.batch_shape(steps.decoder.model.attention_spans)._asdict()
         return {
@@ -99,6 +99,5 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
         group = " ".join((model, *overrides))
         for rank, (label, shape) in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
-            yield Task(
-                "steps", f"{group} {label}", partial(shelf.measure, model, overrides, shape), rank, seconds, group
-            )
+            run = partial(shelf.measure, model, overrides, shape)
+            yield Task("steps", f"{group} {label}", run, rank, seconds, group)

@@ -22,9 +22,6 @@ class Bench:
     drift: DriftMeter | None = None
     holders: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
 
-    def pace(self) -> float:
-        return self.drift.measure() if self.drift is not None else 1.0
-
     def release_memory(self) -> None:
         for let_go in self.holders:
             let_go()

@@ -87,6 +87,5 @@ def with_measured_link(
     block_s = sum(shares) / sum(share**2 for share in shares)
     declared = offload.link_of(hardware).bandwidth_bytes_per_s
     bandwidth = max(declared, block_bytes / block_s)
-    return offload.model_copy(
-        update={"bandwidth_bytes_per_s": bandwidth, "latency_s": max(0.0, block_s - block_bytes / bandwidth)}
-    )
+    link = {"bandwidth_bytes_per_s": bandwidth, "latency_s": max(0.0, block_s - block_bytes / bandwidth)}
+    return offload.model_copy(update=link)
