@@ -80,7 +80,7 @@ class Chunks(NamedTuple):
     nodes_G: Tensor | None = None
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Of each chunk: its first query row, the row behind its last, and tokens before it."""
+        """First query row of each chunk, the row behind its last, and tokens before it."""
         starts: list[int] = self.starts_G.tolist()
         return list(zip(starts, starts[1:], self.computed_G.tolist(), strict=False))
 

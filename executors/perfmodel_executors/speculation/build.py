@@ -17,7 +17,7 @@ from perfmodel.specs.engine.speculation import SpeculativeConfig
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
-from perfmodel_executors.models.random_weights import Draw, random_layers
+from perfmodel_executors.models.random_weights import RandomTensors, random_layers
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.heads import EaglePasses, EagleProposer, MedusaHeads, MedusaProposer
@@ -151,7 +151,7 @@ def build_speculator(
         model, hidden = draft_model_of(target.model, config), target.model.hidden_size
         layers = random_layers(model, target.dtype, seed, target.device)
         layer = _with(target, model, replace(target.weights, layers=layers))
-        random_CD = Draw(target.dtype, seed, target.device).matrix(hidden, 2 * hidden)
+        random_CD = RandomTensors(target.dtype, seed, target.device).matrix(hidden, 2 * hidden)
         state_CC = torch.eye(hidden, dtype=target.dtype, device=target.device)
         projection_CD = torch.cat((random_CD[:, :hidden], state_CC), dim=1)
         cache = layer.new_cache(block_size, runner.cache.num_blocks)
