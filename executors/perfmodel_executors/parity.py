@@ -212,7 +212,7 @@ def largest_difference(decoder: Decoder, model: Any, steps: Sequence[Step] = STE
             if not torch.equal(logits.argmax(-1), wanted.argmax(-1)):
                 return float("inf")
             apart = float((logits - wanted).abs().max())
-            worst = apart if isnan(apart) else max(worst, apart)
-            if isnan(worst):
-                return worst
+            if isnan(apart):  # max(0.0, nan) is 0.0
+                return apart
+            worst = max(worst, apart)
     return worst

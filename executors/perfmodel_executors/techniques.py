@@ -1,9 +1,7 @@
 """A scenario beside itself without a technique: both calibrated for together, simulated, and executed in turns."""
 
-from collections.abc import Sequence
 from statistics import fmean
 
-from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.errors import SpecError
 from perfmodel.evidence.executed.technique import Sides, TechniqueRun
 from perfmodel.planning.points import run_metric
@@ -11,9 +9,9 @@ from perfmodel.sim import simulate
 from perfmodel.sim.records.result import RunResult
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.measure import calibrate
-from perfmodel_executors.measure.calibrate import Progress, ServedModel, StepTimes
+from perfmodel_executors.measure.calibrate import Progress, ServedModel
 from perfmodel_executors.models.support import CPU
-from perfmodel_executors.parallel.ranks import Ranks, open_ranks
+from perfmodel_executors.parallel.ranks import open_ranks
 from perfmodel_executors.run import as_executed_on_cpu, num_ranks, serve_calibrated
 
 _MIN_ROUNDS = 6
@@ -37,14 +35,23 @@ def measure_technique(
     """Calibrates on the steps of both together, then simulates and executes both `repeats` times, each with its seed,
     sides alternating. budget_s: wall seconds for the timed rounds, at least `min_rounds`."""
     sides = [as_executed_on_cpu(side) for side in (scenario, baseline)]
-    with open_ranks(_num_ranks(sides), CPU) as ranks:
-        times, calibration = _calibrated(sides, budget_s, min_rounds, progress, ranks)
+    counts = sorted({number for side in sides if (number := num_ranks(side)) > 1})
+    if len(counts) > 1:
+        raise SpecError(
+            f"{sides[0].name}: {counts[0]} and {counts[1]} ranks are not executed beside each other; give both sides "
+            f"as many, or one of them one."
+        )
+    with open_ranks(max(counts, default=1), CPU) as ranks:
+        served = [ServedModel.of(side) for side in sides]
+        is_alike = len(set(map(_what_steps_depend_on, served))) == 1  # then they are timed once
+        times = calibrate.time_together(served[: 1 if is_alike else _PAIR], budget_s, min_rounds, progress, ranks)
+        calibration = calibrate.fitted(sides[0].hardware, times, "perfmodel validate techniques")
         runs = []
         for number in range(repeats):
             seeded = [side.model_copy(update={"seed": side.seed + number}) for side in sides]
             simulated, executed, errors = [0.0] * _PAIR, [0.0] * _PAIR, [0.0] * _PAIR
             for i in range(_PAIR) if number % 2 else reversed(range(_PAIR)):
-                result, steps = serve_calibrated(seeded[i], times[i], calibration, progress)
+                result, steps = serve_calibrated(seeded[i], times[i % len(times)], calibration, progress)
                 executed[i] = _metric(result, metric)
                 predicted_s, measured_s = fmean(s.predicted_s for s in steps), fmean(s.measured_s for s in steps)
                 errors[i] = predicted_s / measured_s - 1  # of the executed steps, all together
@@ -52,31 +59,6 @@ def measure_technique(
                 simulated[i] = _metric(simulate(result.scenario, calibration=calibration), metric)
             runs.append(TechniqueRun(Sides(*simulated), Sides(*executed), Sides(*errors)))
     return runs
-
-
-def _num_ranks(sides: Sequence[Scenario]) -> int:
-    counts = sorted({number for side in sides if (number := num_ranks(side)) > 1})
-    if len(counts) > 1:
-        raise SpecError(
-            f"{sides[0].name}: {counts[0]} and {counts[1]} ranks are not executed beside each other; give both sides "
-            f"as many, or one of them one."
-        )
-    return counts[0] if counts else 1
-
-
-def _calibrated(
-    sides: Sequence[Scenario], budget_s: float, min_rounds: int, progress: Progress | None, ranks: Ranks
-) -> tuple[list[StepTimes], Calibration]:
-    """The timed steps of each side, and one fit to all of them; sides that serve alike are timed once."""
-    served = [ServedModel.of(side) for side in sides]
-    distinct: dict[str, ServedModel] = {}
-    for own in served:
-        distinct.setdefault(_what_steps_depend_on(own), own)
-    times = calibrate.time_together(list(distinct.values()), budget_s, min_rounds, progress, ranks)
-    fit = calibrate.fit_together(sides[0].hardware, times)
-    by_steps = dict(zip(distinct, times, strict=True))
-    calibration = calibrate.documented(fit, times, "perfmodel validate techniques")
-    return [by_steps[_what_steps_depend_on(own)] for own in served], calibration
 
 
 def _what_steps_depend_on(served: ServedModel) -> str:

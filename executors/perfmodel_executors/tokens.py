@@ -30,10 +30,9 @@ class TokenStore:
 
     def of(self, request: Request) -> list[int]:
         """All ids known so far, the prompt's first; the caller must not change it."""
-        tokens = self._tokens.get(request.request_id)
-        if tokens is None:
-            tokens = self._tokens[request.request_id] = self._prompt(request)
-        return tokens
+        if request.request_id not in self._tokens:
+            self._tokens[request.request_id] = self._prompt(request)
+        return self._tokens[request.request_id]
 
     def give(self, request: Request, prompt: Sequence[int]) -> None:
         """`prompt` is what the request asks, in place of drawn ids."""
@@ -66,11 +65,8 @@ class TokenStore:
             return prompt + self._draw(f"request {request.request_id} from {len(prompt)}", length - len(prompt))
         before, after = self._around
         if not request.block_hashes and length > len(before) + len(after):
-            return [
-                *before,
-                *self._draw(f"request {request.request_id} from 0", length - len(before) - len(after)),
-                *after,
-            ]
+            count = length - len(before) - len(after)
+            return [*before, *self._draw(f"request {request.request_id} from 0", count), *after]
         ids: list[int] = []
         for content in request.block_hashes[: length // size]:
             ids += self._draw(f"block {content!r}", size)

@@ -87,42 +87,28 @@ def _bound(kernel: CompiledKernel, problem: Problem, work: Work, hardware: Hardw
     cycles = loop_cycles(kernel, loop, hardware)
     slowest = max(cycles, key=lambda name: cycles[name])
     at_peak_s, hbm_s = work.flops / device.peak(loop.rate), work.hbm_bytes / device.bandwidth
-    at_once, tiles = device.compute_units * kernel.occupancy.blocks, _num_tiles(kernel, problem)
+    at_once, (tiles, l2_bytes) = device.compute_units * kernel.occupancy.blocks, _tiles(kernel, problem)
     idle = math.ceil(tiles / at_once) * at_once / tiles
     computing = "tiles left over" if slowest == "products" and idle > _SHOWS else slowest
     seconds = {
         computing: at_peak_s * idle * cycles[slowest] / cycles["products"],
         "HBM": hbm_s,
-        "L2": _l2_bytes(kernel, problem, tiles) / _l2_bandwidth(hardware),
+        "L2": l2_bytes / (_L2_BYTES.get(hardware.declared.compile_target or "", math.inf) * device.clock_hz),
     }
     unit = max(seconds, key=lambda name: seconds[name])
     return KernelBound(kernel, max(at_peak_s, hbm_s) / seconds[unit], unit, seconds[unit])
 
 
-def _num_tiles(kernel: CompiledKernel, problem: Problem) -> int:
-    """Output tiles of a product, times slices of K; of other kernels the launch's programs."""
+def _tiles(kernel: CompiledKernel, problem: Problem) -> tuple[int, float]:
+    """Output tiles of a product, times slices of K, and bytes of the rows of both operands for all of them; of other
+    kernels the launch's programs, and 0."""
     constants, sizes = kernel.launch.constants, problem.sizes
-    if not _has_tiles(kernel, problem):
-        return math.prod(kernel.launch.grid)
-    rows, columns = math.ceil(int(sizes["m"]) / constants["BLOCK_M"]), math.ceil(int(sizes["n"]) / constants["BLOCK_N"])
-    return int(rows * columns * constants.get("SPLIT_K", 1))
-
-
-def _has_tiles(kernel: CompiledKernel, problem: Problem) -> bool:
-    return {"BLOCK_M", "BLOCK_N"} <= kernel.launch.constants.keys() and {"m", "n", "k"} <= problem.sizes.keys()
-
-
-def _l2_bytes(kernel: CompiledKernel, problem: Problem, tiles: int) -> float:
-    """Rows of both operands for each tile of a product; 0 of other kernels."""
-    if not _has_tiles(kernel, problem):
-        return 0.0
-    constants = kernel.launch.constants
-    rows, depth = constants["BLOCK_M"] + constants["BLOCK_N"], int(problem.sizes["k"]) / constants.get("SPLIT_K", 1)
-    return float(tiles * rows * depth * ELEMENT_BYTES[kernel.facts.loops[0].rate])
-
-
-def _l2_bandwidth(hardware: HardwareSpec) -> float:
-    return _L2_BYTES.get(hardware.declared.compile_target or "", math.inf) * DeviceFacts.of(hardware).clock_hz
+    if not ({"BLOCK_M", "BLOCK_N"} <= constants.keys() and {"m", "n", "k"} <= sizes.keys()):
+        return math.prod(kernel.launch.grid), 0.0
+    block_m, block_n, slices = constants["BLOCK_M"], constants["BLOCK_N"], constants.get("SPLIT_K", 1)
+    tiles = int(math.ceil(int(sizes["m"]) / block_m) * math.ceil(int(sizes["n"]) / block_n) * slices)
+    row_bytes = int(sizes["k"]) / slices * ELEMENT_BYTES[kernel.facts.loops[0].rate]
+    return tiles, float(tiles * (block_m + block_n) * row_bytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,13 +53,9 @@ def loops_of(listing: str) -> tuple[LoopFacts, ...]:
             branch = _BRANCH.match(instruction[1])
             if branch and branch[1] in labels:
                 spans.append((labels[branch[1]], len(instructions)))
-    inner = [span for span in spans if not any(_is_within(other, span) for other in spans if other != span)]
+    inner = [(a, b) for a, b in spans if not any(a <= c and d <= b for c, d in spans if (c, d) != (a, b))]
     loops = [loop for first, last in inner if (loop := _facts(instructions[first:last])) is not None]
     return tuple(sorted(loops, key=lambda loop: (-loop.flops, loop.instructions)))
-
-
-def _is_within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
-    return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def _facts(body: list[str]) -> LoopFacts | None:

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
+from itertools import chain, zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -119,9 +120,9 @@ def job_of(launch: Launch) -> KernelBuild:
             return value.dtype
         if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
             return value
-        if name in unspecialised or value != 1:
-            return 16 if value % 16 == 0 and name not in unspecialised else 17
-        return 1
+        if name in unspecialised:
+            return 17
+        return 1 if value == 1 else 16 if value % 16 == 0 else 17
 
     args = tuple(kind(name, value) for name, value in zip(launch.kernel.arg_names, launch.args, strict=False))
     where = (launch.kernel.__module__, launch.kernel.__name__)
@@ -170,8 +171,7 @@ def _problem_calls(kind: str, dtype: torch.dtype) -> Iterator[Callable[[], objec
         getattr(kernels, problem.operator)(*problem.make(Inputs(META)))
 
     listed = [problems_of(operator, kind, dtype) for operator, rows in KERNELS.items() if "triton" in rows]
-    for rank in range(max(map(len, listed), default=0)):
-        yield from (partial(run, problems[rank]) for problems in listed if rank < len(problems))
+    yield from (partial(run, problem) for problem in chain(*zip_longest(*listed)) if problem is not None)
 
 
 def _served(scenario: Scenario) -> None:

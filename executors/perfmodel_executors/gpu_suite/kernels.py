@@ -16,6 +16,7 @@ from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
 from perfmodel_executors.kernels.launch import KernelError
 from perfmodel_executors.kernels.problem import Inputs, Problem, problems_of
 from perfmodel_executors.kernels.tiles import tuning
+from perfmodel_executors.measure.ceilings import copy_rate
 from perfmodel_executors.measure.device_timer import Timing, num_copies, time_calls
 
 _PIECE = 1 << 26  # elements compared at once
@@ -148,7 +149,7 @@ def measure_device(bench: Bench) -> dict[str, Any]:
         name: {str(side): _product(side, dtype, device) for side in _SIDES[kind]} for name, dtype in _PRODUCTS.items()
     }
     ceilings: dict[str, Any] = {
-        "copy_bytes_per_s": {str(mib): _copy(mib, device) for mib in _COPY_MIB[kind]},
+        "copy_bytes_per_s": {str(mib): copy_rate(mib, device) for mib in _COPY_MIB[kind]},
         "gemm_flops_per_s": gemms,
     }
     if kind == "cuda":
@@ -165,12 +166,6 @@ def measure_device(bench: Bench) -> dict[str, Any]:
         # Seconds from one tiny kernel to the next in a replayed graph.
         ceilings["graph_launch_s"] = time_calls([launch], device).seconds / _EMPTY_LAUNCHES
     return {name: value for name, value in ceilings.items() if value}
-
-
-def _copy(mib: int, device: torch.device) -> float:
-    source = torch.empty(mib << 20, dtype=torch.uint8, device=device).random_(0, 255)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / time_calls([partial(target.copy_, source)], device).seconds
 
 
 def _product(side: int, dtype: torch.dtype, device: torch.device) -> float:

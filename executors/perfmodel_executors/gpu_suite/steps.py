@@ -2,17 +2,17 @@
 Decodes are replayed from CUDA graphs where the engine has them, prompts are launched eagerly. A sample is what a
 serving run counts: building the index tensors, the step, and the sampled tokens back on the host."""
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from perfmodel.evidence.fit.device import steps_scenario
+from perfmodel_executors.device import device_clock
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
-from perfmodel_executors.measure.protocol import DriftMeter, quantile, uninterrupted
+from perfmodel_executors.measure.protocol import DriftMeter, quantile, taken_ns, uninterrupted
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import RunnerSetup, build_runner
 
@@ -55,13 +55,12 @@ class _Shelf:
         call = steps.step(shape)
         for _ in range(3):
             call()
-        samples, clock_ns = [], bench.clock_ns
+        samples, clock_ns = [], device_clock(bench.device)
         with uninterrupted():
             for _ in range(_SAMPLES[bench.device.type]):
                 call()  # another routing of the experts, and caches as this step leaves them
-                pace, start = bench.pace(), clock_ns()
-                call()
-                samples.append((clock_ns() - start) * 1e-9 * pace)
+                pace = bench.drift.measure() if bench.drift is not None else 1.0
+                samples.append(taken_ns(call, clock_ns) * 1e-9 * pace)
         fields = shape.batch_shape(steps.decoder.model.attention_spans)._asdict()
         return {
             "model": model,
@@ -83,12 +82,7 @@ def reference_meter(reference_s: float | None = None) -> DriftMeter:
     if reference_s is None:
         for _ in range(3):
             reference()
-        samples = []
-        for _ in range(_REFERENCE_SAMPLES):
-            start = time.thread_time_ns()
-            reference()
-            samples.append((time.thread_time_ns() - start) * 1e-9)
-        reference_s = quantile(samples, 0.5)
+        reference_s = quantile([taken_ns(reference) * 1e-9 for _ in range(_REFERENCE_SAMPLES)], 0.5)
     return DriftMeter(reference, reference_s)
 
 
@@ -105,6 +99,5 @@ def step_tasks(bench: Bench) -> Iterator[Task]:
         group = " ".join((model, *overrides))
         for rank, (label, shape) in enumerate(shapes):
             seconds = _LOAD_S if rank == 0 and kind == "cuda" else 2.0
-            yield Task(
-                "steps", f"{group} {label}", partial(shelf.measure, model, overrides, shape), rank, seconds, group
-            )
+            run = partial(shelf.measure, model, overrides, shape)
+            yield Task("steps", f"{group} {label}", run, rank, seconds, group)

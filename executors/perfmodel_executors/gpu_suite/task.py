@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from perfmodel.specs.hardware import HardwareSpec
-from perfmodel_executors.device import StepClock, device_clock
 from perfmodel_executors.measure.protocol import DriftMeter
 
 
@@ -22,13 +21,6 @@ class Bench:
     backend: str
     drift: DriftMeter | None = None
     holders: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
-
-    @property
-    def clock_ns(self) -> StepClock:
-        return device_clock(self.device)
-
-    def pace(self) -> float:
-        return self.drift.measure() if self.drift is not None else 1.0
 
     def release_memory(self) -> None:
         for let_go in self.holders:

@@ -102,11 +102,9 @@ def attention_latent_prefill(q_TNH: Tensor, pages: LatentPages, chunks: Chunks, 
     """Prompt chunks, [T, N, V], whose latents are in their pages; q and heads as those of the decode."""
     keys_NPR, values_NVR, scale = heads
     (num_heads, _, rank), size = keys_NPR.shape, pages.block_size
-    starts: list[int] = chunks.starts_G.tolist()
     q_TNH = q_TNH * (scale * math.sqrt(q_TNH.shape[-1]))  # `attend` divides by the root
     out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], values_NVR.shape[1])
-    for row, computed in enumerate(chunks.computed_G.tolist()):
-        begin, end = starts[row], starts[row + 1]
+    for row, (begin, end, computed) in enumerate(chunks.spans()):
         total = computed + end - begin
         latents_LW = pages.gathered(chunks.tables_GM[row, : -(-total // size)])[:total]
         k_NLP = latents_LW[:, :rank] @ keys_NPR.transpose(1, 2)

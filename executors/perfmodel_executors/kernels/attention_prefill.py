@@ -52,11 +52,9 @@ def attention_prefill(
     window or chunk."""
     check_tree(chunks, rule)
     block_size = pages.block_size
-    starts, computed = chunks.starts_G.tolist(), chunks.computed_G.tolist()
     nodes: list[int] | None = None if chunks.nodes_G is None else chunks.nodes_G.tolist()
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
-    for row, prefix in enumerate(computed):
-        begin, end = starts[row], starts[row + 1]
+    for row, (begin, end, prefix) in enumerate(chunks.spans()):
         base = first_visible(prefix, rule) // block_size
         num_keys = prefix + (end - begin if nodes is None else nodes[row])
         blocks = chunks.tables_GM[row, base : -(-num_keys // block_size)]

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, AttentionRule, attend, visible
-from perfmodel_executors.kernels.kv_pages import Chunks, KVPages, dequantized, quantized
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages, quantized
 from perfmodel_executors.kernels.rope_kv_write import rope
 
 
@@ -74,11 +74,10 @@ def attention_sinks_prefill(
     """The same for each chunk of a prompt, [T, N, H_v]; its own keys are `k` and `v`, the pages hold those before it,
     which in a rolling cache a chunk longer than the window overwrites where its first queries still see them. q_sinks:
     the queries rotated by min(position, window + sinks - 1), their place in the cache."""
-    starts: list[int] = chunks.starts_G.tolist()
     k_TKH, v_TKH = (_as_stored(x, pages.dtype) for x in (k_TKH, v_TKH))
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], v_TKH.shape[2])
-    for row, computed in enumerate(chunks.computed_G.tolist()):
-        rows = slice(starts[row], starts[row + 1])
+    for row, (begin, end, computed) in enumerate(chunks.spans()):
+        rows = slice(begin, end)
         k_old, v_old = _before(pages, chunks.tables_GM[row], computed, ring, is_rolling, q_TNH.dtype)
         k_LKH, v_LKH = torch.cat((k_old, k_TKH[rows])), torch.cat((v_old, v_TKH[rows]))
         _attend_in_tiles(out_TNH[rows], q_TNH[rows], q_sinks_TNH[rows], k_LKH, v_LKH, computed, ring)
@@ -141,9 +140,5 @@ def _attend_in_tiles(
 
 def _as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:
     """x as it will be read back from pages of `dtype`."""
-    if x_TKH.dtype == dtype:
-        return x_TKH
     values_TKH, scale_TK = quantized(x_TKH, dtype)
-    scales = None if scale_TK is None else scale_TK[..., None].expand(-1, -1, 1)
-    block = torch.arange(len(x_TKH), device=x_TKH.device)
-    return dequantized(values_TKH[:, None], scales, block, x_TKH.dtype)
+    return (values_TKH if scale_TK is None else values_TKH * scale_TK[..., None]).to(x_TKH.dtype)

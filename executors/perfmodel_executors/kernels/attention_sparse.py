@@ -41,8 +41,7 @@ def attention_sparse_decode(
     q_DNH: Tensor, pages: KVPages, block_tables_DM: Tensor, context_lens_D: Tensor, sparsity: BlockSparsity
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v of one token per sequence over the blocks that its block sees, [D, N, H_v]."""
-    num_seqs, num_heads, _ = q_DNH.shape
-    out_DNH = q_DNH.new_empty(num_seqs, num_heads, pages.v_dim)
+    out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         k_LKH, v_LKH = _seen(pages, block_tables_DM[row], context, sparsity, q_DNH.dtype)
         out_DNH[row] = attend_one(q_DNH[row], k_LKH, v_LKH)
@@ -51,11 +50,9 @@ def attention_sparse_decode(
 
 def attention_sparse_prefill(q_TNH: Tensor, pages: KVPages, chunks: Chunks, sparsity: BlockSparsity) -> Tensor:
     """The same for the queries of prompt chunks, block by block, [T, N, H_v]; causal within a query's own block."""
-    starts: list[int] = chunks.starts_G.tolist()
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], pages.v_dim)
-    for row, computed in enumerate(chunks.computed_G.tolist()):
-        begin, total = starts[row], computed + starts[row + 1] - starts[row]
-        position = computed
+    for row, (begin, stop, computed) in enumerate(chunks.spans()):
+        position, total = computed, computed + stop - begin
         while position < total:
             end = min((position // sparsity.block + 1) * sparsity.block, total)
             k_LKH, v_LKH = _seen(pages, chunks.tables_GM[row], end, sparsity, q_TNH.dtype)

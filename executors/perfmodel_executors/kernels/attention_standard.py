@@ -19,9 +19,7 @@ def attention_standard(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor) -> Tensor:
     q_KRH = q_TNH.view(num_queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
     scores_KRL = torch.bmm(q_KRH, k_LKH.permute(1, 2, 0)) * (1 / math.sqrt(head_dim))
     if num_queries > 1:
-        ahead = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q_TNH.device).triu(
-            num_keys - num_queries + 1
-        )
+        ahead = q_TNH.new_ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
         scores_KRL.view(kv_heads, -1, num_queries, num_keys).masked_fill_(ahead, -math.inf)
     weights_KRL = torch.softmax(scores_KRL, dim=-1)
     out_KGTH = torch.bmm(weights_KRL, v_LKH.transpose(0, 1)).view(kv_heads, -1, num_queries, v_LKH.shape[2])

@@ -36,39 +36,29 @@ def causal_conv_prefill(
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
     chunks = [[1, 40, 2], [33], [3, 70, 1]]
-    prompts = [_prefill(lengths, 70 + i, 4 - i, dtype, i % 2 == 0) for i, lengths in enumerate(chunks)]
-    return [_decode(3, 70, 4, dtype, True), _decode(2, 300, 2, dtype, False), *prompts]
+    prompts = [_problem("prefill", lengths, 70 + i, 4 - i, dtype, i % 2 == 0) for i, lengths in enumerate(chunks)]
+    decodes = [_problem("decode", [1] * 3, 70, 4, dtype, True), _problem("decode", [1] * 2, 300, 2, dtype, False)]
+    return [*decodes, *prompts]
 
 
 def serving() -> list[Problem]:
     bf16 = torch.bfloat16
-    decodes = [_decode(size, width, 4, bf16, True) for size, width in ((1, 8192), (64, 8192), (256, 5376))]
-    return [*decodes, _prefill([8192], 8192, 4, bf16, False), _prefill([1024] * 8, 5376, 4, bf16, True)]
+    decodes = [_problem("decode", [1] * n, width, 4, bf16, True) for n, width in ((1, 8192), (64, 8192), (256, 5376))]
+    prompts = [_problem("prefill", [8192], 8192, 4, bf16, False), _problem("prefill", [1024] * 8, 5376, 4, bf16, True)]
+    return [*decodes, *prompts]
 
 
-def _decode(num_seqs: int, channels: int, taps: int, dtype: torch.dtype, has_bias: bool) -> Problem:
-    def make(inputs: Inputs) -> tuple[Any, ...]:
-        x = inputs.normal(num_seqs, channels + 16, dtype=dtype)[:, :channels]
-        return x, inputs.permutation(num_seqs + 2)[:num_seqs], *_weights(inputs, num_seqs, channels, taps, has_bias, x)
+def _problem(kind: str, lengths: list[int], channels: int, taps: int, dtype: torch.dtype, has_bias: bool) -> Problem:
+    count, is_prefill = len(lengths), kind == "prefill"
 
-    sizes: Sizes = {"batch_size": num_seqs, "channels": channels, "taps": taps, "dtype": NAMES[dtype]}
-    return Problem("causal_conv_decode", sizes, make, tolerance=TOLERANCE[dtype])
-
-
-def _prefill(lengths: list[int], channels: int, taps: int, dtype: torch.dtype, has_bias: bool) -> Problem:
     def make(inputs: Inputs) -> tuple[Any, ...]:
         x = inputs.normal(sum(lengths), channels + 16, dtype=dtype)[:, :channels]
-        starts = inputs.of(list(accumulate(lengths, initial=0)), torch.int64)
-        rows = inputs.permutation(len(lengths) + 2)[: len(lengths)]
-        return x, rows, starts, *_weights(inputs, len(lengths), channels, taps, has_bias, x)
+        starts = [inputs.of(list(accumulate(lengths, initial=0)), torch.int64)] if is_prefill else []
+        rows = inputs.permutation(count + 2)[:count]
+        left = inputs.normal(count + 2, channels, taps - 1, dtype=dtype)
+        weight = inputs.normal(channels, taps, dtype=dtype, scale=taps**-0.5)
+        return x, rows, *starts, left, weight, inputs.normal(channels, dtype=dtype) if has_bias else None
 
-    sizes: Sizes = {"batch_size": len(lengths), "isl": max(lengths), "channels": channels, "taps": taps}
-    return Problem("causal_conv_prefill", {**sizes, "dtype": NAMES[dtype]}, make, tolerance=TOLERANCE[dtype])
-
-
-def _weights(
-    inputs: Inputs, num_seqs: int, channels: int, taps: int, has_bias: bool, x: torch.Tensor
-) -> tuple[Any, ...]:
-    left = inputs.normal(num_seqs + 2, channels, taps - 1, dtype=x.dtype)
-    weight = inputs.normal(channels, taps, dtype=x.dtype, scale=taps**-0.5)
-    return left, weight, inputs.normal(channels, dtype=x.dtype) if has_bias else None
+    longest = {"isl": max(lengths)} if is_prefill else {}
+    sizes: Sizes = {"batch_size": count, **longest, "channels": channels, "taps": taps, "dtype": NAMES[dtype]}
+    return Problem(f"causal_conv_{kind}", sizes, make, tolerance=TOLERANCE[dtype])

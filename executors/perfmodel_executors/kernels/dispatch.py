@@ -80,7 +80,13 @@ def load_kernels(backend: str = "torch", device: torch.device | None = None) -> 
     if backend not in known:
         raise PerfmodelError(f"there are no {backend!r} kernels; known backends: {', '.join(known)}.")
     if backend == "triton":
-        _check_library()
+        if find_spec("triton") is None:
+            raise MissingExtraError(
+                "the triton kernels need triton, which is not installed: pip install '.[executor]' in the checkout, or "
+                "use the torch kernels (--kernels torch)."
+            )
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            check_interpreter(version("triton"), version("numpy"))
         if device is not None and device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(device)
             check_capability(torch.cuda.get_device_name(device), 10 * major + minor)
@@ -96,16 +102,6 @@ def check_capability(device: str, capability: int) -> None:
             f"{device} is sm_{capability}, and Triton kernels need sm_{_OLDEST} or newer (older tensor cores are not "
             f"used and every product spills); use the torch kernels (--kernels torch)."
         )
-
-
-def _check_library() -> None:
-    if find_spec("triton") is None:
-        raise MissingExtraError(
-            "the triton kernels need triton, which is not installed: pip install '.[executor]' in the checkout, or use "
-            "the torch kernels (--kernels torch)."
-        )
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        check_interpreter(version("triton"), version("numpy"))
 
 
 def check_interpreter(triton: str, numpy: str) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.weights.gguf import GGML_BLOCKS
 
-_HIGH_SHIFTS = (0, 2, 4, 6)  # of two-bit fields in a byte
 _TINY = 1e-12  # in place of the scale of a block of zeros
 
 
@@ -61,46 +60,20 @@ def _half_bytes(half: Tensor) -> Tensor:
     return half.to(torch.float16).contiguous().view(torch.uint8)
 
 
-def _nibbles(field: Tensor, run: int) -> Tensor:
-    """Codes of four bits: the low ones of each `run` bytes, then their high ones."""
-    runs = field.reshape(*field.shape[:-1], -1, run).contiguous()
-    return torch.cat((runs & 15, runs >> 4), dim=-1).flatten(-2)
+def spread_bits(packed: Tensor, bits: int, run: int) -> Tensor:
+    """Codes of so many bits, of bytes in the last dimension: the lowest ones of each `run` bytes, then their next."""
+    runs = packed.reshape(*packed.shape[:-1], -1, run).contiguous()
+    parts = [runs >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).flatten(-2)
 
 
-def _nibble_bytes(codes: Tensor, run: int) -> Tensor:
-    runs = codes.reshape(*codes.shape[:-1], -1, 2, run)
-    return (runs[..., 0, :] & 15 | (runs[..., 1, :] & 15) << 4).flatten(-2)
-
-
-def _pairs(field: Tensor, run: int = 32) -> Tensor:
-    """Codes of two bits: the lowest ones of each `run` bytes, then their next ones."""
-    runs = field.reshape(*field.shape[:-1], -1, run).contiguous()
-    return torch.cat([runs >> shift & 3 for shift in _HIGH_SHIFTS], dim=-1).flatten(-2)
-
-
-def _pair_bytes(codes: Tensor, run: int = 32) -> Tensor:
-    shifts = torch.tensor(_HIGH_SHIFTS, dtype=torch.uint8, device=codes.device)[:, None]
-    runs = codes.reshape(*codes.shape[:-1], -1, 4, run) & 3
-    return (runs << shifts).sum(dim=-2, dtype=torch.uint8).flatten(-2)
-
-
-def _bits_in_turn(field: Tensor) -> Tensor:
-    """The 32 bits of four bytes, the lowest one first."""
-    places = torch.arange(32, dtype=torch.int32, device=field.device)
-    return (field.contiguous().view(torch.int32) >> places & 1).to(torch.uint8)
-
-
-def _bits_across(field: Tensor) -> Tensor:
-    """The lowest bits of all bytes, then their next ones."""
-    return (field[..., None, :] >> torch.arange(8, dtype=torch.uint8, device=field.device)[:, None] & 1).flatten(-2)
-
-
-def _bit_bytes(bits: Tensor, are_across: bool) -> Tensor:
-    """Eight of `bits` to a byte, the first in its lowest bit: neighbours, or those an eighth of all apart."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    if are_across:
-        return (bits.reshape(*bits.shape[:-1], 8, -1) << places[:, None]).sum(dim=-2, dtype=torch.uint8)
-    return (bits.reshape(*bits.shape[:-1], -1, 8) << places).sum(dim=-1, dtype=torch.uint8)
+def packed_bits(codes: Tensor, bits: int, run: int) -> Tensor:
+    """Bytes, as `spread_bits` reads them, of the lowest bits of codes."""
+    runs = codes.reshape(*codes.shape[:-1], -1, 8 // bits, run) & (1 << bits) - 1
+    result = runs[..., 0, :]
+    for number in range(1, 8 // bits):
+        result = result | runs[..., number, :] << number * bits
+    return result.flatten(-2)
 
 
 def _six_bits(field: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,8 +130,8 @@ def _read_32(b: Tensor, bits: int, has_least: bool) -> _Groups:
     scales, begin = _half(b[..., :2]), 4 if has_least else 2
     offsets = _half(b[..., 2:4]) if has_least else scales * -(1 << bits - 1)
     if bits == 4:
-        return _Groups(_nibbles(b[..., begin:], 16), scales, offsets)
-    codes = _nibbles(b[..., begin + 4 :], 16) | _bits_in_turn(b[..., begin : begin + 4]) << 4
+        return _Groups(spread_bits(b[..., begin:], 4, 16), scales, offsets)
+    codes = spread_bits(b[..., begin + 4 :], 4, 16) | spread_bits(b[..., begin : begin + 4], 1, 1) << 4
     return _Groups(codes, scales, offsets)
 
 
@@ -175,8 +148,8 @@ def _write_32(blocks: Tensor, bits: int, has_least: bool) -> Tensor:
         scale = (largest / -middle).to(torch.float16).float()
         codes, fields = _codes(blocks / torch.where(scale == 0, 1.0, scale) + middle, most), [_half_bytes(scale)]
     if bits == 5:
-        fields.append(_bit_bytes(codes >> 4, are_across=False))
-    return torch.cat((*fields, _nibble_bytes(codes, 16)), dim=-1)
+        fields.append(packed_bits(codes >> 4, 1, 1))
+    return torch.cat((*fields, packed_bits(codes, 4, 16)), dim=-1)
 
 
 def _read_q8_0(b: Tensor) -> _Groups:
@@ -191,50 +164,50 @@ def _write_q8_0(blocks: Tensor) -> Tensor:
 
 def _read_q2_k(b: Tensor) -> _Groups:
     scales, both = b[..., :16], _half(b[..., 80:])
-    return _Groups(_pairs(b[..., 16:80]), (scales & 15) * both[..., :1], (scales >> 4) * -both[..., 1:])
+    return _Groups(spread_bits(b[..., 16:80], 2, 32), (scales & 15) * both[..., :1], (scales >> 4) * -both[..., 1:])
 
 
 def _write_q2_k(blocks: Tensor) -> Tensor:
     both, scales, minima, codes = _between(blocks, 16, 2, 15)
-    return torch.cat((scales | minima << 4, _pair_bytes(codes), _half_bytes(both)), dim=-1)
+    return torch.cat((scales | minima << 4, packed_bits(codes, 2, 32), _half_bytes(both)), dim=-1)
 
 
 def _read_q3_k(b: Tensor) -> _Groups:
     """A code is 4 less where its high bit is not set."""
-    scales = _nibbles(b[..., 96:104], 8) | _pairs(b[..., 104:108], 4) << 4
+    scales = spread_bits(b[..., 96:104], 4, 8) | spread_bits(b[..., 104:108], 2, 4) << 4
     scales = scales.float().sub_(32) * _half(b[..., 108:])
-    return _Groups(_pairs(b[..., 32:96]) | _bits_across(b[..., :32]) << 2, scales, scales * -4)
+    return _Groups(spread_bits(b[..., 32:96], 2, 32) | spread_bits(b[..., :32], 1, 32) << 2, scales, scales * -4)
 
 
 def _write_q3_k(blocks: Tensor) -> Tensor:
     whole, scales, codes = _about_zero(blocks, 3, 31)
     scales = scales + 32
-    scale_bytes = (_nibble_bytes(scales, 8), _pair_bytes(scales >> 4, 4), _half_bytes(whole))
-    return torch.cat((_bit_bytes(codes >> 2, are_across=True), _pair_bytes(codes), *scale_bytes), dim=-1)
+    scale_bytes = (packed_bits(scales, 4, 8), packed_bits(scales >> 4, 2, 4), _half_bytes(whole))
+    return torch.cat((packed_bits(codes >> 2, 1, 32), packed_bits(codes, 2, 32), *scale_bytes), dim=-1)
 
 
 def _read_minima_k(b: Tensor, bits: int) -> _Groups:
     (scales, minima), both = _six_bits(b[..., 4:16]), _half(b[..., :4])
-    codes = _nibbles(b[..., 16 if bits == 4 else 48 :], 32)
+    codes = spread_bits(b[..., 16 if bits == 4 else 48 :], 4, 32)
     if bits == 5:
-        codes = codes | _bits_across(b[..., 16:48]) << 4
+        codes = codes | spread_bits(b[..., 16:48], 1, 32) << 4
     return _Groups(codes, scales * both[..., :1], minima * -both[..., 1:])
 
 
 def _write_minima_k(blocks: Tensor, bits: int) -> Tensor:
     both, scales, minima, codes = _between(blocks, 8, bits, 63)
-    high = [_bit_bytes(codes >> 4, are_across=True)] if bits == 5 else []
-    return torch.cat((_half_bytes(both), _six_bit_bytes(scales, minima), *high, _nibble_bytes(codes, 32)), dim=-1)
+    high = [packed_bits(codes >> 4, 1, 32)] if bits == 5 else []
+    return torch.cat((_half_bytes(both), _six_bit_bytes(scales, minima), *high, packed_bits(codes, 4, 32)), dim=-1)
 
 
 def _read_q6_k(b: Tensor) -> _Groups:
     scales = b[..., 192:208].view(torch.int8) * _half(b[..., 208:])
-    return _Groups(_nibbles(b[..., :128], 64) | _pairs(b[..., 128:192]) << 4, scales, scales * -32)
+    return _Groups(spread_bits(b[..., :128], 4, 64) | spread_bits(b[..., 128:192], 2, 32) << 4, scales, scales * -32)
 
 
 def _write_q6_k(blocks: Tensor) -> Tensor:
     whole, scales, codes = _about_zero(blocks, 6, 127)
-    return torch.cat((_nibble_bytes(codes, 64), _pair_bytes(codes >> 4), scales, _half_bytes(whole)), dim=-1)
+    return torch.cat((packed_bits(codes, 4, 64), packed_bits(codes >> 4, 2, 32), scales, _half_bytes(whole)), dim=-1)
 
 
 _CODECS: MappingProxyType[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tensor]]] = MappingProxyType(

@@ -11,12 +11,14 @@ packed                    integers of 8, 4 or 2 bits in groups of neighbouring e
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from perfmodel_executors.kernels.gguf_blocks import packed_bits, spread_bits
 from perfmodel_executors.kernels.problem import Inputs
 
 FP8 = torch.float8_e4m3fn
@@ -49,17 +51,12 @@ def packed(x_TKH: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     scales = torch.stack((((largest - least) / most).clamp_(min=_MIN_STEP), least), dim=-1).half()
     step, zero = scales.float().unbind(-1)
     numbers = ((groups - zero[..., None]) / step[..., None]).round_().clamp_(0, most).to(torch.uint8).flatten(-2)
-    result, *others = numbers.chunk(packing.per_byte, dim=-1)
-    for index, part in enumerate(others, start=1):
-        result = result | part << index * packing.bits
-    return result, scales
+    return packed_bits(numbers, packing.bits, numbers.shape[-1] // packing.per_byte), scales
 
 
 def unpacked(bytes_TKP: Tensor, scales_TKG2: Tensor, packing: Packing, dtype: torch.dtype) -> Tensor:
     """Numbers again, [..., K, H] in `dtype`."""
-    mask = 2**packing.bits - 1
-    parts = [bytes_TKP >> index * packing.bits & mask for index in range(packing.per_byte)]
-    numbers = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).to(dtype)
+    numbers = spread_bits(bytes_TKP, packing.bits, bytes_TKP.shape[-1]).to(dtype)
     step, zero = scales_TKG2.to(dtype).unbind(-1)
     groups = numbers.view(*numbers.shape[:-1], -1, packing.group_size)
     return torch.addcmul(zero[..., None], groups, step[..., None]).flatten(-2)
@@ -81,6 +78,11 @@ class Chunks(NamedTuple):
     computed_G: Tensor
     ancestors_T: Tensor | None = None
     nodes_G: Tensor | None = None
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """First query row of each chunk, the row behind its last, and tokens before it."""
+        starts: list[int] = self.starts_G.tolist()
+        return list(zip(starts, starts[1:], self.computed_G.tolist(), strict=False))
 
 
 class KVPages(NamedTuple):
@@ -127,9 +129,9 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        scales = [None if scale is None else grown(scale, num_blocks) for _, scale in self.sides]
-        k, v = grown(self.k_BSKH, num_blocks), grown(self.v_BSKH, num_blocks)
-        return KVPages(k, v, scales[0], scales[1], self.packing)
+        larger: dict[str, Any]
+        larger = {name: grown(own, num_blocks) for name, own in self._asdict().items() if isinstance(own, Tensor)}
+        return self._replace(**larger)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self.packing is None:
@@ -150,11 +152,10 @@ class KVPages(NamedTuple):
         for pages, scales in self.sides:
             rows = _as_bytes(pages).flatten(0, 1)
             rows[targets_M] = rows[sources_M]
-            if scales is not None and self.packing is None:
-                moved_MK = scales[sources_M // self.block_size, :, sources_M % self.block_size]
-                self._set_scales(scales, targets_M, moved_MK)
-            elif scales is not None:
-                self._set_scales(scales, targets_M, scales.flatten(0, 1)[sources_M])
+            if scales is not None:
+                by_token = scales.transpose(1, 2) if self.packing is None else scales
+                moved = by_token[sources_M // self.block_size, sources_M % self.block_size]
+                self._set_scales(scales, targets_M, moved)
 
     def fill_normal(self, first_block: int) -> None:
         per_byte = 1 if self.packing is None else self.packing.per_byte
@@ -189,18 +190,15 @@ def empty_pages(
     device: torch.device | str = "cpu",
     packing: Packing | None = None,
 ) -> KVPages:
-    tokens = (num_blocks, block_size, num_kv_heads)
+    zeros = partial(torch.zeros, num_blocks, block_size, num_kv_heads, device=device)
+    sizes, (k_scale, v_scale) = list(head_dims), (None, None)
     if packing is not None:
-        k, v = (torch.zeros(*tokens, d // packing.per_byte, dtype=torch.uint8, device=device) for d in head_dims)
-        k_scale, v_scale = (
-            torch.zeros(*tokens, d // packing.group_size, 2, dtype=torch.float16, device=device) for d in head_dims
-        )
-        return KVPages(k, v, k_scale, v_scale, packing)
-    k, v = (torch.zeros(*tokens, d, dtype=dtype, device=device) for d in head_dims)
-    if dtype != torch.int8:
-        return KVPages(k, v)
-    k_scale, v_scale = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in range(2))
-    return KVPages(k, v, k_scale, v_scale)
+        sizes, dtype = [dim // packing.per_byte for dim in head_dims], torch.uint8
+        k_scale, v_scale = (zeros(dim // packing.group_size, 2, dtype=torch.float16) for dim in head_dims)
+    elif dtype == torch.int8:
+        k_scale, v_scale = (torch.zeros(num_blocks, num_kv_heads, block_size, device=device) for _ in head_dims)
+    k, v = (zeros(size, dtype=dtype) for size in sizes)
+    return KVPages(k, v, k_scale, v_scale, packing)
 
 
 def quantized(x_TKH: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -249,11 +247,13 @@ def random_pages(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> KVPages:
-    (k, k_scale), (v, v_scale) = (
-        quantized(inputs.normal(num_blocks, block_size, num_kv_heads, dim, dtype=dtype), kv_dtype) for dim in head_dims
+    pages, slots = (
+        empty_pages(num_blocks, block_size, num_kv_heads, head_dims, kv_dtype, inputs.device),
+        num_blocks * block_size,
     )
-    scales = [None if scale is None else scale.transpose(1, 2).contiguous() for scale in (k_scale, v_scale)]
-    return KVPages(k, v, scales[0], scales[1])
+    k, v = (inputs.normal(slots, num_kv_heads, dim, dtype=dtype) for dim in head_dims)
+    pages.write(k, v, torch.arange(slots, device=inputs.device))
+    return pages
 
 
 def shuffled_tables(inputs: Inputs, num_seqs: int, width: int) -> Tensor:

@@ -48,11 +48,18 @@ def recording() -> Iterator[list[Launch]]:
     """Keeps the launches made inside instead of running them, with all that their compilation depends on: a kernel can
     be compiled ahead of time for any GPU from the very call (on the `meta` device, whose tensors have no memory)."""
     launches: list[Launch] = []
-    token = _recorder.set(launches)
-    try:
+    with within(_recorder, launches):
         yield launches
+
+
+@contextmanager
+def within(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    """Within, the variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
     finally:
-        _recorder.reset(token)
+        variable.reset(token)
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, options: Options = Options(), **constants: Any) -> None:

@@ -352,11 +352,7 @@ def _problem(name: str | None, m: int, n: int, k: int, dtype: torch.dtype, has_b
 
     def make(inputs: Inputs) -> tuple[object, ...]:
         x_MK = inputs.normal(m, k, dtype=dtype)
-        weight: Tensor | Stacked
-        if sample is None:
-            weight = inputs.normal(n, k, dtype=dtype, scale=k**-0.5)
-        else:
-            weight = sample.make(inputs, n, k, dtype)
+        weight = inputs.normal(n, k, dtype=dtype, scale=k**-0.5) if sample is None else sample.make(inputs, n, k, dtype)
         return x_MK, weight, inputs.normal(n, dtype=dtype) if has_bias else None
 
     sizes: dict[str, int | float | str] = {"m": m, "n": n, "k": k, "gemm_dtype": name or dtype_name}

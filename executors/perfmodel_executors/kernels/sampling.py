@@ -154,10 +154,9 @@ def verify_stochastic(
 
 
 def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:
-    num_nodes = tokens_RN.shape[1]
     if num_nodes_R is None:
         return torch.ones_like(tokens_RN, dtype=torch.bool)
-    return torch.arange(num_nodes, device=tokens_RN.device) < num_nodes_R[:, None]
+    return torch.arange(tokens_RN.shape[1], device=tokens_RN.device) < num_nodes_R[:, None]
 
 
 _VOCABULARIES = (32000, 128256)

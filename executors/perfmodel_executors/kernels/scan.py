@@ -123,42 +123,44 @@ _MAMBA = _Sizes(80, 1, 128, 64, False)
 
 def tiny(dtype: torch.dtype) -> list[Problem]:
     delta, mamba = _Sizes(4, 2, 20, 24, True), _Sizes(4, 1, 16, 40, False)
-    prompts = [_prefill([70, 1, 130], delta, dtype), _prefill([64], delta._replace(values=16), dtype)]
-    prompts += [_prefill([5, 140], mamba, dtype), _prefill([65], mamba._replace(groups=4, keys=9), dtype)]
-    return [_decode(3, delta, dtype), _decode(2, mamba, dtype, torch.float16), *prompts]
+    decodes = [_problem("decode", [1] * 3, delta, dtype), _problem("decode", [1] * 2, mamba, dtype, torch.float16)]
+    sizes = (delta, delta._replace(values=16), mamba, mamba._replace(groups=4, keys=9))
+    prompts = zip(([70, 1, 130], [64], [5, 140], [65]), sizes, strict=True)
+    return [*decodes, *(_problem("prefill", lengths, own, dtype) for lengths, own in prompts)]
 
 
 def serving() -> list[Problem]:
     bf16 = torch.bfloat16
-    decodes = [_decode(size, sizes, bf16) for size in (1, 64, 256) for sizes in (_QWEN, _MAMBA)]
-    prompts = [_prefill(lengths, sizes, bf16) for lengths in ([8192], [1024] * 8) for sizes in (_QWEN, _MAMBA)]
-    return prompts + decodes
+    listed = {"prefill": ([8192], [1024] * 8), "decode": ([1], [1] * 64, [1] * 256)}
+    both = ((kind, lengths) for kind, lists in listed.items() for lengths in lists)
+    return [_problem(*own, sizes, bf16) for own in both for sizes in (_QWEN, _MAMBA)]
 
 
-def _decode(num_seqs: int, sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype = torch.float32) -> Problem:
-    def make(inputs: Inputs) -> tuple[Any, ...]:
-        rows = inputs.permutation(num_seqs + 2)[:num_seqs]
-        tokens = _tokens(inputs, num_seqs, sizes, dtype)
-        return tokens, rows, inputs.normal(num_seqs + 2, sizes.heads, sizes.keys, sizes.values, dtype=state_dtype)
-
-    work = state_update(num_seqs, _shape(sizes, dtype, state_dtype))
-    tolerance = max(_TOLERANCE[dtype], _TOLERANCE[state_dtype])  # what is read of a state is as exact as that is
-    return Problem("scan_decode", {"batch_size": num_seqs, **_named(sizes, dtype)}, make, work, tolerance)
-
-
-def _prefill(lengths: list[int], sizes: _Sizes, dtype: torch.dtype) -> Problem:
-    count = len(lengths)
+def _problem(
+    kind: str, lengths: list[int], sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype = torch.float32
+) -> Problem:
+    heads, groups, keys, values, erases = sizes
+    count, is_decode = len(lengths), kind == "decode"
 
     def make(inputs: Inputs) -> tuple[Any, ...]:
+        rows, states_shape = inputs.permutation(count + 2)[:count], (count + 2, heads, keys, values)
+        if is_decode:
+            tokens = _tokens(inputs, count, sizes, dtype)
+            return tokens, rows, inputs.normal(*states_shape, dtype=state_dtype)
+        states = inputs.normal(*states_shape, dtype=state_dtype)
         starts = inputs.of(list(accumulate(lengths, initial=0)), torch.int64)
-        rows = inputs.permutation(count + 2)[:count]
-        states = inputs.normal(count + 2, sizes.heads, sizes.keys, sizes.values, dtype=torch.float32)
         return _tokens(inputs, sum(lengths), sizes, dtype), rows, starts, states
 
-    spans, shape = [(length, 0) for length in lengths], _shape(sizes, dtype, torch.float32)
-    work = chunked_delta_rule(spans, shape) if sizes.erases else chunked_ssd(spans, shape, 64)
-    named = {"batch_size": count, "isl": max(lengths), **_named(sizes, dtype)}
-    return Problem("scan_prefill", named, make, work, _TOLERANCE[dtype])
+    elements = 2 * groups * keys + 2 * heads * values
+    shape = StateShape(heads, keys, values, groups, elements, NAMES[dtype], dtype.itemsize, state_dtype.itemsize)
+    spans, work = [(length, 0) for length in lengths], state_update(count, shape)
+    if not is_decode:
+        work = chunked_delta_rule(spans, shape) if erases else chunked_ssd(spans, shape, 64)
+    named = {"batch_size": count, **({} if is_decode else {"isl": max(lengths)}),
+             "kind": "delta" if erases else "mamba2", "num_heads": heads, "num_groups": groups, "state_rows": keys,
+             "state_columns": values, "dtype": NAMES[dtype]}  # fmt: skip
+    tolerance = max(_TOLERANCE[dtype], _TOLERANCE[state_dtype])  # what is read of a state is as exact as that is
+    return Problem(f"scan_{kind}", named, make, work, tolerance)
 
 
 def _tokens(inputs: Inputs, num_tokens: int, sizes: _Sizes, dtype: torch.dtype) -> ScanInputs:
@@ -170,16 +172,3 @@ def _tokens(inputs: Inputs, num_tokens: int, sizes: _Sizes, dtype: torch.dtype) 
     skip = None if erases else inputs.normal(heads, dtype=torch.float32)
     v = v.view(num_tokens, heads, values)
     return ScanInputs(q.to(dtype), k.to(dtype), v, -0.7 * decay, beta, skip, erases, 64)
-
-
-def _shape(sizes: _Sizes, dtype: torch.dtype, state_dtype: torch.dtype) -> StateShape:
-    heads, groups, keys, values, _ = sizes
-    elements = 2 * groups * keys + 2 * heads * values
-    widths = dtype.itemsize, state_dtype.itemsize
-    return StateShape(heads, keys, values, groups, elements, NAMES[dtype], *widths)
-
-
-def _named(sizes: _Sizes, dtype: torch.dtype) -> dict[str, int | str]:
-    kind = "delta" if sizes.erases else "mamba2"
-    return {"kind": kind, "num_heads": sizes.heads, "num_groups": sizes.groups, "state_rows": sizes.keys,
-            "state_columns": sizes.values, "dtype": NAMES[dtype]}  # fmt: skip

@@ -39,16 +39,13 @@ class ExpertWeight:
 
     @cached_property
     def _experts(self) -> tuple[Stacked, ...]:
-        return tuple(self._expert(number) for number in range(self.num_experts))
-
-    def _expert(self, number: int) -> Stacked:
-        """Each tensor's part along the dimension of outputs, which its name tells: N, or R for blocks of them."""
-        parts: dict[str, Any] = {}
+        """Each tensor's parts along the dimension of outputs, which its name tells: N, or R for blocks of them."""
+        parts: dict[str, Sequence[Tensor]] = {}
         for name, tensor in self.stacked.tensors.items():
             dim = name.rpartition("_")[2].translate({ord("R"): "N"}).index("N")
-            rows = tensor.shape[dim] // self.num_experts
-            parts[name] = tensor.narrow(dim, number * rows, rows)
-        return replace(self.stacked, **parts)
+            parts[name] = tensor.chunk(self.num_experts, dim)
+        own: Any = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+        return tuple(replace(self.stacked, **tensors) for tensors in own)
 
 
 def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -> ExpertWeight:

@@ -8,17 +8,17 @@ dropped before anything is compiled, by the law that Triton's pipeliner follows:
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from perfmodel.errors import DoesNotFitError
-from perfmodel_executors.kernels.launch import KernelError, Options
+from perfmodel_executors.kernels.launch import KernelError, Options, within
 
 
 class DeviceLimits(NamedTuple):
@@ -143,33 +143,24 @@ def pick(
     return _chosen[key].config
 
 
-@contextmanager
-def _within(variable: ContextVar[Any], value: object) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
 def tuning() -> AbstractContextManager[None]:
     """Within, kernels on a GPU time their candidates at the first call of each problem."""
-    return _within(_is_tuning, True)
+    return within(_is_tuning, True)
 
 
 def untuned() -> AbstractContextManager[None]:
     """Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do."""
-    return _within(_may_tune, False)
+    return within(_may_tune, False)
 
 
 def listing() -> AbstractContextManager[None]:
     """Within, every candidate is launched, which under `recording()` lists what tuning will compile."""
-    return _within(_is_listing, True)
+    return within(_is_listing, True)
 
 
 def targeting(limits: DeviceLimits) -> AbstractContextManager[None]:
     """Within, choices are those for `limits`, whatever device the tensors are on: to compile ahead of time."""
-    return _within(_target, limits)
+    return within(_target, limits)
 
 
 def choices() -> dict[str, str]:

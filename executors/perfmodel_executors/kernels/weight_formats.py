@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from perfmodel.errors import PerfmodelError
-from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES, pack_blocks, unpack_blocks
+from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES, pack_blocks, packed_bits, spread_bits, unpack_blocks
 
 FP8_BLOCK = 128  # rows and columns that share a scale of a BlockFp8Weight
 FP8_MAX = 448.0  # largest finite e4m3
@@ -37,6 +37,7 @@ class _Stored:
     Containers are compared by identity, so that a library's own packing of one can be remembered beside it."""
 
     per_column: ClassVar[int] = 1  # inputs in a column of the codes
+    quantizes_input: bool = False  # whether activations are quantised for it
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -85,7 +86,7 @@ class BlockFp8Weight(_Stored):
 
     values_NK: Tensor
     scales_RG: Tensor
-    quantizes_input: bool = True
+    quantizes_input = True
 
     def dense(self) -> Tensor:
         n, k = self.shape
@@ -104,7 +105,6 @@ class Fp4Weight(_Stored):
     packed_NJ: Tensor
     scales_GN: Tensor
     row_scales_N: Tensor | None = None
-    quantizes_input: bool = False
     per_column: ClassVar[int] = 2
 
     @property
@@ -112,7 +112,7 @@ class Fp4Weight(_Stored):
         return self.shape[1] // len(self.scales_GN)
 
     def dense(self) -> Tensor:
-        codes_NK = _low_and_high(self.packed_NJ, FP4_SPAN)
+        codes_NK = spread_bits(self.packed_NJ, 4, FP4_SPAN // 2)
         table = torch.tensor((*_E2M1, *(-value for value in _E2M1)), device=codes_NK.device)
         groups_NGI = table[codes_NK.int()].view(len(codes_NK), -1, self.group_size)
         if self.group_size == _MXFP4_GROUP:
@@ -137,12 +137,11 @@ class Int4Weight(_Stored):
     scales_GN: Tensor
     zeros_GN: Tensor | None
     group_size: int
-    quantizes_input: bool = False
     per_column: ClassVar[int] = 2
 
     def codes(self) -> Tensor:
         """0..15, uint8 [N, K]."""
-        return _low_and_high(self.packed_NJ, self.group_size)
+        return spread_bits(self.packed_NJ, 4, self.group_size // 2)
 
     def dense(self) -> Tensor:
         zeros_NG1: Tensor | float = 8.0 if self.zeros_GN is None else self.zeros_GN.float().T[..., None]
@@ -161,7 +160,7 @@ class Int4Int8Weight(_Stored):
     zeros_GN: Tensor
     row_scales_N: Tensor
     group_size: int
-    quantizes_input: bool = True
+    quantizes_input = True
     per_column: ClassVar[int] = 2
 
     def int8_values(self) -> Tensor:
@@ -169,7 +168,7 @@ class Int4Int8Weight(_Stored):
         zeros_NG1, scales_NG1 = (
             part.T.contiguous().view(torch.int8)[..., None] for part in (self.zeros_GN, self.scales_GN)
         )
-        codes_NGI = _low_and_high(self.packed_NJ, self.group_size).view(torch.int8).view(*zeros_NG1.shape[:2], -1)
+        codes_NGI = spread_bits(self.packed_NJ, 4, self.group_size // 2).view(torch.int8).view(*zeros_NG1.shape[:2], -1)
         return codes_NGI.sub_(zeros_NG1).mul_(scales_NG1).view(self.shape)
 
     def dense(self) -> Tensor:
@@ -184,13 +183,11 @@ class Sparse24Weight(_Stored):
 
     values_NJ: Tensor
     indices_NP: Tensor
-    quantizes_input: bool = False
     per_column: ClassVar[int] = 2
 
     def dense(self) -> Tensor:
         n, k = self.shape
-        codes_NF = torch.stack((self.indices_NP & 15, self.indices_NP >> 4), dim=2).view(n, k // 4)
-        positions_NF2 = torch.stack((codes_NF & 3, codes_NF >> 2), dim=2).long()
+        positions_NF2 = spread_bits(self.indices_NP, 2, 1).view(n, k // 4, 2).long()
         values = self.values_NJ.float().view(n, k // 4, 2)
         return values.new_zeros(n, k // 4, 4).scatter_(2, positions_NF2, values).view(n, k)
 
@@ -204,7 +201,7 @@ class SignsWeight(_Stored):
     bytes_NJ: Tensor
     scale: Tensor
     bits: int = 2
-    quantizes_input: bool = True
+    quantizes_input = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -227,7 +224,6 @@ class GgufWeight(_Stored):
 
     blocks_NJ: Tensor
     form: str
-    quantizes_input: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -345,7 +341,9 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     codes = (grouped_NGI / wide_scales[..., None]).round_() + zeros_NG[..., None]
     codes_NGI = codes.clamp_(0 if has_zeros else 1, 15).to(torch.uint8)
     zeros_GN = zeros_NG.to(torch.uint8).T.contiguous() if has_zeros else None
-    return Int4Weight(_in_pairs(codes_NGI), scales_NG.T.contiguous(), zeros_GN, group_size)
+    return Int4Weight(
+        packed_bits(codes_NGI.flatten(1), 4, group_size // 2), scales_NG.T.contiguous(), zeros_GN, group_size
+    )
 
 
 def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weight:
@@ -361,23 +359,22 @@ def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weig
     zeros_NG = (-low_NG / steps_NG).round_()
     codes_NGI = ((whole_NGI / steps_NG[..., None]).round_() + zeros_NG[..., None]).clamp_(0, 15).to(torch.uint8)
     scales_GN, zeros_GN = (part.to(torch.uint8).T.contiguous() for part in (steps_NG, zeros_NG))
-    return Int4Int8Weight(_in_pairs(codes_NGI), scales_GN, zeros_GN, rows_N, group_size)
+    return Int4Int8Weight(
+        packed_bits(codes_NGI.flatten(1), 4, group_size // 2), scales_GN, zeros_GN, rows_N, group_size
+    )
 
 
 def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
     """Ternary (2 bits): w over the mean magnitude, rounded to -1, 0 or 1. Binary (1 bit): the sign of w less the mean.
     Raises PerfmodelError where rows do not fill bytes. Source: Ma et al. 2024 (BitNet b1.58), eq. 1 to 3; Wang et al.
     2023 (BitNet), eq. 1 to 3."""
-    n, k = weight_NK.shape
-    per_byte = 8 // bits
+    k, per_byte = weight_NK.shape[1], 8 // bits
     if k % per_byte:
         raise PerfmodelError(f"a weight with {k} inputs cannot be packed {per_byte} to a byte; use w8a8_int8.")
     wide = weight_NK.float()
     scale = wide.abs().mean().clamp_min(_TINY)
     codes_NK = (wide / scale).round_().clamp_(-1, 1) + 1 if bits == 2 else wide > wide.mean()
-    places = torch.arange(0, 8, bits, dtype=torch.uint8, device=wide.device)[:, None]
-    fields = codes_NK.to(torch.uint8).view(n, per_byte, k // per_byte)
-    return SignsWeight((fields << places).sum(dim=1, dtype=torch.uint8), scale, bits)
+    return SignsWeight(packed_bits(codes_NK.to(torch.uint8), bits, k // per_byte), scale, bits)
 
 
 def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
@@ -390,8 +387,7 @@ def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
     order = fours_NF4.abs().argsort(dim=2, descending=True, stable=True)
     kept_NF2 = order[..., :2].sort(dim=2).values
     values_NJ = fours_NF4.gather(2, kept_NF2).reshape(n, k // 2)
-    codes_NF = (kept_NF2[..., 0] | (kept_NF2[..., 1] << 2)).to(torch.uint8)
-    return Sparse24Weight(values_NJ, codes_NF[:, 0::2] | (codes_NF[:, 1::2] << 4))
+    return Sparse24Weight(values_NJ, packed_bits(kept_NF2.to(torch.uint8).flatten(1), 2, 1))
 
 
 def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
@@ -400,8 +396,8 @@ def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
     groups_NGI = _fp4_groups(weight_NK, _MXFP4_GROUP)
     largest_NG = groups_NGI.abs().amax(dim=2).clamp_min(torch.finfo(torch.float32).tiny)
     exponents_NG = (torch.frexp(largest_NG).exponent - 1 - _E2M1_LARGEST_EXPONENT).clamp(-_E8M0_BIAS + 1, _E8M0_BIAS)
-    codes = _e2m1_codes(torch.ldexp(groups_NGI, -exponents_NG[..., None]))
-    return Fp4Weight(_fp4_packed(codes), (exponents_NG + _E8M0_BIAS).to(torch.uint8).T.contiguous())
+    packed_NJ = _e2m1_packed(torch.ldexp(groups_NGI, -exponents_NG[..., None]))
+    return Fp4Weight(packed_NJ, (exponents_NG + _E8M0_BIAS).to(torch.uint8).T.contiguous())
 
 
 def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
@@ -411,15 +407,15 @@ def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
     wanted_NG = groups_NGI.abs().amax(dim=2) / _E2M1[-1]
     rows_N = (wanted_NG.amax(dim=1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
     scales_NG = (wanted_NG / rows_N[:, None]).clamp(2.0**-9, FP8_MAX).to(torch.float8_e4m3fn)
-    codes = _e2m1_codes(groups_NGI / (scales_NG.float() * rows_N[:, None])[..., None])
-    return Fp4Weight(_fp4_packed(codes), scales_NG.view(torch.uint8).T.contiguous(), rows_N)
+    packed_NJ = _e2m1_packed(groups_NGI / (scales_NG.float() * rows_N[:, None])[..., None])
+    return Fp4Weight(packed_NJ, scales_NG.view(torch.uint8).T.contiguous(), rows_N)
 
 
 def fp4_from_pairs(blocks: Tensor, scales: Tensor) -> Fp4Weight:
     """MXFP4 as files have it: [N, G, 16] bytes of two neighbours each (the first in the low bits), [N, G] exponents.
     Raises PerfmodelError where the groups of 32 are not even in number."""
-    codes_NK = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
-    return Fp4Weight(_fp4_packed(_fp4_groups(codes_NK, _MXFP4_GROUP)), scales.T.contiguous())
+    codes_NGI = _fp4_groups(spread_bits(blocks, 4, 1).flatten(1), _MXFP4_GROUP)
+    return Fp4Weight(packed_bits(codes_NGI.flatten(1), 4, FP4_SPAN // 2), scales.T.contiguous())
 
 
 def quantize_gguf(weight_NK: Tensor, form: str) -> GgufWeight:
@@ -436,17 +432,6 @@ def _check_groups(inputs: int, group_size: int) -> None:
         )
 
 
-def _in_pairs(codes_NSI: Tensor) -> Tensor:
-    """Bytes [N, K / 2] of codes in spans: the first half of a span in the low bits, the second in the high ones."""
-    low, high = codes_NSI.chunk(2, dim=2)
-    return (low | (high << 4)).flatten(1)
-
-
-def _low_and_high(packed_NJ: Tensor, span: int) -> Tensor:
-    bytes_NSJ = packed_NJ.view(len(packed_NJ), -1, span // 2)
-    return torch.cat((bytes_NSJ & 15, bytes_NSJ >> 4), dim=2).flatten(1)
-
-
 def _fp4_groups(matrix_NK: Tensor, group_size: int) -> Tensor:
     n, k = matrix_NK.shape
     if k % FP4_SPAN:
@@ -457,13 +442,10 @@ def _fp4_groups(matrix_NK: Tensor, group_size: int) -> Tensor:
     return (matrix_NK if matrix_NK.dtype == torch.uint8 else matrix_NK.float()).view(n, k // group_size, group_size)
 
 
-def _e2m1_codes(values: Tensor) -> Tensor:
-    """The nearest ones, of two equally near ones the even one."""
+def _e2m1_packed(values: Tensor) -> Tensor:
+    """Bytes of the nearest codes, of two equally near ones the even one."""
     magnitudes = torch.tensor(_E2M1, device=values.device)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     below, above = (torch.bucketize(values.abs(), middles, right=right) for right in (False, True))
-    return torch.where(below % 2 == 0, below, above).to(torch.uint8) | (values < 0).to(torch.uint8) << 3
-
-
-def _fp4_packed(codes_NGI: Tensor) -> Tensor:
-    return _in_pairs(codes_NGI.reshape(len(codes_NGI), -1, FP4_SPAN))
+    codes = torch.where(below % 2 == 0, below, above).to(torch.uint8) | (values < 0).to(torch.uint8) << 3
+    return packed_bits(codes.flatten(1), 4, FP4_SPAN // 2)

@@ -73,26 +73,23 @@ class StepBench:
 
     def _segments(self, shape: StepGrants) -> list[TokenSegment]:
         blocks = count()
-        decodes = [self._segment(shape.queries, context - 1, blocks, shape.queries) for context in shape.contexts]
-        if shape.layers is not None:
-            decodes = [segment._replace(num_layers=shape.layers) for segment in decodes]
-        if shape.queries > 1:
-            decodes = [segment._replace(is_verified=True) for segment in decodes]
+        decodes = [self._segment(shape.queries, n - 1, blocks, shape.queries, shape.layers) for n in shape.contexts]
         return decodes + [self._segment(new, done, blocks, int(is_sampled)) for new, done, is_sampled in shape.chunks]
 
-    def _segment(self, new: int, computed: int, blocks: Iterator[int], num_wanted: int) -> TokenSegment:
+    def _segment(
+        self, new: int, computed: int, blocks: Iterator[int], num_wanted: int, layers: int | None = None
+    ) -> TokenSegment:
         table = list(islice(blocks, -(-(new + computed) // self.runner.cache.block_size)))
         vocab = self.decoder.model.vocab_size
         tokens = [self._rng.randrange(vocab) for _ in range(new)]
         is_drawn = self.decoder.chooser.settings is not None
         draws = [self._rng.getrandbits(DRAW_BITS) for _ in range(num_wanted if is_drawn else 0)]
-        return TokenSegment(tokens, computed, table, num_wanted > 0, draws=draws)
+        return TokenSegment(tokens, computed, table, num_wanted > 0, num_wanted > 1, None, layers, draws)
 
     def _reserve(self, segments: list[TokenSegment]) -> None:
         cache = self.runner.cache
-        if not self.runner.keeps_kv:
-            return
-        self.runner.reserve_for(segments)
+        if self.runner.keeps_kv:
+            self.runner.reserve_for(segments)
         if cache.num_blocks > self._filled:
             for pages in cache.pages:
                 pages.fill_normal(self._filled)

@@ -16,7 +16,7 @@ from perfmodel.cost import Calibration, save_calibration
 from perfmodel.cost.calibrations.for_all import routing_of
 from perfmodel.cost.steps.speculation import passes_of
 from perfmodel.errors import DoesNotFitError, SpecError
-from perfmodel.evidence.fit.whole_steps import FitResult, features, fit_steps
+from perfmodel.evidence.fit.whole_steps import features, fit_steps
 from perfmodel.files.catalog import data_dir
 from perfmodel.models.params import count_parameters
 from perfmodel.models.spec import ModelSpec
@@ -165,7 +165,7 @@ def calibrate_cpu(
     served = [ServedModel(model, hardware, engine, span) for model in specs]
     times = [time_together([own], budget_s, min_rounds, progress)[0] for own in served]
     command = "perfmodel calibrate --device cpu" + "".join(f" --model {name}" for name in models or ())
-    calibration = documented(fit_together(hardware, times), times, command)
+    calibration = fitted(hardware, times, command)
     path = out or data_dir("calibrations") / f"{calibration.device}@{calibration.engine}.yaml"
     try:
         save_calibration(calibration, path)
@@ -184,13 +184,7 @@ def calibrate_machine(
     """Measures this machine on the scenario's model, in the range of shapes that it can produce; budget_s: wall seconds
     for the timed rounds, at least `min_rounds`; ranks: the processes that serve it."""
     times = time_together([ServedModel.of(scenario)], budget_s, min_rounds, progress, ranks)
-    fit = fit_together(scenario.hardware, times)
-    return CalibratedMachine(documented(fit, times, f"perfmodel validate executor {scenario.name}"), times[0])
-
-
-def fit_together(hardware: HardwareSpec, times: Sequence[StepTimes]) -> FitResult:
-    samples = [values for part in times for values in part.measured.samples.values()]
-    return fit_steps(hardware, [row for part in times for row in part.rows], samples, ENGINE)
+    return CalibratedMachine(fitted(scenario.hardware, times, f"perfmodel validate executor {scenario.name}"), times[0])
 
 
 def time_together(
@@ -230,7 +224,10 @@ def widest_pass(config: SpeculativeConfig, drafter: Drafter) -> int:
     return max(own.queries for own in passes_of(config, drafter, one))
 
 
-def documented(fit: FitResult, times: Sequence[StepTimes], command: str) -> Calibration:
+def fitted(hardware: HardwareSpec, times: Sequence[StepTimes], command: str) -> Calibration:
+    """One fit to the steps of all, with where it comes from."""
+    samples = [values for part in times for values in part.measured.samples.values()]
+    fit = fit_steps(hardware, [row for part in times for row in part.rows], samples, ENGINE)
     sessions = "; ".join(
         f"{len(part.rows)} steps of {part.served.model.name} (reference {part.measured.reference_s * 1e3:.2f} ms, "
         f"median of {part.measured.num_rounds} rounds, p90/p10 {part.measured.spread:.0%} apart)"

@@ -24,11 +24,7 @@ _GEMM_SIDE = 1024
 def measure_ceilings() -> str:
     """A sentence of medians of thread CPU time: bytes read and written per second by MiB copied, FLOPs per second by
     dtype and rows. About a second in all."""
-    copies = []
-    for size in _COPY_MIB:
-        source = torch.ones(size << 20, dtype=torch.uint8)
-        rate = 2 * source.numel() / _seconds(partial(torch.empty_like(source).copy_, source))
-        copies.append(f"{rate / 1e9:.0f} GB/s at {size} MiB")
+    copies = [f"{copy_rate(size, CPU) / 1e9:.0f} GB/s at {size} MiB" for size in _COPY_MIB]
     gemms = []
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         weight, rates = torch.randn(_GEMM_SIDE, _GEMM_SIDE).to(dtype), []
@@ -40,9 +36,15 @@ def measure_ceilings() -> str:
     return f"copy (read + write) {', '.join(copies)}; {_GEMM_SIDE} x {_GEMM_SIDE} GEMM {'; '.join(gemms)}"
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def copy_rate(mib: int, device: torch.device) -> float:
+    """Bytes read and written per second, of so many MiB copied."""
+    source = torch.empty(mib << 20, dtype=torch.uint8, device=device).random_(0, 255)
+    return 2 * source.numel() / _seconds(partial(torch.empty_like(source).copy_, source), device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device = CPU) -> float:
     call()
-    return time_calls([call], CPU).seconds
+    return time_calls([call], device).seconds
 
 
 _BLOCKS = (1, 4, 16)
@@ -85,6 +87,5 @@ def with_measured_link(
     block_s = sum(shares) / sum(share**2 for share in shares)
     declared = offload.link_of(hardware).bandwidth_bytes_per_s
     bandwidth = max(declared, block_bytes / block_s)
-    return offload.model_copy(
-        update={"bandwidth_bytes_per_s": bandwidth, "latency_s": max(0.0, block_s - block_bytes / bandwidth)}
-    )
+    link = {"bandwidth_bytes_per_s": bandwidth, "latency_s": max(0.0, block_s - block_bytes / bandwidth)}
+    return offload.model_copy(update=link)

@@ -3,13 +3,12 @@ A graph holds many calls, each on another copy of the inputs, together larger th
 replay over its calls is a sample. What cannot be captured is timed with events around a loop; on a CPU a sample is the
 thread's CPU time of one call."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from perfmodel_executors.measure.protocol import quantile, uninterrupted
+from perfmodel_executors.measure.protocol import quantile, taken_ns, uninterrupted
 
 _REPLAYS = 9
 _REPLAY_S = 3e-3  # of device time in one graph: far above the resolution of events
@@ -44,7 +43,7 @@ def num_copies(num_bytes: float, device: torch.device) -> int:
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
     """`calls` do the same work on different copies of the inputs; they have run before (compiled, tuned)."""
-    samples, is_eager = list[float](), False
+    is_eager = False
     if device.type == "cuda":
         rough = _elapsed_s(lambda: _run_all(calls, len(calls))) / len(calls)
         count = max(len(calls), min(_MAX_CALLS, int(_REPLAY_S / max(rough, 1e-7))))
@@ -54,10 +53,7 @@ def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
         samples = [_elapsed_s(replay) / count for _ in range(_REPLAYS)]
     else:
         with uninterrupted():
-            for index in range(_CPU_SAMPLES):
-                start = time.thread_time_ns()
-                calls[index % len(calls)]()
-                samples.append(max(1, time.thread_time_ns() - start) * 1e-9)
+            samples = [max(1, taken_ns(calls[index % len(calls)])) * 1e-9 for index in range(_CPU_SAMPLES)]
     return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), is_eager)
 
 

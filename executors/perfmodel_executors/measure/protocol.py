@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Generic, TypeVar
 
+import numpy as np
+
 
 class DriftMeter:
     """The last `window` runs of `reference`, one in `every` steps, against `reference_s`, its time at calibration."""
@@ -36,9 +38,7 @@ class DriftMeter:
     def measure(self) -> float:
         """Run the reference if it is due; returns reference then / reference now."""
         if self._num_calls % self._every == 0:
-            start = self._clock_ns()
-            self._reference()
-            self._recent.append(self._clock_ns() - start)
+            self._recent.append(taken_ns(self._reference, self._clock_ns))
         self._num_calls += 1
         return self.reference_s / (median(self._recent) * 1e-9)
 
@@ -74,11 +74,13 @@ def uninterrupted() -> Iterator[None]:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    ordered = sorted(values)
-    at = q * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, q))
+
+
+def taken_ns(call: Callable[[], object], clock_ns: Callable[[], int] = time.thread_time_ns) -> int:
+    start = clock_ns()
+    call()
+    return clock_ns() - start
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,11 @@ class _Session(Generic[Key]):
         rng.shuffle(order)
         reference()  # finds the caches as another group left them
         for key in order:
-            before = _time(reference, clock_ns)
+            before = taken_ns(reference, clock_ns)
             cases[key]()
-            sample = _time(cases[key], clock_ns)
+            sample = taken_ns(cases[key], clock_ns)
             reference()
-            after = _time(reference, clock_ns)
+            after = taken_ns(reference, clock_ns)
             self._references += (before, after)
             self._ratios[key].append(2 * sample / (before + after))
 
@@ -145,9 +147,3 @@ class _Session(Generic[Key]):
         unit = median(self._references) * 1e-9
         samples = {key: [ratio * unit for ratio in case] for key, case in self._ratios.items()}
         return Measured({key: median(case) for key, case in samples.items()}, samples, unit, rounds)
-
-
-def _time(call: Callable[[], object], clock_ns: Callable[[], int]) -> int:
-    start = clock_ns()
-    call()
-    return clock_ns() - start

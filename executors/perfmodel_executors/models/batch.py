@@ -5,7 +5,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -109,27 +109,32 @@ def build_batch(
     """The flat batch of `segments`, whose wanted tokens come back in the order of the segments. ring: of a model whose
     layers all overwrite what left their window; keeps_kv: without, `segments` are whole sequences. Raises
     PerfmodelError for drafted tokens in a ring: those that are turned down have overwritten what is still seen."""
-    if not keeps_kv:
-        return _whole_sequences(segments, device, ring)
-    if ring is not None and any(segment.is_verified or segment.nodes for segment in segments):
+    if keeps_kv and ring is not None and any(segment.is_verified or segment.nodes for segment in segments):
         raise PerfmodelError(
             "drafted tokens are not verified in a rolling KV cache (model_changes.window), where one that is turned "
             "down has overwritten one that is still seen; leave out the window or engine.speculative_config."
         )
     decodes, chunks, trees = ([segments[i] for i in part] for part in _sorted(segments))
-    flat = _flatten(decodes, [*chunks, *trees], block_size, ring)
     ends = [first + len(segment.tokens) for first, segment in zip(first_rows(segments), segments, strict=True)]
+    if not keeps_kv:  # whole sequences, whose keys and values are found where the step computes them
+        starts = _starts(segments)
+        pairs = zip(segments, map(range, starts, starts[1:]), strict=True)
+        decodes, chunks, trees = [], [s._replace(num_computed=0, block_table=rows) for s, rows in pairs], []
+        block_size, ends = 1, starts[1:]
+    draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
+    assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
+    flat = _flatten(decodes, [*chunks, *trees], block_size, ring if keeps_kv else None)
     tensors = on_device(
         device,
         tokens_T=flat.tokens,
         positions_T=flat.positions,
-        slots_T=flat.slots,
+        slots_T=flat.slots if keeps_kv else [],
         tables_DM=_tables([segment.block_table for segment in decodes]),
         contexts_D=[segment.num_computed + 1 for segment in decodes],
         **_arrays_of_chunks(chunks),
         sample_rows_S=[end - n for end, s in zip(ends, segments, strict=True) for n in range(s.num_wanted, 0, -1)],
         kept_W=None if flat.is_kept.all() else flat.is_kept.nonzero()[0],
-        draws_S=_draws(segments),
+        draws_S=draws or None,
     )
     if trees:
         nodes = [segment.nodes or TreeNodes(0, (), ()) for segment in trees]
@@ -138,17 +143,14 @@ def build_batch(
     passed = [segment.num_layers for segment in decodes]
     if any(count is not None for count in passed):
         tensors["num_layers_D"] = tuple(sys.maxsize if count is None else count for count in passed)
-    return StepBatch(chunks=_pop_chunks(tensors), **tensors, ring=ring)
+    parts = (tensors.pop(name) for name in ("tables_GM", "starts_G", "computed_G"))
+    return StepBatch(chunks=Chunks(*parts), **tensors, ring=ring, keeps_kv=keeps_kv)
 
 
 def _arrays_of_chunks(segments: Sequence[TokenSegment]) -> dict[str, IndexArray | Sequence[int]]:
     tables = _tables([segment.block_table for segment in segments])
     computed = [segment.num_computed for segment in segments]
     return {"tables_GM": tables, "starts_G": _starts(segments), "computed_G": computed}
-
-
-def _pop_chunks(tensors: dict[str, Any]) -> Chunks:
-    return Chunks(*(tensors.pop(name) for name in ("tables_GM", "starts_G", "computed_G")))
 
 
 class _Flat(NamedTuple):
@@ -178,32 +180,6 @@ def _flatten(
         own_slots = _integers(segment.block_table)[places // block_size] * block_size + places % block_size
         parts.append(_Flat(_integers(segment.tokens), positions, own_slots, is_kept))
     return parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _draws(segments: Sequence[TokenSegment]) -> list[int] | None:
-    draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
-    assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
-    return draws or None
-
-
-def _whole_sequences(segments: Sequence[TokenSegment], device: torch.device, ring: Ring | None) -> StepBatch:
-    """All tokens of each sequence, whose keys and values are found where the step computes them."""
-    starts = _starts(segments)
-    rows = [range(begin, end) for begin, end in pairwise(starts)]
-    tensors = on_device(
-        device,
-        tokens_T=np.concatenate([_integers(segment.tokens) for segment in segments]),
-        positions_T=np.concatenate([np.arange(len(row)) for row in rows]),
-        slots_T=[],
-        tables_DM=_tables([]),
-        contexts_D=[],
-        tables_GM=_tables(rows),
-        starts_G=starts,
-        computed_G=[0] * len(segments),
-        sample_rows_S=[end - 1 for end, segment in zip(starts[1:], segments, strict=True) if segment.is_sampled],
-        draws_S=_draws(segments),
-    )
-    return StepBatch(chunks=_pop_chunks(tensors), **tensors, ring=ring, keeps_kv=False)
 
 
 def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], list[int]]:

@@ -26,11 +26,10 @@ class DrawnExits:
 
     def pass_layers(self, request: Request, position: int) -> int:
         """Layers for the token at `position`, whose next one is an output token."""
-        draws = self._draws.get(request.request_id)
-        if draws is None:
-            draws = list(map(float, uniform_draws(self._seed, request.request_id, request.max_output_tokens)))
-            self._draws[request.request_id] = draws
-        draw = draws[position + 1 - request.num_prompt_tokens]
+        own = request.request_id
+        if own not in self._draws:
+            self._draws[own] = list(map(float, uniform_draws(self._seed, own, request.max_output_tokens)))
+        draw = self._draws[own][position + 1 - request.num_prompt_tokens]
         count = sum(draw < share for share in self._reach)
         self.num_tokens += 1
         self.num_layers += count

@@ -38,9 +38,8 @@ class KVTiers(NamedTuple):
 
 def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> HeldTokens:
     heads, room = mixer.num_kv_heads, mixer.evicts_to or 0
-    k, v = (
-        torch.zeros(0, heads, room, size, dtype=dtype, device=device) for size in (mixer.head_dim, mixer.v_head_dim)
-    )
+    sizes = (mixer.head_dim, mixer.v_head_dim)
+    k, v = (torch.zeros(0, heads, room, size, dtype=dtype, device=device) for size in sizes)
     places = torch.zeros(0, heads, room, dtype=torch.int64, device=device)
     return HeldTokens(k, v, torch.zeros(0, heads, room, device=device), places)
 

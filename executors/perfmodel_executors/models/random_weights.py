@@ -33,7 +33,7 @@ _MIN_CHANCE = 0.5 / _SAMPLES
 _BIAS_KINDS = ("bias", "sinks", "e_score_correction_bias", "gate_up_proj_bias", "down_proj_bias")
 
 
-class _Draw:
+class RandomTensors:
     def __init__(self, dtype: torch.dtype, seed: int, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         # Tensors without memory are not drawn.
@@ -86,7 +86,7 @@ def random_weights(
 ) -> DecoderWeights:
     """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
     routing: which experts the routers prefer."""
-    draw = _Draw(dtype, seed, device)
+    draw = RandomTensors(dtype, seed, device)
     embedding = head = draw.matrix(model.vocab_size, model.hidden_size)
     if not model.tie_word_embeddings:
         head = draw.matrix(model.vocab_size, model.hidden_size)
@@ -99,15 +99,11 @@ def random_weights(
 
 def random_layers(model: ModelSpec, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> list[LayerWeights]:
     """Weights of the layers of a small `model` alone, in its dtype."""
-    draw = _Draw(dtype, seed, device)
+    draw = RandomTensors(dtype, seed, device)
     return [_layer(draw, model, layer) for layer in model.iter_layers()]
 
 
-def random_matrix(num_out: int, num_in: int, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> Tensor:
-    return _Draw(dtype, seed, device).matrix(num_out, num_in)
-
-
-def _layer(draw: _Draw, model: ModelSpec, layer: Layer) -> LayerWeights:
+def _layer(draw: RandomTensors, model: ModelSpec, layer: Layer) -> LayerWeights:
     hidden = model.hidden_size
 
     def norm(wanted: bool) -> Tensor | None:

@@ -72,20 +72,16 @@ SCALINGS: MappingProxyType[str, Callable[[Tensor, Rope, RopeScaling, int, int], 
 SCALED_BY_LENGTH = ("dynamic", "longrope")  # by the longest sequence that is served
 
 
-def inverse_frequencies(rope: Rope, head_dim: int, num_positions: int) -> Tensor:
-    """Radians a position, in fp32, [H / 2]: those that rotate, then zeros. num_positions: tokens of the longest
-    sequence that is served. Raises PerfmodelError for what is known only sequence by sequence."""
+def rotary_table(rope: Rope, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
+    """cos and sin of position * frequency, [num_positions, H], times the amplitude where something rotates. Frequencies
+    are in fp32, [H / 2]: those that rotate, then zeros. num_positions: tokens of the longest sequence that is served.
+    Raises PerfmodelError for what is known only sequence by sequence."""
     dim = head_dim if rope.dim is None else rope.dim
     inverse = rope.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.scaling is not None:
         trained = rope.scaling.original_positions or num_positions
         inverse = SCALINGS[rope.scaling.kind](inverse, rope, rope.scaling, trained, num_positions)
-    return torch.cat((inverse, torch.zeros(head_dim // 2 - len(inverse))))
-
-
-def rotary_table(rope: Rope, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
-    """cos and sin of position * frequency, [num_positions, H], times the amplitude where something rotates."""
-    inverse = inverse_frequencies(rope, head_dim, num_positions)
+    inverse = torch.cat((inverse, torch.zeros(head_dim // 2 - len(inverse))))
     angle = torch.outer(torch.arange(num_positions, dtype=torch.float32), inverse)
     table = torch.cat((angle.cos(), angle.sin()), dim=-1)
     if rope.scaling is not None and rope.scaling.amplitude != 1:

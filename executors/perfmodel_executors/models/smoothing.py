@@ -23,6 +23,7 @@ from perfmodel_executors.kernels.weight_formats import INT8_MAX, Int8Weight, qua
 from perfmodel_executors.models.batch import TokenSegment, build_batch
 from perfmodel_executors.models.quantized import refuse
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
+from perfmodel_executors.quality.tokenizer import load_tokenizer, read_text
 
 _TEXT_TOKENS = 512  # what is looked for is the largest of each column
 _MIGRATION = 0.5  # a
@@ -57,8 +58,6 @@ def loads_smoothed(model: ModelSpec, build: Callable[[ModelSpec], Any], seed: in
 
 
 def _text(model: ModelSpec, seed: int) -> list[int]:
-    from perfmodel_executors.quality.tokenizer import load_tokenizer, read_text  # quality imports this package
-
     path, count = model.weights_origin, min(_TEXT_TOKENS, model.max_position_embeddings)
     if path is not None and path.endswith(".gguf"):
         return load_tokenizer(path).encode(read_text())[:count]

@@ -84,10 +84,9 @@ class StatePool:
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
-        if batch.state_rows_D is not None:
-            return StateRows(batch.state_rows_D, batch.tokens_T[:0])
-        if not self.layers:
-            return StateRows(batch.tokens_T[:0], batch.tokens_T[:0])
+        if batch.state_rows_D is not None or not self.layers:
+            none = batch.tokens_T[:0]
+            return StateRows(none if batch.state_rows_D is None else batch.state_rows_D, none)
         computed = (batch.contexts_D - 1).tolist()
         decodes = self.rows_of_decodes(zip(batch.tables_DM.tolist(), computed, strict=True), block_size)
         tables_GM, starts_G, computed_G, *_ = batch.chunks

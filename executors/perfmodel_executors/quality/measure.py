@@ -69,11 +69,8 @@ def greedy_outputs(
     scenario: Scenario, runner: StepRunner, prompts: Sequence[Sequence[int]], num_tokens: int = 32
 ) -> list[list[int]]:
     """The answers of `num_tokens` tokens to `prompts`, served together by the scenario's engine."""
-    backend = ExecutedBackend(
-        *(runner, scenario.seed),
-        warms_up=False,
-        speculator=build_speculator(runner, scenario.engine, seed=scenario.seed),
-    )
+    speculator = build_speculator(runner, scenario.engine, seed=scenario.seed)
+    backend = ExecutedBackend(runner, scenario.seed, warms_up=False, speculator=speculator)
     answers: dict[int, list[int]] = {}
 
     def keep(request: Request) -> None:

@@ -62,15 +62,14 @@ def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, 
 
 
 def rules_of(units: Sequence[Unit], method: str, group_size: int | None) -> list[LayerQuantization]:
-    rules = []
-    for component in (None, *BLOCKS):
-        layers = tuple(sorted(layer for layer, name in units if name == component))
-        if layers:
-            components = () if component is None else (component,)
-            rules.append(
-                LayerQuantization(layers=layers, components=components, quantization=method, group_size=group_size)
-            )
-    return rules
+    by_block = {block: tuple(sorted(layer for layer, name in units if name == block)) for block in (None, *BLOCKS)}
+    return [
+        LayerQuantization(
+            layers=layers, components=(block,) if block else (), quantization=method, group_size=group_size
+        )
+        for block, layers in by_block.items()
+        if layers
+    ]
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ def load_tokenizer(path: str | Path) -> TextTokenizer:
     tokenizer = _of_gguf(path) if is_gguf else Tokenizer.from_file(str(file))
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -14,12 +14,10 @@ from perfmodel.ops.formats import served_model
 from perfmodel.ops.graphs.drafting import draft_model_of
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import SpeculativeConfig
-from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.weight_formats import Weight
 from perfmodel_executors.models.decoder import Decoder, load_decoder
 from perfmodel_executors.models.kv_cache import KVCache
 from perfmodel_executors.models.quantized import check_quantization, layer_quantizer
-from perfmodel_executors.models.random_weights import random_layers, random_matrix
+from perfmodel_executors.models.random_weights import RandomTensors, random_layers
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
 from perfmodel_executors.runner import StepRunner
 from perfmodel_executors.speculation.heads import EaglePasses, EagleProposer, MedusaHeads, MedusaProposer
@@ -60,12 +58,9 @@ def in_fewer_bits(decoder: Decoder, quantization: str) -> Decoder:
     check_quantization(served)
     weights = decoder.weights
     if served.quantization.group_size:
-        matrices: list[Weight | ExpertWeight] = []
-        for block in (block for layer in weights.layers for block in (layer.mixer, layer.ffn)):
-            if isinstance(block, AttentionWeights):
-                matrices += (block.qkv, block.out)
-            elif isinstance(block, FFNWeights | MoEWeights):
-                matrices += (block.up, block.down)
+        kinds = AttentionWeights | FFNWeights | MoEWeights
+        blocks = [block for layer in weights.layers for block in (layer.mixer, layer.ffn) if isinstance(block, kinds)]
+        matrices = [getattr(block, name, None) for block in blocks for name in ("qkv", "out", "up", "down")]
         widths = [matrix.shape[-1] for matrix in matrices if isinstance(matrix, Tensor)]
         size = gcd(served.quantization.group_size, *widths)
         served = replace(served, quantization=replace(served.quantization, group_size=size))
@@ -156,7 +151,7 @@ def build_speculator(
         model, hidden = draft_model_of(target.model, config), target.model.hidden_size
         layers = random_layers(model, target.dtype, seed, target.device)
         layer = _with(target, model, replace(target.weights, layers=layers))
-        random_CD = random_matrix(hidden, 2 * hidden, target.dtype, seed, target.device)
+        random_CD = RandomTensors(target.dtype, seed, target.device).matrix(hidden, 2 * hidden)
         state_CC = torch.eye(hidden, dtype=target.dtype, device=target.device)
         projection_CD = torch.cat((random_CD[:, :hidden], state_CC), dim=1)
         cache = layer.new_cache(block_size, runner.cache.num_blocks)

@@ -53,10 +53,9 @@ class ModelProposer(SelfProposer):
         self._behind: dict[int, int] = {}  # tokens that the model has computed and the drafter has not, where any
 
     def propose(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> list[list[int]]:
-        if not any(sequence.depth for sequence in drafting):
-            unasked = self._unasked(drafting, chunks)
-            if unasked:
-                self._drafter.run(unasked)
+        drafts = any(sequence.depth for sequence in drafting)
+        if not drafts and (unasked := self._unasked(drafting, chunks)):
+            self._drafter.run(unasked)
         return super().propose(drafting, chunks)
 
     def finalize(self, drafting: Sequence[Drafting], paths: Sequence[Sequence[int]]) -> None:

@@ -86,15 +86,14 @@ class PipelinedProposer(Proposer):
         self._computed.pop(key, None)
         self._beyond.pop(key, None)
 
-    def first_lengths(self, drafting: Sequence[Drafting]) -> list[int]:
-        drafts = self.propose(drafting, [])
-        return [len(self._first(i, *pair).tokens) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
+    def firsts(self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]]) -> list[TokenSegment]:
+        return [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
 
     def _go_on(
         self, drafting: Sequence[Drafting], drafts: Sequence[Sequence[int]], chunks: Sequence[TokenSegment]
     ) -> DraftedAhead:
         begin, size = time.thread_time_ns(), self._drafter.cache.block_size
-        segments = [self._first(i, *pair) for i, pair in enumerate(zip(drafting, drafts, strict=True))]
+        segments = self.firsts(drafting, drafts)
         # What the last step has left behind sequences' last blocks goes to where it belongs.
         moves: list[tuple[int, int]] = []
         for sequence, segment in zip(drafting, segments, strict=True):
@@ -155,7 +154,8 @@ class PipelinedSpeculator(Speculator):
         self._ahead: list[list[int]] = []
 
     def shape(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment]) -> tuple[int, ...]:
-        return (*super().shape(drafting, chunks), -1, *sorted(self.proposer.first_lengths(drafting)))
+        firsts = self.proposer.firsts(drafting, self.proposer.propose(drafting, chunks))
+        return (*super().shape(drafting, chunks), -1, *sorted(len(first.tokens) for first in firsts))
 
     def run(self, drafting: Sequence[Drafting], chunks: Sequence[TokenSegment], is_warm_up: bool = False) -> Verified:
         drafts = self.proposer.propose(drafting, chunks)

@@ -185,9 +185,8 @@ def attention_decode(
     group = num_heads // kv_heads
     rows = min(_MAX_ROWS, max(16, triton.next_power_of_2(group)))
     programs = kv_heads * triton.cdiv(group, rows)
-    splits = num_splits or num_splits_for(
-        num_seqs * programs, block_tables_DM.shape[1] * pages.block_size, compute_units(q_DNH.device)
-    )
+    length = block_tables_DM.shape[1] * pages.block_size
+    splits = num_splits or num_splits_for(num_seqs * programs, length, compute_units(q_DNH.device))
     form = kv_pages.format_of(pages.dtype, q_DNH.device)
     is_paired = form != "plain" and v_dim % 2 == 0
     out_DNH = q_DNH.new_empty(num_seqs, num_heads, v_dim)
@@ -210,7 +209,6 @@ def attention_decode(
         grid = (programs, splits, num_seqs)
         launch(_attention_decode_kernel, grid, *args, options=config.options, **constants, **config.sizes)
 
-    length = block_tables_DM.shape[1] * pages.block_size
     problem = (triton.next_power_of_2(num_seqs), splits.bit_length(), length.bit_length())
     key = (*problem, tuple(constants.values()), q_DNH.dtype, pages.dtype)
     product = kv_pages.product_dtype(q_DNH, pages).itemsize

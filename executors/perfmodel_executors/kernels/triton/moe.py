@@ -112,13 +112,12 @@ def route(
     num_tokens, num_experts = logits_TE.shape
     weights_TX = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
     experts_TX = torch.empty(num_tokens, top_k, dtype=torch.int64, device=logits_TE.device)
-    is_plain = rule == PLAIN_RULE and bias_E is None
     members = num_experts // rule.num_groups
     groups, width = triton.next_power_of_2(rule.num_groups), max(2, triton.next_power_of_2(members))
     rows = max(1, min(8, triton.next_power_of_2(num_tokens), _BLOCK_ELEMENTS // (groups * width)))
     grid, options = (triton.cdiv(num_tokens, rows),), Options(max(1, min(4, rows * groups * width // 256)), 1)
     sizes = {"TOP_K": top_k, "CHOICES": triton.next_power_of_2(top_k), "BLOCK_T": rows}
-    if is_plain:
+    if rule == PLAIN_RULE and bias_E is None:
         args = (logits_TE, weights_TX, experts_TX, num_tokens, num_experts, logits_TE.stride(0))
         launch(_route_kernel, grid, *args, options=options, **sizes, EXPERTS=width)
         return weights_TX, experts_TX

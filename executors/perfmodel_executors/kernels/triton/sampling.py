@@ -305,9 +305,8 @@ def _tree(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
     depths = [1]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
-    return torch.tensor(parents, dtype=torch.int32, device=device), torch.tensor(
-        depths, dtype=torch.int32, device=device
-    )
+    parents_N, depths_N = (torch.tensor(values, dtype=torch.int32, device=device) for values in (parents, depths))
+    return parents_N, depths_N
 
 
 def verify_greedy(

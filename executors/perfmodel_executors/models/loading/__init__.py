@@ -61,23 +61,18 @@ def _weights_of(
 
 def _layers(reader: Reader, model: ModelSpec) -> Iterator[LayerWeights]:
     """Each layer in turn. Raises SpecError after the last for tensors of the file that none of them has read."""
-    for index in range(model.num_layers):
-        yield _layer(reader, model, index)
+    for index, layer in enumerate(model.iter_layers()):
+
+        def norm(name: str, wanted: bool, index: int = index) -> Tensor | None:
+            return reader.norm(name, index, model.hidden_size) if wanted else None
+
+        has_mixer, has_ffn = layer.mixer is not None, layer.ffn is not None
+        yield LayerWeights(
+            mixer_norm=norm("mixer_norm", has_mixer and model.pre_norms),
+            ffn_norm=norm("ffn_norm", has_ffn and model.pre_norms),
+            mixer=None if layer.mixer is None else mixer_weights(reader, layer.mixer, index),
+            ffn=None if layer.ffn is None else feed_forward_weights(reader, layer.ffn, index),
+            mixer_post_norm=norm("mixer_post_norm", has_mixer and model.post_norms),
+            ffn_post_norm=norm("ffn_post_norm", has_ffn and model.post_norms),
+        )
     reader.check_all_read()
-
-
-def _layer(reader: Reader, model: ModelSpec, index: int) -> LayerWeights:
-    layer, hidden = list(model.iter_layers())[index], model.hidden_size
-
-    def norm(name: str, wanted: bool) -> Tensor | None:
-        return reader.norm(name, index, hidden) if wanted else None
-
-    has_mixer, has_ffn = layer.mixer is not None, layer.ffn is not None
-    return LayerWeights(
-        mixer_norm=norm("mixer_norm", has_mixer and model.pre_norms),
-        ffn_norm=norm("ffn_norm", has_ffn and model.pre_norms),
-        mixer=None if layer.mixer is None else mixer_weights(reader, layer.mixer, index),
-        ffn=None if layer.ffn is None else feed_forward_weights(reader, layer.ffn, index),
-        mixer_post_norm=norm("mixer_post_norm", has_mixer and model.post_norms),
-        ffn_post_norm=norm("ffn_post_norm", has_ffn and model.post_norms),
-    )

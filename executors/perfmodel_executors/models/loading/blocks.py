@@ -1,7 +1,7 @@
 """Mixers and feed-forward blocks from a file. Projections of one product come one after the other, rows in the order in
 which we rotate them; gate and up as one product, experts one behind the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,8 @@ def _read(reader: Reader, parts: Parts, index: int) -> dict[str, Any]:
             tensors[field] = reader.norm(name, index, *shape) if is_there else None
         elif kind == "matrix":
             tensors[field] = reader.matrix(name, *shape, layer=index) if is_there else None
+        elif field == "conv":  # [channels, 1, taps] there
+            tensors[field] = reader.tensor(name, shape[0], 1, shape[1], layer=index)[:, 0]
         else:
             tensors[field] = reader.tensor(name, *shape, layer=index, kind=kind) if is_there else None
     return tensors
@@ -56,20 +58,18 @@ def _projections(reader: Reader, mixer: Attention, index: int, kind: str) -> Wei
     sizes = [heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
     tensor = partial(reader.tensor, layer=index, kind=kind)
     read: Callable[..., MatrixWeight] = partial(reader.matrix, layer=index) if kind == "weight" else tensor
-    q: MatrixWeight
-    k: MatrixWeight
-    v: MatrixWeight
-    gates: list[MatrixWeight] = []
     if reader.has("qkv", index, kind):
-        q, k, v = torch.split(tensor("qkv", sum(sizes), *columns), sizes)
+        parts: Sequence[MatrixWeight] = torch.split(tensor("qkv", sum(sizes), *columns), sizes)
     else:
-        if mixer.output_gate:
-            q, *gates = halved(tensor("q", 2 * sizes[0], *columns), heads)
-        else:
-            q = read("q", sizes[0], *columns, num_heads=heads)
-        k, v = read("k", sizes[1], *columns, num_heads=kv_heads), read("v", sizes[2], *columns)
-    rows = [reordered(p, partial(rotated_rows, num_heads=n, rope=mixer.rope)) for p, n in ((q, heads), (k, kv_heads))]
-    return join_rows([*rows, v, *gates])
+        q, *gates = (
+            halved(tensor("q", 2 * sizes[0], *columns), heads)
+            if mixer.output_gate
+            else [read("q", sizes[0], *columns, num_heads=heads)]
+        )
+        parts = [q, read("k", sizes[1], *columns, num_heads=kv_heads), read("v", sizes[2], *columns), *gates]
+    turned = zip(parts, (heads, kv_heads), strict=False)
+    rows = [reordered(part, partial(rotated_rows, num_heads=count, rope=mixer.rope)) for part, count in turned]
+    return join_rows([*rows, *parts[2:]])
 
 
 def _latent(reader: Reader, mixer: LatentAttention, index: int) -> dict[str, Any]:
@@ -94,11 +94,6 @@ def _latent(reader: Reader, mixer: LatentAttention, index: int) -> dict[str, Any
     }
 
 
-def _mamba(reader: Reader, mixer: Mamba, index: int) -> dict[str, Any]:
-    channels = mixer.num_heads * mixer.head_dim + 2 * mixer.num_groups * mixer.state_size
-    return {"conv": reader.tensor("scan_conv", channels, 1, mixer.conv_kernel, layer=index)[:, 0]}
-
-
 def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> dict[str, Any]:
     tensor, hidden, heads = partial(reader.tensor, layer=index), reader.model.hidden_size, mixer.num_value_heads
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
@@ -108,8 +103,7 @@ def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) ->
     else:
         rows = {"delta_qkv": channels, "delta_z": values, "delta_b": heads, "delta_a": heads}
         parts = [tensor(name, count, hidden) for name, count in rows.items()]
-    conv = tensor("scan_conv", channels, 1, mixer.conv_kernel)[:, 0]
-    return {"input": torch.cat(parts), "conv": conv}
+    return {"input": torch.cat(parts)}
 
 
 def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> list[Tensor]:
@@ -126,7 +120,7 @@ def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) 
 
 
 _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = MappingProxyType(
-    {Attention: _attention, architecture.GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: _mamba}
+    {Attention: _attention, architecture.GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: lambda *_: {}}
 )
 
 

@@ -3,6 +3,7 @@ of q and k of the `llama` architecture lie in pairs (elements 2i and 2i + 1 of a
 into halves. `Reader`: a model's tensors, of known shapes, on the device and in the dtype of the decoder."""
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from perfmodel.models.weights.headers import weight_files
 from perfmodel_executors.kernels.gguf_blocks import BLOCK_SIZES
 from perfmodel_executors.kernels.stored_rows import reordered
 from perfmodel_executors.kernels.weight_formats import FP8_BLOCK, BlockFp8Weight, GgufWeight, MatrixWeight, dequantize
-from perfmodel_executors.models.loading.names import NAMES
+from perfmodel_executors.models.loading.names import NAMES, split_pairs
 
 _PLAIN = ("f32", "f16", "bf16")
 # Not of a decoder: encoders of images and sound, layers that draft (Qwen3-Next), tables that the config gives too.
@@ -113,12 +114,6 @@ def _need(package: str, path: Path) -> None:
         )
 
 
-def _halves(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows of heads from (0, 1), (2, 3), ... pairs to (0, H/2), (1, H/2 + 1), ... ones."""
-    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, -1)
-    return pairs.transpose(1, 2).reshape(rows.shape)
-
-
 class Reader:
     """Reads the file at `path` for `model`; nothing is read before it is asked for. keeps_format: matrices in blocks
     stay in them; else they are dequantised. Raises MissingExtraError without the package that reads the format,
@@ -167,10 +162,9 @@ class Reader:
         """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`, and
         expert: where experts have tensors of their own."""
         stored = self._stored(name, shape, layer, "weight", num_heads, expert, self._keeps_format)
-        if isinstance(stored, GgufWeight):
-            return GgufWeight(self.moved(stored.blocks_NJ), stored.form)
-        if isinstance(stored, BlockFp8Weight):
-            return BlockFp8Weight(self.moved(stored.values_NK), self.moved(stored.scales_RG))
+        if isinstance(stored, GgufWeight | BlockFp8Weight):
+            own: Any = {name: self.moved(tensor) for name, tensor in stored.tensors.items()}
+            return replace(stored, **own)
         assert isinstance(stored, Tensor)
         return self.placed(stored)
 
@@ -189,7 +183,9 @@ class Reader:
         stored = self._file.load(full, keeps_format)
         self._read |= {full, f"{full}_scale_inv"}
         if self._is_paired and name in ("q", "k"):
-            stored = reordered(stored, lambda rows: _halves(rows, num_heads))
+            stored = reordered(
+                stored, lambda rows: split_pairs(rows.view(num_heads, -1, *rows.shape[1:]), 1).flatten(0, 1)
+            )
         if stored.shape != shape:
             raise SpecError(
                 f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(stored.shape)}, but the model's is "

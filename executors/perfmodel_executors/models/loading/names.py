@@ -1,6 +1,7 @@
 """Names of a decoder's tensors in Hugging Face's safetensors files and in GGUF files, and how they lie there. Other
 than computed: rotated pairs, fused products, interleaved gates, experts in MXFP4."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,21 +13,14 @@ from perfmodel.models.architecture import Rope
 def rotated_rows(rows: Tensor, num_heads: int, rope: Rope | None) -> Tensor:
     """Rows of `num_heads` heads, [N * H, ...] (or of one, for a norm), as our rotation pairs them: (i, i + H/2). A file
     pairs (i, i + d/2) of the first d elements, or their neighbours; those that do not rotate fill the halves."""
-    if rope is None:
-        return rows
     dim = rows.shape[0] // num_heads
-    order = _order(dim, rope)
-    return rows if order is None else rows.view(num_heads, dim, *rows.shape[1:])[:, order].reshape(rows.shape)
-
-
-def _order(head_dim: int, rope: Rope) -> Tensor | None:
-    rotated = head_dim if rope.dim is None else rope.dim
-    if rotated == head_dim and not rope.is_interleaved:
-        return None
-    places = torch.arange(rotated)
+    rotated = dim if rope is None or rope.dim is None else rope.dim
+    if rope is None or (rotated == dim and not rope.is_interleaved):
+        return rows
+    places, rest = torch.arange(rotated), torch.arange(rotated, dim).tensor_split(2)
     first, second = (places[0::2], places[1::2]) if rope.is_interleaved else places.chunk(2)
-    rest = torch.arange(rotated, head_dim).chunk(2) if rotated < head_dim else (places[:0], places[:0])
-    return torch.cat((first, rest[0], second, rest[1]))
+    order = torch.cat((first, rest[0], second, rest[1]))
+    return rows.view(num_heads, dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
 def split_pairs(rows: Tensor, dim: int) -> Tensor:
@@ -55,12 +49,11 @@ _MIXER, _BLOCK, _LINEAR = "layers.{}.mixer", "layers.{}.block_sparse_moe", "laye
 _POST = "layers.{}.post_attention_layernorm"
 
 
-def _attention(name: str, gguf: str = "", *also: str) -> TensorName:
-    return TensorName(f"{_ATTENTION}.{name}", gguf and f"blk.{{}}.{gguf}", also)
+def _in(block: str, name: str, gguf: str = "", *also: str) -> TensorName:
+    return TensorName(f"{block}.{name}", gguf and f"blk.{{}}.{gguf}", also)
 
 
-def _mlp(name: str, gguf: str = "", *also: str) -> TensorName:
-    return TensorName(f"{_MLP}.{name}", gguf and f"blk.{{}}.{gguf}", also)
+_attention, _mlp = partial(_in, _ATTENTION), partial(_in, _MLP)
 
 
 def _expert(name: str, mixtral: str, *also: str) -> TensorName:

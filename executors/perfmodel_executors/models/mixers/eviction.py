@@ -78,9 +78,8 @@ def _chunk(
     new = torch.arange(computed + 1, computed + num_new + 1, device=sums_KL.device).expand(len(sums_KL), -1)
     places_KL = torch.cat((layer.places[row, :, :count], new), dim=1)
     is_recent = places_KL > computed + num_new - mixer.num_recent_tokens
-    kept = (
-        sums_KL.masked_fill(is_recent, math.inf).topk(min(room, sums_KL.shape[1]), dim=-1).indices.sort(dim=-1).values
-    )
+    highest = sums_KL.masked_fill(is_recent, math.inf).topk(min(room, sums_KL.shape[1]), dim=-1)
+    kept = highest.indices.sort(dim=-1).values
     for tensor, values in zip(layer, (k_KLH, v_KLV, sums_KL, places_KL), strict=True):
         index = kept if values.dim() == 2 else kept[..., None].expand(-1, -1, values.shape[-1])
         tensor[row, :, : kept.shape[1]] = values.gather(1, index)

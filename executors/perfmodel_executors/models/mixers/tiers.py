@@ -64,29 +64,27 @@ def _sequences(step: MixerStep) -> list[_Sequence]:
     return sequences + list(map(_Sequence, step.chunk_rows, batch.chunks.tables_GM, before, chunks))
 
 
-def _borders(tiers: KVTiers, num_tokens: int) -> list[int]:
-    """First position of each tier from the newest on, of a sequence of so many tokens; then 0, that of the pages."""
-    borders, border = [], num_tokens
+def _spans(tiers: KVTiers, num_tokens: int) -> list[tuple[int, int]]:
+    """Positions [first, last) of each tier from the newest on, then of the pages, of a sequence of so many tokens."""
+    spans, last = [], num_tokens
     for ring in tiers.rings:
-        border = max(0, border - ring.block_size)
-        borders.append(border)
-    return [*borders, 0]
+        first = max(0, last - ring.block_size)
+        spans.append((first, last))
+        last = first
+    return [*spans, (0, last)]
 
 
 def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> tuple[Tensor, Tensor]:
-    dtype, size = own_k.dtype, tiers.pages.block_size
-    borders = _borders(tiers, sequence.before)
-    oldest = borders[-2] if tiers.rings else sequence.before
-    parts = []
+    dtype, parts = own_k.dtype, []
+    *spans, (_, oldest) = _spans(tiers, sequence.before)
     if oldest:
-        k, v = tiers.pages.gathered(sequence.table[: -(-oldest // size)], dtype)
+        k, v = tiers.pages.gathered(sequence.table[: -(-oldest // tiers.pages.block_size)], dtype)
         parts.append((k[:oldest], v[:oldest]))
     row = torch.tensor([sequence.row], device=own_k.device)
-    for i in reversed(range(len(tiers.rings))):
-        first, last = borders[i], sequence.before if i == 0 else borders[i - 1]
+    for ring, (first, last) in reversed(list(zip(tiers.rings, spans, strict=True))):
         if last > first:
-            k, v = tiers.rings[i].gathered(row, dtype)
-            places = torch.arange(first, last, device=own_k.device) % tiers.rings[i].block_size
+            k, v = ring.gathered(row, dtype)
+            places = torch.arange(first, last, device=own_k.device) % ring.block_size
             parts.append((k[places], v[places]))
     parts.append((own_k, own_v))
     k_LKH, v_LKV = (torch.cat(side) for side in zip(*parts, strict=True))
@@ -95,18 +93,11 @@ def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> 
 
 def _entering(tiers: KVTiers, sequence: _Sequence, num_new: int) -> list[tuple[int, int, Tensor]]:
     """For each tier and the pages: the positions [first, last) that enter with the step, and their slots."""
-    total = sequence.before + num_new
-    before, after, entering = _borders(tiers, sequence.before), _borders(tiers, total), []
-    for i, border in enumerate(after):
-        newest_before = sequence.before if i == 0 else before[i - 1]
-        newest_after = total if i == 0 else after[i - 1]
-        first = max(border, newest_before)
-        positions = torch.arange(first, max(first, newest_after), device=sequence.table.device)
-        if i < len(tiers.rings):
-            size = tiers.rings[i].block_size
-            slots = sequence.row * size + positions % size
-        else:
-            size = tiers.pages.block_size
-            slots = sequence.table[positions // size] * size + positions % size
-        entering.append((first, max(first, newest_after), slots))
+    before, after = (_spans(tiers, count) for count in (sequence.before, sequence.before + num_new))
+    entering = []
+    for pages, (_, known), (first, last) in zip((*tiers.rings, tiers.pages), before, after, strict=True):
+        first, size = max(first, known), pages.block_size
+        positions = torch.arange(first, max(first, last), device=sequence.table.device)
+        blocks = sequence.table[positions // size] if pages is tiers.pages else sequence.row
+        entering.append((first, max(first, last), blocks * size + positions % size))
     return entering
