@@ -109,7 +109,7 @@ def check_striped(model: ModelSpec, engine: EngineSpec) -> None:
             for m in mixers
         ),
         "a quantised KV cache": model.quantization.kv_cache not in (None, model.dtype),
-        "standard attention, or drafted tokens": engine.attention != "flash" or engine.speculative_config is not None,
+        "standard attention": engine.attention != "flash",
         "tensor-parallel ranks without copies of a KV head": any(
             isinstance(m, Attention) and engine.tensor_parallel_size // m.num_kv_heads % size for m in mixers
         ),

@@ -284,11 +284,12 @@ class EngineSpec(VariantSpec):
     def _conflicts_of_kv(self) -> Iterator[str]:
         names = ("kv_tiers", "kv_eviction", "kv_offload", "kv_cache_residual_tokens")
         used = [name for name in names if getattr(self, name)]
-        others = [*used, *(["kv_cache"] if self.kv_cache != "paged" else [])]
+        given = {"kv_cache": self.kv_cache != "paged", "speculative_config": self.speculative_config is not None}
+        others = [*used, *(name for name, is_given in given.items() if is_given)]
         if self.decode_context_parallel_size > 1 and others:
             yield (
-                f"got {others[0]} with decode_context_parallel_size={self.decode_context_parallel_size}, which shares "
-                f"out plain KV blocks; leave one of them out"
+                f"got {others[0]} with decode_context_parallel_size={self.decode_context_parallel_size}, which is "
+                f"modelled for plain KV blocks without drafts; leave one of them out"
             )
         if self.kv_cache == "off" and used:
             yield f"got {used[0]} with kv_cache=off, which keeps no keys and values; leave one of them out"

@@ -70,6 +70,13 @@ def test_the_cache_holds_as_many_times_the_tokens(size):
     assert plans[1].weight_bytes == plans[0].weight_bytes
 
 
+def test_what_is_no_plain_cache_is_refused():
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    for more in ({"speculative_config": drafts}, {"kv_cache": "contiguous"}, {"kv_cache_residual_tokens": 64}):
+        with pytest.raises(ValueError, match=f"got {next(iter(more))} with decode_context_parallel_size=2"):
+            EngineSpec(tensor_parallel_size=2, decode_context_parallel_size=2, kv_cache_dtype="int8", **more)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
