@@ -136,7 +136,8 @@ def execute_scenario(
     how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {_weights_note(scenario.model)}"
     if out is not None:
         _write_choices(executed, out)
-    notes = (f"{how}; durations are {executed.clock.meaning}.", *_notes(scenario, executed, ending, num_nan))
+    meaning = "wall time" if live else executed.clock.meaning
+    notes = (f"{how}; durations are {meaning}.", *_notes(scenario, executed, ending, num_nan))
     return replace(result, notes=(*result.notes, *notes))
 
 

@@ -82,6 +82,7 @@ def test_a_live_run_takes_the_time_of_the_wall():
     result = execute_live(small(num_requests=4), live=True)
     assert result.summary["completed"] == 4
     assert result.summary["duration"] >= float(result.requests.arrival_s.max())
+    assert "durations are wall time" in result.notes[-1]
 
 
 def test_validation_of_any_executable_model_covers_all_rows():
