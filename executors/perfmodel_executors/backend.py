@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, RequestStatus, StepPlan
+from perfmodel_executors.clocks import PS_PER_NS
 from perfmodel_executors.measure.protocol import DriftMeter, uninterrupted
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.models.exits import DrawnExits
@@ -19,8 +20,6 @@ from perfmodel_executors.sampling import Draws
 from perfmodel_executors.speculation.proposer import Drafting
 from perfmodel_executors.speculation.speculator import Speculator, Verified
 from perfmodel_executors.tokens import TokenStore
-
-PS_PER_NS = 1000
 
 Result = TypeVar("Result")
 
@@ -44,7 +43,7 @@ class StepTimer:
     is run once untimed."""
 
     def __init__(self, clock_ns: Callable[[], int], drift: DriftMeter | None = None, warms_up: bool = True) -> None:
-        self.warms_up, self._clock_ns, self._drift = warms_up, clock_ns, drift
+        self.warms_up, self.drift, self._clock_ns = warms_up, drift, clock_ns
         self._seen: set[Hashable] = set()
 
     def timed(
@@ -56,7 +55,7 @@ class StepTimer:
             self._seen.add(shape)
             run(is_warm_up=True)
         with uninterrupted():
-            factor = self._drift.measure() if self._drift is not None else 1.0
+            factor = self.drift.measure() if self.drift is not None else 1.0
             start = self._clock_ns()
             result = run()
             unseen = finalize(result) if finalize is not None else 0
@@ -146,8 +145,12 @@ class ExecutedBackend:
         return Outcome(duration, [token for tokens in verified.tokens for token in tokens], verified.num_accepted)
 
     def release(self, request: Request) -> None:
-        self._lose_blocks(request)
         self.tokens.release(request)
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """What this engine alone knows of a request that another goes on with."""
+        self._lose_blocks(request)
         if self._draws is not None:
             self._draws.release(request)
         if self.exits is not None:

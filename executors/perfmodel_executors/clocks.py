@@ -10,19 +10,23 @@ from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.replica import EngineRank
 from perfmodel.sim.traffic.clients import OpenLoopClient
 
-_PS_PER_NS = 1000
+PS_PER_NS = 1000
 
 
 class WallClock:
-    """Turns a calendar, whose tick 0 is now, in the wall's time."""
+    """Turns a calendar in the wall's time. Its tick 0 is when it was made, or begins to run."""
 
     def __init__(self) -> None:
         self.env = PacedEnvironment()
+        self.begin()
+
+    def begin(self) -> None:
+        """Tick 0 is now."""
         self._start_ns = time.monotonic_ns()
 
     @property
     def ticks(self) -> int:
-        return (time.monotonic_ns() - self._start_ns) * _PS_PER_NS
+        return (time.monotonic_ns() - self._start_ns) * PS_PER_NS
 
     def catch_up(self) -> None:
         """Let events happen that are due."""

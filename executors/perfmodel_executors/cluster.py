@@ -4,7 +4,7 @@ the calendar, one after another on this machine."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.cost import StageTicks
@@ -15,9 +15,10 @@ from perfmodel.sim.fleet.kv_transfer import Copies, KvTransfers, TransferCost
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.backend import PS_PER_NS, ExecutedBackend, ExecutedGroup, StepTimer
-from perfmodel_executors.clocks import LiveBackend, WallClock
+from perfmodel_executors.backend import ExecutedBackend, ExecutedGroup, StepTimer
+from perfmodel_executors.clocks import PS_PER_NS, LiveBackend, WallClock
 from perfmodel_executors.device import StepClock
+from perfmodel_executors.measure.calibrate import Progress
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.parallel.ranks import EngineRunner, RankCall, Ranks, RunnersTogether
 from perfmodel_executors.runner import RunnerSetup, StepTaker
@@ -41,13 +42,72 @@ class _InStages:
         return self._executed.stage_ticks
 
 
+class TimeIsUpError(Exception):
+    """Ends the serving of an executed run; the records so far are its result."""
+
+
+class RunMonitor:
+    """Watches a run. on_answer: called with each answered request; progress: with each step's (tokens computed,
+    num_tokens in all); max_seconds: of the wall's time, after which no step begins; is_cut: whether that ended the run;
+    cut_short: why it ended early otherwise"""
+
+    def __init__(
+        self,
+        on_answer: Callable[[Request], None] = lambda _: None,
+        progress: Progress | None = None,
+        num_tokens: int = 0,
+        max_seconds: float | None = None,
+    ) -> None:
+        self.max_seconds, self.is_cut, self.cut_short, self.on_answer = max_seconds, False, "", on_answer
+        self._progress, self._num_computed, self._num_tokens = progress, 0, num_tokens
+        self.begin()
+
+    def begin(self) -> None:
+        """Seconds count from now on."""
+        self._begun = time.monotonic()
+
+    def before_step(self) -> None:
+        """Raises TimeIsUpError once the time is up."""
+        if self.max_seconds is not None and time.monotonic() - self._begun > self.max_seconds:
+            self.is_cut = True
+            raise TimeIsUpError
+
+    def on_step(self, record: StepRecord) -> None:
+        self._num_computed += record.num_tokens
+        if self._progress is not None:
+            self._progress(self._num_computed, max(self._num_tokens, self._num_computed))
+
+
+class _Monitored:
+    """A Backend or GroupBackend, before each of whose steps the monitor is asked."""
+
+    def __init__(self, backend: Any, monitor: RunMonitor) -> None:
+        self._backend, self._monitor = backend, monitor
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        self._monitor.before_step()
+        outcome: Outcome = self._backend.execute(plan)
+        return outcome
+
+    def execute_together(self, plans: Mapping[int, StepPlan]) -> Sequence[Outcome]:
+        self._monitor.before_step()
+        outcomes: Sequence[Outcome] = self._backend.execute_together(plans)
+        return outcomes
+
+
 class ExecutedTransfers(KvTransfers):
     """KV goes from one engine's cache to another's, by way of the ranks' messages, and takes what the wall says: from
-    the call to the last block in its place."""
+    the call to the last block in its place. forget: called with an engine and the request that has left it"""
 
-    def __init__(self, env: TickEnvironment, ranks: Ranks, runners: dict[int, EngineRunner]) -> None:
+    def __init__(
+        self,
+        env: TickEnvironment,
+        ranks: Ranks,
+        runners: dict[int, EngineRunner],
+        forget: Callable[[int, Request], None],
+    ) -> None:
         super().__init__(env)
-        self._ranks, self._runners = ranks, runners
+        self._ranks, self._runners, self._forget = ranks, runners, forget
 
     def take(self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None) -> int:
         assert of is not None
@@ -61,13 +121,19 @@ class ExecutedTransfers(KvTransfers):
             target.rank: RankCall(target.number, "receive_blocks", (received, source.rank)),
         }
         ended: int = self._ranks.ask(calls)[target.rank].result
+        self._forget(ends[0], there)
         return max(1, (ended - began) * PS_PER_NS)
 
 
 class ExecutedCluster:
-    """The engines, made as the cluster is. runner_of: of a pool's engine, by its number; backend_of: of a runner;
-    setup_of: of a pool; wrap: stands in front of each backend; on_answer, on_record: told of requests and steps that
-    end; live: on the wall's clock; cluster: that runs; clock: of its steps"""
+    """The engines, which are made when the simulator's cluster asks for them.
+
+    runner_of:  makes the runner of an engine, given its pool's scenario and its number
+    backend_of: makes the backend that executes with a runner
+    setup_of:   what the ranks of a pool's engine have to know
+    wrap:       makes what stands in front of each backend
+    live:       the calendar follows the wall's clock
+    cluster:    the cluster that runs; clock: what measures its steps"""
 
     cluster: Cluster
     clock: StepClock
@@ -79,36 +145,41 @@ class ExecutedCluster:
         backend_of: Callable[[StepTaker], ExecutedBackend],
         setup_of: Callable[[Scenario], RunnerSetup],
         wrap: Wrap,
-        on_answer: Callable[[Request], None],
-        on_record: Callable[[StepRecord], None],
+        monitor: RunMonitor,
         live: bool = False,
     ) -> None:
         self._wall = WallClock() if live else None
         self.env = TickEnvironment() if self._wall is None else self._wall.env
         self.backends: list[ExecutedBackend] = []
         self._runners: dict[int, EngineRunner] = {}
-        self.transfers: KvTransfers = ExecutedTransfers(self.env, ranks, self._runners)
+        self.transfers: KvTransfers = ExecutedTransfers(self.env, ranks, self._runners, self._forget)
         self._ranks, self._runner_of, self._backend_of, self._setup_of = ranks, runner_of, backend_of, setup_of
-        self._wrap, self._on_answer, self._on_record = wrap, on_answer, on_record
+        self._wrap, self._monitor = wrap, monitor
         # By engine, what ended with its last step: the plan that it made before may compute tokens of them.
         self._ended: defaultdict[int, list[Request]] = defaultdict(list)
 
     def run(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._monitor.begin()
         if self._wall is None:
             self.env.run_until_idle()
         else:
+            self._wall.begin()
             self._wall.run()
         for engine in tuple(self._ended):
             self._release(engine)
 
     def on_finished(self, engine: int, request: Request) -> None:
         self._ended[engine].append(request)
-        self._on_answer(request)
+        self.backends[engine].tokens.finish(request)
+        self._monitor.on_answer(request)
 
     def on_step(self, engine: int, record: StepRecord) -> None:
         self._release(engine)
-        self._on_record(record)
+        self._monitor.on_step(record)
+
+    def _forget(self, engine: int, request: Request) -> None:
+        self.backends[engine].forget(request)
 
     def _release(self, engine: int) -> None:
         for request in self._ended.pop(engine, ()):
@@ -125,7 +196,7 @@ class ExecutedCluster:
             self._runners[index] = runner
         executed, self.clock = self._backend_of(runner), runner.new_clock()
         self.backends.append(executed)
-        backend: Backend = self._wrap(executed, pool)
+        backend: Backend = _Monitored(self._wrap(executed, pool), self._monitor)
         if self._wall is not None:
             backend = LiveBackend(backend, self._wall)
         if num_stages > 1:
@@ -137,6 +208,8 @@ class ExecutedCluster:
         self.backends += map(self._backend_of, runners)
         together, timeout = RunnersTogether(runners, self._ranks), pool.engine.attention_dp_timeout_iters
         self.clock = together.clock
-        group = ExecutedGroup(self.backends, together, StepTimer(together.clock))
+        group = ExecutedGroup(self.backends, together, StepTimer(together.clock, self.backends[0].timer.drift))
         balance = PromptBalance(timeout) if timeout else None
-        return Lockstep(self.env, self.backends[0], balance=balance, group=self._wrap(group, pool))
+        return Lockstep(
+            self.env, self.backends[0], balance=balance, group=_Monitored(self._wrap(group, pool), self._monitor)
+        )

@@ -1,7 +1,6 @@
-"""Whole scenarios on the executed clock: execute one, or put it beside its simulation."""
+"""Whole scenarios on the executed clock: execute one, or compare it with its simulation."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 
 from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibrations.calibration import Calibration
-from perfmodel.engine import Request, StepRecord
+from perfmodel.engine import Request
 from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.evidence.executed.compare import (
     ExecutorComparison,
@@ -32,7 +31,7 @@ from perfmodel.sim.records.totals import kv_offloaded, kv_transferred, usage_pea
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.backend import ExecutedBackend
-from perfmodel_executors.cluster import ExecutedCluster, Wrap
+from perfmodel_executors.cluster import ExecutedCluster, RunMonitor, TimeIsUpError, Wrap
 from perfmodel_executors.device import device_name, find_device, memory_as_a_sentence
 from perfmodel_executors.kernels.tiles import choices
 from perfmodel_executors.measure.calibrate import MIN_ROUNDS, Progress, StepTimes, calibrate_machine
@@ -46,31 +45,6 @@ from perfmodel_executors.speculation.build import build_speculator, check_specul
 from perfmodel_executors.speculation.measured import with_acceptance
 from perfmodel_executors.speculation.speculator import Speculator
 from perfmodel_executors.tokens import TokenStore
-
-
-class TimeIsUpError(Exception):
-    """Ends the serving of an executed run; the records so far are its result."""
-
-
-class Ending:
-    """When a run ends before its traffic does: `max_seconds` of the wall's time after it was made. progress: called
-    with each step's (tokens computed, tokens in all); is_cut: whether the end came; cut_short: why the run ended in its
-    middle otherwise"""
-
-    def __init__(self, scenario: Scenario, progress: Progress | None = None, max_seconds: float | None = None) -> None:
-        self.max_seconds, self.is_cut, self.cut_short = max_seconds, False, ""
-        self._progress, self._num_computed = progress, 0
-        self._num_tokens = _num_tokens(scenario) if progress is not None else 0
-        self._begun = time.monotonic()
-
-    def on_step(self, record: StepRecord) -> None:
-        """Raises TimeIsUpError once the time is up."""
-        self._num_computed += record.num_tokens
-        if self._progress is not None:
-            self._progress(self._num_computed, max(self._num_tokens, self._num_computed))
-        if self.max_seconds is not None and time.monotonic() - self._begun > self.max_seconds:
-            self.is_cut = True
-            raise TimeIsUpError
 
 
 def execute_scenario(
@@ -127,17 +101,17 @@ def execute_scenario(
         def runner_of(pool: Scenario, index: int) -> StepTaker:
             return ranks.runner(setup_of(pool)) if num_engines(scenario) == 1 else ranks.engine(setup_of(pool), index)
 
-        ending = Ending(scenario, progress, max_seconds)
-        callbacks = (on_answer, ending.on_step)
-        executed = ExecutedCluster(ranks, runner_of, make_backend, setup_of, wrap, *callbacks, live)
-        result = _run(scenario, executed, ending, out)
+        num_tokens = _num_tokens(scenario) if progress is not None else 0
+        monitor = RunMonitor(on_answer, progress, num_tokens, max_seconds)
+        executed = ExecutedCluster(ranks, runner_of, make_backend, setup_of, wrap, monitor, live)
+        result = _run(scenario, executed, monitor, out)
         num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
     where = device_name(device) if count == 1 else f"{count} ranks of {device_name(device)}"
     how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {_weights_note(scenario.model)}"
     if out is not None:
         _write_choices(executed, out)
     meaning = "wall time" if live else executed.clock.meaning
-    notes = (f"{how}; durations are {meaning}.", *_notes(scenario, executed, ending, num_nan))
+    notes = (f"{how}; durations are {meaning}.", *_notes(scenario, executed, monitor, num_nan))
     return replace(result, notes=(*result.notes, *notes))
 
 
@@ -155,15 +129,15 @@ def _weights_note(model: ModelSpec) -> str:
     return f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
 
 
-def _notes(scenario: Scenario, executed: ExecutedCluster, ending: "Ending", num_nan: int) -> Iterator[str]:
+def _notes(scenario: Scenario, executed: ExecutedCluster, monitor: RunMonitor, num_nan: int) -> Iterator[str]:
     settings = settings_of(scenario.sampling, scenario.model)
     if num_engines(scenario) > 1:
         yield _note_on_engines(scenario)
-    if ending.is_cut:
-        limit = f"{ending.max_seconds:g} s (--max-seconds)"
+    if monitor.is_cut:
+        limit = f"{monitor.max_seconds:g} s (--max-seconds)"
         yield f"Stopped after {limit}: what was not answered by then is not counted."
-    if ending.cut_short:
-        yield f"Cut short: {ending.cut_short} What was answered until then is counted."
+    if monitor.cut_short:
+        yield f"Cut short: {monitor.cut_short} What was answered until then is counted."
     if settings is not None:
         yield f"Tokens are drawn with {settings}, seed {_draw_seed(scenario)}."
     if num_nan:
@@ -240,17 +214,16 @@ def serve_calibrated(
     scenario, pairs = times.with_link(scenario), list[StepPair]()
     predictor = predictor_of(scenario, step_costs(scenario, calibration))
     backend = _backend(scenario, times.runner, times.speculator, _token_store(scenario), times.drift_meter())
-    ending = Ending(scenario, progress)
+    monitor = RunMonitor(progress=progress, num_tokens=_num_tokens(scenario) if progress is not None else 0)
     executed = ExecutedCluster(
         Ranks(),
         runner_of=lambda *_: times.runner,
         backend_of=lambda _: backend,
         setup_of=lambda _: times.setup,
         wrap=lambda own, _: ShadowedBackend(own, predictor, pairs),
-        on_answer=lambda _: None,
-        on_record=ending.on_step,
+        monitor=monitor,
     )
-    return _run(scenario, executed, ending, calibration=calibration), pairs
+    return _run(scenario, executed, monitor, calibration=calibration), pairs
 
 
 def as_executed(scenario: Scenario) -> Scenario:
@@ -314,6 +287,7 @@ def num_ranks(scenario: Scenario) -> int:
         "drafts tokens (engine.speculative_config)": any(e.speculative_config is not None for e in engines),
         "is not for a CPU": scenario.hardware.kind != "cpu" or any(pool.hardware for pool in scenario.pools),
         "a pool has another model": any(pool.model is not None for pool in scenario.pools),
+        "pools have KV blocks of unequal size": len({engine.kv_block_tokens for engine in engines}) > 1,
         "KV moves layer by layer, or over a shared fabric": transfer.layerwise or transfer.shared,
         "KV comes with states, or tokens kept beside its blocks": scenario.cluster.is_disaggregated
         and served_model(scenario.model, scenario.engine).has_states,
@@ -343,7 +317,7 @@ def _num_tokens(scenario: Scenario) -> int:
 def _run(
     scenario: Scenario,
     executed: ExecutedCluster,
-    ending: Ending,
+    monitor: RunMonitor,
     out: Path | None = None,
     calibration: Calibration | None = None,
 ) -> RunResult:
@@ -355,14 +329,14 @@ def _run(
         try:
             serve(scenario, Workload(entrance), basis_of, collector, can_leap=False, executed=executed)
         except TimeIsUpError:
-            pass  # `ending` knows
+            pass  # the monitor knows
         except RankDiedError as error:
             if not collector.num_finished:
                 raise
-            ending.cut_short = str(error)
-    if not collector.num_finished and ending.is_cut:
+            monitor.cut_short = str(error)
+    if not collector.num_finished and monitor.is_cut:
         raise WorkloadError(
-            f"{scenario.name}: no request was answered within --max-seconds {ending.max_seconds:g}; give more, or "
+            f"{scenario.name}: no request was answered within --max-seconds {monitor.max_seconds:g}; give more, or "
             f"shorter requests."
         )
     if not collector.num_finished:
@@ -374,15 +348,16 @@ def _run(
     num_blocks = max(pool.memory.num_kv_blocks for pool in cluster.pools)
     summary = summarize(scenario, collector, _totals(scenario, cluster, collector))
     records = collector.requests(), collector.steps()
-    return RunResult(scenario, "executed", summary, *records, num_blocks, cut_short=ending.cut_short)
+    return RunResult(scenario, "executed", summary, *records, num_blocks, cut_short=monitor.cut_short)
 
 
 def _totals(scenario: Scenario, cluster: Cluster, collector: Collector) -> DeviceTotals:
     schedulers = [engine.loop.scheduler for engine in cluster.engines]
+    price = usd_per_hour(scenario.hardware, scenario.price)  # of a device
     return DeviceTotals(
         num_devices=scenario.num_devices,
         kv_cache_usage_peak=max(usage_peak(pool, collector) for pool in cluster.pools),
-        usd_per_hour=usd_per_hour(scenario.hardware, scenario.price),
+        usd_per_hour=None if price is None else price * scenario.num_devices,
         num_preemptions=sum(own.num_preemptions for own in schedulers),
         prefix_tokens_asked=sum(own.num_prefix_tokens_asked for own in schedulers),
         prefix_tokens_hit=sum(own.num_prefix_tokens_hit for own in schedulers),

@@ -52,11 +52,14 @@ class TokenStore:
     def outputs(self, request: Request) -> list[int]:
         return self.of(request)[request.num_prompt_tokens :]
 
+    def finish(self, request: Request) -> None:
+        """`request` is answered: of a conversation's turn the text stays until the next one asks."""
+        if request.turn >= 0:
+            self._said[request.session] = list(self.of(request))
+
     def release(self, request: Request) -> None:
-        """Forget a finished request; of a conversation's turn what was said stays until the next one asks."""
-        tokens = self._tokens.pop(request.request_id, None)
-        if tokens is not None and request.turn >= 0:
-            self._said[request.session] = tokens
+        """Forget a finished request, of which no step computes tokens any more."""
+        self._tokens.pop(request.request_id, None)
 
     def _prompt(self, request: Request) -> list[int]:
         size, length = self._block_size, request.num_prompt_tokens

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ from perfmodel.errors import DoesNotFitError, PerfmodelError  # noqa: E402
 from perfmodel.evidence.executed.bridge import load_executor  # noqa: E402
 from perfmodel.sim import simulate  # noqa: E402
 from perfmodel.specs import SLO, load_scenario  # noqa: E402
-from perfmodel_executors import calibrate_cpu  # noqa: E402
+from perfmodel_executors import calibrate_cpu, cluster, run  # noqa: E402
 from perfmodel_executors.measure.cpu_steps import StepRange  # noqa: E402
 from perfmodel_executors.models.support import check_memory  # noqa: E402
 from perfmodel_executors.run import execute_scenario as execute_live  # noqa: E402
@@ -83,6 +84,30 @@ def test_a_live_run_takes_the_time_of_the_wall():
     assert result.summary["completed"] == 4
     assert result.summary["duration"] >= float(result.requests.arrival_s.max())
     assert "durations are wall time" in result.notes[-1]
+
+
+def test_building_the_model_is_no_part_of_a_run(monkeypatch):
+    """Neither of a live run's first step nor of --max-seconds, which keeps all that was answered."""
+    build = run.Ranks.runner
+
+    def slowly(self, setup):
+        time.sleep(1.5)
+        return build(self, setup)
+
+    monkeypatch.setattr(run.Ranks, "runner", slowly)
+    result = execute_live(small(num_requests=2), live=True, max_seconds=1.4)
+    assert result.summary["completed"] == 2
+    assert result.summary["mean_ttft_ms"] < 1000
+
+
+def test_what_ends_with_the_last_step_is_counted(monkeypatch):
+    """The time is up during the only step of the first request: it was answered, the second is not begun."""
+    rare, one_token = {"process": "constant", "rate": 0.001}, {"distribution": "fixed", "value": 1}
+    seconds = iter([0.0, 0.0, 0.0])  # made, begun, before the first step
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: next(seconds, 100.0))
+    result = execute_live(small(num_requests=2, arrivals=rare, output_tokens=one_token), max_seconds=10.0)
+    assert result.summary["completed"] == 1
+    assert any(note.startswith("Stopped after 10 s") for note in result.notes)
 
 
 def test_validation_of_any_executable_model_covers_all_rows():

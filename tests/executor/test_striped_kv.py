@@ -73,13 +73,22 @@ def test_a_rank_keeps_its_share_of_a_block():
 
 PROMPT = list(range(3, 16))
 TABLE, OTHER = [5, 2, 7, 0], [1, 3]
-# A chunk; a decode with a chunk that goes on; two decodes, one of them with a context of one rank alone.
+# A chunk; a decode with a chunk that goes on; two decodes, one of them with a context of one rank alone; two chunks
+# that go on behind odd numbers of tokens.
 STEPS = [
     [TokenSegment(PROMPT[:8], 0, TABLE)],
     [TokenSegment(PROMPT[8:], 8, TABLE), TokenSegment(PROMPT[:1], 0, OTHER)],
     [TokenSegment([9], 13, TABLE), TokenSegment([4], 1, OTHER)],
+    [TokenSegment([7], 2, OTHER), TokenSegment(PROMPT[:5], 0, [4, 6])],
+    [TokenSegment([3, 1], 3, OTHER), TokenSegment(PROMPT[5:8], 5, [4, 6])],
 ]
-SHAPES = [BatchShape(8, 1, ((8, 0),)), BatchShape(6, 2, ((5, 8),), 1, 1), BatchShape(2, 2, (), 2, 16)]
+SHAPES = [
+    BatchShape(8, 1, ((8, 0),)),
+    BatchShape(6, 2, ((5, 8),), 1, 1),
+    BatchShape(2, 2, (), 2, 16),
+    BatchShape(6, 2, ((5, 0),), 1, 3),
+    BatchShape(5, 2, ((2, 3), (3, 5))),
+]
 
 
 @pytest.mark.xdist_group("ranks")

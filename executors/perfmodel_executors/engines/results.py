@@ -14,12 +14,12 @@ from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, summariz
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.clocks import PS_PER_NS
 
 Progress = Callable[[int, int | None], None]
 
 CHUNKS = "chunks.csv"
 _CHUNK_COLUMNS = "step,num_tokens,num_computed_tokens"
-_PS_PER_NS = 1000
 # Of vLLM's configurations, what it changes of what it was asked for, where a backend does not do it.
 _PARTS = ("cache_config", "scheduler_config", "model_config")
 _SETTINGS = (
@@ -46,12 +46,12 @@ def collected(
         for kind, *values in lines:
             if kind == "step":
                 record = StepRecord(*values[0])
-                times = {name: getattr(record, name) * _PS_PER_NS for name in ("start", "end", "first_duration")}
+                times = {name: getattr(record, name) * PS_PER_NS for name in ("start", "end", "first_duration")}
                 collector.add_step(record._replace(**times))
                 if chunks is not None:
                     chunks.writelines(f"{values[0][0]},{tokens},{computed}\n" for tokens, computed in values[1])
                 for gap in values[2]:
-                    collector.add_gap(gap * _PS_PER_NS)
+                    collector.add_gap(gap * PS_PER_NS)
             elif kind == "request":
                 request = _request(values[0])
                 request.session, request.turn = turn_of.get(request.request_id, (None, -1))
@@ -101,9 +101,9 @@ def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], 
 
 def _request(fields: list[int]) -> Request:
     number, arrival, scheduled, first, finished, prompt, output, cached, preemptions = fields
-    request = Request(number, arrival * _PS_PER_NS, prompt, output)
-    request.first_scheduled_at, request.first_token_at = scheduled * _PS_PER_NS, first * _PS_PER_NS
-    request.finished_at = finished * _PS_PER_NS
+    request = Request(number, arrival * PS_PER_NS, prompt, output)
+    request.first_scheduled_at, request.first_token_at = scheduled * PS_PER_NS, first * PS_PER_NS
+    request.finished_at = finished * PS_PER_NS
     request.num_output_tokens, request.num_cached_tokens, request.num_preemptions = output, cached, preemptions
     return request
 

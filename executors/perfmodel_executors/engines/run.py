@@ -18,12 +18,12 @@ from perfmodel.engine import Request
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
 from perfmodel.sim import RunResult, Workload
 from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.clocks import PS_PER_NS
 from perfmodel_executors.engines import arguments as vllm_arguments
 from perfmodel_executors.engines import vllm_process
 from perfmodel_executors.engines.results import Progress, collected, described
 from perfmodel_executors.tokens import TokenStore
 
-_PS_PER_NS = 1000
 _START_ARGUMENTS = ("-P", vllm_process.__file__)  # -P: the script's folder must not stand before vLLM's packages
 _END_S = 20.0
 _LOG_TAIL = 400  # characters of what vLLM printed last
@@ -124,11 +124,11 @@ def _job(scenarios: Sequence[Scenario], arguments: dict[str, Any]) -> dict[str, 
 
 
 def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]:
-    store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
+    store = TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed)
 
     def line_of(request: Request, pause: int, tokens: list[int]) -> list[Any]:
-        number, think = request.request_id, workload.think_time(request.request_id) // _PS_PER_NS
-        return [number, pause // _PS_PER_NS, list(tokens), request.max_output_tokens, request.priority, think]
+        number, think = request.request_id, workload.think_time(request.request_id) // PS_PER_NS
+        return [number, pause // PS_PER_NS, list(tokens), request.max_output_tokens, request.priority, think]
 
     if not workload.traffic.has_conversations:
         for request in workload.requests():
@@ -144,6 +144,7 @@ def _chains(scenario: Scenario, workload: Workload) -> Iterator[list[list[Any]]]
             chain.append(line_of(request, pause if chain else request.arrival, prompt[num_known:]))
             prompt += [0] * request.max_output_tokens  # the answer, which the engine will know
             num_known = len(prompt)
+            store.finish(request)
             store.release(request)
         yield chain
 

@@ -105,10 +105,13 @@ class _Run:
         self._arrivals = client_of(self._clock.env, self._workload, lambda _: self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sampling = sampling_arguments(scenario)
-        self._store = TokenStore(scenario.model.vocab_size, scenario.engine.block_size, scenario.seed)
+        self._store = TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed)
 
     def add(self, request: Request) -> None:
-        """`request` arrives now."""
+        """`request` arrives now; one that the engine would refuse is not asked."""
+        if self._workload.refuses(request):
+            self._arrivals.on_finished(request)
+            return
         self._tasks.add(asyncio.create_task(self._ask(request)))
 
     async def serve(self) -> None:
@@ -147,6 +150,7 @@ class _Run:
         request.finished_at = last
         self._collector.add_request(request)
         self._collector.end_tick = max(self._collector.end_tick, last)
+        self._store.finish(request)
         self._store.release(request)
         self._clock.catch_up()
         self._arrivals.on_finished(request)

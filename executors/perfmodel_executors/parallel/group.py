@@ -56,7 +56,7 @@ class TensorGroup:
         raise AssertionError("KV is not striped")
 
     def scatter_stripes(self, parts_R: Tensor) -> Tensor:
-        """Of a tensor for each of these ranks the one for this, summed over them."""
+        """The sum over these ranks of the tensor that each of them has for this one."""
         raise AssertionError("KV is not striped")
 
     @property

@@ -214,13 +214,13 @@ class Ranks:
                 replies[0] = self._local.answer(calls[0])
             for rank, call in calls.items():
                 if rank and (self.is_timed or call.name == "build"):
-                    reply = self._others[rank - 1].recv()
-                    if isinstance(reply, PerfmodelError):
-                        raise reply
-                    replies[rank] = reply
+                    replies[rank] = self._others[rank - 1].recv()
         except (EOFError, OSError, RuntimeError):
             self.check_alive()
             raise
+        for reply in replies.values():
+            if isinstance(reply, PerfmodelError):
+                raise reply
         return dict(sorted(replies.items()))
 
     def check_alive(self) -> None:
@@ -340,6 +340,8 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
         try:
             reply: RankReply | PerfmodelError = own.answer(call)
         except PerfmodelError as error:
+            if call.name != "build":  # the others wait for this rank in a message
+                raise
             reply = error
         except RuntimeError as error:
             if _PEER_IS_GONE not in str(error):

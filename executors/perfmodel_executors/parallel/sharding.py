@@ -111,7 +111,7 @@ def check_striped(model: ModelSpec, engine: EngineSpec) -> None:
         "a quantised KV cache": model.quantization.kv_cache not in (None, model.dtype),
         "standard attention": engine.attention != "flash",
         "tensor-parallel ranks without copies of a KV head": any(
-            isinstance(m, Attention) and engine.tensor_parallel_size // m.num_kv_heads % size for m in mixers
+            isinstance(m, Attention) and max(1, engine.tensor_parallel_size // m.num_kv_heads) % size for m in mixers
         ),
     }
     how = f"is not executed with decode_context_parallel_size={size}; set that to 1."

@@ -32,6 +32,7 @@ from perfmodel.sim.records.columns import RequestColumns, StepColumns
 from perfmodel.sim.records.result import RunResult
 from perfmodel.sim.replica.backend import SimulatedBackend, shape_of
 from perfmodel.sim.replica.serving import second_tier
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 
 _REQUEST_METRICS = ("e2el", "ttft", "tpot")
@@ -110,7 +111,7 @@ class RunPrediction:
 
     def around(self, backend: Backend, pool: Scenario) -> ShadowedBackend:
         """`backend` of an engine of `pool`, with a prediction for every plan that it executes."""
-        return ShadowedBackend(backend, predictor_of(pool, step_costs(pool)), self._pairs)
+        return ShadowedBackend(backend, predictor_of(pool, shared_step_costs(pool)), self._pairs)
 
     def compare(self, executed: RunResult) -> "RunComparison":
         """The executed run vs the simulation of its scenario, with the measured acceptance rate of drafts."""

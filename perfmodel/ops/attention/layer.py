@@ -49,9 +49,9 @@ def attention_heads(mixer: Attention, context: LayerContext) -> Heads:
 def striped_decode(
     heads: Heads, context: LayerContext, attend: Callable[[int, float, float, Heads], Work], index: int | None = None
 ) -> list[OperatorNode]:
-    """Decode attention (`attend`: sequences, context, queries of each, heads on one device), whose KV may be striped
-    over dcp ranks of the tensor-parallel group: queries of the group's heads are gathered, each rank attends to its
-    part of the context, and results are merged by the sums of their exponentials.
+    """Decode attention (`attend`: sequences, context, queries of each, `heads` on one device; index: see `on_decodes`),
+    whose KV may be striped over dcp ranks of the tensor-parallel group: queries of the group's heads are gathered, each
+    rank attends to its part of the context, and results are merged by the sums of their exponentials.
 
     With H heads in the group and q queries: H h b q bytes are gathered, then 4 H dcp q of sums, and H v b q of results
     scattered, which one kernel has weighted. Source: vLLM, vllm/v1/attention/ops/dcp.py (`cp_lse_ag_out_rs`).
@@ -80,14 +80,14 @@ def striped_decode(
 
 
 def striped_prefill(token_bytes: float, context: LayerContext) -> list[OperatorNode]:
-    """Prompts that see cached tokens of other ranks, of `token_bytes` each, gather those; no node where each device has
-    all of them."""
-    name, group = "dcp_context_all_gather", context.shard.group("context")
+    """Prompts that see cached tokens of other ranks, of `token_bytes` each, gather as many from each rank; no node
+    where each device has all of them."""
+    name, group, dcp = "dcp_context_all_gather", context.shard.group("context"), context.shard.dcp
 
     def gather(prefills: Sequence[tuple[int, int]]) -> Work:
-        return all_gather(token_bytes * sum(cached for _, cached in prefills), group, name)
+        return all_gather(token_bytes * sum(-(-cached // dcp) * dcp for _, cached in prefills), group, name)
 
-    return [on_prefills(name, gather)] if context.shard.dcp > 1 else []
+    return [on_prefills(name, gather)] if dcp > 1 else []
 
 
 def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNode]:

@@ -182,7 +182,8 @@ class Cluster:
 def backend_of(
     scenario: Scenario, cost_model: StepCostModel, is_split: bool = False, is_executed: bool = False
 ) -> SimulatedBackend:
-    """Times the plans of an engine of `scenario`; of an executed one, what it makes of drafts is not looked at."""
+    """Times the plans of an engine of `scenario` by `cost_model`. is_split: prompts' share of time is counted;
+    is_executed: it predicts for an engine that judges drafts itself"""
     config = scenario.engine.speculative_config
     if config is None:
         return SimulatedBackend(cost_model, is_split=is_split)

@@ -225,7 +225,7 @@ class KvTransfers:
         done()
 
     def take(self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None) -> int:
-        """Ticks in which bytes move between engines `ends` over links of their own, which are free now."""
+        """Ticks in which `left_bytes` move at `cost` between engines `ends`, whose links are free; of: see `start`."""
         return to_ticks(cost.latency_s + left_bytes / cost.bandwidth_bytes_per_s)
 
     def _carry(

@@ -157,9 +157,7 @@ def kv_block_manager(
         most_under_way = 2 if engine.plans_ahead else engine.pipeline_parallel_size
         in_flight = most_under_way * engine.max_num_batched_tokens
         longest = engine.max_model_len
-        return eng.GroupedKVBlocks(
-            num_blocks, engine.kv_block_tokens, groups, can_share, in_flight, longest, partial_first
-        )
+        return eng.GroupedKVBlocks(num_blocks, size, groups, can_share, in_flight, longest, partial_first)
     if by_estimates and span is None and host is None and not num_buffers:
         return eng.RadixKVBlocks(num_blocks, size, can_share)
     return KVBlockManager(num_blocks, size, can_share, span, num_buffers, host, partial_first)

@@ -240,9 +240,10 @@ def _stripe_refusals(model: ModelSpec, engine: EngineSpec) -> Iterator[tuple[str
         )
         yield field, "no copies of KV heads to share tokens out over", sentence
     has_indexer = any(isinstance(mixer, LatentAttention) and mixer.indexer is not None for mixer in mixers)
-    if model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers):
-        sentence = f"got {size}, which is modelled for attention over all keys, and {model.name} limits what it sees"
-        yield field, "decode context parallelism of limited attention", sentence
+    is_limited = model.attention_spans or has_indexer or any(getattr(mixer, "sparsity", None) for mixer in mixers)
+    if is_limited or model.has_states:
+        sentence = f"got {size}, which is modelled where all layers attend to all keys, and some of {model.name} do not"
+        yield field, "decode context parallelism beside other layers", sentence
 
 
 def _listed(values: Iterable[int]) -> str:

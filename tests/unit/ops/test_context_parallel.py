@@ -88,7 +88,7 @@ def test_what_is_no_plain_cache_is_refused():
         ),
         (
             ["model=gemma-2-9b", "engine.tensor_parallel_size=16", "engine.decode_context_parallel_size=2"],
-            "limits what it sees",
+            "some of gemma-2-9b do not",
         ),
     ],
 )
