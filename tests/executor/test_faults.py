@@ -19,7 +19,7 @@ SETTINGS = (
 
 
 class Killing:
-    """Ends the second rank's process before a step; what comes then is timed."""
+    """Ends the second rank's process before a step, and notes when."""
 
     def __init__(self, backend, before_step):
         self.backend, self.left, self.killed_at = backend, before_step, None

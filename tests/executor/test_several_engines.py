@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import MODELS, attention, tiny  # noqa: E402
 from test_expert_ranks import PLAIN, SKEWED  # noqa: E402
+from test_faults import Killing  # noqa: E402
 from test_parallel import BLOCK, PROMPT, ThreadGroup  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
@@ -263,20 +264,6 @@ def test_the_step_graph_has_the_exchanges_that_are_executed():
     _, sent = on_data_ranks(MODELS["moe"], (PROMPT, PROMPT[:6]), ExpertSharing(PLAIN))
     assert kinds == {"all_to_all": 2 * experts}
     assert all(len(own) == 2 * experts for own in sent)
-
-
-class Killing:
-    """Ends the other engine's process before a step."""
-
-    def __init__(self, backend, before_step):
-        self.backend, self.left, self.killed_at = backend, before_step, None
-
-    def execute(self, plan):
-        self.left -= 1
-        if not self.left:
-            self.backend.runner._ranks.processes[0].kill()
-            self.killed_at = time.monotonic()
-        return self.backend.execute(plan)
 
 
 @pytest.mark.xdist_group("ranks")
