@@ -41,7 +41,7 @@ class WallClock:
 
 
 class LiveBackend:
-    """`backend`, whose steps take the wall's time since the calendar's."""
+    """`backend`; its steps take the wall's time since the calendar's."""
 
     def __init__(self, backend: Backend, clock: WallClock) -> None:
         self._backend, self._clock = backend, clock

@@ -1,6 +1,6 @@
-"""`ExecutedCluster`: the engines of a scenario on the simulated calendar, whose steps and KV transfers are executed.
-One engine takes the ranks that it asks for; of several each is a process of its own, and they step at the same time on
-the calendar, one after another on this machine."""
+"""`ExecutedCluster`: executes the steps and KV transfers of a scenario's engines on the simulated calendar. One engine
+takes the ranks that it asks for; of several each is a process of its own, and they step at the same time on the
+calendar, one after another on this machine."""
 
 import time
 from collections import defaultdict
@@ -79,7 +79,7 @@ class RunMonitor:
 
 
 class _Monitored:
-    """A Backend or GroupBackend, before each of whose steps the monitor is asked."""
+    """A Backend or GroupBackend that asks the monitor before each step."""
 
     def __init__(self, backend: Any, monitor: RunMonitor) -> None:
         self._backend, self._monitor = backend, monitor

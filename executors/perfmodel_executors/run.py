@@ -291,7 +291,7 @@ def num_ranks(scenario: Scenario) -> int:
         "KV moves layer by layer, or over a shared fabric": transfer.layerwise or transfer.shared,
         "KV comes with states, or tokens kept beside its blocks": scenario.cluster.is_disaggregated
         and served_model(scenario.model, scenario.engine).has_states,
-        "data-parallel ranks share experts by their width, or beside other engines": has_experts
+        "data-parallel ranks share experts by their width, or there are other engines": has_experts
         and any(engine.data_parallel_size > 1 for engine in engines)
         and not (len(engines) == 1 and scenario.pools[0].replicas == 1 and engines[0].enable_expert_parallel),
     }

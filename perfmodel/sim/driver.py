@@ -111,8 +111,8 @@ def serve(
     executed: ExecutedEngines | None = None,
 ) -> Cluster:
     """Run `scenario` until the last request of `workload` is answered; return the final cluster. collector: gets the
-    records; progress, can_leap, one_of: see `simulate`; basis_of, scores, executed: see `Cluster`, and of these the
-    last compresses prompts (`prompt_compression`) in no time."""
+    records; progress, can_leap, one_of: see `simulate`; basis_of, scores, executed: see `Cluster`. Executed prompts are
+    compressed (`prompt_compression`) in no time."""
     env = TickEnvironment() if executed is None else executed.env
     expected = scenario.traffic.expected_requests  # of stages a mean: there may be a few more
     total = workload.num_requests if expected is None else round(expected)

@@ -55,20 +55,25 @@ def logits(model, group=ALONE, routing=TRAINED):
         return torch.cat((first, decoder.forward(build_batch(segments, BLOCK), cache)))
 
 
-def together(model, size, experts=None, routing=TRAINED):
-    """The same from `size` ranks; each of them has all logits."""
-    meeting = threading.Barrier(size), [None] * size
+def on_threads(size, run):
+    """What `run(rank)` gives on a thread of each rank; None where it raises."""
     results = [None] * size
 
-    def run(rank):
-        results[rank] = logits(model, ThreadGroup(rank, size, meeting, experts), routing)
+    def keep(rank):
+        results[rank] = run(rank)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=keep, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     return results
+
+
+def together(model, size, experts=None, routing=TRAINED):
+    """The same from `size` ranks; each of them has all logits."""
+    meeting = threading.Barrier(size), [None] * size
+    return on_threads(size, lambda rank: logits(model, ThreadGroup(rank, size, meeting, experts), routing))
 
 
 # All features with 2 ranks; 4 ranks share 2 KV heads, and 101 rows of the vocabulary leave the last rank fewer.

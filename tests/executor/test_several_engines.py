@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 from executor_models import MODELS, attention, tiny  # noqa: E402
 from test_expert_ranks import PLAIN, SKEWED  # noqa: E402
 from test_faults import Killing  # noqa: E402
-from test_parallel import BLOCK, PROMPT, ThreadGroup  # noqa: E402
+from test_parallel import BLOCK, PROMPT, ThreadGroup, on_threads  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.evidence.executed.compare import RunPrediction  # noqa: E402
@@ -72,22 +72,15 @@ def on_data_ranks(model, prompts, sharing):
     """Logits of each prompt, one on each rank, none on others; and what each has sent."""
     meeting = threading.Barrier(len(prompts)), [None] * len(prompts)
     groups = [DataThreads(rank, len(prompts), meeting, sharing) for rank in range(len(prompts))]
-    results = [None] * len(prompts)
 
     def run(rank):
         decoder = Decoder(model, torch.float32, seed=1, group=groups[rank], routing=sharing.routing)
         if prompts[rank]:
-            results[rank] = logits(decoder, prompts[rank])
-        else:
-            with torch.inference_mode():
-                decoder.assist()
+            return logits(decoder, prompts[rank])
+        with torch.inference_mode():
+            return decoder.assist()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return results, [group.sent for group in groups]
+    return on_threads(len(prompts), run), [group.sent for group in groups]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Pipeline stages: each has its layers, together they compute what one rank does, and plans overlap as simulated."""
 
-import threading
 from collections import Counter
 from contextlib import nullcontext
 from queue import Queue
@@ -11,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import MODELS  # noqa: E402
 from test_expert_ranks import SHAPES, STEPS, messages  # noqa: E402
-from test_parallel import BLOCK, ThreadGroup, logits  # noqa: E402
+from test_parallel import BLOCK, ThreadGroup, logits, on_threads  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.ops.sharding import stages  # noqa: E402
@@ -48,17 +47,8 @@ class ThreadStage(ThreadGroup):
 
 def in_stages(model, num_stages):
     """Logits of each stage: none but of the last one's."""
-    queues, found = [Queue() for _ in range(num_stages)], [None] * num_stages
-
-    def run(number):
-        found[number] = logits(model, ThreadStage(PipelineStage(number, num_stages), queues))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(num_stages)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return found
+    queues = [Queue() for _ in range(num_stages)]
+    return on_threads(num_stages, lambda n: logits(model, ThreadStage(PipelineStage(n, num_stages), queues)))
 
 
 @pytest.mark.parametrize("name", ["gqa", "window", "moe", "qk-norm-bias-gate"])

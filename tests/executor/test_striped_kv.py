@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 
 from executor_models import MODELS, attention, tiny  # noqa: E402
 from test_expert_ranks import messages  # noqa: E402
-from test_parallel import BLOCK, ThreadGroup, logits  # noqa: E402
+from test_parallel import BLOCK, ThreadGroup, logits, on_threads  # noqa: E402
 
 from perfmodel.errors import PerfmodelError  # noqa: E402
 from perfmodel.models.architecture import DenseFFN  # noqa: E402
@@ -43,17 +43,8 @@ class StripedThreads(ThreadGroup):
 
 def striped(model, size, num_stripes):
     """Logits of each rank, of the chunks and decodes of `test_parallel.logits`."""
-    meeting, results = (threading.Barrier(size), [None] * size), [None] * size
-
-    def run(rank):
-        results[rank] = logits(model, StripedThreads(rank, size, meeting, num_stripes))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return results
+    meeting = threading.Barrier(size), [None] * size
+    return on_threads(size, lambda rank: logits(model, StripedThreads(rank, size, meeting, num_stripes)))
 
 
 @pytest.mark.parametrize(

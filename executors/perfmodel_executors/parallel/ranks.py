@@ -323,7 +323,7 @@ def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
         setup = replace(setup, device=torch.device("cuda", rank))
     has_stages, sends = engine.pipeline_parallel_size > 1, engine.data_parallel_size > 1
     if not (has_stages or engine.tensor_parallel_size > 1 or (sends and engine.enable_expert_parallel)):
-        return build_runner(setup)  # an engine beside others
+        return build_runner(setup)  # one of several engines
     stripes = engine.decode_context_parallel_size
     return build_runner(setup, DistributedGroup(log, sharing_of(engine, setup.routing), has_stages, sends, stripes))
 
