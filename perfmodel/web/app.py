@@ -186,7 +186,7 @@ class _Site:
         return await _drawn(self._pages.part, view, part, state)
 
     async def _later(self, request: Request) -> Response:
-        """Progress of a part's deferred requests, then the whole part; POST starts them."""
+        """Progress of a part's deferred requests; POST starts them."""
         view, part, state = _part_of(request)
         if part.later is not None:
             reader = _reader_of(request, view, part, "/later")
@@ -194,12 +194,7 @@ class _Site:
                 self._desk.begin(part.later(state), "long", reader)
             else:
                 self._desk.join(part.later(state), reader)
-        waiting = await run_in_threadpool(self._pages.later, view, part, state)
-        if waiting is not None:
-            return HTMLResponse(waiting)
-        response = await _drawn(self._pages.part, view, part, state)
-        response.headers.update({"hx-retarget": f"#part-{part.name}", "hx-reswap": "innerHTML"})
-        return response
+        return await _drawn(self._pages.later, view, part, state)
 
     async def _stop(self, request: Request) -> Response:
         view, part, state = _part_of(request)

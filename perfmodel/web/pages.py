@@ -94,12 +94,9 @@ class Pages:
             raise SpecError(refusal or "nothing is known of it any more; load the page again.")
         return self._draw("rest.html", view, state, part=part, shown=shown)
 
-    def later(self, view: View, part: ViewPart, state: PageState) -> Markup | None:
-        """Progress of a part's deferred requests; None when there is nothing more to come."""
-        later = self._later_findings(part, state)
-        if all(finding.shown or finding.refusal for finding in later):
-            return None
-        return self._draw("later.html", view, state, part=part, later=later)
+    def later(self, view: View, part: ViewPart, state: PageState) -> Markup:
+        """Progress of a part's deferred requests; what asks for the whole part when they are answered."""
+        return self._draw("later.html", view, state, part=part, later=self._later_findings(part, state))
 
     def _later_findings(self, part: ViewPart, state: PageState) -> list[QueryState]:
         return [] if part.later is None else [self._desk.look(request) for request in part.later(state)]
