@@ -69,6 +69,20 @@ def test_prefill_takes_the_sram_of_its_law(device, capability, sizes):
         assert 0 < kernel.facts.tensor_instructions < 64
 
 
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm"])
+@pytest.mark.parametrize("operator", ["attention_sinks_decode", "attention_sinks_prefill", "capacity_experts"])
+def test_windows_with_sinks_and_full_experts_neither_spill_nor_leave_the_tensor_cores(operator, device):
+    """Nor does a window with sinks take one launch more than a window: the split decode, and what combines it."""
+    hardware = load_hardware(device)
+    for problem in problems_of(operator):
+        kernels = compile_problem(problem, hardware)
+        assert all(kernel.facts.spills == kernel.facts.unsettled == 0 for kernel in kernels)
+        assert any(kernel.facts.tensor_instructions for kernel in kernels)
+        if operator != "capacity_experts":
+            assert len(kernels) <= 2
+            assert kernels[0].facts.async_copies
+
+
 @pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill", "attention_standard"])
 def test_a_device_whose_sram_holds_no_tile_is_refused_with_a_sentence(operator):
     problem = problems_of(operator)[0]

@@ -3,7 +3,8 @@ Positions are those in the cache, as in StreamingLLM (Xiao et al. 2023, section 
 a key of its window is the one in the text, and to a sink it is as if the tokens in between had never been."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,18 @@ from torch.nn import functional
 
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, AttentionRule, attend, visible
-from perfmodel_executors.kernels.kv_pages import Chunks, KVPages, quantized
-from perfmodel_executors.kernels.rope_kv_write import rope
+from perfmodel_executors.kernels.kv_pages import (
+    FP8,
+    NAMES,
+    TOLERANCE,
+    Chunks,
+    KVPages,
+    quantized,
+    random_pages,
+    shuffled_tables,
+)
+from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.rope_kv_write import rope, rope_table
 
 
 class Ring(NamedTuple):
@@ -74,7 +85,7 @@ def attention_sinks_prefill(
     """The same for each chunk of a prompt, [T, N, H_v]; its own keys are `k` and `v`, the pages hold those before it,
     which in a rolling cache a chunk longer than the window overwrites where its first queries still see them. q_sinks:
     the queries rotated by min(position, window + sinks - 1), their place in the cache."""
-    k_TKH, v_TKH = (_as_stored(x, pages.dtype) for x in (k_TKH, v_TKH))
+    k_TKH, v_TKH = (as_stored(x, pages.dtype) for x in (k_TKH, v_TKH))
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], v_TKH.shape[2])
     for row, (begin, end, computed) in enumerate(chunks.spans()):
         rows = slice(begin, end)
@@ -138,7 +149,75 @@ def _attend_in_tiles(
         out_TNH[rows] = attend(queries, keys, values, mask_TL)
 
 
-def _as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:
+def as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:
     """x as it will be read back from pages of `dtype`."""
     values_TKH, scale_TK = quantized(x_TKH, dtype)
     return (values_TKH if scale_TK is None else values_TKH * scale_TK[..., None]).to(x_TKH.dtype)
+
+
+class _Case(NamedTuple):
+    """What problems have beside their lengths; a cache that rolls has no more blocks than its ring."""
+
+    ring: Ring
+    is_rolling: bool
+    heads: tuple[int, int]
+    dims: tuple[int, int]
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    def stored(self, inputs: Inputs, lengths: list[int]) -> tuple[KVPages, Tensor]:
+        """Pages with so many tokens of each sequence, and their block tables."""
+        width = max(1, -(-min(max(lengths), self.ring.size if self.is_rolling else max(lengths)) // _PAGE))
+        blocks = width * len(lengths) + 1
+        pages = random_pages(inputs, blocks, _PAGE, self.heads[1], self.dims, self.dtype, self.kv_dtype)
+        return pages, shuffled_tables(inputs, len(lengths), width)
+
+    def problem(self, step: str, lengths: list[int], make: Callable[[Inputs], tuple[Any, ...]]) -> Problem:
+        sizes = {"sequences": len(lengths), "step": max(lengths), "num_heads": self.heads[0], "head_dim": self.dims[0],
+                 "num_key_value_heads": self.heads[1], "window_size": self.ring.window, "sinks": self.ring.sinks,
+                 "rolls": "yes" if self.is_rolling else "no", "attn_dtype": NAMES[self.dtype],
+                 "kv_cache_dtype": NAMES[self.kv_dtype]}  # fmt: skip
+        return Problem(f"attention_sinks_{step}", sizes, make, tolerance=TOLERANCE[self.dtype])
+
+    def decodes(self, contexts: list[int]) -> Problem:
+        def make(inputs: Inputs) -> tuple[Any, ...]:
+            q_DNH = inputs.normal(len(contexts), self.heads[0], self.dims[0], dtype=self.dtype)
+            table = rope_table(max(contexts), self.dims[0], _THETA, self.dtype).to(inputs.device)
+            contexts_D = inputs.of(contexts, torch.int64)
+            return q_DNH, *self.stored(inputs, contexts), contexts_D, self.ring, self.is_rolling, table
+
+        return self.problem("decode", contexts, make)
+
+    def prompts(self, chunks: list[tuple[int, int]]) -> Problem:
+        """chunks: (new tokens, tokens before)"""
+        spans = [range(before, before + new) for new, before in chunks]
+
+        def make(inputs: Inputs) -> tuple[Any, ...]:
+            at_T = inputs.of([position for span in spans for position in span], torch.int64)
+            widths = ((self.heads[0], self.dims[0]), (self.heads[1], self.dims[0]), (self.heads[1], self.dims[1]))
+            q, k, v = (inputs.normal(len(at_T), *width, dtype=self.dtype) for width in widths)
+            table = rope_table(max(span.stop for span in spans), self.dims[0], _THETA, self.dtype).to(inputs.device)
+            starts_G = inputs.of(np.cumsum([0, *map(len, spans)]).tolist(), torch.int64)
+            pages, tables = self.stored(inputs, [span.start for span in spans])
+            own = Chunks(tables, starts_G, inputs.of([span.start for span in spans], torch.int64))
+            rotated = (rope(q, table[at_T]), rope(q, table[at_T.clamp_max(self.ring.size - 1)]))
+            return *rotated, k, v, pages, own, self.ring, self.is_rolling
+
+        return self.problem("prefill", [span.stop for span in spans], make)
+
+
+_PAGE, _THETA = 16, 10_000.0
+
+
+def tiny(dtype: torch.dtype) -> list[Problem]:
+    shape = ((4, 2), (16, 24), dtype)
+    cases = [_Case(Ring(21, 3), rolls, *shape, dtype) for rolls in (False, True)]
+    cases.append(_Case(Ring(9), True, (3, 1), (20, 20), dtype, dtype))
+    decodes = [case.decodes([1, 3, 17, 24, 70]) for case in (*cases, cases[1]._replace(kv_dtype=FP8))]
+    chunks = [(5, 0), (1, 2), (40, 3), (30, 61)]
+    return [*decodes, *(case.prompts(chunks) for case in (*cases, cases[0]._replace(kv_dtype=torch.int8)))]
+
+
+def serving() -> list[Problem]:
+    case = _Case(Ring(4096, 4), True, (32, 8), (128, 128), torch.bfloat16, torch.bfloat16)
+    return [*(case.decodes([16384] * size) for size in (1, 64)), case.prompts([(4096, 8192)])]

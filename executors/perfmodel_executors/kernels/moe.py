@@ -85,7 +85,7 @@ def route(
 
 def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer) -> Tensor:
     """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in x's dtype."""
-    kernels, top_k = _torch_kernels(), experts_TX.shape[1]
+    top_k = experts_TX.shape[1]
     order = torch.argsort(experts_TX.flatten(), stable=True)
     tokens = torch.div(order, top_k, rounding_mode="floor")
     counts: list[int] = torch.bincount(experts_TX.flatten(), minlength=layer.up_EFC.shape[0]).tolist()
@@ -95,19 +95,23 @@ def grouped_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer:
     for expert, count in enumerate(counts):
         if count:
             rows = slice(begin, begin + count)
-            up_bias_F, down_bias_C = (b if b is None else b[expert] for b in (layer.up_bias_EF, layer.down_bias_EC))
-            up = apply_linear(kernels, x_sorted[rows], layer.up_EFC[expert], up_bias_F)
-            hidden = activate(up, layer.activation, layer.gated)
-            y_sorted[rows] = apply_linear(kernels, hidden, layer.down_ECI[expert], down_bias_C)
+            y_sorted[rows] = _expert(x_sorted[rows], layer, expert)
             begin += count
     y_sorted *= weights_TX.flatten()[order, None].to(y_sorted.dtype)
     return torch.zeros_like(x_TC).index_add_(0, tokens, y_sorted)
 
 
+def _expert(x_RC: Tensor, layer: ExpertLayer, expert: int) -> Tensor:
+    up_bias_F, down_bias_C = (b if b is None else b[expert] for b in (layer.up_bias_EF, layer.down_bias_EC))
+    up = apply_linear(_torch_kernels(), x_RC, layer.up_EFC[expert], up_bias_F)
+    hidden = activate(up, layer.activation, layer.gated)
+    return apply_linear(_torch_kernels(), hidden, layer.down_ECI[expert], down_bias_C)
+
+
 def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
     """As `grouped_experts`, where every expert multiplies `num_rows` rows: padded with zeros; what exceeds them adds
     nothing, first choices first. Source: Lepikhin et al. 2020 (GShard), algorithm 1."""
-    kernels, num_experts = _torch_kernels(), layer.up_EFC.shape[0]
+    num_experts = layer.up_EFC.shape[0]
     experts_A = experts_TX.T.flatten()
     order_A = torch.argsort(experts_A, stable=True)
     sorted_A = experts_A[order_A]
@@ -123,8 +127,7 @@ def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer
     outputs_RC = torch.zeros_like(buffers_RC)
     for expert in range(num_experts):
         rows = slice(expert * num_rows, (expert + 1) * num_rows)
-        up = apply_linear(kernels, buffers_RC[rows], layer.up_EFC[expert])
-        outputs_RC[rows] = apply_linear(kernels, activate(up, layer.activation, layer.gated), layer.down_ECI[expert])
+        outputs_RC[rows] = _expert(buffers_RC[rows], layer, expert)
     shares_A = torch.where(has_room_A, weights_TX.T.flatten()[order_A], 0.0)
     parts_AC = outputs_RC[slots_A] * shares_A[:, None].to(x_TC.dtype)
     return torch.zeros_like(x_TC).index_add_(0, tokens_A, parts_AC)
@@ -197,7 +200,13 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         ("w4a16_nvfp4", 19, 64, wide),
         ("fp8_block", 5, 128, MoEFFN(4, 2, 128)),
     )
-    return [*routes, *plain, *(_experts(tokens, width, ffn, dtype, form=form) for form, tokens, width, ffn in stored)]
+    kept = [_capped(plain[number], rows) for number, rows in ((0, 1), (1, 1), (2, 5), (4, 2), (5, 20))]
+    return [
+        *routes,
+        *plain,
+        *kept,
+        *(_experts(tokens, width, ffn, dtype, form=form) for form, tokens, width, ffn in stored),
+    ]
 
 
 def serving() -> list[Problem]:
@@ -216,7 +225,8 @@ def serving() -> list[Problem]:
     # Routers' logits are fp32 as the cost model counts them.
     routes = [_route(t, ffn.num_experts, ffn.top_k, torch.float32) for _, ffn in blocks for t in (1, 64, 4096)]
     routes += [_route(t, 256, 8, torch.float32, _GROUPED, has_bias=True) for t in (1, 64, 4096)]
-    return [*products, *routes]
+    # A quarter more rows than balanced experts have, of 1,024 tokens.
+    return [*products, *routes, _capped(products[_TOKENS.index(1024)], 80)]
 
 
 def _logits(inputs: Inputs, tokens: int, num_experts: int, dtype: torch.dtype) -> Tensor:
@@ -250,6 +260,13 @@ def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
     stride = -(-num_experts // top_k)
     first = [token if tokens >= stride else token * stride // tokens for token in range(tokens)]
     return [[(begin + choice * stride) % num_experts for choice in range(top_k)] for begin in first]
+
+
+def _capped(problem: Problem, num_rows: int) -> Problem:
+    """The same tokens, where each expert multiplies `num_rows` rows; no work counted."""
+    sizes = {**problem.sizes, "rows": num_rows}
+    make = lambda inputs: (*problem.make(inputs), num_rows)  # noqa: E731
+    return Problem("capacity_experts", sizes, make, tolerance=problem.tolerance)
 
 
 def _experts(

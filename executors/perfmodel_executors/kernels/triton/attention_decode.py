@@ -6,10 +6,14 @@ values are read once:
     bytes = b_kv K (H + H_v) C + b N (H + H_v) D    C: visible tokens of all D sequences
 
 With splits (flash-decoding) each program takes a share of the context, and a second kernel combines what they found.
+
+Beside a window the first tokens of a text may be seen, too (StreamingLLM's sinks). They are tiles before those of the
+window, whose queries are turned back by as many positions as lie between what a sequence has and what it keeps.
 """
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -40,6 +44,20 @@ _CANDIDATES = [
     TileConfig({"TILE": 16}, Options(num_warps=4, num_stages=2)),
 ]
 _QUANTIZED = _CANDIDATES[1]  # to trust first
+
+
+class FirstTokens(NamedTuple):
+    """`count` first tokens that are seen beside a window, at the distance that they would have if a text had no more
+    than `most_tokens`. rope: cosines and sines of positions, None: without RoPE; is_rolling: the pages hold no
+    more, as a ring."""
+
+    count: int = 0
+    most_tokens: int = 0
+    rope: Tensor | None = None
+    is_rolling: bool = False
+
+
+NO_SINKS = FirstTokens()
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -62,13 +80,26 @@ def begin_softmax(sinks_ptr, query_head, has_sink, LEAST: tl.constexpr, ROWS: tl
     return largest, total
 
 
+@triton.jit
+def _turned_back(q_ptr, rope_ptr, is_row, H: tl.constexpr, H_PAD: tl.constexpr):
+    """Queries rotated back by the position whose cosines and sines `rope_ptr` has."""
+    column = tl.arange(0, H_PAD)[None, :]
+    mask = is_row[:, None] & (column < H)
+    x = tl.load(q_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(q_ptr + (column + H // 2) % H, mask=mask, other=0.0).to(tl.float32)
+    cos = tl.load(rope_ptr + column % (H // 2)).to(tl.float32)
+    sin = tl.load(rope_ptr + column % (H // 2) + H // 2).to(tl.float32)
+    return x * cos + tl.where(column < H // 2, other, -other) * sin
+
+
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _attention_decode_kernel(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, contexts_ptr, sinks_ptr, out_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, contexts_ptr, sinks_ptr, rope_ptr, out_ptr, lse_ptr,
     q_stride, table_stride, num_splits, scale_log2,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, ROWS: tl.constexpr, H_PAD: tl.constexpr,
-    V_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, PAIRED: tl.constexpr, BY_BITS: tl.constexpr, TILE: tl.constexpr,
+    FIRST: tl.constexpr, ROLLS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
+    ROWS: tl.constexpr, H_PAD: tl.constexpr, V_PAD: tl.constexpr, IS_SPLIT: tl.constexpr, PAIRED: tl.constexpr,
+    BY_BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     head = tl.program_id(0) % K
@@ -76,13 +107,19 @@ def _attention_decode_kernel(
     split = tl.program_id(1)
     seq = tl.program_id(2).to(tl.int64)
     context = tl.load(contexts_ptr + seq).to(tl.int32)
+    ahead = tl.maximum(context - WINDOW - FIRST, 0)
+    if ROLLS:  # the pages are a ring, of whose order a softmax knows nothing
+        context = tl.minimum(context, WINDOW + FIRST)
 
     first = 0
     if WINDOW > 0:
         first = tl.maximum(context - WINDOW, 0)
     if CHUNK > 0:
         first = tl.maximum(first, tl.maximum(context - 1, 0) // CHUNK * CHUNK)
-    base = first // TILE * TILE
+    if FIRST > 0:
+        first = tl.maximum(first, FIRST)
+    window_base = first // TILE * TILE
+    base = window_base - tl.cdiv(FIRST, TILE) * TILE
     share = tl.cdiv(tl.cdiv(context - base, TILE), num_splits) * TILE
     begin = base + split * share
     end = tl.minimum(begin + share, context)
@@ -96,6 +133,8 @@ def _attention_decode_kernel(
     q = tl.load(
         q_ptr + seq * q_stride + query * H + column[None, :], mask=is_row[:, None] & (column < H)[None, :], other=0.0
     ).to(DTYPE)
+    if FIRST > 0 and rope_ptr is not None:
+        q_first = _turned_back(q_ptr + seq * q_stride + query * H, rope_ptr + ahead * H, is_row, H, H_PAD).to(DTYPE)
     table_ptr = tables_ptr + seq * table_stride
 
     # One program of the splits has the sink, so that it is counted once.
@@ -108,9 +147,16 @@ def _attention_decode_kernel(
         is_seen = position < end
         if WINDOW > 0 or CHUNK > 0:
             is_seen = is_seen & (position >= first)
+        queries = q
+        if FIRST > 0:
+            is_first = start < window_base
+            position = tl.where(is_first, position - base, position)
+            is_seen = tl.where(is_first, position < tl.minimum(context, FIRST), is_seen)
+            if rope_ptr is not None:
+                queries = tl.where(is_first, q_first, q)
         rows = token_rows(table_ptr, position, is_seen, PAGE, True)
         k = load_pages(k_ptr, rows, head, is_seen, K, H, H_PAD, FORMAT, DTYPE, True)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale_log2
         if FORMAT == "int8":
             scale_rows = (rows // PAGE * K + head) * PAGE + rows % PAGE
             scores *= tl.load(k_scale_ptr + scale_rows, mask=is_seen, other=0.0)[None, :]
@@ -176,16 +222,18 @@ def attention_decode(
     *,
     num_splits: int | None = None,
     config: TileConfig | None = None,
+    sinks: FirstTokens = NO_SINKS,
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v for each sequence, [D, N, H_v]; zero for a context of zero tokens. num_splits:
-    programs that share one sequence and KV head; by default `num_splits_for` the shapes."""
+    programs that share one sequence and KV head; by default `num_splits_for` the shapes; sinks: seen beside the rule's
+    window."""
     num_seqs, num_heads, head_dim = q_DNH.shape
     kv_heads, v_dim = pages.num_kv_heads, pages.v_BSKH.shape[3]
     q_DNH = q_DNH if q_DNH.stride()[1:] == (head_dim, 1) else q_DNH.contiguous()
     group = num_heads // kv_heads
     rows = min(_MAX_ROWS, max(16, triton.next_power_of_2(group)))
     programs = kv_heads * triton.cdiv(group, rows)
-    length = block_tables_DM.shape[1] * pages.block_size
+    length = min(block_tables_DM.shape[1] * pages.block_size, sinks.most_tokens or (1 << 31))
     splits = num_splits or num_splits_for(num_seqs * programs, length, compute_units(q_DNH.device))
     form = kv_pages.format_of(pages.dtype, q_DNH.device)
     is_paired = form != "plain" and v_dim % 2 == 0
@@ -195,14 +243,14 @@ def attention_decode(
     values = pages.v_BSKH.view(torch.int16) if is_paired else kv_pages.raw(pages.v_BSKH, form)
     args = (
         q_DNH, kv_pages.raw(pages.k_BSKH, form), values, pages.k_scale_BKS, pages.v_scale_BKS,
-        block_tables_DM, context_lens_D, rule.sinks_N, part, lse,
+        block_tables_DM, context_lens_D, rule.sinks_N, sinks.rope, part, lse,
         q_DNH.stride(0), block_tables_DM.stride(0), splits, math.log2(math.e) / math.sqrt(head_dim),
     )  # fmt: skip
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
-        "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0, "CAP": rule.cap or 0.0, "ROWS": rows,
-        "IS_SPLIT": splits > 1, "H_PAD": widths[0], "V_PAD": widths[1], "PAIRED": is_paired,
-        "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
+        "FIRST": sinks.count, "ROLLS": sinks.is_rolling, "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0,
+        "CAP": rule.cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1, "H_PAD": widths[0], "V_PAD": widths[1],
+        "PAIRED": is_paired, "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
     }  # fmt: skip
 
     def run(config: TileConfig) -> None:

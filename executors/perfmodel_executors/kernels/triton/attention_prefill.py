@@ -68,22 +68,30 @@ def _reads_from_sram(capability: int | None) -> bool:
 
 
 # The running maximum begins finite, so that a query that sees nothing of its first tile takes exp2(-inf), not NaN.
-_LEAST = tl.constexpr(-1.0e30)
+LEAST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, begin, end, scale_log2,
-    query_position, low, high, prefix, ancestors,
+    query_position, low, high, prefix, ancestors, own_row,
     K: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, PAGE: tl.constexpr, FORMAT: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, IS_TREE: tl.constexpr, H_PAD: tl.constexpr, V_PAD: tl.constexpr, KEYS: tl.constexpr,
-    CAP: tl.constexpr, MASKED: tl.constexpr,
+    CAP: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr = 0, RING: tl.constexpr = 0,
 ):  # fmt: skip
-    """The running softmax over keys [begin, end); masked: only keys [low, high) exist, and what each query sees."""
+    """The running softmax over keys [begin, end); masked: only keys [low, high) exist, and what each query sees.
+    own_row: where keys lie by their positions, of the one at 0; None: in pages, of which all but the `FIRST` share
+    `RING` places in turn, if it is not 0."""
     for start in range(begin, end, KEYS):
         position = start + tl.arange(0, KEYS)
         is_inside = (position >= low) & (position < high)
-        rows = token_rows(table_ptr, position, is_inside, PAGE, MASKED)
+        if own_row is not None:
+            rows = own_row + position
+        elif RING > 0:
+            place = tl.where(position < FIRST, position, FIRST + (position - FIRST) % RING)
+            rows = token_rows(table_ptr, place, is_inside, PAGE, MASKED)
+        else:
+            rows = token_rows(table_ptr, position, is_inside, PAGE, MASKED)
         k = load_pages(k_ptr, rows, head, is_inside, K, H, H_PAD, FORMAT, q.dtype, MASKED)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if FORMAT == "int8":
@@ -174,22 +182,22 @@ def _attention_prefill_kernel(
     from_all = tl.cdiv(low_for_all, KEYS) * KEYS
     to_all = tl.maximum(high_for_all // KEYS * KEYS, from_all)
 
-    largest, total = begin_softmax(sinks_ptr, member, is_row, _LEAST, ROWS)
+    largest, total = begin_softmax(sinks_ptr, member, is_row, LEAST, ROWS)
     acc = tl.zeros([ROWS, V_PAD], tl.float32)
     if WINDOW > 0 or CHUNK > 0:
-        acc, largest, total = _attend_keys(
+        acc, largest, total = attend_keys(
             acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, low // KEYS * KEYS,
-            tl.minimum(from_all, high), scale_log2, prefix + token, low, high, prefix, ancestors,
+            tl.minimum(from_all, high), scale_log2, prefix + token, low, high, prefix, ancestors, None,
             K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, CAP, True,
         )  # fmt: skip
-    acc, largest, total = _attend_keys(
+    acc, largest, total = attend_keys(
         acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, from_all, to_all, scale_log2,
-        prefix + token, low, high, prefix, ancestors,
+        prefix + token, low, high, prefix, ancestors, None,
         K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, CAP, False,
     )  # fmt: skip
-    acc, largest, total = _attend_keys(
+    acc, largest, total = attend_keys(
         acc, largest, total, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, head, to_all, high, scale_log2,
-        prefix + token, low, high, prefix, ancestors,
+        prefix + token, low, high, prefix, ancestors, None,
         K, H, HV, PAGE, FORMAT, WINDOW, CHUNK, IS_TREE, H_PAD, V_PAD, KEYS, CAP, True,
     )  # fmt: skip
 

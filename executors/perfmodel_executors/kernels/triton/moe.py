@@ -13,7 +13,7 @@ from perfmodel_executors.kernels.moe import MIN_SUM, PLAIN_RULE, ExpertLayer, Ro
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.triton.moe_products import grouped_down, grouped_up
-from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, block_rows
+from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, block_rows, tile_rows
 
 _BLOCK_ELEMENTS = 2048  # logits that a program of four warps holds
 
@@ -144,3 +144,10 @@ def grouped_experts(
         rows = config.sizes["BLOCK_M"]
     placement = ExpertRows(experts_TX, num_experts, rows)
     return grouped_down(grouped_up(x_TC, placement, layer, config), weights_TX, placement, layer, config)
+
+
+def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
+    """As `grouped_experts`, where every expert multiplies `num_rows` rows; what exceeds them adds nothing."""
+    stored = layer.up_EFC if isinstance(layer.up_EFC, ExpertWeight) else None
+    placement = ExpertRows(experts_TX, layer.up_EFC.shape[0], tile_rows(num_rows, stored), num_rows)
+    return grouped_down(grouped_up(x_TC, placement, layer), weights_TX, placement, layer)

@@ -280,7 +280,9 @@ def grouped_down(
     def run(config: TileConfig) -> None:
         splits = moe_tiles.num_splits(num_tokens, placement.num_experts, top_k, width, inner, config)
         dtype, parts = torch.float32 if splits > 1 else out_TC.dtype, top_k * splits
-        y = torch.empty(num_tokens * parts, width, dtype=dtype, device=out_TC.device)
+        # Pairs without room write nothing.
+        new = torch.empty if placement.room is None else torch.zeros
+        y = new(num_tokens * parts, width, dtype=dtype, device=out_TC.device)
         constants = _constants(placement, operand, hidden_AI, config) | {"SPLITS": splits}
         grid = (placement.num_tiles * triton.cdiv(width, config.sizes["BLOCK_N"]), splits)
         own = (layer.down_bias_EC, weights_TX, y, width)
@@ -326,7 +328,15 @@ def _run_in_tiles(
 ) -> None:
     """Runs `up` or `down` with the tile that is forced, or the one that fits the problem."""
     few = len(placement.experts_TX) if placement.pairs is None and product == "down" else 0
-    problem: tuple[object, ...] = (placement.rows, placement.form, few, weight.shape, x_AK.dtype, str(forced or ""))
+    problem: tuple[object, ...] = (
+        placement.rows,
+        placement.form,
+        placement.room,
+        few,
+        weight.shape,
+        x_AK.dtype,
+        str(forced or ""),
+    )
     law: Law
     if operand is None:
         kernel, law = f"moe_{product}", moe_tiles.shared_bytes(gates, x_AK.element_size())

@@ -9,6 +9,8 @@ sorted  (token, choice) pairs by expert, cut into tiles in one launch, without t
 
         Programs walk down `GROUP` tiles before they take the next columns, so that the rows of an expert that needs
         several tiles find its weights in the L2.
+capped  As sorted, where each expert has room for so many rows and multiplies all of them, with zeros where no pair is;
+        first choices come first, and what exceeds the room is left out.
 few     An expert's rows are one tile, and the program finds them in the routing table itself, which is cheaper than
         another launch. The grid has a tile for each pair; those whose expert an earlier pair has exit.
 one     One token: each of its pairs is a tile.
@@ -84,8 +86,11 @@ def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeig
     a stored `weight` as many as the tokens where those are few."""
     mean = num_tokens * top_k / num_experts
     needed = mean + 2.5 * sqrt(mean)
-    if weight is not None:
-        needed = max(needed, min(num_tokens, FEW_TOKENS))
+    return tile_rows(needed if weight is None else max(needed, min(num_tokens, FEW_TOKENS)), weight)
+
+
+def tile_rows(needed: float, weight: ExpertWeight | None) -> int:
+    """The smallest tile of `needed` rows or more; else the largest."""
     sizes = (8, *_ROWS) if weight is not None and not weight.quantizes_input else _ROWS
     return next((rows for rows in sizes if rows >= needed), sizes[-1])
 
@@ -152,10 +157,10 @@ class SortedPairs(NamedTuple):
     num_tiles: Tensor
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "room"])
 def _sort_kernel(
-    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts,
-    BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
+    experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, top_k, room,
+    IS_CAPPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     own = tl.program_id(0)
     counts = tl.zeros([EXPERTS], tl.int32)
@@ -168,49 +173,67 @@ def _sort_kernel(
     row = tl.sum(tl.where(expert < own, counts, 0), axis=0)
     tile = tl.sum(tl.where(expert < own, tiles, 0), axis=0)
     rows = tl.sum(tl.where(expert == own, counts, 0), axis=0)
-    for done in range(0, rows, BLOCK_M):
+    given = rows
+    if IS_CAPPED:
+        row, tile, given = own * room, own * tl.cdiv(room, BLOCK_M), room
+        rows = tl.minimum(rows, room)
+    for done in range(0, given, BLOCK_M):
         entry = tiles_ptr + (tile + done // BLOCK_M) * 3
         tl.store(entry, own)
         tl.store(entry + 1, row + done)
-        tl.store(entry + 2, tl.minimum(rows - done, BLOCK_M))
+        tl.store(entry + 2, tl.maximum(tl.minimum(rows - done, BLOCK_M), 0))
     if own == num_experts - 1:
-        tl.store(num_tiles_ptr, tl.sum(tiles, axis=0))
+        tl.store(num_tiles_ptr, tile + tl.cdiv(given, BLOCK_M))
     if rows > 0:
+        end = row + rows
         for begin in range(0, num_pairs, BLOCK):
             pair = begin + tl.arange(0, BLOCK)
-            ids = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+            is_pair = pair < num_pairs
+            if IS_CAPPED:  # of all tokens the first choices, then the second ones
+                num_tokens = num_pairs // top_k
+                pair = pair % num_tokens * top_k + pair // num_tokens
+            ids = tl.load(experts_ptr + pair, mask=is_pair, other=-1).to(tl.int32)
             is_own = (ids == own).to(tl.int32)
-            tl.store(order_ptr + row - 1 + tl.cumsum(is_own, axis=0), pair, mask=is_own > 0)
+            place = row - 1 + tl.cumsum(is_own, axis=0)
+            tl.store(order_ptr + place, pair, mask=(is_own > 0) & (place < end))
             row += tl.sum(is_own, axis=0)
 
 
-def sort_pairs(experts_TX: Tensor, num_experts: int, block_rows: int) -> SortedPairs:
-    """The pairs of `experts_TX` (contiguous, ids in 0 .. num_experts - 1) in tiles of at most `block_rows`."""
-    pairs = experts_TX.numel()
-    order, num_tiles = (torch.empty(n, dtype=torch.int32, device=experts_TX.device) for n in (pairs, 1))
-    tiles = torch.empty(most_tiles(pairs, num_experts, block_rows), 3, dtype=torch.int32, device=experts_TX.device)
+def sort_pairs(experts_TX: Tensor, num_experts: int, block_rows: int, room: int | None = None) -> SortedPairs:
+    """The pairs of `experts_TX` (contiguous, ids in 0 .. num_experts - 1) in tiles of at most `block_rows`; room: rows
+    of each expert, None: as many as it has pairs."""
+    pairs, top_k = experts_TX.numel(), experts_TX.shape[1]
+    places = pairs if room is None else num_experts * room
+    order, num_tiles = (torch.empty(n, dtype=torch.int32, device=experts_TX.device) for n in (places, 1))
+    most = most_tiles(pairs, num_experts, block_rows, room)
+    tiles = torch.empty(most, 3, dtype=torch.int32, device=experts_TX.device)
     block = max(16, min(_BLOCK, triton.next_power_of_2(pairs)))
-    sizes = {"BLOCK_M": block_rows, "BLOCK": block, "EXPERTS": max(16, triton.next_power_of_2(num_experts))}
+    experts = max(16, triton.next_power_of_2(num_experts))
+    sizes = {"IS_CAPPED": room is not None, "BLOCK_M": block_rows, "BLOCK": block, "EXPERTS": experts}
     options = Options(num_warps=max(1, min(8, block // 256)), num_stages=1)
-    args = (experts_TX, order, tiles, num_tiles, pairs, num_experts)
+    args = (experts_TX, order, tiles, num_tiles, pairs, num_experts, top_k, room or 0)
     launch(_sort_kernel, (num_experts,), *args, options=options, **sizes)
     return SortedPairs(order, tiles, num_tiles)
 
 
-def most_tiles(num_pairs: int, num_experts: int, block_rows: int) -> int:
-    """Tiles that `num_pairs` rows make at most, however they fall on the experts."""
+def most_tiles(num_pairs: int, num_experts: int, block_rows: int, room: int | None = None) -> int:
+    """Tiles that `num_pairs` rows make at most, however they fall on the experts; room: rows of each expert."""
+    if room is not None:
+        return num_experts * -(-room // block_rows)
     touched = min(num_experts, num_pairs)
     return touched + (num_pairs - touched) // block_rows
 
 
 class ExpertRows:
-    """Which rows go to which expert, in tiles of `rows`; unsorted where any expert's rows fit one tile."""
+    """Which rows go to which expert, in tiles of `rows`; unsorted where any expert's rows fit one tile. room: rows that
+    each expert multiplies, None: one for each of its pairs."""
 
-    def __init__(self, experts_TX: Tensor, num_experts: int, rows: int) -> None:
-        self.experts_TX, self.num_experts, self.rows = experts_TX.contiguous(), num_experts, rows
+    def __init__(self, experts_TX: Tensor, num_experts: int, rows: int, room: int | None = None) -> None:
+        self.experts_TX, self.num_experts, self.rows, self.room = experts_TX.contiguous(), num_experts, rows, room
         num_tokens, num_pairs = experts_TX.shape[0], experts_TX.numel()
         is_few = num_tokens <= min(rows, FEW_TOKENS) and num_pairs <= _FEW_PER_EXPERT * num_experts
-        self.pairs = None if is_few else sort_pairs(self.experts_TX, num_experts, rows)
+        is_sorted = room is not None or not is_few
+        self.pairs = sort_pairs(self.experts_TX, num_experts, rows, room) if is_sorted else None
 
     @property
     def form(self) -> str:
@@ -223,7 +246,7 @@ class ExpertRows:
         num_pairs = self.experts_TX.numel()
         if self.pairs is None:
             return num_pairs
-        return int(triton.cdiv(most_tiles(num_pairs, self.num_experts, self.rows), GROUP)) * GROUP
+        return int(triton.cdiv(most_tiles(num_pairs, self.num_experts, self.rows, self.room), GROUP)) * GROUP
 
     @property
     def arguments(self) -> tuple[Tensor | int | None, ...]:
