@@ -198,4 +198,7 @@ def build_runner(setup: RunnerSetup, group: TensorGroup = ALONE, capture: Captur
         return StepRunner(decoder, cache)
     check_capturable(decoder.model, engine.attention, group.experts is not None, group.num_stripes)
     context = engine.max_model_len or model.max_position_embeddings
-    return StepRunner(decoder, cache, DecodeGraphs(decoder, cache, scratch, engine.max_num_seqs, context, capture))
+    most_tokens, rules = engine.max_num_batched_tokens, engine.described.facts.graphs
+    most = rules.most_with_prompts(engine.captured_tokens, most_tokens, has_latents=False, obstacles=())
+    limits = (scratch, engine.max_num_seqs, context)
+    return StepRunner(decoder, cache, DecodeGraphs(decoder, cache, *limits, capture, most))

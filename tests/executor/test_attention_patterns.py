@@ -15,6 +15,7 @@ from perfmodel.models.architecture import BlockSparsity, DenseFFN  # noqa: E402
 from perfmodel.models.changes import with_window  # noqa: E402
 from perfmodel.models.model_changes import ModelChanges  # noqa: E402
 from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
+from perfmodel_executors.graphs import DecodeGraphs  # noqa: E402
 from perfmodel_executors.kernels.attention_sparse import seen_blocks  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment, TreeNodes, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
@@ -169,6 +170,26 @@ def test_a_quantised_rolling_cache_reads_a_chunk_as_it_stores_it(dtype):
     torch.testing.assert_close(one_by_one, at_once, rtol=1e-3, atol=1e-3)
 
 
+def test_a_rolling_cache_is_decoded_by_graphs_and_eagerly_alike():
+    """Two sequences beyond the ring, in a graph of four."""
+    decoder, tables, texts = windowed(9, 3), ([4, 0, 2], [1, 5, 3]), ([], [])
+    caches = [decoder.new_cache(BLOCK, 8) for _ in texts]
+    graphs = DecodeGraphs(decoder, caches[0], 7, 3, 64)
+    for cache, text, run in zip(caches, texts, (graphs.run, None), strict=True):
+        lengths, new = [10, 5], [tokens_of(1, 10), tokens_of(2, 5)]
+        for step in range(12):
+            computed = [0, 0] if not step else [length + step - 1 for length in lengths]
+            segments = [TokenSegment(*each) for each in zip(new, computed, tables, strict=True)]
+            with torch.inference_mode():
+                if step and run is not None:
+                    tokens = run(segments)
+                else:
+                    tokens = decoder.step(build_batch(segments, BLOCK, ring=decoder.ring), cache)
+            new = [[token] for token in tokens]
+            text.append(tokens)
+    assert texts[0] == texts[1]
+
+
 def test_drafted_tokens_are_not_verified_where_keys_are_overwritten_or_limited():
     rolling, standard = windowed(9, 3), Decoder(MODELS["gqa"], torch.float32, attention="standard")
     with pytest.raises(PerfmodelError, match=r"not verified in a rolling KV cache.*leave out the window"):
@@ -185,7 +206,8 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(PerfmodelError, match=r"standard attention is executed over all keys only.*to flash"):
         Decoder(sparse, attention="standard")
     with pytest.raises(PerfmodelError, match=r"CUDA graphs cannot hold; set engine\.enforce_eager"):
-        check_capturable(windowed(9, 3).model, EngineSpec().attention)
-    check_capturable(MODELS["gqa"], "flash")
+        check_capturable(MODELS["gqa"], "standard")
+    for model in (MODELS["gqa"], windowed(9, 3).model):
+        check_capturable(model, EngineSpec().attention)
     with pytest.raises(PerfmodelError, match="decode_context_parallel_size"):
         check_capturable(MODELS["gqa"], "flash", num_stripes=2)

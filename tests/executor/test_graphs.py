@@ -57,9 +57,10 @@ class Recorder:
         return replay
 
 
-def graphed(decoder, max_num_seqs=8, max_context=64, capture=None):
+def graphed(decoder, max_num_seqs=8, max_context=64, capture=None, most_with_prompts=0):
     cache = decoder.new_cache(BLOCK_SIZE, NUM_BLOCKS + 1)
-    graphs = DecodeGraphs(decoder, cache, NUM_BLOCKS, max_num_seqs, max_context, capture or Recorder())
+    limits = (NUM_BLOCKS, max_num_seqs, max_context)
+    graphs = DecodeGraphs(decoder, cache, *limits, capture or Recorder(), most_with_prompts)
     return StepRunner(decoder, cache, graphs)
 
 
@@ -80,13 +81,13 @@ def test_served_with_graphs_each_request_has_the_tokens_it_has_alone(name):
     assert capture.num_captures <= len(capture_sizes(7))
 
 
-def prefilled(decoder, runner, lengths):
-    """Sequences of random tokens in the runner's cache, and each one's next segment."""
+def prefilled(decoder, runner, lengths, room=0):
+    """Sequences of random tokens in the runner's cache, with blocks for `room` more, and each one's next segment."""
     generator, blocks, segments = torch.Generator().manual_seed(5), iter(range(NUM_BLOCKS)), []
     with torch.inference_mode():
         for length in lengths:
             tokens = torch.randint(101, (length,), generator=generator).tolist()
-            table = [next(blocks) for _ in range(-(-length // BLOCK_SIZE))]
+            table = [next(blocks) for _ in range(-(-(length + room) // BLOCK_SIZE))]
             if length > 1:
                 decoder.step(build_batch([TokenSegment(tokens[:-1], 0, table)], BLOCK_SIZE), runner.cache)
             segments.append(TokenSegment(tokens[-1:], length - 1, table))
@@ -105,6 +106,67 @@ def test_padding_rows_touch_nothing_but_the_scratch_block():
         assert torch.equal(k[untouched], old_k[untouched])
         assert torch.equal(v[untouched], old_v[untouched])
         assert not torch.equal(k[NUM_BLOCKS], old_k[NUM_BLOCKS])
+
+
+def chunked(segments, lengths, is_verified):
+    """The segments with so many new tokens, of their own sequences."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [
+        segment._replace(
+            tokens=[*segment.tokens, *torch.randint(101, (length - 1,), generator=generator).tolist()],
+            is_verified=is_verified and length > 1,
+        )
+        for segment, length in zip(segments, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("is_verified", [True, False])
+@pytest.mark.parametrize("name", ["gqa", "window", "chunks", "moe"])
+def test_steps_of_chunks_padded_to_captured_sizes_give_the_tokens_of_unpadded_ones(name, is_verified):
+    """Of one graph after another, of more, fewer and other sequences; none remembers what filled it before."""
+    decoder, capture = Decoder(MODELS[name], torch.float32, seed=1), Recorder()
+    runner = graphed(decoder, capture=capture, most_with_prompts=64)
+    segments = prefilled(decoder, runner, (3, 9, 17, 5, 12), room=3)
+    alone_runner = StepRunner(decoder, runner.cache)
+    steps = [((0, 1, 2, 3), (3, 1, 4, 1)), ((0, 1, 2, 4), (3, 3, 1, 3)), ((3, 4), (4, 4)), ((2, 0, 1), (1, 2, 4))]
+    for rows, lengths in [*steps, *steps[::-1]]:
+        step = chunked([segments[row] for row in rows], lengths, is_verified)
+        assert runner.graphs.can_run(step)
+        tokens = runner.run(step)
+        assert tokens == alone_runner.run(step)
+        assert len(tokens) == (sum(lengths) if is_verified else len(lengths))
+    assert capture.num_replays == 2 * len(steps)
+    assert capture.num_captures < 2 * len(steps)
+
+
+def test_padding_of_chunks_touches_nothing_but_the_scratch_block():
+    decoder = Decoder(MODELS["gqa"], torch.float32, seed=1)
+    runner = graphed(decoder)
+    segments = prefilled(decoder, runner, (3, 9, 30), room=4)
+    for lengths in ((2, 5, 4), (1, 2, 1)):
+        before = [(pages.k_BSKH.clone(), pages.v_BSKH.clone()) for pages in runner.cache.pages]
+        step = chunked(segments, lengths, is_verified=True)
+        runner.run(step)
+        written = {
+            (s.block_table[place // BLOCK_SIZE], place % BLOCK_SIZE)
+            for s in step
+            for place in range(s.num_computed, s.num_computed + len(s.tokens))
+        }
+        for pages, olds in zip(runner.cache.pages, before, strict=True):
+            for new, old in zip(pages[:2], olds, strict=True):
+                changed = (new != old).flatten(2).any(-1).nonzero().tolist()
+                assert {(block, place) for block, place in changed if block != NUM_BLOCKS} <= written
+
+
+def test_prompts_are_steps_of_chunks_up_to_what_the_rules_say():
+    decoder, capture = Decoder(MODELS["gqa"], torch.float32, seed=1), Recorder()
+    runner = graphed(decoder, capture=capture, most_with_prompts=8)
+    (segment,) = prefilled(decoder, runner, (1,), room=8)
+    for length, num_replays in ((8, 1), (9, 1), (5, 2)):
+        assert len(runner.run(chunked([segment], [length], is_verified=False))) == 1
+        assert capture.num_replays == num_replays
+    assert not graphed(decoder).graphs.can_run(chunked([segment], [5], is_verified=False))
+    assert graphed(decoder).graphs.can_run(chunked([segment], [5], is_verified=True))
 
 
 def test_inputs_stay_where_they_are_and_forget_the_step_before():

@@ -123,7 +123,7 @@ def build_batch(
         block_size, ends = 1, starts[1:]
     draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
     assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
-    flat = _flatten(decodes, [*chunks, *trees], block_size, ring if keeps_kv else None)
+    flat = flatten(decodes, [*chunks, *trees], block_size, ring if keeps_kv else None)
     tensors = on_device(
         device,
         tokens_T=flat.tokens,
@@ -160,8 +160,8 @@ class _Flat(NamedTuple):
     is_kept: IndexArray
 
 
-def _flatten(
-    singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None
+def flatten(
+    singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None = None
 ) -> _Flat:
     places = _integers([segment.num_computed for segment in singles])
     in_ring = places if ring is None else ring.places(places)

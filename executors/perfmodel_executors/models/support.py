@@ -225,7 +225,6 @@ def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool 
     """Raises PerfmodelError for decodes that a CUDA graph cannot hold, since their kernels ask the host for lengths."""
     reasons = {
         "standard attention (engine.attention)": attention == "standard",
-        "a rolling KV cache (model_changes.window)": any(mixer.is_rolling for mixer in _attention(model)),
         "a KV cache in several precisions": bool(model.quantization.kv_recent),
         "outliers multiplied apart (llm_int8)": model.quantization.outlier_share > 0,
         "early exit (model_changes.early_exit)": model.exits is not None,
