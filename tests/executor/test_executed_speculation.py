@@ -19,6 +19,7 @@ from perfmodel.specs.engine.spec import EngineSpec  # noqa: E402
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance, SpeculativeConfig  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.clocks import serve  # noqa: E402
+from perfmodel_executors.graphs import DecodeGraphs, no_capture  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
@@ -57,12 +58,15 @@ METHODS = {
 WITHOUT_SPANS = ["gqa", "moe", "int8"]
 
 
-def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=True, is_ahead=False):
-    """Outputs by request, and the backend, of an engine that drafts as METHODS[method] says."""
+def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=True, is_ahead=False, capture=None):
+    """Outputs by request, and the backend, of an engine that drafts as METHODS[method] says; capture: by graphs."""
     config = METHODS[method]
     engine = EngineSpec(speculative_config=config, block_size=BLOCK_SIZE)
     draft = OTHER if method.startswith("another") else decoder if method.startswith("itself") else None
     runner = StepRunner(decoder, decoder.new_cache(BLOCK_SIZE))
+    if capture is not None:
+        cache = decoder.new_cache(BLOCK_SIZE, num_blocks + 1)
+        runner = StepRunner(decoder, cache, DecodeGraphs(decoder, cache, num_blocks, 8, 256, capture))
     speculator = build_speculator(runner, engine, draft)
     backend = ExecutedBackend(runner, warms_up=False, speculator=speculator)
     scheduling = replace(
@@ -84,6 +88,19 @@ def served(decoder, case_config, num_blocks, requests, method, has_prefix_cache=
     serve(loop, backend, requests, on_finished)
     assert len(outputs) == len(requests)
     return outputs, backend, loop
+
+
+@pytest.mark.parametrize("method", ["ngram", "itself", "another", "skip", "quantized"])
+@pytest.mark.parametrize("name", ["gqa", "int8"])
+def test_drafts_and_what_verifies_them_run_as_graphs(name, method, monkeypatch):
+    """All but the prompts, which are one step, of the model and of what drafts; the tokens are those without drafts."""
+    decoder, eager, step = DECODERS[name], [], Decoder.step
+    monkeypatch.setattr(Decoder, "step", lambda *arguments: (eager.append(1), step(*arguments))[1])
+    config = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
+    rows = [(i, 0, 3 + 2 * i, 9 + i) for i in range(5)]
+    outputs, _, _ = served(decoder, config, 60, [Request(*row) for row in rows], method, capture=no_capture)
+    assert len(eager) <= 2
+    assert outputs == {row[0]: alone(decoder, Request(*row)) for row in rows}
 
 
 @st.composite
