@@ -304,9 +304,10 @@ class DecodeGraphs:
         is_wide = width > self._inputs.table_width or num_tokens + num_singles > limit
         if not chunks or not num_wanted or is_odd or is_wide or self._decoder.ring or self._cache.states.layers:
             return None
-        padded = [padded_size(n, self._chunk_sizes) or 0 if n else 0 for n in (num_tokens, num_singles, num_wanted)]
-        width = max(width, -(-padded[0] // self._cache.block_size))
-        return ChunkSizes(1 << len(chunks).bit_length(), *padded, 1 << (width - 1).bit_length())
+        counts = (num_tokens, num_singles, num_wanted)
+        tokens, singles, wanted = (padded_size(n, self._chunk_sizes) or 0 if n else 0 for n in counts)
+        width = max(width, -(-tokens // self._cache.block_size))
+        return ChunkSizes(1 << len(chunks).bit_length(), tokens, singles, wanted, 1 << (width - 1).bit_length())
 
     def _run_chunks(self, segments: Sequence[TokenSegment], sizes: ChunkSizes) -> list[int]:
         if sizes not in self._chunks:

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the executor needs torch")
 pytest.importorskip("triton", reason="Triton kernels need triton")
 
 from perfmodel.specs import load_hardware  # noqa: E402
-from perfmodel_executors.compiled.bound import bound_of, loop_cycles  # noqa: E402
+from perfmodel_executors.compiled.bound import bound_of, loop_cycles, tile_order_share  # noqa: E402
 from perfmodel_executors.compiled.loops import LoopFacts, loops_of  # noqa: E402
 from perfmodel_executors.kernels.problem import problems_of  # noqa: E402
 
@@ -52,9 +52,63 @@ def test_products_of_single_warps_and_of_eight_bits():
     assert not loop.leaves_products
 
 
+def test_products_of_tensor_memory_have_the_shape_of_their_descriptor():
+    """128 rows (8 from bit 24 on) by 256 columns (32 from bit 17 on), 32 bytes deep: 16 elements of two bytes, 32 of
+    one. The constant is known before the loop begins."""
+    descriptor = 8 << 24 | 32 << 17 | 0x490
+    product = "UTCHMMA gdesc[UR14], gdesc[UR12], tmem[UR7], tmem[UR38], idesc[UR39], !UPT"
+    text = LISTING.replace("S2R R0, SR_TID.X", f"UMOV UR39, {descriptor:#x}")
+    text = text.replace("HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24, !UPT", product)
+    text = text.replace("HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR4], R24", product)
+    (loop,) = loops_of(text)
+    assert (loop.rate, loop.flops) == ("bf16", 2 * 2 * 128 * 256 * 16)
+    assert loop.shared_bytes == 2 * (128 + 256) * 32 + 32 * 16
+    assert loop.is_of_block
+    (loop,) = loops_of(text.replace("UTCHMMA", "UTCQMMA"))
+    assert (loop.rate, loop.flops) == ("fp8", 2 * 2 * 128 * 256 * 32)
+
+
 def bounds_on_an_h100(begin):
+    return bounds_on("h100-sxm-80gb", begin)
+
+
+def bounds_on(device, begin):
     problem = next(problem for problem in problems_of(begin.partition(" ")[0]) if str(problem).startswith(begin))
-    return bound_of(problem, load_hardware("h100-sxm-80gb"))
+    return bound_of(problem, load_hardware(device))
+
+
+@pytest.mark.parametrize(
+    ("at_once", "share"),
+    [
+        (128, (8 * 128 + 16 * 256) / (8 * 16 * (128 + 256))),  # 8 rows by 16 columns
+        (16, (8 * 128 + 2 * 256) / (8 * 2 * (128 + 256))),
+        (1 << 20, (8 * 128 + 56 * 256) / (8 * 56 * (128 + 256))),  # no more columns than there are
+    ],
+)
+def test_of_tiles_at_once_each_row_and_column_comes_from_hbm_once(at_once, share):
+    launch = SimpleNamespace(constants={"BLOCK_M": 128, "BLOCK_N": 256})
+    problem = SimpleNamespace(sizes={"m": 4096, "n": 56 * 256, "k": 4096})
+    assert tile_order_share(SimpleNamespace(launch=launch), problem, at_once) == pytest.approx(share, rel=1e-12)
+
+
+def test_the_order_of_tiles_fetches_no_more_than_a_third_beyond_the_best_one():
+    """Of an H100's 132 tiles at once, by groups of 8 rows, beside groups of any number."""
+    launch = SimpleNamespace(constants={"BLOCK_M": 128, "BLOCK_N": 128})
+    problem = SimpleNamespace(sizes={"m": 8192, "n": 14336, "k": 4096})
+    best = min((rows + 132 / rows) / (132 * 2) for rows in range(1, 65))
+    assert tile_order_share(SimpleNamespace(launch=launch), problem, 132) <= 1.3 * best
+
+
+def test_a_kernel_without_products_takes_what_its_tensors_take():
+    """Greedy choice of 256 rows of 128,256 logits in fp32 reads them once, and little else; sampling by top-k and top-p
+    reads them ten times: the largest, four digits for each of the two, and the kept ones. They are more than the L2."""
+    row_bytes, bandwidth = 256 * 128256 * 4, 3.352e12
+    greedy = bounds_on_an_h100("greedy samples=256 vocab=128256")
+    assert sum(bound.seconds for bound in greedy) == pytest.approx(row_bytes / bandwidth, rel=0.01)
+    assert greedy[0].share == pytest.approx(1, rel=0.01)
+    drawn = bounds_on_an_h100("sample_top_k_top_p samples=256 vocab=128256")
+    assert sum(bound.seconds for bound in drawn) == pytest.approx(10 * row_bytes / bandwidth, rel=0.02)
+    assert all(bound.kernel.facts.spills == 0 for bound in drawn)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +152,9 @@ TIMED = [
     ("attention_prefill", "attention_prefill batch_size=1 isl=8192 step=0 num_heads=32"),
     ("attention_decode", "attention_decode batch_size=64 step=4095 num_heads=32"),
     ("attention_latent_decode", "attention_latent_decode batch_size=128 step=2047"),
+    ("linear_w8a16", "linear_w8a16 m=64 n=14336 k=4096"),
+    ("sample_top_k_top_p", "sample_top_k_top_p samples=256 vocab=128256"),
+    ("rms_norm", "rms_norm"),
 ]
 
 
@@ -119,6 +176,24 @@ FLOORS = {
     "attention_latent_decode batch_size=128 step=2047": 0.95,
     "attention_prefill batch_size=1 isl=8192 step=0 num_heads=32": 0.90,
 }
+
+
+# Of a B200, whose tensor cores multiply into a memory of their own; what its L2 gives is not known, and not counted.
+FLOORS_OF_BLACKWELL = {
+    "linear m=4096 n=14336 k=4096": 0.90,
+    "linear_fp8 m=4096 n=14336 k=4096": 0.90,
+    "linear_fp8_block m=4096 n=14336 k=4096": 0.90,
+    "attention_prefill batch_size=1 isl=8192 step=0 num_heads=32": 0.90,
+    "attention_decode batch_size=64 step=4095 num_heads=32": 0.95,
+    "attention_latent_decode batch_size=128 step=2047": 0.25,
+}
+
+
+@pytest.mark.parametrize(("begin", "floor"), FLOORS_OF_BLACKWELL.items())
+def test_binaries_of_blackwell_allow_as_much_as_they_did(begin, floor):
+    bounds = bounds_on("b200-sxm", begin)
+    assert min(bound.share for bound in bounds) >= floor
+    assert all(bound.kernel.facts.spills == 0 for bound in bounds)
 
 
 @pytest.mark.parametrize(("begin", "floor"), FLOORS.items())

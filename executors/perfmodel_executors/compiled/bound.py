@@ -9,7 +9,10 @@ Of one iteration of the loop with the products, W warps being resident on a comp
     way. With G warpgroups on a unit others fill the gaps: the chain binds where it is longer than G products.
 
 A launch lasts waves times that: tiles that are left over idle the other units. All tiles come through the L2: of a
-product BLOCK_M + BLOCK_N rows of K for each tile, 5,120 bytes a clock. Nothing else is counted (epilogues, fences,
+product BLOCK_M + BLOCK_N rows of K for each tile, 5,120 bytes a clock (of Blackwell no rate is known: none counts).
+From HBM come the rows of the tiles that are under way together, which depends on their order: G tile rows by P / G
+columns of P tiles at once. A kernel without products reads and writes its tensors once, those of an earlier launch from
+the L2 where they fit it; its limit is each tensor once, from HBM. Nothing else is counted (epilogues, fences,
 launches), so a device stays below. Source: CUDA C++ Programming Guide, "Arithmetic Instructions"; hardware_specs.
 
     python -m perfmodel_executors.compiled.bound linear_fp8 --hardware h100-sxm-80gb
@@ -29,6 +32,7 @@ from perfmodel.specs.scenario_file import load_hardware
 from perfmodel_executors.compiled.build import CompiledKernel, compile_problem
 from perfmodel_executors.compiled.loops import ELEMENT_BYTES, GROUP_WARPS, LoopFacts
 from perfmodel_executors.kernels.problem import Problem, problems_of
+from perfmodel_executors.kernels.triton.swapped_product import GROUP
 
 _SCHEDULERS = 4
 _HALF = 2  # cycles of four warps' instruction on 64 lanes
@@ -57,14 +61,14 @@ def loop_cycles(kernel: CompiledKernel, loop: LoopFacts, hardware: HardwareSpec)
         GROUP_WARPS * len(facts.loops) if is_specialised else kernel.launch.options.num_warps
     )
     per_cycle = device.peak(loop.rate) / device.compute_units / device.clock_hz
-    products = loop.flops / per_cycle
+    products = loop.flops / per_cycle / (kernel.launch.options.num_warps if loop.is_of_block else 1)
     special = loop.exponentials * _LANES / (16 * device.exponentials)
     cycles = {
         "products": warps * products,
         "issue slots": warps * loop.instructions / _SCHEDULERS,
         "half-rate units": warps * loop.half_rate / _SCHEDULERS * _HALF,
         "special functions": warps * special,
-        "shared memory": warps * loop.shared_bytes / 128,
+        "shared memory": (kernel.occupancy.blocks if loop.is_of_block else warps) * loop.shared_bytes / 128,
     }
     if loop.is_grouped:
         own = GROUP_WARPS * products
@@ -74,12 +78,35 @@ def loop_cycles(kernel: CompiledKernel, loop: LoopFacts, hardware: HardwareSpec)
 
 
 def bound_of(problem: Problem, hardware: HardwareSpec) -> list[KernelBound]:
-    """The bound of each kernel with products that the operator launches for `problem` on `hardware`, by its first
-    candidate of tiles. Raises SpecError and KernelError as `compile_launch` does."""
+    """The bound of each kernel that the operator launches for `problem` on `hardware`, by its first candidate of tiles;
+    where some have products of theirs alone. Raises SpecError and KernelError as `compile_launch` does."""
     compiled, work = compile_problem(problem, hardware), problem.work
     if work is None:
         return []
-    return [_bound(kernel, problem, work, hardware) for kernel in compiled if kernel.facts.loops]
+    with_products = [kernel for kernel in compiled if kernel.facts.loops]
+    if with_products or any(kernel.facts.tensor_instructions for kernel in compiled):
+        return [_bound(kernel, problem, work, hardware) for kernel in with_products]
+    return _moved(compiled, work, hardware)
+
+
+def _moved(compiled: list[CompiledKernel], work: Work, hardware: HardwareSpec) -> list[KernelBound]:
+    """Launches that only move bytes: shares are those of all together."""
+    device, known, seconds, units = DeviceFacts.of(hardware), dict[int, float](), list[float](), list[str]()
+    l2_rate = _L2_BYTES.get(hardware.declared.compile_target or "", math.inf) * device.clock_hz
+    for kernel in compiled:
+        # A program has `BLOCK` elements, however large a tensor is.
+        most = math.prod(kernel.launch.grid) * kernel.launch.constants.get("BLOCK", math.inf)
+        tensors = [part for part in kernel.launch.args if isinstance(part, torch.Tensor)]
+        sizes = {id(tensor): min(tensor.nbytes, most * tensor.itemsize) for tensor in tensors}
+        moved = sum(sizes.values())
+        kept = sum(size for key, size in sizes.items() if key in known) if moved <= device.l2_bytes else 0.0
+        by_unit = {"HBM": (moved - kept) / device.bandwidth, "L2": moved / l2_rate}
+        units.append(max(by_unit, key=lambda unit: by_unit[unit]))
+        seconds.append(by_unit[units[-1]])
+        known |= sizes
+    least_bytes = min(work.hbm_bytes, sum(known.values()))
+    share = least_bytes / device.bandwidth / sum(seconds)
+    return [KernelBound(*own) for own in zip(compiled, [share] * len(compiled), units, seconds, strict=True)]
 
 
 def _bound(kernel: CompiledKernel, problem: Problem, work: Work, hardware: HardwareSpec) -> KernelBound:
@@ -88,6 +115,8 @@ def _bound(kernel: CompiledKernel, problem: Problem, work: Work, hardware: Hardw
     slowest = max(cycles, key=lambda name: cycles[name])
     at_peak_s, hbm_s = work.flops / device.peak(loop.rate), work.hbm_bytes / device.bandwidth
     at_once, (tiles, l2_bytes) = device.compute_units * kernel.occupancy.blocks, _tiles(kernel, problem)
+    if l2_bytes and work.hbm_bytes > device.l2_bytes:
+        hbm_s = max(hbm_s, l2_bytes * tile_order_share(kernel, problem, at_once) / device.bandwidth)
     idle = math.ceil(tiles / at_once) * at_once / tiles
     computing = "tiles left over" if slowest == "products" and idle > _SHOWS else slowest
     seconds = {
@@ -97,6 +126,16 @@ def _bound(kernel: CompiledKernel, problem: Problem, work: Work, hardware: Hardw
     }
     unit = max(seconds, key=lambda name: seconds[name])
     return KernelBound(kernel, max(at_peak_s, hbm_s) / seconds[unit], unit, seconds[unit])
+
+
+def tile_order_share(kernel: CompiledKernel, problem: Problem, at_once: int) -> float:
+    """Of the rows that tiles read from the L2, those that come from HBM: of `at_once` tiles, which lie in groups of
+    `GROUP` tile rows, each row or column of tiles is fetched once."""
+    sizes, (block_m, block_n) = problem.sizes, (kernel.launch.constants[name] for name in ("BLOCK_M", "BLOCK_N"))
+    tiles_m, tiles_n = (math.ceil(int(sizes[name]) / block) for name, block in (("m", block_m), ("n", block_n)))
+    rows = min(GROUP, tiles_m)
+    columns = min(tiles_n, max(1.0, min(at_once, tiles_m * tiles_n) / rows))
+    return float((rows * block_m + columns * block_n) / (rows * columns * (block_m + block_n)))
 
 
 def _tiles(kernel: CompiledKernel, problem: Problem) -> tuple[int, float]:

@@ -1,6 +1,8 @@
 """The loops of a kernel that multiply matrices, read from its disassembly: what one iteration of one warp asks of each
 unit of a compute unit. Shapes of products stand in their names: HMMA.16816 is 16 x 8 x 16 of a warp, HGMMA.64x256x16 of
-a warpgroup of four. Those of Blackwell's tensor memory (UTCHMMA) do not say theirs."""
+a warpgroup of four. Those of Blackwell's tensor memory are of a whole block, and their shape is in a descriptor, a
+constant: M / 16 from bit 24 on, N / 8 from bit 17, and 32 bytes deep. Source: PTX ISA, "Instruction descriptor".
+"""
 
 import re
 from dataclasses import dataclass
@@ -12,6 +14,11 @@ _WARP_PRODUCT = re.compile(r"^(?:HMMA|IMMA|QMMA)\.(?:SP\.)?(16)(8)(\d+)")
 _GROUP_PRODUCT = re.compile(
     r"^(?:HGMMA|QGMMA|IGMMA)\.64x(\d+)x(\d+)\.\S*?(BF16|F16|TF32|E4M3|E5M2|S8)\b\S*\s+R\d+, (R\d+, )?"
 )
+_BLOCK_PRODUCT = re.compile(r"^UTC([HQI])MMA\S* .*idesc\[(UR\d+)\]")
+_BLOCK_SHAPE = re.compile(r"^UTC([HQI])MMA\S* .*idesc\[(\d+)\]")
+_BLOCK_FORMATS = {"H": "bf16", "Q": "fp8", "I": "int8"}
+_BLOCK_DEPTH_BYTES = 32
+_CONSTANT = re.compile(r"^UMOV (UR\d+), 0x([0-9a-f]+)")
 _FORMATS = {"BF16": "bf16", "F16": "fp16", "TF32": "tf32", "E4M3": "fp8", "E5M2": "fp8", "S8": "int8"}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 _SHARED = re.compile(r"^(?:LDS|STS)(?:\.U?(\d+))?")
@@ -28,7 +35,8 @@ class LoopFacts:
     """One iteration of one warp. rate: the number format of its products, flops: theirs; instructions: issued;
     half_rate, exponentials: how many of them go to units with 64 lanes and to the special function units; shared_bytes:
     read from and written to shared memory, operands of products included; leaves_products: whether the next iteration
-    begins while products are under way; is_grouped: whether products are of warpgroups"""
+    begins while products are under way; is_grouped: whether products are of warpgroups; is_of_block: whether they, and
+    the bytes of their operands, are of all warps together"""
 
     rate: str
     flops: float
@@ -38,6 +46,7 @@ class LoopFacts:
     shared_bytes: float
     leaves_products: bool
     is_grouped: bool
+    is_of_block: bool = False
 
 
 def loops_of(listing: str) -> tuple[LoopFacts, ...]:
@@ -45,11 +54,17 @@ def loops_of(listing: str) -> tuple[LoopFacts, ...]:
     labels: dict[str, int] = {}
     instructions: list[str] = []
     spans: list[tuple[int, int]] = []
+    constants: dict[str, int] = {}
     for line in listing.splitlines():
         if label := _LABEL.match(line):
             labels[label[1]] = len(instructions)
         elif instruction := _INSTRUCTION.search(line):
-            instructions.append(instruction[1])
+            text = instruction[1]
+            if constant := _CONSTANT.match(text):
+                constants[constant[1]] = int(constant[2], 16)
+            elif product := _BLOCK_PRODUCT.match(text):  # with the constant in place of its register
+                text = text.replace(f"idesc[{product[2]}]", f"idesc[{constants.get(product[2], 0)}]")
+            instructions.append(text)
             branch = _BRANCH.match(instruction[1])
             if branch and branch[1] in labels:
                 spans.append((labels[branch[1]], len(instructions)))
@@ -59,9 +74,14 @@ def loops_of(listing: str) -> tuple[LoopFacts, ...]:
 
 
 def _facts(body: list[str]) -> LoopFacts | None:
-    flops, shared, rate, is_grouped = 0.0, 0.0, "", False
+    flops, shared, rate, is_grouped, is_of_block = 0.0, 0.0, "", False, False
     for text in body:
-        if product := _GROUP_PRODUCT.match(text):
+        if product := _BLOCK_SHAPE.match(text):
+            rate, is_of_block = _BLOCK_FORMATS[product[1]], True
+            rows, columns = (int(product[2]) >> 24 & 31) * 16, (int(product[2]) >> 17 & 63) * 8
+            flops += 2.0 * rows * columns * _BLOCK_DEPTH_BYTES / ELEMENT_BYTES[rate]
+            shared += (rows + columns) * _BLOCK_DEPTH_BYTES
+        elif product := _GROUP_PRODUCT.match(text):
             columns, depth, is_grouped = int(product[1]), int(product[2]), True
             rate = _FORMATS[product[3]]
             flops += 2 * 64 * columns * depth / GROUP_WARPS
@@ -85,4 +105,5 @@ def _facts(body: list[str]) -> LoopFacts | None:
         shared,
         any(map(_LEAVES.match, body)),
         is_grouped,
+        is_of_block,
     )

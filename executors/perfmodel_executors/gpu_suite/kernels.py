@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfmodel.cost.kernel_models.device import DeviceFacts
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.kernels.dispatch import KERNELS, load_kernels
 from perfmodel_executors.kernels.launch import KernelError
@@ -26,6 +27,7 @@ _COPY_MIB = {"cuda": (32, 256, 2048), "cpu": (1, 8, 64)}
 _SIDES = {"cuda": (4096, 8192), "cpu": (256, 512)}
 _PRODUCTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _EMPTY_LAUNCHES = 200
+_TUNING_S, _TIMED_CALLS = 3.0, 60  # of a problem: ten rounds of copies of its inputs
 
 
 def kernel_tasks(bench: Bench) -> Iterator[Task]:
@@ -34,7 +36,17 @@ def kernel_tasks(bench: Bench) -> Iterator[Task]:
     by_operator = [problems_of(operator, kind, torch.float32) for operator in KERNELS]
     for rank in range(max(map(len, by_operator), default=0)):
         for problem in (problems[rank] for problems in by_operator if rank < len(problems)):
-            yield Task("kernels", str(problem), partial(measure_problem, problem, bench), rank, group=problem.operator)
+            run, seconds = partial(measure_problem, problem, bench), _guess_s(problem, bench)
+            yield Task("kernels", str(problem), run, rank, seconds, group=problem.operator)
+
+
+def _guess_s(problem: Problem, bench: Bench) -> float:
+    """Tuning, and the calls that are timed at half the limit of bytes and operations, with those of libraries."""
+    if problem.work is None or bench.device.type == "cpu":
+        return _TUNING_S
+    device = DeviceFacts.of(bench.hardware)
+    limit_s = max(problem.work.hbm_bytes / device.bandwidth, problem.work.flops / device.peak(problem.work.rate))
+    return _TUNING_S + (1 + len(problem.baselines)) * _TIMED_CALLS * 2 * limit_s
 
 
 def measure_problem(problem: Problem, bench: Bench) -> dict[str, Any]:

@@ -3,6 +3,8 @@ served with a technique and without. On a CPU both are small enough for one core
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from perfmodel.engine import Backend, Outcome, StepPlan
@@ -11,9 +13,11 @@ from perfmodel.evidence.executed.technique import Technique
 from perfmodel.evidence.sources.measured import SIDES
 from perfmodel.files.blocks import block_as
 from perfmodel.files.catalog import data_dir
+from perfmodel.sim import RunResult
 from perfmodel.sim.replica.backend import shape_of
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
+from perfmodel_executors.engines.run import execute_on
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.run import execute_scenario
 
@@ -42,6 +46,7 @@ _SMALL = {
 _FOLDERS = {"cuda": "executor/pairs", "cpu": "techniques"}
 _GUESS_S = {"cuda": 30.0, "cpu": 15.0}
 _PAIR_GUESS_S = {"cuda": 25.0, "cpu": 8.0}
+_VLLM_GUESS_S = 90.0  # it compiles and captures at its start
 _PLAIN_FIELDS = 6  # of a BatchShape, without drafts and other ranks
 _NS = 9  # digits of a second
 _PS_PER_S = 1e12
@@ -82,6 +87,23 @@ def _small(name: str) -> Iterator[str]:
     yield f"traffic.output_tokens={{distribution: uniform, low: {least_out}, high: {most_out}}}"
 
 
+def vllm_tasks(bench: Bench) -> Iterator[Task]:
+    """The scenarios on the vLLM of this environment, where there is one, behind all else that is measured."""
+    if bench.device.type != "cuda" or find_spec("vllm") is None:
+        return
+    for rank, name in enumerate(SCENARIOS):
+        yield Task("vllm", name, partial(serve_on_vllm, f"executor/{name}", bench), rank, _VLLM_GUESS_S, limit_s=400.0)
+
+
+def serve_on_vllm(name: str, bench: Bench) -> dict[str, Any]:
+    """A ServingRecord of the named scenario on vLLM, whose steps are not told apart."""
+    engine = ("engine.profile=vllm", f"engine.version={version('vllm')}")
+    overrides = [f"hardware={bench.hardware.name}", *engine]
+    scenario = load_scenario(name, overrides)
+    bench.release_memory()
+    return _record(name, overrides, execute_on("vllm", scenario, scenario.model.name), _Recorder())
+
+
 def pair_tasks(bench: Bench) -> Iterator[Task]:
     kind, folder = bench.device.type, data_dir("scenarios")
     files = [folder / _FOLDERS[kind] / f"{name}.yaml" for name in PAIRS]
@@ -108,6 +130,10 @@ def serve(name: str, overrides: Sequence[str], bench: Bench) -> dict[str, Any]:
     if config is not None and config.acceptance is not None:
         acceptance = config.acceptance.model_dump_json(exclude_none=True)
         overrides = [*overrides, f"engine.speculative_config.acceptance={acceptance}"]
+    return _record(name, overrides, result, recorder)
+
+
+def _record(name: str, overrides: Sequence[str], result: RunResult, recorder: _Recorder) -> dict[str, Any]:
     columns = {key: getattr(result.requests, key) for key in _COLUMNS}
     return {
         "scenario": name,

@@ -20,10 +20,11 @@ from perfmodel_executors.gpu_suite.ahead import Ahead
 from perfmodel_executors.gpu_suite.kernels import kernel_tasks, measure_device
 from perfmodel_executors.gpu_suite.readings import DeviceReader, commit, versions
 from perfmodel_executors.gpu_suite.runner import Results, TaskOutcome, run_tasks
-from perfmodel_executors.gpu_suite.serving import pair_tasks, serving_tasks
+from perfmodel_executors.gpu_suite.serving import pair_tasks, serving_tasks, vllm_tasks
 from perfmodel_executors.gpu_suite.smoke import smoke_tasks
 from perfmodel_executors.gpu_suite.steps import reference_meter, step_tasks
 from perfmodel_executors.gpu_suite.task import Bench, Task
+from perfmodel_executors.measure.energy import energy_counter
 
 _GRACE_S = 10.0  # after the budget, for the last task
 _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
@@ -38,6 +39,7 @@ TASKS = {
     "steps": step_tasks,
     "serving": serving_tasks,
     "pairs": pair_tasks,
+    "vllm": vllm_tasks,
 }
 
 
@@ -57,7 +59,7 @@ def bench_of(device: str, kernels: str, reference_s: float | None = None) -> Ben
     place, hardware = present_device(device)
     backend = default_kernels(place) if kernels == "auto" else kernels
     if place.type != "cpu":
-        return Bench(place, hardware, backend)
+        return Bench(place, hardware, backend, energy=energy_counter(place))
     torch.set_num_threads(1)
     return Bench(place, hardware, backend, reference_meter(reference_s))
 

@@ -12,6 +12,7 @@ from perfmodel_executors.device import device_clock
 from perfmodel_executors.gpu_suite.task import Bench, Task
 from perfmodel_executors.measure.bench import StepBench, StepGrants
 from perfmodel_executors.measure.cpu_steps import REFERENCE
+from perfmodel_executors.measure.energy import joules_of
 from perfmodel_executors.measure.protocol import DriftMeter, quantile, taken_ns, uninterrupted
 from perfmodel_executors.models.support import CPU
 from perfmodel_executors.runner import RunnerSetup, build_runner
@@ -61,6 +62,7 @@ class _Shelf:
                 call()  # another routing of the experts, and caches as this step leaves them
                 pace = bench.drift.measure() if bench.drift is not None else 1.0
                 samples.append(taken_ns(call, clock_ns) * 1e-9 * pace)
+        joules = None if bench.energy is None else joules_of(call, bench.energy)
         fields = shape.batch_shape(steps.decoder.model.attention_spans)._asdict()
         return {
             "model": model,
@@ -70,6 +72,7 @@ class _Shelf:
             "seconds": quantile(samples, 0.5),
             "p10_s": quantile(samples, 0.1),
             "p90_s": quantile(samples, 0.9),
+            **({} if joules is None else {"joules": joules}),
             "is_graphed": steps.is_graphed(shape),
         }
 

@@ -8,18 +8,21 @@ from typing import Any
 import torch
 
 from perfmodel.specs.hardware import HardwareSpec
+from perfmodel_executors.measure.energy import Counter
 from perfmodel_executors.measure.protocol import DriftMeter
 
 
 @dataclass(frozen=True)
 class Bench:
     """The device that is measured, its hardware file, and the kernels that run on it. drift: of a machine that others
-    use, too: times are restated at one speed; holders: let go of what is kept between tasks."""
+    use, too: times are restated at one speed; energy: joules that the device has drawn, None: not counted; holders: let
+    go of what is kept between tasks."""
 
     device: torch.device
     hardware: HardwareSpec
     backend: str
     drift: DriftMeter | None = None
+    energy: Counter | None = field(default=None, repr=False, compare=False)
     holders: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
 
     def release_memory(self) -> None:

@@ -45,6 +45,7 @@ _target: ContextVar[DeviceLimits | None] = ContextVar("target", default=None)
 _is_tuning, _may_tune = ContextVar("is_tuning", default=False), ContextVar("may_tune", default=True)
 _is_listing = ContextVar("is_listing", default=False)
 _chosen: dict[tuple[str, str, Hashable], "_Choice"] = {}
+_trusted: dict[tuple[str, str, Hashable], TileConfig] = {}  # the first candidate, until candidates are timed
 _MAX_TUNING_S = 20.0  # of a problem, compiling included; the candidates to trust come first
 _MARGIN = 0.97  # of the first candidate's time, which another one has to stay below
 
@@ -122,13 +123,17 @@ def pick(
     known = _chosen.get(key)
     if known is not None:
         return known.config
+    may_time = _is_tuning.get() and _may_tune.get() and device.type == "cuda"
+    may_time = may_time and not torch.cuda.is_current_stream_capturing()
+    if not may_time and not _is_listing.get() and key in _trusted:
+        return _trusted[key]
     kept = fitting(list(candidates()), law, limits, kernel)
+    _trusted[key] = kept[0]
     if _is_listing.get():
         for config in kept:
             run(config)
         return kept[0]
-    may_time = _is_tuning.get() and _may_tune.get() and device.type == "cuda"
-    if not may_time or torch.cuda.is_current_stream_capturing():
+    if not may_time:
         return kept[0]
     start, times_ms = time.monotonic(), [0.0] if len(kept) == 1 else []
     for config in kept[len(times_ms) :]:

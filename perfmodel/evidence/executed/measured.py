@@ -27,6 +27,7 @@ from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.cost.calibrations.engine_profile import EngineProfile
 from perfmodel.cost.calibrations.provenance import FittedSource, Provenance
 from perfmodel.cost.kernel_models.fits import Residuals
+from perfmodel.cost.power import energy_j
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.executed.technique import Sides, Technique, TechniqueRun, TechniqueVerdict
@@ -78,10 +79,10 @@ def _predicted(row: Observation, seconds: float, residuals: Residuals) -> Predic
     return Prediction(row, dict.fromkeys(row.metrics, seconds), intervals=dict.fromkeys(row.metrics, interval))
 
 
-def _compared(metric: str, pairs: Sequence[Prediction], *dimensions: str) -> Comparison:
+def _compared(metric: str, pairs: Sequence[Prediction], *dimensions: str, unit: str = "s") -> Comparison:
     """`metric` of `pairs`, by the labels `dimensions` of their rows."""
     groups = {name: Dimension.of([pair.row.labels[name] for pair in pairs]) for name in dimensions}
-    return comparison_of(metric, "s", pairs, {}, groups)
+    return comparison_of(metric, unit, pairs, {}, groups)
 
 
 def validate_measured(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
@@ -99,6 +100,7 @@ def validate_measured(folder: str | Path, progress: Progress | None = None) -> V
     comparisons = [
         _kernels(kernels, calibration, hardware),
         _steps(steps, calibration, hardware),
+        _energies(measured.steps, calibration, hardware),
         *_servings(measured, calibration, unpredicted, progress),
     ]
     verdicts = _verdicts(measured, calibration, unpredicted)
@@ -160,6 +162,19 @@ def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: 
     return _compared("step", pairs, "model", "step")
 
 
+def _energies(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+    """Joules of the device for a step, by the power that is fitted over all devices: nothing is fitted to these."""
+    pairs = []
+    for step in records:
+        if step.joules is None:
+            continue
+        row = Observation(step.label, step, {"step_energy": step.joules}, labels={"model": step.model})
+        cost_model = costs_of(step, hardware, calibration).cost_model()
+        seconds = cost_model.duration_ps(step.batch) / PS_PER_S
+        pairs.append(Prediction(row, {"step_energy": energy_j(hardware, cost_model.usage(), seconds)}))
+    return _compared("step_energy", pairs, "model", unit="J")
+
+
 def _servings(
     measured: Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
 ) -> list[Comparison]:
@@ -169,8 +184,9 @@ def _servings(
     for run in reported(measured.serving, len(measured.serving), progress):
         try:
             scenario = load_scenario(run.scenario, run.overrides)
-            steps += served_steps(run, scenario, calibration)
-            summary = simulate(scenario, calibration=calibration, intervals=True).summary
+            is_own = scenario.engine.profile == calibration.engine
+            steps += served_steps(run, scenario, calibration) if is_own else ()
+            summary = simulate(scenario, calibration=calibration if is_own else None, intervals=True).summary
         except PerfmodelError as error:
             unpredicted.append(f"{run.scenario}: {error}")
         else:
@@ -181,7 +197,8 @@ def _servings(
                 executed[metric] = float(np.nanmean(np.asarray(run.requests[f"{name}_s"], dtype=float)))
                 low, high = (summary.get("interval") or {}).get(key) or NO_INTERVAL
                 intervals[metric] = low * 1e-3 / simulated[metric], high * 1e-3 / simulated[metric]
-            row = Observation(run.scenario, scenario, executed, labels={"scenario": run.scenario})
+            name = run.scenario if is_own else f"{run.scenario} on {scenario.engine.profile}"
+            row = Observation(name, scenario, executed, labels={"scenario": name})
             runs.append(Prediction(row, simulated, intervals=intervals))
     means = (_compared(f"{name}_mean", runs, "scenario") for name in _MEANS)
     return [_compared("serving_step", steps, "scenario"), *means]

@@ -165,7 +165,8 @@ class KernelRecord(Spec):
 
 
 class MeasuredStep(Spec):
-    """One shape of a step of one model. `shape`: the fields of a BatchShape; `overrides`: of the suite's scenario."""
+    """One shape of a step of one model. `shape`: the fields of a BatchShape; `overrides`: of the suite's scenario;
+    `joules`: of the device, None: not counted."""
 
     model: str
     overrides: tuple[str, ...] = ()
@@ -174,6 +175,7 @@ class MeasuredStep(Spec):
     p10_s: PositiveFloat
     p90_s: PositiveFloat
     is_graphed: bool = False
+    joules: PositiveFloat | None = None
 
     @property
     def batch(self) -> BatchShape:
@@ -221,7 +223,7 @@ class Measurements:
     info: SuiteInfo
     kernels: tuple[KernelRecord, ...]
     steps: tuple[MeasuredStep, ...]
-    serving: tuple[ServingRecord, ...]
+    serving: tuple[ServingRecord, ...]  # those on vLLM included
     smoke: Mapping[str, SmokeCheck] = field(default_factory=dict)
     pairs: Mapping[str, ServingRecord] = field(default_factory=dict)
 
@@ -254,7 +256,7 @@ def read_measurements(folder: str | Path) -> Measurements:
         read("suite", SuiteInfo)[""],
         tuple(read("kernels", KernelRecord).values()),
         tuple(read("steps", MeasuredStep).values()),
-        tuple(read("serving", ServingRecord).values()),
+        tuple(run for part in ("serving", "vllm") for run in read(part, ServingRecord).values()),
         read("smoke", SmokeCheck),
         read("pairs", ServingRecord),
     )

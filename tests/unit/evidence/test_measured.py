@@ -100,6 +100,36 @@ def test_what_was_kept_aside_is_predicted(folder):
     assert report.covered == report.rows
 
 
+def test_energy_of_steps_lies_between_idle_and_full_power(folder, tmp_path):
+    """Measured as full power all the time, no step is predicted above it; one of a batch of 64 draws more than one of a
+    single sequence with as much context."""
+    hardware, steps = load_hardware(DEVICE), json.loads((folder / "steps.json").read_text())
+    watts = hardware.declared.tdp_w
+    for name in ("suite.json", "kernels.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    write(tmp_path / "steps.json", {key: {**row, "joules": watts * row["seconds"]} for key, row in steps.items()})
+    (energies,) = (item for item in validate_measured(tmp_path).comparisons if item.metric == "step_energy")
+    assert energies.unit == "J"
+    shares = dict(zip(energies.rows.labels, energies.rows.errors + 1, strict=True))
+    assert len(shares) == len(steps)
+    assert all(hardware.declared.idle_w / watts < share < 1.15 for share in shares.values())
+    of_64, of_one = (next(v for k, v in shares.items() if f": {n} decodes" in k) for n in (64, 1))
+    assert of_64 > of_one
+
+
+def test_a_scenario_on_vllm_is_compared_with_vllm_simulated(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    columns = {key: [0.05, 0.06] for key in ("ttft_s", "tpot_s", "e2el_s")}
+    record = {"scenario": "executor/mixed", "requests": columns, "steps": {"shapes": [], "seconds": []}}
+    engine = ["hardware=h100-sxm-80gb", "engine.profile=vllm", "traffic.num_requests=4"]
+    write(tmp_path / "vllm.json", {"mixed": {**record, "overrides": engine}})
+    report = validate_measured(tmp_path)
+    assert report.metrics["tpot_mean"].rows == 1
+    assert "serving_step" not in report.metrics
+    assert any("executor/mixed on vllm" in part.rows.labels for part in report.comparisons)
+
+
 def test_the_host_is_found_again(folder):
     host = fit_measured(read_measurements(folder)).host
     assert host.serial_step_s == pytest.approx(HOST.serial_step_s, rel=0.5)

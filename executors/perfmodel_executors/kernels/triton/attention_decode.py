@@ -47,11 +47,11 @@ _QUANTIZED = _CANDIDATES[1]  # to trust first
 
 
 class FirstTokens(NamedTuple):
-    """`count` first tokens that are seen beside a window, at the distance that they would have if a text had no more
+    """`num` first tokens that are seen beside a window, at the distance that they would have if a text had no more
     than `most_tokens`. rope: cosines and sines of positions, None: without RoPE; is_rolling: the pages hold no
     more, as a ring."""
 
-    count: int = 0
+    num: int = 0
     most_tokens: int = 0
     rope: Tensor | None = None
     is_rolling: bool = False
@@ -248,7 +248,7 @@ def attention_decode(
     )  # fmt: skip
     constants = {
         "N": num_heads, "K": kv_heads, "H": head_dim, "HV": v_dim, "PAGE": pages.block_size, "FORMAT": form,
-        "FIRST": sinks.count, "ROLLS": sinks.is_rolling, "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0,
+        "FIRST": sinks.num, "ROLLS": sinks.is_rolling, "WINDOW": rule.window or 0, "CHUNK": rule.chunk or 0,
         "CAP": rule.cap or 0.0, "ROWS": rows, "IS_SPLIT": splits > 1, "H_PAD": widths[0], "V_PAD": widths[1],
         "PAIRED": is_paired, "BY_BITS": q_DNH.device.type != "cpu" and form != "fp8_bits",
     }  # fmt: skip

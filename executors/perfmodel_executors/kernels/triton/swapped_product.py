@@ -21,7 +21,8 @@ from perfmodel_executors.kernels.weight_formats import FP4_SPAN
 FEW_TOKENS = 64
 _MIN_BLOCKS = 4  # of K in a slice: a pipeline of fewer never fills
 _MAX_SLICES = 32
-_GROUP = tl.constexpr(8)  # tiles of tokens that are walked together, so that the L2 cache gives them their rows of W
+GROUP = 8  # tiles of tokens that are walked together, so that the L2 cache gives them their rows of W
+_GROUP = tl.constexpr(GROUP)
 
 
 @triton.jit
