@@ -18,6 +18,7 @@ __all__ = [
     "RunResult",
     "Scenario",
     "SpecError",
+    "StepTimer",
     "WorkloadError",
     "__version__",
     "build_graph",
@@ -29,6 +30,7 @@ __all__ = [
     "plan",
     "plan_memory",
     "simulate",
+    "step_time",
     "sweep",
     "whatif",
 ]
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from perfmodel.api import make_plan, simulate, sweep, whatif
     from perfmodel.api import make_plan as plan
     from perfmodel.cost import estimate_step, plan_memory
+    from perfmodel.cost.steps.step_time import StepTimer, step_time
     from perfmodel.ops import build_graph
     from perfmodel.planning.result import PlanResult as Plan
     from perfmodel.sim import RunResult
@@ -65,6 +68,7 @@ renderable.print_with(lambda: import_module("perfmodel.report.terminal"))
 _LAZY_NAMES = {
     "perfmodel.api": ("make_plan", "plan:make_plan", "simulate", "sweep", "whatif"),
     "perfmodel.cost": ("estimate_step", "plan_memory"),
+    "perfmodel.cost.steps.step_time": ("StepTimer", "step_time"),
     "perfmodel.ops": ("build_graph",),
     "perfmodel.planning.result": ("Plan:PlanResult",),
     "perfmodel.sim": ("Result:RunResult", "RunResult"),

@@ -154,6 +154,16 @@ class GraphCostModel:
         self._waited.total += duration - device
         return duration
 
+    def bound_seconds(self, shape: BatchShape) -> dict[str, float]:
+        """Seconds of one step's operators by what bounds them; not counted as taken."""
+        total = Usage()
+        for memo in self._memos.values():
+            total.add(memo.at(shape).usage, 1)
+        for curve in self._batch_of(shape).curves:
+            context = shape.decode_windowed[curve.axis - 1] if curve.axis else shape.decode_context
+            curve.segment(context).add_one_to(total, context)
+        return total.bound_s
+
     def _batch_of(self, shape: BatchShape) -> _Batch:
         num_decodes, queries = shape.num_decodes, shape.decode_tokens
         key = (shape.num_tokens, shape.num_samples, num_decodes, queries, len(shape.prefills))

@@ -50,9 +50,16 @@ class Segment:
 
     def add_to(self, total: Usage) -> None:
         if self.uses:
-            share = self.sum_offset / (self.end - self.start)
-            total.add(self._ends[0], self.uses - share)
-            total.add(self._ends[1], share)
+            self._add(total, self.uses, self.sum_offset)
+
+    def add_one_to(self, total: Usage, context: int) -> None:
+        """Add one use at `context`."""
+        self._add(total, 1, context - self.start)
+
+    def _add(self, total: Usage, uses: int, sum_offset: int) -> None:
+        share = sum_offset / (self.end - self.start)
+        total.add(self._ends[0], uses - share)
+        total.add(self._ends[1], share)
 
 
 class Curve:
