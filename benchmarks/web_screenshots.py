@@ -23,6 +23,7 @@ OTHER = urlencode({"model": "llama-3.1-70b", "hardware": "h200-sxm", "engine.ten
 QUERIES = {
     "step": f"{DEPLOYMENT}&batch=64&context=4096",
     "compare": f"{DEPLOYMENT}&{urlencode({'with': OTHER})}",
+    "pareto": f"{DEPLOYMENT}&{urlencode({'with': OTHER})}",
     "plan": urlencode(
         {"model": "llama-3.1-70b", "hardware": "h100-sxm-80gb", **ASKED, "devices": "h100-sxm-80gb,h200-sxm"}
     ),

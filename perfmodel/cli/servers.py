@@ -140,21 +140,33 @@ class WebRequest(CommandRequest):
     Everything runs on this machine, offline; every view says the command that gives the same figures."""
 
     command = "web"
-    examples = ("web", "web --port 8080 --no-open")
+    examples = (
+        "web",
+        "web --port 8080 --no-open",
+        "web --export out --view 'pareto?model=llama-3.1-8b&hardware=h100'",
+    )
     has_json = False
 
     host: str = flag("--host", "Where to listen; this machine alone.", "127.0.0.1", "HOST", shows_default=True)
     port: int = flag("--port", "0 takes a free one.", 0, "PORT", low=0, high=65535, shows_default=True)
     is_opened: bool = flag("--open", "Open the page in a browser.", True, shows_default=True)
+    export: Path | None = flag("--export", "Write --view to DIR as a page that any web server can host.", metavar="DIR")
+    view: str = flag("--view", "What is exported: the end of a page's address.", "pareto", "VIEW", shows_default=True)
 
     def answer(self, console: Console = QUIET) -> None:
-        """Serve until interrupted."""
+        """Serve until interrupted, or write a view."""
         try:
             from perfmodel.web.app import serve_page
+            from perfmodel.web.export import export_page
         except ImportError as error:
             raise MissingExtraError(
                 f"perfmodel web needs {error.name}, which is not installed: pip install '.[web]' in the checkout."
             ) from None
+
+        if self.export is not None:
+            export_page(self.view, self.export, console)
+            console.say(f"Written to {self.export / 'index.html'}")
+            return
 
         def on_ready(address: str) -> None:
             console.say(f"listening on {address}")

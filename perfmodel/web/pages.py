@@ -60,6 +60,10 @@ class Pages:
         template, pause_ms = "page.html" if is_whole else f"{target}.html", _PAUSE_MS if target == "answers" else 0
         return self._draw(template, view, state, pause_ms, token=self._token, scenario=self._resolved(state))
 
+    def exported(self, view: View, state: PageState) -> str:
+        """A view's answers, all of which are known, as a page without server."""
+        return self._draw("exported.html", view, state)
+
     def part(self, view: View, part: ViewPart, state: PageState, pause_ms: int = 0) -> Markup:
         """Part `part` of `view` in `state`, at any stage; pause_ms: delay before the page starts it."""
         try:

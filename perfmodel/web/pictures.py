@@ -12,6 +12,8 @@ from perfmodel.report.drawing.figures import BLUE, GREEN, GREY, ORANGE, SKY, Fig
 from perfmodel.report.plots.step import memory_figure
 from perfmodel.report.views.whatif import path_label
 from perfmodel.web.service import QueryState
+from perfmodel.web.state import PageState
+from perfmodel.web.views import in_flight, name_of
 
 _ROW, _TOP, _HEIGHT, _COLUMN = 44, 120, 300, 46  # pixels
 _LARGEST_BATCH = 8192
@@ -313,6 +315,50 @@ def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:
     hover = f"%{{y}}: %{{x:,.4g}} {shown.unit}<extra></extra>"
     trace = fig.bars(values, names, colours, hover, error_x=spread)
     return _columns([trace], axis(shown.title, rangemode="tozero"), len(answered))
+
+
+def front(
+    answers: Sequence[Any], metric: str, columns: Sequence[PageState], bands: Sequence[Any] = (), by_load: bool = False
+) -> Figure:
+    """`metric` against tokens per second of a user, or against requests in flight (`by_load`), a curve for each of
+    `columns`; a point opens the deployment under its load. answers: of `perfmodel whatif`, None where there is none;
+    bands: the same with intervals, at some points."""
+    lines: list[Trace] = []
+    shown = study_metric(metric)
+    for number, answer in enumerate(answers):
+        if answer is None:
+            continue
+        counts = [point["set"].rpartition("=")[2] for point in answer.data["points"]]
+        speeds = [1e3 / value if value else None for value in _values(answer.data, "mean_tpot_ms")]
+        values = [None if value is None else value * shown.scale for value in _values(answer.data, metric)]
+        colour, name = _COLUMN_COLOURS[number], f"{_LETTERS[number]} {name_of(columns[number])}"
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+        opens = [in_flight(columns[number], count).query for count in counts]
+        hover = f"%{{text}} in flight: %{{x:,.4g}}, %{{y:,.4g}} {shown.unit}<extra>{name}</extra>"
+        curve = line([int(count) for count in counts] if by_load else speeds, values, name, colour, hover, width=2.5)
+        lines.append(curve | {"mode": "lines+markers", "text": counts, "customdata": opens, "marker": {"size": 8}})
+        if number < len(bands) and bands[number] is not None:
+            lines.insert(0, _front_band(bands[number].data, metric, shown.scale, fig.translucent(colour, 0.2)))
+    values = [value for curve in lines for value in curve["y"] if value]
+    linear: Trace = {"rangemode": "tozero"}
+    is_first = metric == "output_throughput_per_gpu"
+    x = axis("tokens/s of a user", **linear)
+    if by_load:
+        x = axis("requests in flight", **_log_axis([count for curve in lines for count in curve["x"]]))
+    y = axis(shown.title, **(linear if is_first else _log_axis(values)))
+    look = {"hovermode": "closest", "margin": {"l": 64, "r": 16, "t": 60 if is_first else 12, "b": 48}}
+    return figure(lines, 420 if is_first else _HEIGHT, x, y, showlegend=is_first and len(lines) > 1, **look)
+
+
+def _front_band(data: Any, metric: str, scale: float, fill: str) -> Trace:
+    """Between a curve whose steps are as slow as they may be, and one with the fastest. With a fixed number in flight
+    throughput goes with one over the time of a request (Little 1961)."""
+    points = [(point["values"], point["interval"]) for point in data["points"] if point.get("interval")]
+    xs = [[1e3 / interval["mean_tpot_ms"][end] for _, interval in points] for end in (1, 0)]
+    ys = [[scale * v[metric] * v["mean_e2el_ms"] / ends["mean_e2el_ms"][end] for v, ends in points] for end in (1, 0)]
+    outline = {"x": [*xs[0], *xs[1][::-1]], "y": [*ys[0], *ys[1][::-1]], "line": {"width": 0}}
+    style = {"fill": "toself", "fillcolor": fill, "hoverinfo": "skip", "showlegend": False}
+    return {"type": "scatter", "mode": "lines", **outline, **style}
 
 
 def measured_dots(findings: Sequence[QueryState]) -> Figure | None:

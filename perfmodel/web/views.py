@@ -441,7 +441,68 @@ _COMPARE_PARTS = (
     ViewPart("served", _served, "quick", help="each of them under this traffic", shows_refusals=True),
 )
 COMPARE = View("compare", "Compare", "Which one is faster, cheaper, carries more?", _COMPARE_PARTS)
-VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE), *(WHATIF, PLAN, TECHNIQUES))
+_IN_FLIGHT = "traffic.arrivals.concurrency"
+OF_A_FRONT = 384
+_FRONT = (
+    *("mean_tpot_ms", "mean_ttft_ms", "output_throughput_per_gpu"),
+    *("usd_per_million_output_tokens", "joules_per_output_token"),
+)
+OVERLAYS = (
+    *(("hardware", "h200-sxm", "H200"), ("hardware", "b200-sxm", "B200"), ("hardware", "mi300x", "MI300X")),
+    *(("engine.quantization", "fp8", "FP8 weights"), ("engine.kv_cache_dtype", "fp8", "FP8 KV cache")),
+    *(("engine.profile", "sglang", "SGLang"), ("engine.profile", "trtllm", "TensorRT-LLM")),
+    *(("engine.tensor_parallel_size", "2", "two devices"), ("engine.tensor_parallel_size", "4", "four devices")),
+)
+
+
+def overlaid(state: PageState, key: str, value: str) -> PageState:
+    """State with one more column: the form's deployment with `key` at `value`."""
+    return PageState(state.fields, (*state.others, deployment_of(state).changed({key: value})))
+
+
+def without(state: PageState, number: int) -> PageState:
+    """State without column `number`, from 1."""
+    return PageState(state.fields, (*state.others[: number - 1], *state.others[number:]))
+
+
+def name_of(column: PageState) -> str:
+    """Model, device and what else a column's address says of its deployment."""
+    fields = dict(deployment_of(column).fields)
+    first = [fields.pop(key) for key in ("scenario", "model", "hardware") if key in fields]
+    return ", ".join(
+        [" on ".join(first), *(f"{key.partition('.')[2] or key} {value}" for key, value in fields.items())]
+    )
+
+
+def in_flight(column: PageState, count: str) -> PageState:
+    """A column under so many requests in flight, each sent again as soon as it is answered."""
+    others = [key for key, _ in column.fields if key.startswith("traffic.arrivals")]
+    arrivals = {"traffic.arrivals": f"{{process: closed_loop, concurrency: {count}}}"}
+    return column.changed({**dict.fromkeys(("rate", *others)), **arrivals})
+
+
+def _fronts(state: PageState) -> tuple[CommandRequest, ...]:
+    return tuple(_front(column, "1..128:8") for column in columns_of(state))
+
+
+def _front_bands(state: PageState) -> tuple[CommandRequest, ...]:
+    return tuple(_front(column, "1,8,32,128", intervals=True) for column in columns_of(state))
+
+
+def _front(column: PageState, counts: str, intervals: bool = False) -> CommandRequest:
+    fewer, vary = fewer_requests(column, OF_A_FRONT), (f"{_IN_FLIGHT}={counts}",)
+    metrics = ("mean_tpot_ms", "mean_e2el_ms", "output_throughput_per_gpu") if intervals else _FRONT
+    return request_of(WhatIfRequest, in_flight(column, "1"), *fewer, vary=vary, metric=metrics, intervals=intervals)
+
+
+_PARETO_PARTS = (
+    ViewPart(
+        *("fronts", _fronts, "quick"), help="each deployment from one request in flight to 128", shows_refusals=True,
+        later=_front_bands,
+    ),
+)  # fmt: skip
+PARETO = View("pareto", "Pareto", "How many tokens a second for a user, and how many of a device?", _PARETO_PARTS)
+VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE, PARETO), *(WHATIF, PLAN, TECHNIQUES))
 
 
 def find_view(name: str) -> View | None:

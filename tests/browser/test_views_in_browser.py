@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 
+from perfmodel.web.export import export_page
 from perfmodel.web.views import VIEWS
 
 QUERY = "?model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=4"
@@ -65,3 +66,38 @@ def test_an_unknown_key_of_an_address_is_named_and_the_rest_is_shown(tab):
     assert response.status == 200
     assert "unknown key 'nothing'" in tab.page.inner_text("#main .refusal")
     assert tab.page.input_value("[name=model]") == "llama-3.1-70b"
+
+
+@pytest.mark.release
+def test_a_device_is_laid_over_by_a_click_and_a_point_opens_under_its_load(tab):
+    """From the page as it opens: which of two devices gives a user more tokens, in two clicks."""
+    tab.open("/deployment?model=llama-3.1-8b&hardware=h100-sxm-80gb&traffic.num_requests=30")
+    tab.page.click("nav.views >> text=Pareto")
+    tab.page.wait_for_selector("h2 >> text=Throughput against interactivity")
+    tab.finalize()
+    with tab.page.expect_event("load"):
+        tab.page.click("a[data-open] >> text=H200")
+    tab.finalize()
+    plot = tab.page.wait_for_selector("#part-fronts .plot.drawn")
+    names = plot.evaluate("element => element.data.map(trace => trace.name).filter(Boolean)")
+    assert [name.split(" ")[-1] for name in names] == ["h100-sxm-80gb", "h200-sxm"]
+    load = plot.evaluate("element => element.data.at(-1).customdata[3]")
+    with tab.page.expect_event("load"):
+        plot.evaluate(
+            "element => element.emit('plotly_click', { points: [{ customdata: element.data.at(-1).customdata[3] }] })"
+        )
+    tab.finalize()
+    assert tab.address.endswith("/traffic?" + load)
+    assert "concurrency%3A+8" in load
+    tab.check()
+
+
+@pytest.mark.release
+def test_an_exported_page_draws_its_plots_without_a_server(tab, tmp_path):
+    export_page("pareto?model=llama-3.1-8b&hardware=h100&traffic.num_requests=20", tmp_path)
+    tab.page.goto((tmp_path / "index.html").as_uri())
+    tab.page.wait_for_function("() => document.querySelectorAll('.plot.drawn').length >= 1")
+    assert tab.page.query_selector("a:visible[data-open], button:visible") is None
+    assert not tab.errors
+    assert not tab.crashes
+    assert all(url.startswith(("file:", "blob:", "data:")) for url in tab.addresses)

@@ -2,6 +2,7 @@
 "use strict";
 
 const Plots = (() => {
+  const isExported = document.body.classList.contains("exported");  // has no server
   let loading = null;
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) { seen.unobserve(entry.target); draw(entry.target); }
@@ -11,7 +12,7 @@ const Plots = (() => {
   function load() {
     loading ??= new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = "/static/plotly.min.js";
+      script.src = isExported ? "plotly.min.js" : "/static/plotly.min.js";
       script.onload = () => resolve(window.Plotly);
       script.onerror = () => { loading = null; reject(new Error("plotly.min.js did not load")); };
       document.head.append(script);
@@ -68,6 +69,11 @@ const Plots = (() => {
     const drawing = plotly.react(element, inked(figure.data), layout, config);
     element.setAttribute("role", "group");  // its buttons are no part of an image
     element.classList.add("drawn");
+    element.removeAllListeners("plotly_click");
+    element.on("plotly_click", (event) => {
+      const query = event.points[0]?.customdata;
+      if (typeof query === "string" && !isExported) location.href = "/traffic?" + query;
+    });
     return drawing;
   }
 
@@ -94,5 +100,6 @@ const Plots = (() => {
     for (const element of document.querySelectorAll(".plot.drawn")) draw(element);
   }
 
+  if (isExported) drawAll(document);
   return { drawAll, redraw };
 })();
