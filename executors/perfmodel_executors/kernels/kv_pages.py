@@ -129,8 +129,7 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        larger: dict[str, Any]
-        larger = {name: grown(own, num_blocks) for name, own in self._asdict().items() if isinstance(own, Tensor)}
+        larger: Any = {name: grown(x, num_blocks) for name, x in self._asdict().items() if isinstance(x, Tensor)}
         return self._replace(**larger)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -247,10 +246,8 @@ def random_pages(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> KVPages:
-    pages, slots = (
-        empty_pages(num_blocks, block_size, num_kv_heads, head_dims, kv_dtype, inputs.device),
-        num_blocks * block_size,
-    )
+    pages = empty_pages(num_blocks, block_size, num_kv_heads, head_dims, kv_dtype, inputs.device)
+    slots = num_blocks * block_size
     k, v = (inputs.normal(slots, num_kv_heads, dim, dtype=dtype) for dim in head_dims)
     pages.write(k, v, torch.arange(slots, device=inputs.device))
     return pages

@@ -8,7 +8,6 @@ token by its largest, for each token and 128 inputs (blocks), or one known befor
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -230,7 +229,6 @@ def _scaled_mm(x_MK: Tensor, weight: formats.Fp8Weight, bias_N: Tensor | None = 
 
 
 _INPUT_SCALE = 1 / 50  # of normal inputs in INT8: what is beyond 2.5 deviations saturates
-_Make = Callable[[Inputs, int, int, torch.dtype], Stacked]
 
 
 class SampleFormat(NamedTuple):
@@ -239,17 +237,16 @@ class SampleFormat(NamedTuple):
 
     operator: str
     form: LinearFormat
-    make: _Make
+    make: Callable[[Inputs, int, int, torch.dtype], Stacked]
 
 
 def _int8(
     inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool, input_scale: float | None = None
 ) -> formats.Int8Weight:
     codes = inputs.integers(-127, 128, n, k, dtype=torch.int8)
-    weight = formats.Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
-    if input_scale is None:
-        return weight
-    return replace(weight, input_scale=inputs.of([input_scale], torch.float32)[0])
+    scales = inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64)
+    known = None if input_scale is None else inputs.of([input_scale], torch.float32)[0]
+    return formats.Int8Weight(codes, scales, quantizes_input, input_scale=known)
 
 
 def _fp8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> formats.Fp8Weight:
@@ -274,9 +271,8 @@ def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> formats.BlockF
 def _fp4(inputs: Inputs, n: int, k: int, _: torch.dtype, *, group: int) -> formats.Fp4Weight:
     codes, is_mx = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), group == 32
     scales = inputs.integers(*((117, 125) if is_mx else (1, 127)), k // group, n, dtype=torch.uint8)
-    return formats.Fp4Weight(
-        codes, scales, None if is_mx else inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448)
-    )
+    rows = None if is_mx else inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448)
+    return formats.Fp4Weight(codes, scales, rows)
 
 
 def _weight_only(weights: str, group: int = 0) -> LinearFormat:

@@ -5,7 +5,7 @@ chunk have written is taken away. Problems: sizes of Mamba-2 2.7B and Qwen3-Next
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -56,14 +56,9 @@ def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tens
 
 
 def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RHKV: Tensor) -> Tensor:
-    """Chunks of sequences behind one another, [T, H, V]; `rows` as those of the decode. starts: [G + 1]; chunk g has
-    the tokens starts[g] : starts[g + 1]."""
-    starts: list[int] = starts_G.tolist()
-    parts = [
-        _sequence(inputs.tokens(slice(begin, end)), states_RHKV[row])
-        for row, begin, end in zip(rows_G.tolist(), starts, starts[1:], strict=False)
-    ]
-    return torch.cat(parts)
+    """Chunks of sequences behind one another, [T, H, V]; chunk g has the tokens starts[g] : starts[g + 1]."""
+    spans = zip(rows_G.tolist(), pairwise(starts_G.tolist()), strict=True)
+    return torch.cat([_sequence(inputs.tokens(slice(*span)), states_RHKV[row]) for row, span in spans])
 
 
 def _sequence(inputs: ScanInputs, state_of_row: Tensor) -> Tensor:

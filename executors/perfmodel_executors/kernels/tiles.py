@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -29,12 +28,11 @@ class DeviceLimits(NamedTuple):
     shared_bytes: int
 
 
-@dataclass(frozen=True)
-class TileConfig:
+class TileConfig(NamedTuple):
     """One way to run a kernel: its compile-time sizes by name, and the compiler's options."""
 
     sizes: dict[str, int]
-    options: Options = field(default_factory=Options)
+    options: Options = Options()
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
@@ -93,8 +91,7 @@ Law = Callable[[TileConfig, int], int]
 
 
 def fitting(candidates: Sequence[TileConfig], law: Law, limits: DeviceLimits | None, kernel: str) -> list[TileConfig]:
-    """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter). Raises
-    DoesNotFitError if none does."""
+    """The candidates that the SRAM holds, all without a device (interpreter). Raises DoesNotFitError if none."""
     if limits is None:
         return list(candidates)
     kept = [c for c in candidates if law(c, limits.capability) <= limits.shared_bytes]
