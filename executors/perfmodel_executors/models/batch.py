@@ -34,8 +34,7 @@ class TreeNodes(NamedTuple):
 class TokenSegment(NamedTuple):
     """The new tokens of one sequence in one step, behind `num_computed` ones in the KV cache. is_sampled: whether the
     token after the last one is wanted; is_verified: those after all; nodes: for tokens of a tree, before which
-    `num_computed` are; num_layers: that a single token passes, None: all; draws: 31 bits each, none: the likeliest are
-    wanted."""
+    `num_computed` are; num_layers: of a single token, None: all; draws: 31 bits each, none: the likeliest tokens."""
 
     tokens: Sequence[int]
     num_computed: int

@@ -20,8 +20,7 @@ from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights,
 
 
 def _with_matrices(weights: DecoderWeights, change: Callable[[Tensor, str, int], Weight]) -> DecoderWeights:
-    """`weights` with plain matrices of attention and dense blocks as `change` makes them, of a matrix, the name of its
-    field and its layer; those of experts stay."""
+    """Plain matrices of attention and dense blocks as `change` makes them of (matrix, its field, its layer)."""
 
     def changed(block: Any, index: int, *names: str) -> Any:
         plain = {name: getattr(block, name) for name in names if isinstance(getattr(block, name), Tensor)}
@@ -106,13 +105,9 @@ def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes
         return replace(weights, layers=[weights.layers[i] for i in kept])
     layers = []
     for own, old, new in zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True):
-        mixer, ffn = own.mixer, own.ffn
-        if (
-            isinstance(mixer, AttentionWeights)
-            and isinstance(old.mixer, Attention)
-            and isinstance(new.mixer, Attention)
-        ):
-            mixer = _fewer_heads(mixer, old.mixer, new.mixer)
+        mixer, ffn, was, now = own.mixer, own.ffn, old.mixer, new.mixer
+        if isinstance(mixer, AttentionWeights) and isinstance(was, Attention) and isinstance(now, Attention):
+            mixer = _fewer_heads(mixer, was, now)
         if isinstance(ffn, FFNWeights) and isinstance(old.ffn, DenseFFN) and isinstance(new.ffn, DenseFFN):
             ffn = _fewer_columns(ffn, old.ffn, new.ffn.intermediate_size)
         layers.append(replace(own, mixer=mixer, ffn=ffn))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN, Rope
+from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
@@ -65,10 +65,11 @@ class Decoder:
         self.chooser = TokenChooser(self.kernels, device, sampling)
         self.weights = weights or random_weights(model, dtype, seed, device, group, routing)
         self._capacity_factor = routing.capacity_factor
-        self._tables = {
-            (rope, dim): rotary_table(rope, dim, model.max_position_embeddings, dtype).to(device)
-            for rope, dim in _rotated(model)
-        }
+        mixers, longest = [layer.mixer for layer, _ in model.layers], model.max_position_embeddings
+        plain = [(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention)]
+        heads = {*plain, *((m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention))}
+        tables = {(rope, dim): rotary_table(rope, dim, longest, dtype) for rope, dim in heads if rope is not None}
+        self._tables = {head: table.to(device) for head, table in tables.items()}
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
@@ -76,8 +77,7 @@ class Decoder:
         return KVCache(self.part, self.dtype, block_size, num_blocks, self.device, self.group.num_stripes)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline
-        stage before the last, of no rows."""
+        """Logits of the sampled rows, [S, V], of none before the last stage; writes keys and values of all T tokens."""
         group, update_TC = self.group, None
         if group.stage.num_stages > 1:
             if group.stage.is_first:
@@ -247,12 +247,6 @@ def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tenso
     rule = RoutingRule(own.scoring, own.renormalizes, own.scale, ffn.num_groups, ffn.top_k_groups, own.groups_by)
     chosen: tuple[Tensor, Tensor] = kernels.route(logits_TE, ffn.top_k, rule, bias_E)
     return chosen
-
-
-def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
-    mixers = [layer.mixer for layer, _ in model.layers]
-    heads = {(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention) and m.rope is not None}
-    return heads | {(m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention)}
 
 
 def load_decoder(

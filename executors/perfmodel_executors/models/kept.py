@@ -12,8 +12,7 @@ from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
 
 
 class HeldTokens(NamedTuple):
-    """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores, and positions + 1
-    (0: empty) [rows, K, R]."""
+    """What eviction holds in R places of K heads: k, v [rows, K, R, H]; scores, places + 1 (0: empty) [rows, K, R]."""
 
     k: Tensor
     v: Tensor

@@ -3,6 +3,7 @@ The pool grows with the block ids that plans mention, of which a short run touch
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from perfmodel_executors.models.support import CPU, check_memory, kv_dtype, kv_p
 
 class KVCache:
     """Keys and values of all layers of a rank's part of `model`, in its formats; latents and convolutions' inputs in
-    `dtype`, that of activations. block_size: tokens of a sequence in a block, of which each of `num_stripes` ranks
-    keeps its share."""
+    `dtype`, that of activations. block_size: tokens of a block, shared out over `num_stripes` ranks."""
 
     def __init__(
         self,
@@ -124,7 +124,6 @@ class HostPages:
     def __init__(self, cache: KVCache) -> None:
         self.num_bytes = 0
         self._cache = cache
-        self._pins = cache.device.type == "cuda"
         self._num_slots = 0
         self._slots: list[Tensor] = []  # of each tensor of each layer
 
@@ -133,12 +132,10 @@ class HostPages:
         tensors = [tensor for pages in self._cache.pages for tensor in pages.tensors]
         num_slots, block_bytes = 1 + max((slot for _, slot in out), default=-1), self._cache.block_bytes
         if num_slots > self._num_slots:  # contents are kept; new slots are written, so no copy pays for the first touch
-            before, self._num_slots = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
-            check_memory(f"{self._num_slots} KV blocks of the second tier", self._num_slots * block_bytes)
-            grown = [
-                torch.zeros(self._num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._pins)
-                for tensor in tensors
-            ]
+            before, size = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
+            check_memory(f"{size} KV blocks of the second tier", size * block_bytes)
+            shared: Any = {"device": "cpu", "pin_memory": self._cache.device.type == "cuda"}
+            self._num_slots, grown = size, [tensor.new_zeros(size, *tensor.shape[1:], **shared) for tensor in tensors]
             for new, old in zip(grown, self._slots, strict=False):
                 new[:before] = old
             self._slots = grown

@@ -26,8 +26,7 @@ Quantize = Callable[[Tensor], MatrixWeight]
 
 
 class _Format(NamedTuple):
-    """What distinguishes formats: codes stored, codes multiplied (None: the model's dtype), whether in groups, whether
-    outputs share scales, too."""
+    """What distinguishes formats: codes stored, multiplied (None: the model's dtype); groups, of outputs, too."""
 
     weights: str
     activations: str | None
@@ -134,9 +133,7 @@ def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights, Layer, int], La
             quantization = replace(quantization, weights=by_mix[quantization.mix][index].get(tensor))
         return _QUANTIZERS[_format(quantization, model.dtype)](quantization)
 
-    return lambda weights, layer, index: _layer(
-        weights, layer, partial(quantizer, own=dict(layer.formats), index=index)
-    )
+    return lambda own, layer, index: _layer(own, layer, partial(quantizer, own=dict(layer.formats), index=index))
 
 
 def table_quantizer(model: ModelSpec) -> Callable[[Tensor | GgufWeight, str], Tensor | GgufWeight]:

@@ -84,16 +84,13 @@ def random_weights(
     group: TensorGroup = ALONE,
     routing: ExpertRouting = TRAINED,
 ) -> DecoderWeights:
-    """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
-    routing: which experts the routers prefer."""
+    """Of the whole model, or this rank's part; equal for equal (model, dtype, seed, kind of device, routing)."""
     draw = RandomTensors(dtype, seed, device)
     embedding = head = draw.matrix(model.vocab_size, model.hidden_size)
     if not model.tie_word_embeddings:
         head = draw.matrix(model.vocab_size, model.hidden_size)
-    layers = (
-        _with_popularity(_layer(draw, model, layer), layer, index, routing)
-        for index, layer in enumerate(model.iter_layers())
-    )
+    specs = enumerate(model.iter_layers())
+    layers = (_with_popularity(_layer(draw, model, layer), layer, index, routing) for index, layer in specs)
     return held_weights(DecoderWeights(embedding, head, draw.ones(model.hidden_size)), layers, model, group)
 
 

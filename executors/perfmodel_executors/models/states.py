@@ -56,6 +56,13 @@ class MixerStep(NamedTuple):
     is_standard: bool = False
     group: TensorGroup = ALONE
 
+    def rotated(self, mixer: Attention | LinearAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [T, heads, H] at the positions of their tokens, where the mixer rotates them."""
+        if mixer.rope is None:
+            return q, k
+        rows = self.rotations.rows(mixer.rope, mixer.head_dim)
+        return self.kernels.rope(q, rows), self.kernels.rope(k, rows)
+
     @property
     def chunk_rows(self) -> list[slice]:
         """Rows of each chunk's tokens in the batch."""
@@ -64,9 +71,8 @@ class MixerStep(NamedTuple):
 
 
 class StatePool:
-    """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
-    tiers: in which attention keeps its newest tokens; num_rows: for which there is memory; whoever remembers tensors of
-    `layers` finds others where it has grown."""
+    """The states of all layers of a model that keep some for each sequence. tiers: in which attention keeps its newest
+    tokens; num_rows: for which there is memory; it grows with the sequences, and `layers` then have other tensors."""
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
         self.layers: dict[int, RowTensors] = {}
@@ -114,8 +120,7 @@ class StatePool:
 
     @property
     def row_bytes(self) -> int:
-        tensors = (tensor for layer in self.layers.values() for tensor in _tensors(layer))
-        return sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
+        return sum(prod(x.shape[1:]) * x.element_size() for layer in self.layers.values() for x in _tensors(layer))
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:

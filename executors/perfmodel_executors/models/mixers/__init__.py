@@ -1,6 +1,5 @@
-"""What mixes tokens in a layer, one module for each kind, and the one table of them. Each takes (step, inputs behind
-the layer's norm [T, C], mixer of this rank, its weights, what the layer keeps of its sequences) and returns what the
-block adds, [T, C], before ranks add up."""
+"""What mixes tokens in a layer, and the one table of it. Each takes (step, inputs behind the layer's norm [T, C], mixer
+of this rank, its weights, what the layer keeps of its sequences); returns what the block adds, [T, C], on this rank."""
 
 from collections.abc import Callable
 from types import MappingProxyType

@@ -78,16 +78,13 @@ def attend(
         raise PerfmodelError(f"a tree of drafted tokens is not verified with {names}; draft a chain instead.")
     if mixer.is_rolling:
         return _in_window(step, mixer, q_TNH, k_TKH, v_TKH, pages)
-    rows = None if mixer.rope is None else step.rotations.rows(mixer.rope, mixer.head_dim)
     if step.group.num_stripes > 1:
-        if rows is not None:
-            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
-        return attend_striped(step, q_TNH, k_TKH, v_TKH, pages)
+        return attend_striped(step, *step.rotated(mixer, q_TNH, k_TKH), v_TKH, pages)
     if batch.keeps_kv:
+        rows = None if mixer.rope is None else step.rotations.rows(mixer.rope, mixer.head_dim)
         q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
     else:
-        if rows is not None:
-            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
+        q_TNH, k_TKH = step.rotated(mixer, q_TNH, k_TKH)
         pages = KVPages(k_TKH.contiguous()[:, None], v_TKH.contiguous()[:, None])  # a block for each token
     if step.is_standard:
         return _standard(step, q_TNH, pages)

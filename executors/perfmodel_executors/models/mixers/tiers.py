@@ -28,9 +28,7 @@ def attend_in_tiers(
     step: MixerStep, mixer: Attention, q_TNH: Tensor, k_TKH: Tensor, v_TKV: Tensor, tiers: KVTiers
 ) -> Tensor:
     """[T, N, H_v], one-token rows first; queries and keys come unrotated. The tiers take all T tokens in."""
-    if mixer.rope is not None:
-        rotation = step.rotations.rows(mixer.rope, mixer.head_dim)
-        q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
+    q_TNH, k_TKH = step.rotated(mixer, q_TNH, k_TKH)
     out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], mixer.v_head_dim)
     moved: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in (*tiers.rings, tiers.pages)]
     for sequence in _sequences(step):
