@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -62,7 +62,8 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-class StepClock(NamedTuple):
+@dataclass(frozen=True)
+class StepClock:
     """Nanoseconds of steps, as differences between two calls; meaning: of what."""
 
     read_ns: Callable[[], int]

@@ -4,7 +4,7 @@ only as far as those models' steps differ. Half a minute a model."""
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -59,8 +59,7 @@ class StepCase(NamedTuple):
     is_draft: bool = False
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """A model as an engine serves it, and the range of its steps to time; load: what `routing` makes of a step."""
 
     model: ModelSpec
@@ -114,13 +113,11 @@ class StepTimes:
     def rows(self) -> list[dict[tuple[str, str], float]]:
         """Features of each step, for a fit."""
         spans, hardware = self.served.model.attention_spans, self.served.hardware
-        return [
-            features(
-                self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers),
-                *(hardware, shape.batch_shape(spans)),
-            )
-            for shape, is_draft in self.group.cases
-        ]
+        rows = []
+        for shape, is_draft in self.group.cases:
+            graph = self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers)
+            rows.append(features(graph, hardware, shape.batch_shape(spans)))
+        return rows
 
     def _graph(self, layers: int | None = None) -> StepGraph:
         served = self.served

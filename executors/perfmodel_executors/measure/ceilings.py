@@ -1,6 +1,5 @@
-"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype. Not
-used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
-machine."""
+"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype.
+Recorded beside a calibration for its reader; not used by the fit, as operators in a loop flatter themselves."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +21,7 @@ _GEMM_SIDE = 1024
 
 
 def measure_ceilings() -> str:
-    """A sentence of medians of thread CPU time: bytes read and written per second by MiB copied, FLOPs per second by
-    dtype and rows. About a second in all."""
+    """A sentence, in about a second: medians of bytes read and written per second by MiB, FLOP/s by dtype and rows."""
     copies = [f"{copy_rate(size, CPU) / 1e9:.0f} GB/s at {size} MiB" for size in _COPY_MIB]
     gemms = []
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):

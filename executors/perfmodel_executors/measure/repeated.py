@@ -4,7 +4,7 @@ drift meter, so that their ratios are those of the work."""
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
@@ -16,8 +16,7 @@ from perfmodel_executors.run import execute_scenario
 Served = tuple[ModelSpec, str, str, str, str]
 
 
-@dataclass(frozen=True)
-class RepeatedRuns:
+class RepeatedRuns(NamedTuple):
     """A scenario's executed runs, and the simulation of it with what the machine was calibrated to; or why not."""
 
     runs: Sequence[RunResult]

@@ -86,9 +86,8 @@ def _scores(WHO: gl.constexpr, queries, query_rotated, halves, rotated, full, ph
     scores = warpgroup_mma(queries.index(WHO + never), keys, none, use_acc=False, is_async=True)
     mbarrier.wait(full.index(1 + WHO), phase)
     fence_async_shared()
-    scores = warpgroup_mma(
-        queries.index(OTHER + never), halves.index(1 + WHO + never).permute((1, 0)), scores, is_async=True
-    )
+    keys = halves.index(1 + WHO + never).permute((1, 0))
+    scores = warpgroup_mma(queries.index(OTHER + never), keys, scores, is_async=True)
     scores = warpgroup_mma(query_rotated, rotated.index(WHO).permute((1, 0)), scores, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     position = start + WHO * TILE + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))

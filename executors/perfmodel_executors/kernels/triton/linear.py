@@ -1,7 +1,7 @@
 """y = x W^T + b on tensor cores, accumulated in fp32; plain weights, or in 8 or 4 bits. Few tokens are limited by
 reading W, as it is stored, once (`swapped_product`); many by the tensor cores (`many_tokens`). Weights alone in few
-bits are then written out once, as vLLM does for AWQ from 256 tokens on: one more pass over them, and products at the
-rate of plain weights."""
+bits are then written out once, as vLLM does for AWQ from 256 tokens on: one more pass, and the rate of plain weights.
+"""
 
 from functools import partial
 

@@ -56,8 +56,6 @@ _BLOCKS = (  # a tile has one block's columns, so that its weights have one scal
     _Tile(64, 64, 128, 4, 4, 0.5),
 )
 _TILES: Mapping[str, tuple[_Tile, ...]] = MappingProxyType({"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS})
-
-
 _HOPPER = (  # where warps have roles: those that fetch, stages of the ring, depths of 16 bits
     _Tile(128, 256, 64, 4, 4, 1.0),
     _Tile(192, 128, 64, 4, 5, 0.95),
