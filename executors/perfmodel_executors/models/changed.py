@@ -3,6 +3,7 @@ Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, 
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle, islice
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from perfmodel.models.changes import CHANGES, kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24
-from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, used_in_turn
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
 
 
 def _with_matrices(weights: DecoderWeights, change: Callable[[Tensor, str, int], Weight]) -> DecoderWeights:
@@ -167,7 +168,7 @@ WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
         "prune": pruned,
         "low_rank": with_low_rank,
         "share_layers": lambda weights, _, after, __: replace(
-            weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers)
+            weights, layers=list(islice(cycle(weights.layers[: after.num_distinct_layers]), after.num_layers))
         ),
         "tie_embeddings": with_tied_table,
         **dict.fromkeys(("window", "sparse", "early_exit")),

@@ -29,9 +29,8 @@ from perfmodel_executors.models.random_weights import TRAINED, random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
-from perfmodel_executors.parallel.experts import exchanged
-from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
-from perfmodel_executors.parallel.sharding import shard_model, stage_model
+from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed, exchanged
+from perfmodel_executors.parallel.sharding import shard_model
 from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
@@ -57,7 +56,7 @@ class Decoder:
         if weights is None:
             support.check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
-        self.part = stage_model(shard_model(model, group), group.stage)
+        self.part = shard_model(model, group)
         self.dtype, self.device, self.group = dtype, device, group
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
@@ -151,8 +150,7 @@ class Decoder:
         if not (len(batch.sample_rows_S) and self.group.stage.is_last):
             self.forward(batch, cache)
             return []
-        tokens: list[int] = self.next_tokens(batch, cache).tolist()
-        return tokens
+        return list(self.next_tokens(batch, cache).tolist())
 
     def head(self, x_RC: Tensor) -> Tensor:
         model = self.model

@@ -62,7 +62,7 @@ def leave_early(
     depths = [min(depth, num_layers) for depth in batch.num_layers_D]
     stops = range(1, num_layers + 1) if ask_head is not None else sorted({*depths, num_layers})
     x_TC = run_layers(batch, 0, stops[0], None)
-    rows, part, num_staying = _all_rows(batch), batch, len(depths)
+    rows, part, num_staying = torch.arange(len(x_TC), device=x_TC.device), batch, len(depths)
     for first, stop in pairwise(stops):
         if ask_head is not None and num_staying:
             ask_head(x_TC[rows[:num_staying]])
@@ -82,15 +82,11 @@ def leave_early(
     return x_TC
 
 
-def _all_rows(batch: StepBatch) -> Tensor:
-    return torch.arange(len(batch.tokens_T), device=batch.tokens_T.device)
-
-
 def _without(batch: StepBatch, staying: Sequence[int]) -> tuple[StepBatch, Tensor]:
     """The batch with these of its decodes, and its chunks, and the rows they have; nothing is sampled from it."""
-    split = batch.num_decodes
-    kept = torch.tensor(staying, dtype=torch.int64, device=batch.tokens_T.device)
-    rows = torch.cat((kept, _all_rows(batch)[split:]))
+    split, device = batch.num_decodes, batch.tokens_T.device
+    kept = torch.tensor(staying, dtype=torch.int64, device=device)
+    rows = torch.cat((kept, torch.arange(split, len(batch.tokens_T), device=device)))
     in_ring = batch.kept_W
     if in_ring is not None:  # decodes always stay in the ring
         in_ring = torch.cat((torch.arange(len(kept), device=kept.device), in_ring[split:] - split + len(kept)))

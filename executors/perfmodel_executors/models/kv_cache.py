@@ -37,13 +37,11 @@ class KVCache:
         for index, layer in enumerate(model.iter_layers()):
             mixer = layer.mixer
             if isinstance(mixer, Attention) and mixer.evicts_to is None:
-                dims = (mixer.head_dim, mixer.v_head_dim)
-                own_size = block_size // num_stripes
+                own_size, dims = block_size // num_stripes, (mixer.head_dim, mixer.v_head_dim)
                 self._paged[index] = empty_pages(0, own_size, mixer.num_kv_heads, dims, form, device, packing)
             elif isinstance(mixer, LatentAttention):
                 width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
-                latents = torch.zeros(0, block_size, width, dtype=dtype, device=device)
-                self._paged[index] = LatentPages(latents)
+                self._paged[index] = LatentPages(torch.zeros(0, block_size, width, dtype=dtype, device=device))
         self._allocate(num_blocks)
 
     @property

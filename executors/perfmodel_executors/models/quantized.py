@@ -64,11 +64,11 @@ _QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quant
 )
 
 
-def refuse(name: str, cases: Mapping[str, bool]) -> None:
-    """Raises PerfmodelError with the first sentence of `cases` that applies to the model called `name`."""
-    for sentence, applies in cases.items():
+def refuse(name: str, cases: Mapping[str, bool], sentence: str = "{}") -> None:
+    """Raises PerfmodelError with the first of `cases` that applies to the model called `name`, within `sentence`."""
+    for case, applies in cases.items():
         if applies:
-            raise PerfmodelError(f"{name}: {sentence}")
+            raise PerfmodelError(f"{name}: {sentence.format(case)}")
 
 
 def check_quantization(model: ModelSpec) -> None:

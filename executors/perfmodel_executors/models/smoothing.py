@@ -44,14 +44,11 @@ def loads_smoothed(model: ModelSpec, build: Callable[[ModelSpec], Any], seed: in
         blocks = ((mixer, ("qkv_rank", "out_rank")), (ffn, ("up_rank", "down_rank")))
         ranks = [getattr(block, name, None) for block, names in blocks for name in names]
         missing = {"others": not is_known, "products of two thin matrices": any(ranks), "several": bool(layer.formats)}
-        refuse(
-            model.name,
-            {
-                f"SmoothQuant is executed for attention and dense blocks in one format, and this model has {what}; set "
-                f"engine.quantization to w8a8_int8, or simulate it.": applies
-                for what, applies in missing.items()
-            },
+        sentence = (
+            "SmoothQuant is executed for attention and dense blocks in one format, and this model has {}; set "
+            "engine.quantization to w8a8_int8, or simulate it."
         )
+        refuse(model.name, missing, sentence)
     have = model.quantization
     kept = QuantizationSpec(kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
     return _smoothed(build(replace(model, quantization=kept)), _text(model, seed))
@@ -61,8 +58,7 @@ def _text(model: ModelSpec, seed: int) -> list[int]:
     path, count = model.weights_origin, min(_TEXT_TOKENS, model.max_position_embeddings)
     if path is not None and path.endswith(".gguf"):
         return load_tokenizer(path).encode(read_text())[:count]
-    drawn: list[int] = torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return drawn
+    return list(torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
 class _Watched:

@@ -128,8 +128,3 @@ class DecoderWeights:
     lm_head: Tensor | GgufWeight
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
-
-
-def used_in_turn(distinct: list[LayerWeights], num_layers: int) -> list[LayerWeights]:
-    """The weights of each of `num_layers` layers: layer i has those of i modulo the number of distinct ones."""
-    return [distinct[i % len(distinct)] for i in range(num_layers)]

@@ -99,24 +99,16 @@ def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) ->
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
     channels = 2 * keys + values
     if reader.has("delta_qkvz", index):
-        parts = _by_key_head(reader, mixer, index)
+        # Qwen3-Next: for each key head its query, key, values and gates that share it; then betas, decays.
+        shared = heads // mixer.num_key_heads
+        rows_of = (tensor("delta_qkvz", 2 * keys + 2 * values, hidden), tensor("delta_ba", 2 * heads, hidden))
+        sizes = ([mixer.key_head_dim] * 2 + [shared * mixer.value_head_dim] * 2, [shared] * 2)
+        groups = zip((part.view(mixer.num_key_heads, -1, hidden) for part in rows_of), sizes, strict=True)
+        parts = [part.flatten(0, 1) for group, size in groups for part in torch.split(group, size, dim=1)]
     else:
         rows = {"delta_qkv": channels, "delta_z": values, "delta_b": heads, "delta_a": heads}
         parts = [tensor(name, count, hidden) for name, count in rows.items()]
     return {"input": torch.cat(parts)}
-
-
-def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> list[Tensor]:
-    """Qwen3-Next: for each key head its query, key, and the values and gates that share it; then betas, decays."""
-    hidden, heads = reader.model.hidden_size, mixer.num_value_heads
-    keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
-    shared = heads // mixer.num_key_heads * mixer.value_head_dim
-    qkvz = reader.tensor("delta_qkvz", 2 * keys + 2 * values, hidden, layer=index)
-    ba = reader.tensor("delta_ba", 2 * heads, hidden, layer=index)
-    groups = (rows.view(mixer.num_key_heads, -1, hidden) for rows in (qkvz, ba))
-    sizes = ([mixer.key_head_dim, mixer.key_head_dim, shared, shared], [heads // mixer.num_key_heads] * 2)
-    parts = [torch.split(rows, size, dim=1) for rows, size in zip(groups, sizes, strict=True)]
-    return [part.flatten(0, 1) for group in parts for part in group]
 
 
 _READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = MappingProxyType(

@@ -34,7 +34,7 @@ class _GgufFile:
     `load`: the tensor of a full name, stored as it is where we multiply by that. SpecError for what cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        _need("gguf", path)
+        need("gguf", f"reading the weights of {path.name}", _OTHERWISE)
         from gguf import GGUFReader
 
         self._path = path
@@ -68,7 +68,7 @@ class _SafetensorsFiles:
     """One file, or all that an index or a numbered file belongs to."""
 
     def __init__(self, path: Path) -> None:
-        _need("safetensors", path)
+        need("safetensors", f"reading the weights of {path.name}", _OTHERWISE)
         from safetensors import SafetensorError, safe_open
 
         self._path = path
@@ -105,12 +105,14 @@ class _SafetensorsFiles:
         return blocks if keeps_format else dequantize(blocks)
 
 
-def _need(package: str, path: Path) -> None:
+_OTHERWISE = "; or execute its config.json, with random weights"
+
+
+def need(package: str, what: str, otherwise: str = "") -> None:
+    """Raises MissingExtraError where `what` needs a package of the extra `weights` that is not installed."""
     if find_spec(package) is None:
-        raise MissingExtraError(
-            f"reading the weights of {path.name} needs {package}, which is not installed: pip install "
-            f"'.[weights]' in the checkout; or execute its config.json, with random weights."
-        )
+        where = f"pip install '.[weights]' in the checkout{otherwise}."
+        raise MissingExtraError(f"{what} needs {package}, which is not installed: {where}")
 
 
 class Reader:

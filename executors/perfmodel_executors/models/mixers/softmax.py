@@ -56,8 +56,7 @@ def ring_of(model: ModelSpec) -> Ring | None:
         return None
     mixers = (layer.mixer for layer, _ in model.layers)
     spans = ((m.evicts_to or m.window, m.num_sink_tokens) for m in mixers if isinstance(m, Attention))
-    rings = {Ring(window, sinks) for window, sinks in spans if window is not None}
-    (ring,) = rings  # one change makes them all
+    (ring,) = {Ring(window, sinks) for window, sinks in spans if window is not None}  # one change makes them all
     return ring
 
 

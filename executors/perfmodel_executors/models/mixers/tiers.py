@@ -51,15 +51,11 @@ def attend_in_tiers(
 
 
 def _sequences(step: MixerStep) -> list[_Sequence]:
-    batch = step.batch
-    rows: list[int] = step.state_rows.decodes.tolist()
-    contexts: list[int] = batch.contexts_D.tolist()
-    sequences = [
-        _Sequence(slice(i, i + 1), batch.tables_DM[i], context - 1, row)
-        for i, (context, row) in enumerate(zip(contexts, rows, strict=True))
-    ]
-    before, chunks = batch.chunks.computed_G.tolist(), step.state_rows.chunks.tolist()
-    return sequences + list(map(_Sequence, step.chunk_rows, batch.chunks.tables_GM, before, chunks))
+    batch, (decodes, chunks) = step.batch, step.state_rows
+    own = enumerate(zip(batch.tables_DM, batch.contexts_D.tolist(), decodes.tolist(), strict=True))
+    sequences = [_Sequence(slice(i, i + 1), table, context - 1, row) for i, (table, context, row) in own]
+    before = batch.chunks.computed_G.tolist()
+    return sequences + list(map(_Sequence, step.chunk_rows, batch.chunks.tables_GM, before, chunks.tolist()))
 
 
 def _spans(tiers: KVTiers, num_tokens: int) -> list[tuple[int, int]]:
