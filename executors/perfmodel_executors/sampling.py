@@ -94,5 +94,4 @@ class TokenChooser:
     def candidates(self, logits_RV: Tensor, count: int) -> list[list[int]]:
         if count == 1:
             return [[token] for token in self.choose(logits_RV, None).tolist()]
-        ranked: list[list[int]] = logits_RV.topk(count, dim=-1).indices.tolist()
-        return ranked
+        return list(logits_RV.topk(count, dim=-1).indices.tolist())

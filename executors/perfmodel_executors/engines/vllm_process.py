@@ -151,9 +151,8 @@ class _StepLog:
 
     def _judge(self, num_drafted: int, num_right: int) -> int:
         """Count the tokens that were drafted for a sequence; a drafter that had none to offer counts as wrong."""
-        while len(self.examined) < num_drafted:
-            self.examined.append(0)
-            self.accepted.append(0)
+        for counts in (self.examined, self.accepted):
+            counts += [0] * (num_drafted - len(counts))
         self.num_offered += num_drafted > 0
         for depth in range(max(1, min(num_drafted, num_right + 1))):
             self.examined[depth] += 1

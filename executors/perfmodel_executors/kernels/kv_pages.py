@@ -265,6 +265,5 @@ def contiguous_kv(pages: KVPages, tables_DM: Tensor, length: int) -> tuple[Tenso
             rows.view(len(tables_DM), -1, *rows.shape[1:])[:, :length].transpose(1, 2).contiguous()
             for rows in pages.gathered(tables_DM.flatten(), pages.dtype)
         )
-        known = {length: (k, v)}
-        _kept[pages.k_BSKH] = known
+        known = _kept[pages.k_BSKH] = {length: (k, v)}
     return known[length]

@@ -140,19 +140,12 @@ def pick(
     return _chosen[key].config
 
 
-def tuning() -> AbstractContextManager[None]:
-    """Within, kernels on a GPU time their candidates at the first call of each problem."""
-    return within(_is_tuning, True)
-
-
-def untuned() -> AbstractContextManager[None]:
-    """Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do."""
-    return within(_may_tune, False)
-
-
-def listing() -> AbstractContextManager[None]:
-    """Within, every candidate is launched, which under `recording()` lists what tuning will compile."""
-    return within(_is_listing, True)
+# Within, kernels on a GPU time their candidates at the first call of each problem.
+tuning = partial(within, _is_tuning, True)
+# Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do.
+untuned = partial(within, _may_tune, False)
+# Within, every candidate is launched, which under `recording()` lists what tuning will compile.
+listing = partial(within, _is_listing, True)
 
 
 def targeting(limits: DeviceLimits) -> AbstractContextManager[None]:

@@ -3,10 +3,10 @@ tokens of greedy answers to real prompts two configurations agree on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -26,8 +26,7 @@ from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 from perfmodel_executors.speculation.build import build_speculator
 
 
-@dataclass(frozen=True)
-class Perplexity:
+class Perplexity(NamedTuple):
     """exp of the mean negative log likelihood of a token, and over how many tokens the mean was taken."""
 
     value: float
@@ -98,8 +97,7 @@ def exact_match(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) 
 _CHUNK = 512
 
 
-@dataclass(frozen=True)
-class Quality:
+class Quality(NamedTuple):
     """Perplexity over `num_tokens` of a text; against another configuration, that one's, and exact_match, the share of
     tokens of greedy answers before their first difference."""
 
@@ -112,7 +110,7 @@ class Quality:
     num_output_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     def __str__(self) -> str:
         lines = [f"perplexity {self.perplexity:.2f} over {self.num_tokens:,} tokens of {self.text}"]

@@ -8,7 +8,7 @@ that lose least per bit saved first. Losses are taken to add up (Dong et al. 201
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.models.layer_formats import BLOCKS, LayerQuantization, bits_per_weight, with_layer_formats
@@ -30,8 +30,7 @@ _TOKENS_APART = 512  # of each block alone: differences on the same tokens, whic
 Unit = tuple[int, str | None]  # a layer, and one of its blocks; None: all of them
 
 
-@dataclass(frozen=True)
-class BlockLoss:
+class BlockLoss(NamedTuple):
     """What a block loses of log perplexity in the smaller format, and the bits that all its weights save."""
 
     unit: Unit
@@ -75,8 +74,7 @@ def rules_of(units: Sequence[Unit], method: str, group_size: int | None) -> list
 @dataclass(frozen=True)
 class LayerSensitivity:
     """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
-    base, lower: served as the scenario says, and with all blocks in `method`; mixed: with `rules`, at `bits` per weight
-    (None: no budget was given)."""
+    base, lower: as the scenario says, and with all blocks in `method`; mixed: with `rules`; None: without a budget."""
 
     method: str
     losses: tuple[BlockLoss, ...]
