@@ -14,7 +14,6 @@ from perfmodel.errors import PerfmodelError, WorkloadError
 from perfmodel.evidence.executed import compare
 from perfmodel.evidence.report import ValidationReport
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, simulate, summarize
 from perfmodel.sim.clock import TICKS_PER_S
@@ -101,7 +100,10 @@ def execute_scenario(
         result = _run(scenario, executed, monitor, out)
         num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
     where = device_name(device) if count == 1 else f"{count} ranks of {device_name(device)}"
-    how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {_weights_note(scenario.model)}"
+    origin, weights = scenario.model.weights_origin, "random weights"
+    if origin is not None:
+        weights = f"{'changed from ' if scenario.model.changed_from else ''}the weights of {Path(origin).name}"
+    how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {weights}"
     if out is not None and executed.backends[0].acceptance is not None:
         executed.backends[0].acceptance.write(out / "acceptance.json")
     if out is not None and choices():
@@ -109,12 +111,6 @@ def execute_scenario(
     meaning = "wall time" if live else executed.clock.meaning
     notes = (f"{how}; durations are {meaning}.", *_notes(scenario, executed, monitor, num_nan))
     return replace(result, notes=(*result.notes, *notes))
-
-
-def _weights_note(model: ModelSpec) -> str:
-    if model.weights_origin is None:
-        return "random weights"
-    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
 
 
 def _notes(scenario: Scenario, executed: ExecutedCluster, monitor: RunMonitor, num_nan: int) -> Iterator[str]:

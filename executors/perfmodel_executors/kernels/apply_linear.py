@@ -1,6 +1,6 @@
 """A linear layer whatever its weight is stored as: the operator that multiplies by it, from one table."""
 
-from types import MappingProxyType
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,21 +10,19 @@ from perfmodel_executors.kernels.dispatch import Kernels
 from perfmodel_executors.kernels.weight_formats import Int8Weight, LowRankWeight, RowsWeight, Weight
 
 # (type of the weight, whether activations are quantised for it) -> operator
-OPERATORS = MappingProxyType(
-    {
-        (formats.Int8Weight, False): "linear_w8a16",
-        (formats.Fp8Weight, False): "linear_w8a16",
-        (formats.Fp4Weight, False): "linear_w4a16",
-        (formats.Int4Weight, False): "linear_w4a16",
-        (formats.Int4Int8Weight, True): "linear_w4a8",
-        (formats.Int8Weight, True): "linear_w8a8",
-        (formats.Fp8Weight, True): "linear_fp8",
-        (formats.SignsWeight, True): "linear_signs",
-        (formats.GgufWeight, False): "linear_gguf",
-        (formats.BlockFp8Weight, True): "linear_fp8_block",
-        (formats.Sparse24Weight, False): "linear_sparse24",
-    }
-)
+OPERATORS: Mapping[tuple[type, bool], str] = {
+    (formats.Int8Weight, False): "linear_w8a16",
+    (formats.Fp8Weight, False): "linear_w8a16",
+    (formats.Fp4Weight, False): "linear_w4a16",
+    (formats.Int4Weight, False): "linear_w4a16",
+    (formats.Int4Int8Weight, True): "linear_w4a8",
+    (formats.Int8Weight, True): "linear_w8a8",
+    (formats.Fp8Weight, True): "linear_fp8",
+    (formats.SignsWeight, True): "linear_signs",
+    (formats.GgufWeight, False): "linear_gguf",
+    (formats.BlockFp8Weight, True): "linear_fp8_block",
+    (formats.Sparse24Weight, False): "linear_sparse24",
+}
 
 
 def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor | None = None) -> Tensor:

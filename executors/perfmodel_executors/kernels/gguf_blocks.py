@@ -3,9 +3,8 @@ weight is code * scale + offset, with a scale (and an offset) for each group of 
 and their scale in fp16; those of 256 ("k") have 8 or 16 groups, whose scales are integers times one of the block.
 Groups are rounded to nearest: without the searches of llama.cpp's own quantiser."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -195,19 +194,17 @@ def _write_q6_k(blocks: Tensor) -> Tensor:
     return torch.cat((packed_bits(codes, 4, 64), packed_bits(codes >> 4, 2, 32), scales, _half_bytes(whole)), dim=-1)
 
 
-_CODECS: MappingProxyType[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {
-        "q4_0": (partial(_read_32, bits=4, has_least=False), partial(_write_32, bits=4, has_least=False)),
-        "q4_1": (partial(_read_32, bits=4, has_least=True), partial(_write_32, bits=4, has_least=True)),
-        "q5_0": (partial(_read_32, bits=5, has_least=False), partial(_write_32, bits=5, has_least=False)),
-        "q5_1": (partial(_read_32, bits=5, has_least=True), partial(_write_32, bits=5, has_least=True)),
-        "q8_0": (_read_q8_0, _write_q8_0),
-        "q2_k": (_read_q2_k, _write_q2_k),
-        "q3_k": (_read_q3_k, _write_q3_k),
-        **{f"q{n}_k": (partial(_read_minima_k, bits=n), partial(_write_minima_k, bits=n)) for n in (4, 5)},
-        "q6_k": (_read_q6_k, _write_q6_k),
-    }
-)
+_CODECS: Mapping[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tensor]]] = {
+    "q4_0": (partial(_read_32, bits=4, has_least=False), partial(_write_32, bits=4, has_least=False)),
+    "q4_1": (partial(_read_32, bits=4, has_least=True), partial(_write_32, bits=4, has_least=True)),
+    "q5_0": (partial(_read_32, bits=5, has_least=False), partial(_write_32, bits=5, has_least=False)),
+    "q5_1": (partial(_read_32, bits=5, has_least=True), partial(_write_32, bits=5, has_least=True)),
+    "q8_0": (_read_q8_0, _write_q8_0),
+    "q2_k": (_read_q2_k, _write_q2_k),
+    "q3_k": (_read_q3_k, _write_q3_k),
+    **{f"q{n}_k": (partial(_read_minima_k, bits=n), partial(_write_minima_k, bits=n)) for n in (4, 5)},
+    "q6_k": (_read_q6_k, _write_q6_k),
+}
 
 # Format -> (weights, bytes) of a block.
-BLOCK_SIZES = MappingProxyType({name: sizes for name, *sizes in GGML_BLOCKS.values() if name in _CODECS})
+BLOCK_SIZES: Mapping[str, list[int]] = {name: sizes for name, *sizes in GGML_BLOCKS.values() if name in _CODECS}

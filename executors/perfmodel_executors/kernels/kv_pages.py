@@ -139,6 +139,11 @@ class KVPages(NamedTuple):
         keys, values, k_scales, v_scales = (part.index_select(0, blocks_M).flatten(0, 1) for part in self.tensors)
         return unpacked(keys, k_scales, self.packing, dtype), unpacked(values, v_scales, self.packing, dtype)
 
+    def first(self, num_tokens: int, table_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [L, K, H] of the first tokens of the sequence in these blocks."""
+        k_LKH, v_LKH = self.gathered(table_M[: -(-num_tokens // self.block_size)], dtype)
+        return k_LKH[:num_tokens], v_LKH[:num_tokens]
+
     def write(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor) -> None:
         for x_TKH, (pages, scales) in zip((k_TKH, v_TKH), self.sides, strict=True):
             values, own_scales = self._encoded(x_TKH)

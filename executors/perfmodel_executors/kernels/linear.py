@@ -9,7 +9,6 @@ token by its largest, for each token and 128 inputs (blocks), or one known befor
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -284,25 +283,21 @@ def _both(rate: str) -> LinearFormat:
 
 
 # By the names of tables of measured kernels (`gemm_dtype`, `moe_dtype`).
-FORMATS: Mapping[str, SampleFormat] = MappingProxyType(
-    {
-        "int8_wo": SampleFormat("linear_w8a16", _weight_only("int8"), partial(_int8, quantizes_input=False)),
-        "fp8_wo": SampleFormat("linear_w8a16", _weight_only("fp8"), partial(_fp8, quantizes_input=False)),
-        "int4_wo": SampleFormat("linear_w4a16", _weight_only("int4", 128), partial(_int4, group=128)),
-        "int4_wo_zeros": SampleFormat(
-            "linear_w4a16", _weight_only("int4", 64), partial(_int4, group=64, has_zeros=True)
-        ),
-        "int4_wo_32": SampleFormat("linear_w4a16", _weight_only("int4", 32), partial(_int4, group=32)),
-        "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
-        "int8_static": SampleFormat(
-            "linear_w8a8_static", _both("int8"), partial(_int8, quantizes_input=True, input_scale=_INPUT_SCALE)
-        ),
-        "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
-        "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
-        "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
-        "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), partial(_fp4, group=16)),
-    }
-)
+FORMATS: Mapping[str, SampleFormat] = {
+    "int8_wo": SampleFormat("linear_w8a16", _weight_only("int8"), partial(_int8, quantizes_input=False)),
+    "fp8_wo": SampleFormat("linear_w8a16", _weight_only("fp8"), partial(_fp8, quantizes_input=False)),
+    "int4_wo": SampleFormat("linear_w4a16", _weight_only("int4", 128), partial(_int4, group=128)),
+    "int4_wo_zeros": SampleFormat("linear_w4a16", _weight_only("int4", 64), partial(_int4, group=64, has_zeros=True)),
+    "int4_wo_32": SampleFormat("linear_w4a16", _weight_only("int4", 32), partial(_int4, group=32)),
+    "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
+    "int8_static": SampleFormat(
+        "linear_w8a8_static", _both("int8"), partial(_int8, quantizes_input=True, input_scale=_INPUT_SCALE)
+    ),
+    "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
+    "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
+    "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
+    "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), partial(_fp4, group=16)),
+}
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 _TOLERANCE_WEIGHT_ONLY = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

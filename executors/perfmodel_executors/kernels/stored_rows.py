@@ -99,8 +99,7 @@ def _joined(above: MatrixWeight, below: MatrixWeight) -> MatrixWeight | None:
 
 
 def reordered(weight: MatrixWeight, order: Callable[[Tensor], Tensor]) -> MatrixWeight:
-    """The weight with its rows as `order` puts those of a matrix; `order` may give back what it is given. Raises
-    PerfmodelError for blocks that have rows of several outputs."""
+    """The weight with its rows as `order` puts a matrix's. Raises PerfmodelError for blocks that would be mixed."""
     if isinstance(weight, GgufWeight):
         return GgufWeight(order(weight.blocks_NJ).contiguous(), weight.form)
     if isinstance(weight, Tensor):

@@ -213,8 +213,7 @@ class SignsWeight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class GgufWeight(_Stored):
-    """Rows in llama.cpp's blocks, whose scales lie beside their codes. blocks_NJ: uint8 [N, K / weights of a block *
-    bytes of a block]; form: q4_0, q8_0, q4_k, ...: a key of BLOCK_SIZES."""
+    """Rows in llama.cpp's blocks. blocks_NJ: uint8 [N, K / weights * bytes of a block]; form: a key of BLOCK_SIZES."""
 
     blocks_NJ: Tensor
     form: str

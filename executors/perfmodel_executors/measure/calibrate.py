@@ -1,6 +1,5 @@
 """Calibration of this machine's CPU: a grid of steps of one model or several, timed in pairs, fitted to their graphs.
-The result predicts steps of the models it was measured on: which part of a step is due to which operator is settled
-only as far as those models' steps differ. Half a minute a model."""
+Half a minute a model. It predicts steps of those models: operators are told apart only as far as the steps differ."""
 
 import platform
 from collections.abc import Callable, Sequence
@@ -80,8 +79,7 @@ class ServedModel(NamedTuple):
 
 
 class StepTimes:
-    """The steps of one model and its drafter to time, and their times once they are `measured`. copies: of its KV
-    blocks to a second tier and back, where the engine has one."""
+    """Steps of one model and its drafter, and their times once `measured`; copies: of KV blocks to a second tier."""
 
     measured: Measured[StepCase]
     copies: Measured[CopyCase] | None = None

@@ -79,8 +79,7 @@ def copy_cases(runner: StepRunner) -> dict[CopyCase, Callable[[], object]]:
 def with_measured_link(
     offload: KvOffload, hardware: HardwareSpec, measured: Measured[CopyCase], block_bytes: float
 ) -> KvOffload:
-    """`offload` over the link that was measured: a block takes what fits all copies best, relatively. hardware: of the
-    scenario; block_bytes: of a block in all layers."""
+    """`offload` over the measured link: a block takes what best fits all copies, relatively; block_bytes: of one."""
     shares = [case.num_blocks / seconds for case, seconds in measured.seconds.items()]
     block_s = sum(shares) / sum(share**2 for share in shares)
     declared = offload.link_of(hardware).bandwidth_bytes_per_s

@@ -92,8 +92,7 @@ def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
 
 
 def drafting_grid(span: StepRange, max_queries: int, computes_prompts: bool) -> list[StepGrants]:
-    """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own.
-    max_queries: tokens of a sequence in the widest pass of a round."""
+    """Passes of a drafter, prompts too if it has a KV cache; max_queries: tokens of a sequence in its widest pass."""
     low, high = min(24, span.max_context), span.max_context
     passes = product(_geometric(1, span.max_batch, 4), (low, high), _geometric(1, max_queries, 3))
     steps = [StepGrants((context,) * batch, queries=queries) for batch, context, queries in passes]

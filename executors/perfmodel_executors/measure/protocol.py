@@ -46,8 +46,7 @@ Key = TypeVar("Key")
 
 
 class Measured(NamedTuple, Generic[Key]):
-    """Seconds per case at the session's reference speed. seconds: median over the rounds; samples: all rounds;
-    reference_s: median time of the reference step."""
+    """Seconds per case at the reference's speed: medians over rounds; samples: all; reference_s: its median time."""
 
     seconds: dict[Key, float]
     samples: dict[Key, list[float]]

@@ -1,5 +1,4 @@
-"""Several scenarios executed round by round in random order, beside their simulations; durations are restated by one
-drift meter, so that their ratios are those of the work."""
+"""Scenarios executed round by round in random order, beside simulations; one drift meter restates all durations."""
 
 import random
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The tensors of each kind of block: shapes, and what files call them. Random weights and readers follow this table."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from perfmodel.models import architecture
@@ -98,16 +97,13 @@ def _delta_net(mixer: architecture.GatedDeltaNet, hidden: int) -> Parts:
 
 
 # Kind of mixer -> its weights, and their parts by field, of (mixer, hidden size).
-MIXER_PARTS: Mapping[type[Mixer], tuple[Callable[..., weights.MixerWeights], Callable[[Any, int], Parts]]]
-MIXER_PARTS = MappingProxyType(
-    {
-        architecture.Attention: (weights.AttentionWeights, _attention),
-        architecture.GatedDeltaNet: (weights.DeltaWeights, _delta_net),
-        architecture.LatentAttention: (weights.LatentWeights, _latent),
-        architecture.LinearAttention: (weights.LinearAttentionWeights, _linear_attention),
-        architecture.Mamba: (weights.MambaWeights, _mamba),
-    }
-)
+MIXER_PARTS: Mapping[type[Mixer], tuple[Callable[..., weights.MixerWeights], Callable[[Any, int], Parts]]] = {
+    architecture.Attention: (weights.AttentionWeights, _attention),
+    architecture.GatedDeltaNet: (weights.DeltaWeights, _delta_net),
+    architecture.LatentAttention: (weights.LatentWeights, _latent),
+    architecture.LinearAttention: (weights.LinearAttentionWeights, _linear_attention),
+    architecture.Mamba: (weights.MambaWeights, _mamba),
+}
 
 
 def dense_parts(ffn: architecture.DenseFFN, hidden: int) -> Parts:

@@ -5,7 +5,6 @@ keeps. Formats are known by what they store and multiply in, not by the name of 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -43,25 +42,23 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(formats.quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
-_QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
-    {
-        **{_Format("int8", activations, False): _int8 for activations in (None, "int8")},
-        _Format("fp8", None, False): lambda own: partial(formats.quantize_fp8, quantizes_input=False),
-        _Format("fp8", "fp8", False): lambda own: formats.quantize_fp8,
-        **{_Format("int4", None, is_grouped): _int4 for is_grouped in (True, False)},
-        _Format("int4", "int8", True): lambda own: partial(formats.quantize_int4_int8, group_size=own.group_size),
-        _Format("ternary", "int8", False): lambda own: partial(formats.quantize_signs, bits=2),
-        _Format("binary", "int8", False): lambda own: partial(formats.quantize_signs, bits=1),
-        _Format("fp8", "fp8", True, is_blocked=True): lambda own: formats.quantize_fp8_block,
-        _Format("mxfp4", None, True): lambda own: formats.quantize_mxfp4,
-        # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
-        _Format("nvfp4", None, True): lambda own: formats.quantize_nvfp4,
-        **{
-            _Format(name, None, False): lambda own: partial(formats.quantize_gguf, form=own.weights or "")
-            for name in BLOCK_SIZES
-        },
-    }
-)
+_QUANTIZERS: Mapping[_Format | None, Callable[[QuantizationSpec], Quantize]] = {
+    **{_Format("int8", activations, False): _int8 for activations in (None, "int8")},
+    _Format("fp8", None, False): lambda own: partial(formats.quantize_fp8, quantizes_input=False),
+    _Format("fp8", "fp8", False): lambda own: formats.quantize_fp8,
+    **{_Format("int4", None, is_grouped): _int4 for is_grouped in (True, False)},
+    _Format("int4", "int8", True): lambda own: partial(formats.quantize_int4_int8, group_size=own.group_size),
+    _Format("ternary", "int8", False): lambda own: partial(formats.quantize_signs, bits=2),
+    _Format("binary", "int8", False): lambda own: partial(formats.quantize_signs, bits=1),
+    _Format("fp8", "fp8", True, is_blocked=True): lambda own: formats.quantize_fp8_block,
+    _Format("mxfp4", None, True): lambda own: formats.quantize_mxfp4,
+    # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
+    _Format("nvfp4", None, True): lambda own: formats.quantize_nvfp4,
+    **{
+        _Format(name, None, False): lambda own: partial(formats.quantize_gguf, form=own.weights or "")
+        for name in BLOCK_SIZES
+    },
+}
 
 
 def refuse(name: str, cases: Mapping[str, bool], sentence: str = "{}") -> None:

@@ -4,7 +4,6 @@ elements that do not rotate have the frequency 0."""
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -61,12 +60,10 @@ def _longrope(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, n
 
 # (trained frequencies, layer's rope, its scaling, tokens of the trained context and of the longest sequence) ->
 # frequencies. A factor or a context that a kind needs and a file lacks has been refused before.
-SCALINGS: MappingProxyType[str, Callable[[Tensor, Rope, RopeScaling, int, int], Tensor]] = MappingProxyType(
-    {
-        "linear": lambda inverse, rope, scaling, *_: inverse / (scaling.factor or 1),
-        **{"dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope},
-    }
-)
+SCALINGS: Mapping[str, Callable[[Tensor, Rope, RopeScaling, int, int], Tensor]] = {
+    "linear": lambda inverse, rope, scaling, *_: inverse / (scaling.factor or 1),
+    **{"dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope},
+}
 
 SCALED_BY_LENGTH = ("dynamic", "longrope")  # by the longest sequence that is served
 

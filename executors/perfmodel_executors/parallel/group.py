@@ -166,8 +166,7 @@ class DistributedGroup(TensorGroup):
 
 
 class MessageLog:
-    """The messages of one step of a rank, and what its thread did between them. messages: kind and payload bytes of
-    each, as the cost model counts them (`perfmodel.ops.messages`)."""
+    """The messages of a rank's step (kind, payload bytes as in `perfmodel.ops.messages`), and CPU time between them."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, int]] = []

@@ -1,5 +1,4 @@
-"""What serving costs in quality: perplexity of a text that goes through the KV cache chunk by chunk, and how many
-tokens of greedy answers to real prompts two configurations agree on."""
+"""What serving costs in quality: perplexity of a text through the KV cache, and greedy answers that stay the same."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,8 +97,7 @@ _CHUNK = 512
 
 
 class Quality(NamedTuple):
-    """Perplexity over `num_tokens` of a text; against another configuration, that one's, and exact_match, the share of
-    tokens of greedy answers before their first difference."""
+    """Perplexity over `num_tokens` of a text, a baseline's, the share of greedy tokens before the first difference."""
 
     perplexity: float
     num_tokens: int

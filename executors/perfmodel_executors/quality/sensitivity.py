@@ -6,7 +6,7 @@ that lose least per bit saved first. Losses are taken to add up (Dong et al. 201
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 from typing import Any, NamedTuple
 
@@ -44,8 +44,7 @@ class BlockLoss(NamedTuple):
 
 def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, budget: float) -> tuple[Unit, ...]:
     """The blocks that go to the smaller format, in order, where all `num_weights` weights take `bits` each before.
-    losses: what each block loses there, and the bits it saves; budget: bits per weight, on average. Raises SpecError
-    for a budget below what the smaller format takes."""
+    budget: bits per weight, on average. Raises SpecError for a budget below what the smaller format takes."""
     chosen: list[Unit] = []
     for block in sorted(losses, key=lambda block: block.loss_per_bit):
         if bits <= budget * (1 + 1e-9):
@@ -71,8 +70,7 @@ def rules_of(units: Sequence[Unit], method: str, group_size: int | None) -> list
     ]
 
 
-@dataclass(frozen=True)
-class LayerSensitivity:
+class LayerSensitivity(NamedTuple):
     """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
     base, lower: as the scenario says, and with all blocks in `method`; mixed: with `rules`; None: without a budget."""
 
@@ -150,7 +148,7 @@ def measure_sensitivity(
             return sensitivity
         chosen = choose_blocks(losses, sensitivity.base_bits, weights, bits)
         rules = (*scenario.engine.quantization_by_layer, *rules_of(chosen, method, group_size))
-        return replace(sensitivity, rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
+        return sensitivity._replace(rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
 
 
 _PLAIN = {"quantization": None, "quantization_group_size": None, "quantization_by_layer": ()}

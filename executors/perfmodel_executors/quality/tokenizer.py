@@ -18,8 +18,7 @@ _START, _LENGTH = 20_000, 12_000
 
 
 def read_text(source: str = PYDOC) -> str:
-    """12,000 characters from character 20,000 on, or from the start of a shorter text. source: `pydoc` (the topics of
-    `help()`, an empty line between them), or the path of a text file."""
+    """12,000 characters from 20,000 on, or a shorter text's first. source: `pydoc` (topics of `help()`), or a file."""
     if source == PYDOC:
         from pydoc_data.topics import topics
 
@@ -99,8 +98,7 @@ def _of_gguf(path: Path) -> Any:
 
 
 def _filled_template(folder: Path) -> str:
-    """One turn of a user as the folder's chat template writes it, `_CONTENT` in place of the text; empty without one.
-    Raises PerfmodelError for a template that cannot be filled in."""
+    """A user's turn by the folder's chat template, `_CONTENT` as text; "" without. Raises PerfmodelError."""
     stated = folder / "tokenizer_config.json"
     config = read_json(stated) if stated.is_file() else {}
     apart, template = folder / "chat_template.jinja", config.get("chat_template")

@@ -4,7 +4,6 @@ the copy engine of sm_90 and newer (tensor descriptors)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -55,7 +54,7 @@ _BLOCKS = (  # a tile has one block's columns, so that its weights have one scal
     _Tile(64, 128, 128, 4, 3, 0.7),
     _Tile(64, 64, 128, 4, 4, 0.5),
 )
-_TILES: Mapping[str, tuple[_Tile, ...]] = MappingProxyType({"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS})
+_TILES: Mapping[str, tuple[_Tile, ...]] = {"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS}
 _HOPPER = (  # where warps have roles: those that fetch, stages of the ring, depths of 16 bits
     _Tile(128, 256, 64, 4, 4, 1.0),
     _Tile(192, 128, 64, 4, 5, 0.95),

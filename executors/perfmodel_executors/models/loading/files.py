@@ -158,8 +158,7 @@ class Reader:
         return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`, and
-        expert: where experts have tensors of their own."""
+        """A linear layer's weight as the file stores it, if formats are kept; expert: where each has its own tensor."""
         stored = self._stored(name, shape, layer, "weight", num_heads, expert, self._keeps_format)
         if isinstance(stored, GgufWeight | BlockFp8Weight):
             own: Any = {name: self.moved(tensor) for name, tensor in stored.tensors.items()}

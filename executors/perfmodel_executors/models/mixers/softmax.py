@@ -131,8 +131,7 @@ def _standard(step: MixerStep, q_TNH: Tensor, pages: KVPages) -> Tensor:
     totals += (batch.chunks.computed_G + batch.chunks.starts_G.diff()).tolist()
     parts = []
     for rows, total, table in zip(queries, totals, (*batch.tables_DM, *batch.chunks.tables_GM), strict=True):
-        k_LKH, v_LKH = pages.gathered(table[: -(-total // pages.block_size)], q_TNH.dtype)
-        parts.append(step.kernels.attention_standard(q_TNH[rows], k_LKH[:total], v_LKH[:total]))
+        parts.append(step.kernels.attention_standard(q_TNH[rows], *pages.first(total, table, q_TNH.dtype)))
     return _joined(parts)
 
 

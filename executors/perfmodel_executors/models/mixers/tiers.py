@@ -72,8 +72,7 @@ def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> 
     dtype, parts = own_k.dtype, []
     *spans, (_, oldest) = _spans(tiers, sequence.before)
     if oldest:
-        k, v = tiers.pages.gathered(sequence.table[: -(-oldest // tiers.pages.block_size)], dtype)
-        parts.append((k[:oldest], v[:oldest]))
+        parts.append(tiers.pages.first(oldest, sequence.table, dtype))
     row = torch.tensor([sequence.row], device=own_k.device)
     for ring, (first, last) in reversed(list(zip(tiers.rings, spans, strict=True))):
         if last > first:
