@@ -1,6 +1,5 @@
 """`ExecutedCluster`: executes the steps and KV transfers of a scenario's engines on the simulated calendar. One engine
-takes the ranks that it asks for; of several each is a process of its own, and they step at the same time on the
-calendar, one after another on this machine."""
+takes the ranks that it asks for; several are processes that step together on the calendar, in turns on this machine."""
 
 import time
 from collections import defaultdict
@@ -93,8 +92,7 @@ class _Monitored:
 
 
 class ExecutedTransfers(KvTransfers):
-    """KV goes from one engine's cache to another's, by way of the ranks' messages, and takes what the wall says: from
-    the call to the last block in its place."""
+    """KV goes between engines' caches by the ranks' messages, and takes wall time: from the call to the last block."""
 
     def __init__(
         self, env: TickEnvironment, ranks: Ranks, runners: dict[int, EngineRunner], backends: list[ExecutedBackend]

@@ -15,9 +15,8 @@ from perfmodel_executors.models.support import CPU
 
 
 def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> torch.device:
-    """The device of `rank` among `num_devices` of `hardware` in this machine. A GPU is the one asked for if the name it
-    gives itself is among the file's names and aliases. Raises PerfmodelError for hardware of which too little is here,
-    or that nothing is executed on."""
+    """The device of `rank` among `num_devices` of `hardware` here; a GPU is known by the file's names and aliases.
+    Raises PerfmodelError for hardware of which too little is here, or that nothing is executed on."""
     name, kind = hardware.name, hardware.kind
     if kind == "cpu":
         return CPU

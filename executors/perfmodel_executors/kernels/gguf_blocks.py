@@ -131,10 +131,6 @@ def _write_32(blocks: Tensor, bits: int, has_least: bool) -> Tensor:
     return torch.cat((*fields, packed_bits(codes, 4, 16)), dim=-1)
 
 
-def _read_q8_0(b: Tensor) -> _Groups:
-    return _Groups(b[..., 2:].view(torch.int8), _half(b[..., :2]))
-
-
 def _write_q8_0(blocks: Tensor) -> Tensor:
     scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
     codes = (blocks / _rounded(scale)).round().clamp_(-127, 127).to(torch.int8)
@@ -199,7 +195,7 @@ _CODECS: Mapping[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tens
     "q4_1": (partial(_read_32, bits=4, has_least=True), partial(_write_32, bits=4, has_least=True)),
     "q5_0": (partial(_read_32, bits=5, has_least=False), partial(_write_32, bits=5, has_least=False)),
     "q5_1": (partial(_read_32, bits=5, has_least=True), partial(_write_32, bits=5, has_least=True)),
-    "q8_0": (_read_q8_0, _write_q8_0),
+    "q8_0": (lambda b: _Groups(b[..., 2:].view(torch.int8), _half(b[..., :2])), _write_q8_0),
     "q2_k": (_read_q2_k, _write_q2_k),
     "q3_k": (_read_q3_k, _write_q3_k),
     **{f"q{n}_k": (partial(_read_minima_k, bits=n), partial(_write_minima_k, bits=n)) for n in (4, 5)},

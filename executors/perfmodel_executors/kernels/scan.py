@@ -63,9 +63,8 @@ def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RH
 
 def _sequence(inputs: ScanInputs, state_of_row: Tensor) -> Tensor:
     """The new tokens of one sequence, [T, H, V], whose state is changed in place. With g the summed log decays of a
-    chunk, a token takes of what token s wrote exp(g_t - g_s). With the delta rule, W = b k e^g and U = b v solve (I +
-    L) [W | U] = [w | u], where L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; then what tokens write is U - W S, of the
-    state S before the chunk."""
+    chunk, a token takes of what token s wrote exp(g_t - g_s). Delta rule: W = b k e^g and U = b v solve (I + L) [W | U]
+    = [w | u], L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; tokens then write U - W S, of the state S before."""
     q_THK, k_THK, v_THV = _per_head(inputs)
     state_HKV, parts = state_of_row.float(), []
     for begin in range(0, len(q_THK), inputs.chunk):

@@ -111,21 +111,15 @@ class Decoder:
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def _pass_layers(
-        self,
-        batch: StepBatch,
-        cache: KVCache,
-        residual_TC: Tensor,
-        update_TC: Tensor | None,
-        which: slice = slice(None),
+        self, batch: StepBatch, cache: KVCache, residual_TC: Tensor, update_TC: Tensor | None, span: slice = slice(None)
     ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream behind `which` of the layers, and what the last block adds to it."""
+        """The residual stream behind this span of layers, and what the last block adds to it."""
         weights, model = self.weights, self.model
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._tables, batch.positions_T)
         states = cache.states.rows_of(batch, cache.block_size)
         step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard, self.group)
-        layers = list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))
-        for index, (layer, own) in layers[which]:
+        for index, (layer, own) in list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))[span]:
             if layer.mixer is not None and own.mixer is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, own.mixer_norm)
                 run = MIXERS[type(layer.mixer)]

@@ -43,21 +43,16 @@ class DrawnExits:
         return f"Decoded tokens passed {self.num_layers / max(total, 1):.0%} of the layers."
 
 
-# (rows of the batch, first layer, the layer before which to stop, [R, C] states or None: those of the embedding)
-RunLayers = Callable[[StepBatch, int, int, Tensor | None], Tensor]
-# (layer, [R, C] states, their positions, their slots): writes keys and values
-FillCache = Callable[[int, Tensor, Tensor, Tensor], None]
-
-
 def leave_early(
     batch: StepBatch,
     num_layers: int,
-    run_layers: RunLayers,
-    fill_cache: FillCache,
+    run_layers: Callable[[StepBatch, int, int, Tensor | None], Tensor],
+    fill_cache: Callable[[int, Tensor, Tensor, Tensor], None],
     ask_head: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
-    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. ask_head:
-    gets the states of decodes behind each layer that they come to, but the last."""
+    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. run_layers:
+    of (rows, first layer, the one to stop before, [R, C] states, None: embedded); fill_cache: writes keys and values of
+    (layer, [R, C] states, positions, slots); ask_head: gets decodes' states behind each layer but the last."""
     assert batch.num_layers_D is not None
     depths = [min(depth, num_layers) for depth in batch.num_layers_D]
     stops = range(1, num_layers + 1) if ask_head is not None else sorted({*depths, num_layers})

@@ -93,13 +93,11 @@ def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
 
 
 def _layer(layer: LayerWeights, largest: dict[int, Tensor]) -> LayerWeights:
-    if isinstance(layer.mixer, AttentionWeights):
-        mixer = layer.mixer
+    if isinstance(mixer := layer.mixer, AttentionWeights):
         norm, qkv = _behind_norm(layer.mixer_norm, mixer.qkv, largest)
         out = _static(mixer.out, largest[id(mixer.out)])
         layer = replace(layer, mixer_norm=norm, mixer=replace(mixer, qkv=qkv, out=out))
-    if isinstance(layer.ffn, FFNWeights):
-        ffn = layer.ffn
+    if isinstance(ffn := layer.ffn, FFNWeights):
         norm, up = _behind_norm(layer.ffn_norm, ffn.up, largest)
         down = _static(ffn.down, largest[id(ffn.down)])
         layer = replace(layer, ffn_norm=norm, ffn=replace(ffn, up=up, down=down))

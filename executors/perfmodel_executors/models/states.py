@@ -3,6 +3,7 @@ first of its KV blocks. A sequence that begins, or that no step has seen, finds 
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -13,9 +14,9 @@ from torch import Tensor
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
-from perfmodel_executors.kernels.kv_pages import KVPages, grown
+from perfmodel_executors.kernels.kv_pages import KVPages, empty_pages, grown
 from perfmodel_executors.models.batch import StepBatch, on_device
-from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
+from perfmodel_executors.models.kept import HeldTokens, Tier
 from perfmodel_executors.models.rotations import Rotations
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 
@@ -84,9 +85,13 @@ class StatePool:
             if isinstance(mixer, Mamba | GatedDeltaNet | LinearAttention):
                 self.layers[index] = _empty(mixer, dtype, device)
             elif isinstance(mixer, Attention) and mixer.evicts_to is not None:
-                self.layers[index] = empty_held(mixer, dtype, device)
+                zeros = partial(torch.zeros, 0, mixer.num_kv_heads, mixer.evicts_to, device=device)
+                k, v = (zeros(size, dtype=dtype) for size in (mixer.head_dim, mixer.v_head_dim))
+                self.layers[index] = HeldTokens(k, v, zeros(), zeros(dtype=torch.int64))
             elif isinstance(mixer, Attention) and tiers:
-                self.layers[index] = empty_rings(mixer, tiers, device)
+                heads, dims = mixer.num_kv_heads, (mixer.head_dim, mixer.v_head_dim)
+                rings = (empty_pages(0, t.tokens, heads, dims, t.dtype, device, t.packing) for t in tiers)
+                self.layers[index] = tuple(rings)
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""

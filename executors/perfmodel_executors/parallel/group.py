@@ -42,6 +42,7 @@ class TensorGroup:
 
     rank = 0
     size = 1
+    place: tuple[int, int] | None = None  # (rank, size) of those that share experts, where they are others
     experts: ExpertSharing | None = None
     stage = ONLY_STAGE
     sends_tokens = False
@@ -61,11 +62,11 @@ class TensorGroup:
 
     @property
     def expert_rank(self) -> int:
-        return self.rank
+        return self.rank if self.place is None else self.place[0]
 
     @property
     def num_expert_ranks(self) -> int:
-        return self.size
+        return self.size if self.place is None else self.place[1]
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -100,8 +101,8 @@ class DistributedGroup(TensorGroup):
         sends_tokens: bool = False,
         num_stripes: int = 1,
     ) -> None:
-        self._place = number, count = dist.get_rank(), dist.get_world_size()
-        self.rank, self.size = (0, 1) if has_stages or sends_tokens else self._place
+        self.place = number, count = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = (0, 1) if has_stages or sends_tokens else self.place
         self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
         self.experts, self.sends_tokens, self._log = experts, sends_tokens, log
         self.num_stripes = num_stripes
@@ -109,14 +110,6 @@ class DistributedGroup(TensorGroup):
             starts = range(0, count, num_stripes)
             groups = [dist.new_group(list(range(start, start + num_stripes))) for start in starts]
             self._striped = groups[number // num_stripes]
-
-    @property
-    def expert_rank(self) -> int:
-        return self._place[0]
-
-    @property
-    def num_expert_ranks(self) -> int:
-        return self._place[1]
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         if self.size == 1:

@@ -167,6 +167,8 @@ class _Variants:
         self.model = replace(model, dtype=runner.decoder.model.dtype)
         self.plain: list[LayerWeights] = list(self.layers)
         self.held: dict[tuple[int, Any], LayerWeights] = {}
+        sizes = (layer_parameters(self.model, layer).items() for layer in self.model.iter_layers())
+        self.num_weights = sum(count for of_layer in sizes for name, count in of_layer if name in BLOCKS)
         for chosen in ((), self.units(False)):
             check_quantization(self.served(chosen))
 
@@ -175,11 +177,6 @@ class _Variants:
 
     def bits(self, chosen: Sequence[Unit]) -> float:
         return bits_per_weight(self.served(chosen))
-
-    @property
-    def num_weights(self) -> float:
-        layers = self.model.iter_layers()
-        return sum(n for layer in layers for name, n in layer_parameters(self.model, layer).items() if name in BLOCKS)
 
     def units(self, by_block: bool) -> list[Unit]:
         if not by_block:
