@@ -1,6 +1,5 @@
-"""How an executed run draws its tokens: settings of a scenario, and a random number for each token. A token's number is
-a hash of seed, request and position, whoever runs beside it: batches, chunks, preemptions and drafts change no token,
-and another run with the seed gives the same text."""
+"""How an executed run draws its tokens: by a scenario's settings, and a number for each token, a hash of seed, request
+and position: batches, chunks, preemptions and drafts change no token, and equal seeds give equal texts."""
 
 from typing import NamedTuple
 

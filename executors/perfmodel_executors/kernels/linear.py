@@ -9,6 +9,7 @@ token by its largest, for each token and 128 inputs (blocks), or one known befor
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -329,13 +330,8 @@ def serving() -> list[Problem]:
         (("int8", "fp8", "fp8_block"), _SHAPES, (1, 8, 64, 512, 4096)),
         (("int8_static",), _SHAPES[:1], (1, 8, 64, 512, 4096)),
     )
-    return [
-        _problem(form, m, n, k, torch.bfloat16)
-        for forms, shapes, tokens in lists
-        for form in forms
-        for n, k in shapes
-        for m in tokens
-    ]
+    sizes = (own for forms, shapes, tokens in lists for own in product(forms, shapes, tokens))
+    return [_problem(form, m, n, k, torch.bfloat16) for form, (n, k), m in sizes]
 
 
 def _problem(name: str | None, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False) -> Problem:

@@ -9,7 +9,6 @@ dropped before anything is compiled, by the law that Triton's pipeliner follows:
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -146,11 +145,8 @@ tuning = partial(within, _is_tuning, True)
 untuned = partial(within, _may_tune, False)
 # Within, every candidate is launched, which under `recording()` lists what tuning will compile.
 listing = partial(within, _is_listing, True)
-
-
-def targeting(limits: DeviceLimits) -> AbstractContextManager[None]:
-    """Within, choices are those for `limits`, whatever device the tensors are on: to compile ahead of time."""
-    return within(_target, limits)
+# Within, choices are those for these `DeviceLimits`, whatever device the tensors are on: to compile ahead of time.
+targeting = partial(within, _target)
 
 
 def choices() -> dict[str, str]:

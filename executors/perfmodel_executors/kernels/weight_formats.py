@@ -148,9 +148,8 @@ class Int4Weight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class Int4Int8Weight(_Stored):
-    """w = (q - zero) * scale * row scale, q in 0..15, where (q - zero) * scale is an INT8 number: what INT8 activations
-    are multiplied by (QServe's progressive groups; Lin et al. 2024, section 4.1). packed_NJ: as of an Int4Weight;
-    scales_GN, zeros_GN: uint8 [K / G, N]; row_scales_N: fp32."""
+    """w = (q - zero) * scale * row scale, q in 0..15; INT8 activations meet (q - zero) * scale, an INT8 number (QServe;
+    Lin et al. 2024, 4.1). packed_NJ: as of an Int4Weight; scales_GN, zeros_GN: uint8 [K / G, N]; row_scales_N: fp32."""
 
     packed_NJ: Tensor
     scales_GN: Tensor
@@ -314,9 +313,8 @@ def quantize_fp8_block(weight_NK: Tensor) -> BlockFp8Weight:
 
 
 def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = False) -> Int4Weight:
-    """Groups of `group_size` inputs; symmetric (codes 1..15 about 8), or with zero points (codes 0..15). With a group
-    size of 0 all inputs of an output share a scale, stored once for each group that the kernels read. Raises
-    PerfmodelError where the groups do not fill the rows."""
+    """Groups of `group_size` inputs (0: an output's share a scale, stored for each group that kernels read); symmetric
+    (codes 1..15 about 8), or with zero points (0..15). Raises PerfmodelError where the groups do not fill the rows."""
     n, k = weight_NK.shape
     shares_row, group_size = not group_size, group_size or gcd(k, _ROW_GROUP)
     _check_groups(k, group_size)

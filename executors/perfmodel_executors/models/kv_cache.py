@@ -80,34 +80,32 @@ class KVCache:
             pages.move(sources, targets)
 
     def packed(self, blocks: Sequence[int]) -> Tensor:
-        """Bytes of these blocks in all layers, one tensor after another."""
+        """Bytes of these blocks in all layers, one tensor after another; a CPU indexes bytes, whatever the format."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        return torch.cat([tensor.view(torch.uint8)[index].flatten() for tensor in self._tensors])
+        parts = [tensor.view(torch.uint8)[index].flatten() for tensor in self.tensors]
+        return torch.cat(parts) if parts else index.to(torch.uint8)[:0]
 
     def unpack(self, blocks: Sequence[int], packed: Tensor) -> None:
         """Write what `packed` gave of another cache."""
         index, begin = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             stored = tensor.view(torch.uint8)
             end = begin + len(blocks) * stored[0].numel()
             stored[index] = packed[begin:end].view(len(blocks), *stored.shape[1:])
             begin = end
 
     @property
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [tensor for pages in self.pages for tensor in pages.tensors]
 
     @contextmanager
     def restored(self, block_tables: Sequence[Sequence[int]]) -> Iterator[None]:
         """Afterwards these sequences have again what they have now: in their blocks, and as states."""
         blocks = [block for table in block_tables for block in table]
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        tensors = self._tensors
-        kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
+        kept = self.packed(blocks)
         with self.states.restored([table[0] for table in block_tables if table]):
             yield
-        for tensor, values in zip(tensors, kept, strict=True):
-            tensor.view(torch.uint8)[index] = values
+        self.unpack(blocks, kept)
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
@@ -127,7 +125,7 @@ class HostPages:
 
     def copy(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         """Copies (block, slot) of `out`, then (slot, block) of `back`."""
-        tensors = [tensor for pages in self._cache.pages for tensor in pages.tensors]
+        tensors = self._cache.tensors
         num_slots, block_bytes = 1 + max((slot for _, slot in out), default=-1), self._cache.block_bytes
         if num_slots > self._num_slots:  # contents are kept; new slots are written, so no copy pays for the first touch
             before, size = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)

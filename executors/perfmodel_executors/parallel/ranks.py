@@ -202,9 +202,8 @@ class Ranks:
         return self._local.runners[number][1].messages
 
     def ask(self, calls: Mapping[int, RankCall]) -> dict[int, RankReply]:
-        """What each rank says to its call, in order: others are asked first, as they meet this one in messages. Where
-        calls are not timed, only this one and `build` answer. Raises RankDiedError where a rank has ended, and
-        PerfmodelError as the call does, on whichever rank."""
+        """What each rank says to its call, in order; others are asked first, as they meet this one in messages.
+        Untimed, only it and `build` answer. Raises RankDiedError for an ended rank, PerfmodelError as the call does."""
         content, last = b"", None
         replies: dict[int, RankReply] = {}
         try:

@@ -1,6 +1,5 @@
-"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations. Tiles of x
-times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or through
-the copy engine of sm_90 and newer (tensor descriptors)."""
+"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations. Tiles are
+walked in groups that share W in the L2; operands come by `cp.async`, or sm_90's copy engine (tensor descriptors)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -1,6 +1,5 @@
 """Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks. Keys and values are written
-to the pages before they are attended to, but in a rolling cache, where a chunk may overwrite what its own first queries
-see. A step that keeps none attends to its own tokens where they are."""
+first, but in a rolling cache, whose chunks may overwrite what their first queries see; or stay where they are made."""
 
 import math
 
