@@ -19,8 +19,7 @@ class DrawnExits:
     """Draws from `seed`: a token's is a hash of request and position, whoever runs beside it."""
 
     def __init__(self, exits: ExitSpec, seed: int) -> None:
-        self._reach = exits.reach
-        self._seed = seed
+        self._reach, self._seed = exits.reach, seed
         self._draws: dict[int, list[float]] = {}
         self.num_tokens = self.num_layers = 0
 

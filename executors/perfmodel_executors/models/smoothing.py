@@ -71,11 +71,10 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
-    def linear(self, x_TC: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: Tensor, *rest: Any) -> Any:
         largest_C, key = x_TC.abs().amax(dim=0).float(), id(weight)
         self.largest[key] = torch.maximum(self.largest.get(key, largest_C), largest_C)
-        product: Tensor = self._kernels.linear(x_TC, weight, *rest)
-        return product
+        return self._kernels.linear(x_TC, weight, *rest)
 
 
 def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
@@ -86,9 +85,7 @@ def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
     with torch.inference_mode():
         decoder.forward(build_batch([TokenSegment(list(tokens), 0, blocks)], _BLOCK, decoder.device), cache)
     weights: DecoderWeights = decoder.weights
-    known: dict[int, LayerWeights] = {}  # layers that are used in turn stay one
-    for layer in weights.layers:
-        known.setdefault(id(layer), _layer(layer, watched.largest))
+    known = {id(layer): _layer(layer, watched.largest) for layer in weights.layers}  # those used in turn stay one
     return replace(weights, layers=[known[id(layer)] for layer in weights.layers])
 
 

@@ -118,9 +118,7 @@ def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | Gg
     assert isinstance(table_VC, Tensor), "in blocks on several ranks"
     rows = -(-table_VC.shape[0] // group.size)
     part = table_VC[group.rank * rows : (group.rank + 1) * rows]
-    if part.shape[0] == rows:
-        return part.clone()
-    return torch.cat((part, table_VC.new_zeros(rows - part.shape[0], table_VC.shape[1])))
+    return torch.nn.functional.pad(part, (0, 0, 0, rows - len(part)))  # a copy, whether it pads or not
 
 
 def held_weights(
