@@ -37,7 +37,7 @@ class Begun(NamedTuple):
 
 
 class StepTimer:
-    """What steps take, in ticks. drift: at the speed when it was set; warms_up: a new shape is run once untimed."""
+    """What steps take, in ticks. drift: restated at its own speed; warms_up: a new shape is run once untimed."""
 
     def __init__(self, clock_ns: Callable[[], int], drift: DriftMeter | None = None, warms_up: bool = True) -> None:
         self.warms_up, self.drift, self._clock_ns = warms_up, drift, clock_ns
@@ -60,7 +60,7 @@ class StepTimer:
 
 
 class ExecutedBackend:
-    """Executes plans with `runner`, made with `SchedulerConfig.record_positions`. clock_ns, drift, warms_up: as of
+    """Executes plans with `runner`; they need `SchedulerConfig.record_positions`. clock_ns, drift, warms_up: as of
     `StepTimer`; tokens: of all requests, shared by engines that pass them on; stage_ticks: of the last plan."""
 
     def __init__(

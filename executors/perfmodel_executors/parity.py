@@ -187,7 +187,7 @@ def executed(
 
 
 def largest_difference(decoder: Decoder, model: Any, steps: Sequence[Step] = STEPS, seed: int = 0) -> float:
-    """Of all logits of `steps` through the paged cache and of `model` in one pass; inf for other likeliest tokens."""
+    """Between all logits of `steps` through the paged cache and those of `model` in one pass; inf for other tokens."""
     count = max(map(len, steps))
     length = max(new + done for step in steps for new, done in step)
     generator = torch.Generator().manual_seed(seed)

@@ -162,7 +162,7 @@ def validate_executor(
     min_rounds: int = MIN_ROUNDS,
 ) -> ValidationReport:
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares. Workload i
-    is drawn with seed + i, no step of it calibrates; executed durations are restated at the calibration's speed."""
+    is drawn with seed + i, and no step of it calibrates; executed durations are restated at the calibration's speed."""
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
         machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
@@ -243,7 +243,7 @@ def num_engines(scenario: Scenario) -> int:
 
 
 def num_ranks(scenario: Scenario) -> int:
-    """Processes that execute a scenario: its only engine's ranks, or its engines. Raises PerfmodelError for others."""
+    """Processes that execute a scenario: its engine's ranks, or engines. Raises PerfmodelError if simulated only."""
     count = num_engines(scenario)
     if scenario.cluster.is_dynamic:
         raise PerfmodelError(

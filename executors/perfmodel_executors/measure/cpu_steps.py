@@ -20,7 +20,7 @@ _DEFAULT_LENGTH = 512
 
 class StepRange(NamedTuple):
     """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach. max_queries: of a
-    decode that verifies drafts; max_tokens: of whole sequences, None: a KV cache; exits: layers that decodes leave."""
+    decode that verifies drafts; max_tokens: of whole sequences, None: a KV cache; exits: behind which decodes leave."""
 
     max_batch: int = 16
     max_context: int = 1024

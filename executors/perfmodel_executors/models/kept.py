@@ -11,7 +11,7 @@ from perfmodel_executors.kernels.kv_pages import KVPages, Packing
 
 
 class HeldTokens(NamedTuple):
-    """What eviction holds in R places of K heads: k, v [rows, K, R, H]; scores, places + 1 (0: empty) [rows, K, R]."""
+    """Held, in R places of K heads: k, v [rows, K, R, H]; scores, and positions + 1 (0: empty) [rows, K, R]."""
 
     k: Tensor
     v: Tensor

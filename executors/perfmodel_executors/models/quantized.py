@@ -25,7 +25,7 @@ Quantize = Callable[[Tensor], MatrixWeight]
 
 
 class _Format(NamedTuple):
-    """What distinguishes formats: codes stored, multiplied (None: the model's dtype); groups, of outputs, too."""
+    """What distinguishes formats: codes stored, multiplied (None: the model's dtype), scales by group, by block."""
 
     weights: str
     activations: str | None

@@ -84,7 +84,7 @@ def random_weights(
     group: TensorGroup = ALONE,
     routing: ExpertRouting = TRAINED,
 ) -> DecoderWeights:
-    """Of the whole model, or this rank's part; equal for equal (model, dtype, seed, kind of device, routing)."""
+    """Weights of the model, or this rank's part; equal for equal (model, dtype, seed, kind of device, routing)."""
     draw = RandomTensors(dtype, seed, device)
     embedding = head = draw.matrix(model.vocab_size, model.hidden_size)
     if not model.tie_word_embeddings:

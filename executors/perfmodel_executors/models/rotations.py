@@ -33,7 +33,7 @@ def _llama3(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num
 
 
 def _yarn(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num_positions: int) -> Tensor:
-    """As trained above `beta_fast` rotations in that context, over the factor below `beta_slow` (Peng 2023, 3.2)."""
+    """As trained above `beta_fast` rotations, divided by the factor below `beta_slow` (Peng et al. 2023, 3.2)."""
     dim = 2 * len(inverse)
 
     def element(rotations: float) -> float:

@@ -70,7 +70,7 @@ class DeltaWeights:
 
 @dataclass(slots=True)
 class LinearAttentionWeights:
-    """As of attention; projection: [K, m, H] random features (Performer), or [K, r, r] of positions (Linformer)."""
+    """As of attention; projection: [K, m, H] random features (Performer), [K, r, r] of positions mod r (Linformer)."""
 
     qkv: Tensor
     out: Tensor

@@ -159,7 +159,7 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
 def _matrices(
     reader: Reader, index: int, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
 ) -> Tensor | ExpertWeight:
-    """[E, N, K] in the file's format (plain ones [E, K, N]), MXFP4 unless another is served; ordered: by our rows"""
+    """[E, N, K] in the file's format (plain: [E, K, N]), MXFP4 unless another is served; ordered: puts rows in order"""
     experts, rows, columns = shape
     if not reader.has("experts", index, f"{name}_blocks"):
         plain = reader.tensor("experts", experts, columns, rows, layer=index, kind=name)
