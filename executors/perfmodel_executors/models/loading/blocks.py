@@ -138,8 +138,8 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
         down = _matrices(reader, index, "down_proj", (experts, hidden, width), lambda rows: rows)
     else:
         names = ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
-        each = ([matrix(name, width, hidden, expert=i) for name in names] for i in range(experts))
-        up = stack_experts(list(map(join_rows, each)))
+        stacks = ([matrix(name, width, hidden, expert=i) for name in names] for i in range(experts))
+        up = stack_experts(list(map(join_rows, stacks)))
         down = stack_experts([matrix("expert_down", hidden, width, expert=i) for i in range(experts)])
     # Files of DeepSeek-V3's kind have a bias whatever the config says.
     has_bias = ffn.router_bias or reader.has("router", index, parts["router_bias"].kind)

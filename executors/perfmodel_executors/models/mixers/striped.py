@@ -51,8 +51,8 @@ def _chunks(step: MixerStep, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, pages:
     group, chunks, width = step.group, step.batch.chunks, k_TKH.shape[2]
     computed: list[int] = chunks.computed_G.tolist()
     rows = [-(-count // group.num_stripes) for count in computed]
-    each = zip(chunks.tables_GM, rows, strict=True)
-    before = [torch.cat(pages.first(count, table, k_TKH.dtype), dim=2) for table, count in each]
+    cached_rows = zip(chunks.tables_GM, rows, strict=True)
+    before = [torch.cat(pages.first(count, table, k_TKH.dtype), dim=2) for table, count in cached_rows]
     cached = [torch.stack(group.gather_stripes(torch.cat(before)), dim=1)] if any(rows) else []
     parts, begin = [], 0
     for count, num_rows, (start, end) in zip(computed, rows, pairwise(chunks.starts_G.tolist()), strict=True):
