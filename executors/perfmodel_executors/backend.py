@@ -4,9 +4,8 @@ the BLAS compiles kernels for each new matrix shape (0.2 to 10 ms measured, as m
 engine does when it starts. Running a step twice writes the same keys and values to the same slots."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from perfmodel.cost import StageTicks
 from perfmodel.engine import Outcome, Request, RequestStatus, StepPlan
@@ -24,8 +23,7 @@ from perfmodel_executors.tokens import TokenStore
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(NamedTuple):
     """A plan on its way: its tokens, (request, position) of each to be sampled, ticks that copies of blocks took."""
 
     plan: StepPlan
@@ -39,8 +37,7 @@ class Begun:
 
 
 class StepTimer:
-    """What steps take, in ticks. drift: at the speed that the machine had when the meter was set; warms_up: a new shape
-    is run once untimed."""
+    """What steps take, in ticks. drift: restated at its own speed; warms_up: a new shape is run once untimed."""
 
     def __init__(self, clock_ns: Callable[[], int], drift: DriftMeter | None = None, warms_up: bool = True) -> None:
         self.warms_up, self.drift, self._clock_ns = warms_up, drift, clock_ns
@@ -49,8 +46,7 @@ class StepTimer:
     def timed(
         self, run: Callable[..., Result], shape: Hashable | None = None, finalize: Callable[[Result], int] | None = None
     ) -> tuple[int, Result]:
-        """What `run` takes and returns. finalize: done once with the result, timed, too; returns nanoseconds that the
-        clock does not see."""
+        """What `run` takes and returns. finalize: timed, too; returns nanoseconds that the clock does not see."""
         if self.warms_up and shape is not None and shape not in self._seen:
             self._seen.add(shape)
             run(is_warm_up=True)
@@ -64,9 +60,8 @@ class StepTimer:
 
 
 class ExecutedBackend:
-    """Executes plans with `runner`; needs plans made with `SchedulerConfig.record_positions`. clock_ns, drift,
-    warms_up: as of `StepTimer`; tokens: what all requests say, which engines that pass requests on share; stage_ticks:
-    of the last plan, on each of several stages."""
+    """Executes plans with `runner`; they need `SchedulerConfig.record_positions`. clock_ns, drift, warms_up: as of
+    `StepTimer`; tokens: of all requests, shared by engines that pass them on; stage_ticks: of the last plan."""
 
     def __init__(
         self,

@@ -58,8 +58,7 @@ def serve(
     on_finished: Callable[[Request], None],
     on_step: Callable[[StepRecord], None] = lambda _: None,
 ) -> int:
-    """Serves `requests`, which come in order of arrival, with one engine; returns the tick at which the last step
-    ended."""
+    """Serves `requests`, in order of arrival, with one engine; returns the tick at which the last step ended."""
     env, ends = TickEnvironment(), [0]
 
     def step(_: EngineRank, record: StepRecord) -> None:

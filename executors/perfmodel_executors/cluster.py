@@ -1,6 +1,5 @@
 """`ExecutedCluster`: executes the steps and KV transfers of a scenario's engines on the simulated calendar. One engine
-takes the ranks that it asks for; of several each is a process of its own, and they step at the same time on the
-calendar, one after another on this machine."""
+takes the ranks that it asks for; several are processes that step together on the calendar, in turns on this machine."""
 
 import time
 from collections import defaultdict
@@ -47,9 +46,8 @@ class TimeIsUpError(Exception):
 
 
 class RunMonitor:
-    """Watches a run. on_answer: called with each answered request; progress: with each step's (tokens computed,
-    num_tokens in all); max_seconds: of the wall's time, after which no step begins; is_cut: whether that ended the run;
-    cut_short: why it ended early otherwise"""
+    """Watches a run. on_answer: called with each answered request; progress: with each step's (tokens computed, in
+    all); max_seconds: of wall time, after which no step begins; is_cut: that ended the run; cut_short: what else did"""
 
     def __init__(
         self,
@@ -84,30 +82,23 @@ class _Monitored:
     def __init__(self, backend: Any, monitor: RunMonitor) -> None:
         self._backend, self._monitor = backend, monitor
 
-    def execute(self, plan: StepPlan) -> Outcome:
+    def execute(self, plan: StepPlan) -> Any:
         self._monitor.before_step()
-        outcome: Outcome = self._backend.execute(plan)
-        return outcome
+        return self._backend.execute(plan)
 
-    def execute_together(self, plans: Mapping[int, StepPlan]) -> Sequence[Outcome]:
+    def execute_together(self, plans: Mapping[int, StepPlan]) -> Any:
         self._monitor.before_step()
-        outcomes: Sequence[Outcome] = self._backend.execute_together(plans)
-        return outcomes
+        return self._backend.execute_together(plans)
 
 
 class ExecutedTransfers(KvTransfers):
-    """KV goes from one engine's cache to another's, by way of the ranks' messages, and takes what the wall says: from
-    the call to the last block in its place. forget: called with an engine and the request that has left it"""
+    """KV goes between engines' caches by the ranks' messages, and takes wall time: from the call to the last block."""
 
     def __init__(
-        self,
-        env: TickEnvironment,
-        ranks: Ranks,
-        runners: dict[int, EngineRunner],
-        forget: Callable[[int, Request], None],
+        self, env: TickEnvironment, ranks: Ranks, runners: dict[int, EngineRunner], backends: list[ExecutedBackend]
     ) -> None:
         super().__init__(env)
-        self._ranks, self._runners, self._forget = ranks, runners, forget
+        self._ranks, self._runners, self._backends = ranks, runners, backends
 
     def take(self, cost: TransferCost, left_bytes: float, ends: tuple[int, int], of: Copies | None) -> int:
         assert of is not None
@@ -121,7 +112,7 @@ class ExecutedTransfers(KvTransfers):
             target.rank: RankCall(target.number, "receive_blocks", (received, source.rank)),
         }
         ended: int = self._ranks.ask(calls)[target.rank].result
-        self._forget(ends[0], there)
+        self._backends[ends[0]].forget(there)
         return max(1, (ended - began) * PS_PER_NS)
 
 
@@ -152,7 +143,7 @@ class ExecutedCluster:
         self.env = TickEnvironment() if self._wall is None else self._wall.env
         self.backends: list[ExecutedBackend] = []
         self._runners: dict[int, EngineRunner] = {}
-        self.transfers: KvTransfers = ExecutedTransfers(self.env, ranks, self._runners, self._forget)
+        self.transfers: KvTransfers = ExecutedTransfers(self.env, ranks, self._runners, self.backends)
         self._ranks, self._runner_of, self._backend_of, self._setup_of = ranks, runner_of, backend_of, setup_of
         self._wrap, self._monitor = wrap, monitor
         # By engine, what ended with its last step: the plan that it made before may compute tokens of them.
@@ -178,17 +169,20 @@ class ExecutedCluster:
         self._release(engine)
         self._monitor.on_step(record)
 
-    def _forget(self, engine: int, request: Request) -> None:
-        self.backends[engine].forget(request)
-
     def _release(self, engine: int) -> None:
         for request in self._ended.pop(engine, ()):
             self.backends[engine].release(request)
 
     def locksteps(self, pool: Scenario, engines: range, num_ranks: int) -> Sequence[Lockstep]:
-        if num_ranks > 1:
-            return [self._together(pool)] * num_ranks
-        return [self._lockstep(pool, index) for index in engines]
+        if num_ranks == 1:
+            return [self._lockstep(pool, index) for index in engines]
+        runners = self._ranks.together(self._setup_of(pool))
+        self.backends += map(self._backend_of, runners)
+        together, timeout = RunnersTogether(runners, self._ranks), pool.engine.attention_dp_timeout_iters
+        self.clock, balance = together.clock, PromptBalance(timeout) if timeout else None
+        group = ExecutedGroup(self.backends, together, StepTimer(together.clock, self.backends[0].timer.drift))
+        monitored = _Monitored(self._wrap(group, pool), self._monitor)
+        return [Lockstep(self.env, self.backends[0], balance=balance, group=monitored)] * num_ranks
 
     def _lockstep(self, pool: Scenario, index: int) -> Lockstep:
         runner, num_stages = self._runner_of(pool, index), pool.engine.pipeline_parallel_size
@@ -202,14 +196,3 @@ class ExecutedCluster:
         if num_stages > 1:
             return Pipeline(self.env, _InStages(backend, executed, num_stages))
         return Lockstep(self.env, backend)
-
-    def _together(self, pool: Scenario) -> Lockstep:
-        runners = self._ranks.together(self._setup_of(pool))
-        self.backends += map(self._backend_of, runners)
-        together, timeout = RunnersTogether(runners, self._ranks), pool.engine.attention_dp_timeout_iters
-        self.clock = together.clock
-        group = ExecutedGroup(self.backends, together, StepTimer(together.clock, self.backends[0].timer.drift))
-        balance = PromptBalance(timeout) if timeout else None
-        return Lockstep(
-            self.env, self.backends[0], balance=balance, group=_Monitored(self._wrap(group, pool), self._monitor)
-        )

@@ -15,29 +15,23 @@ from perfmodel_executors.models.support import CPU
 
 
 def find_device(hardware: HardwareSpec, num_devices: int = 1, rank: int = 0) -> torch.device:
-    """The device of `rank` among `num_devices` of `hardware` in this machine. A GPU is the one asked for if the name it
-    gives itself is among the file's names and aliases. Raises PerfmodelError for hardware that is not here, is not here
-    so often, or that nothing is executed on."""
-    if hardware.kind == "cpu":
+    """The device of `rank` among `num_devices` of `hardware` here; a GPU is known by the file's names and aliases.
+    Raises PerfmodelError for hardware of which too little is here, or that nothing is executed on."""
+    name, kind = hardware.name, hardware.kind
+    if kind == "cpu":
         return CPU
-    if hardware.kind != "gpu":
-        raise PerfmodelError(
-            f"{hardware.name} is a {hardware.kind}, but the executor runs on CPUs and GPUs; use --set hardware=cpu."
-        )
+    if kind != "gpu":
+        raise PerfmodelError(f"{name} is a {kind}, but the executor runs on CPUs and GPUs; use --set hardware=cpu.")
     present = _present_gpus()
     if not present:
-        raise PerfmodelError(
-            f"the scenario is for {hardware.name}, but torch sees no GPU here; use --set hardware=cpu."
-        )
-    other = next((name for name in present if not hardware.is_called(name)), None)
+        raise PerfmodelError(f"the scenario is for {name}, but torch sees no GPU here; use --set hardware=cpu.")
+    other = next((gpu for gpu in present if not hardware.is_called(gpu)), None)
     if other is not None:
         try:
             file = load_hardware(other).name
         except SpecError:
             file = "cpu"
-        raise PerfmodelError(
-            f"the scenario is for {hardware.name}, but the GPU here is {other}; use --set hardware={file}."
-        )
+        raise PerfmodelError(f"the scenario is for {name}, but the GPU here is {other}; use --set hardware={file}.")
     if num_devices > len(present):
         raise PerfmodelError(
             f"the scenario asks for {num_devices} devices, but {len(present)} x {present[0]} are here; lower "

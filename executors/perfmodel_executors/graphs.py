@@ -223,11 +223,11 @@ class ChunkInputs:
         sizes, host = self._sizes, {name: column.numpy() for name, column in self._columns.items()}
         singles = [segment for segment in segments if len(segment.tokens) == 1]
         chunks = [segment for segment in segments if len(segment.tokens) > 1]
-        flat = flatten(singles, chunks, self._block_size)
-        for name, idle in (("tokens", 0), ("positions", 0), ("slots", self._scratch * self._block_size)):
-            host[name][:] = idle
-            host[name][: len(singles)] = getattr(flat, name)[: len(singles)]
-            host[name][sizes.decodes :][: len(flat.tokens) - len(singles)] = getattr(flat, name)[len(singles) :]
+        idle = {"tokens": 0, "positions": 0, "slots": self._scratch * self._block_size}
+        for name, values in zip(idle, flatten(singles, chunks, self._block_size), strict=False):
+            host[name][:] = idle[name]
+            host[name][: len(singles)] = values[: len(singles)]
+            host[name][sizes.decodes :][: len(values) - len(singles)] = values[len(singles) :]
         host["tables"][:] = self._scratch
         places = [*range(len(singles)), *range(sizes.decodes, sizes.decodes + len(chunks))]
         for row, segment in zip(places, (*singles, *chunks), strict=True):

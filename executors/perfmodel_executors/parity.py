@@ -59,7 +59,8 @@ _DELTA_NET = {
     # A head whose state says next to nothing is normalised all the same; this bounds what rounding becomes.
     "rms_norm_eps": 1e-3,
 }
-_LONGROPE = _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
+_LONGROPE: dict[str, Any] = {"sliding_window": None}
+_LONGROPE |= _rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5], long_factor=[2.0, 2.2, 3.0, 4.0, 5.0, 6.0])
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 _YARN = {"factor": 8.0, "original_max_position_embeddings": 32}
 _ROPES = {
@@ -68,6 +69,7 @@ _ROPES = {
 }
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
 _GREEDY = {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False}
+_SCALED, _YARN_SCALED = {"routed_scaling_factor": 2.5}, _rope("yarn", mscale=1.0, mscale_all_dim=1.0, **_YARN)
 _LIMITED = {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "norm_topk_prob": False}
 
 REFERENCES: dict[str, Reference] = {
@@ -82,12 +84,8 @@ REFERENCES: dict[str, Reference] = {
     "qwen2": Reference("Qwen2", "qwen2"),
     "qwen3": Reference("Qwen3", "qwen3", _HEAD),
     "phi3": Reference("Phi-3", "phi3", {"sliding_window": 13}),
-    "phi3-longrope-short": Reference(
-        "Phi-3", "phi3", _LONGROPE | {"original_max_position_embeddings": 128, "sliding_window": None}, 128
-    ),
-    "phi3-longrope-long": Reference(
-        "Phi-3", "phi3", _LONGROPE | {"original_max_position_embeddings": 16, "sliding_window": None}
-    ),
+    "phi3-longrope-short": Reference("Phi-3", "phi3", _LONGROPE | {"original_max_position_embeddings": 128}, 128),
+    "phi3-longrope-long": Reference("Phi-3", "phi3", _LONGROPE | {"original_max_position_embeddings": 16}),
     "smollm3": Reference("SmolLM3", "smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "granite": Reference("Granite", "granite", _GRANITE),
     "olmo2": Reference("OLMo 2", "olmo2"),
@@ -115,12 +113,8 @@ REFERENCES: dict[str, Reference] = {
     ),
     "deepseek-v2": Reference("DeepSeek-V2", "deepseek_v2", _LATENT | _LIMITED),
     "deepseek-v2-lite": Reference("DeepSeek-V2", "deepseek_v2", _LATENT | _GREEDY),
-    "deepseek-v3": Reference("DeepSeek-V3", "deepseek_v3", _LATENT | {"routed_scaling_factor": 2.5}),
-    "deepseek-v3-yarn": Reference(
-        "DeepSeek-V3",
-        "deepseek_v3",
-        _LATENT | _rope("yarn", mscale=1.0, mscale_all_dim=1.0, **_YARN) | {"routed_scaling_factor": 2.5},
-    ),
+    "deepseek-v3": Reference("DeepSeek-V3", "deepseek_v3", _LATENT | _SCALED),
+    "deepseek-v3-yarn": Reference("DeepSeek-V3", "deepseek_v3", _LATENT | _SCALED | _YARN_SCALED),
     "mamba2": Reference("Mamba 2", "mamba2", _MAMBA | {"state_size": 16, "expand": 2, "num_heads": 8, "head_dim": 12}),
     "nemotron-h": Reference(
         "Nemotron-H",
@@ -193,8 +187,7 @@ def executed(
 
 
 def largest_difference(decoder: Decoder, model: Any, steps: Sequence[Step] = STEPS, seed: int = 0) -> float:
-    """Between all logits of `steps` through the paged cache and those of `model` on the CPU, which sees each sequence
-    in one pass; infinity where the likeliest tokens are others."""
+    """Between all logits of `steps` through the paged cache and those of `model` in one pass; inf for other tokens."""
     count = max(map(len, steps))
     length = max(new + done for step in steps for new, done in step)
     generator = torch.Generator().manual_seed(seed)

@@ -11,16 +11,9 @@ from perfmodel.cost import plan_memory, step_costs, usd_per_hour
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.engine import Request
 from perfmodel.errors import PerfmodelError, WorkloadError
-from perfmodel.evidence.executed.compare import (
-    ExecutorComparison,
-    ShadowedBackend,
-    StepPair,
-    predictor_of,
-    report_executor,
-)
+from perfmodel.evidence.executed import compare
 from perfmodel.evidence.report import ValidationReport
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
 from perfmodel.sim import Collector, DeviceTotals, RunResult, Workload, simulate, summarize
 from perfmodel.sim.clock import TICKS_PER_S
@@ -107,32 +100,27 @@ def execute_scenario(
         result = _run(scenario, executed, monitor, out)
         num_nan = sum(backend.runner.count_nan() for backend in executed.backends) if not result.cut_short else 0
     where = device_name(device) if count == 1 else f"{count} ranks of {device_name(device)}"
-    how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {_weights_note(scenario.model)}"
-    if out is not None:
-        _write_choices(executed, out)
+    origin, weights = scenario.model.weights_origin, "random weights"
+    if origin is not None:
+        weights = f"{'changed from ' if scenario.model.changed_from else ''}the weights of {Path(origin).name}"
+    how = f"Executed on {where} with {setup_of(scenario).backend} kernels and {weights}"
+    if out is not None and executed.backends[0].acceptance is not None:
+        executed.backends[0].acceptance.write(out / "acceptance.json")
+    if out is not None and choices():
+        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8", newline="\n")
     meaning = "wall time" if live else executed.clock.meaning
     notes = (f"{how}; durations are {meaning}.", *_notes(scenario, executed, monitor, num_nan))
     return replace(result, notes=(*result.notes, *notes))
 
 
-def _write_choices(executed: ExecutedCluster, out: Path) -> None:
-    acceptance = executed.backends[0].acceptance
-    if acceptance is not None:
-        acceptance.write(out / "acceptance.json")
-    if choices():
-        (out / "tiles.json").write_text(json.dumps(choices(), indent=1) + "\n", encoding="utf-8", newline="\n")
-
-
-def _weights_note(model: ModelSpec) -> str:
-    if model.weights_origin is None:
-        return "random weights"
-    return f"{'changed from ' if model.changed_from else ''}the weights of {Path(model.weights_origin).name}"
-
-
 def _notes(scenario: Scenario, executed: ExecutedCluster, monitor: RunMonitor, num_nan: int) -> Iterator[str]:
     settings = settings_of(scenario.sampling, scenario.model)
     if num_engines(scenario) > 1:
-        yield _note_on_engines(scenario)
+        engine = scenario.pools[0].engine
+        note = f"{num_engines(scenario)} engines, each a process; on the clock they step at the same time."
+        if engine.data_parallel_size > 1 and engine.enable_expert_parallel:
+            note += " Tokens are sent to the ranks of their experts and back (all-to-all), whatever all2all_backend is."
+        yield note + " KV blocks go from process to process, in the wall's time." * scenario.cluster.is_disaggregated
     if monitor.is_cut:
         limit = f"{monitor.max_seconds:g} s (--max-seconds)"
         yield f"Stopped after {limit}: what was not answered by then is not counted."
@@ -150,27 +138,13 @@ def _notes(scenario: Scenario, executed: ExecutedCluster, monitor: RunMonitor, n
         yield from (own.in_words() for own in (backend.exits, backend.acceptance) if own is not None)
 
 
-def _note_on_engines(scenario: Scenario) -> str:
-    sentence = f"{num_engines(scenario)} engines, each a process; on the clock they step at the same time."
-    engine = scenario.pools[0].engine
-    if engine.data_parallel_size > 1 and engine.enable_expert_parallel:
-        sentence += " Tokens are sent to the ranks of their experts and back (all-to-all), whatever all2all_backend is."
-    if scenario.cluster.is_disaggregated:
-        sentence += " KV blocks go from process to process, in the wall's time."
-    return sentence
-
-
 def _token_store(scenario: Scenario) -> TokenStore:
     text, around = text_of(scenario)
     return TokenStore(scenario.model.vocab_size, scenario.engine.kv_block_tokens, scenario.seed, text, around)
 
 
 def _backend(
-    scenario: Scenario,
-    runner: StepTaker,
-    speculator: Speculator | None,
-    tokens: TokenStore,
-    drift: DriftMeter | None,
+    scenario: Scenario, runner: StepTaker, speculator: Speculator | None, tokens: TokenStore, drift: DriftMeter | None
 ) -> ExecutedBackend:
     draws = None if settings_of(scenario.sampling, scenario.model) is None else Draws(_draw_seed(scenario))
     return ExecutedBackend(runner, scenario.seed, drift=drift, speculator=speculator, tokens=tokens, draws=draws)
@@ -188,8 +162,7 @@ def validate_executor(
     min_rounds: int = MIN_ROUNDS,
 ) -> ValidationReport:
     """Calibrates on a grid of steps, then simulates and executes the scenario `repeats` times and compares. Workload i
-    is drawn with seed + i; none of its steps was used to calibrate. Executed durations are restated at the speed that
-    the machine had while calibrating."""
+    is drawn with seed + i, and no step of it calibrates; executed durations are restated at the calibration's speed."""
     scenario = as_executed_on_cpu(scenario)
     with open_ranks(num_ranks(scenario), CPU) as ranks:
         machine = calibrate_machine(scenario, budget_s, min_rounds, progress, ranks)
@@ -198,21 +171,21 @@ def validate_executor(
             workload = scenario.model_copy(update={"seed": scenario.seed + number})
             executed, steps = serve_calibrated(workload, machine.times, machine.calibration, progress)
             simulated = simulate(executed.scenario, calibration=machine.calibration, keep_steps=True)
-            comparisons.append(ExecutorComparison(simulated, executed, steps))
+            comparisons.append(compare.ExecutorComparison(simulated, executed, steps))
     clock = machine.times.runner.new_clock().meaning
     notes = (
         f"Calibrated here and now: {machine.calibration.source}.",
         f"Executed durations are {clock}, restated at the speed of the machine while calibrating.",
     )
-    return report_executor(comparisons, machine.calibration.step_residuals, notes)
+    return compare.report_executor(comparisons, machine.calibration.step_residuals, notes)
 
 
 def serve_calibrated(
     scenario: Scenario, times: StepTimes, calibration: Calibration, progress: Progress | None = None
-) -> tuple[RunResult, list[StepPair]]:
+) -> tuple[RunResult, list[compare.StepPair]]:
     """Executes the workload with what was timed, at the speed the machine had then; each step beside its prediction."""
-    scenario, pairs = times.with_link(scenario), list[StepPair]()
-    predictor = predictor_of(scenario, step_costs(scenario, calibration))
+    scenario, pairs = times.with_link(scenario), list[compare.StepPair]()
+    predictor = compare.predictor_of(scenario, step_costs(scenario, calibration))
     backend = _backend(scenario, times.runner, times.speculator, _token_store(scenario), times.drift_meter())
     monitor = RunMonitor(progress=progress, num_tokens=_num_tokens(scenario) if progress is not None else 0)
     executed = ExecutedCluster(
@@ -220,7 +193,7 @@ def serve_calibrated(
         runner_of=lambda *_: times.runner,
         backend_of=lambda _: backend,
         setup_of=lambda _: times.setup,
-        wrap=lambda own, _: ShadowedBackend(own, predictor, pairs),
+        wrap=lambda own, _: compare.ShadowedBackend(own, predictor, pairs),
         monitor=monitor,
     )
     return _run(scenario, executed, monitor, calibration=calibration), pairs
@@ -270,8 +243,7 @@ def num_engines(scenario: Scenario) -> int:
 
 
 def num_ranks(scenario: Scenario) -> int:
-    """Processes that execute a scenario: the ranks of its only engine, or its engines. Raises PerfmodelError for what
-    is simulated only."""
+    """Processes that execute a scenario: its engine's ranks, or engines. Raises PerfmodelError if simulated only."""
     count = num_engines(scenario)
     if scenario.cluster.is_dynamic:
         raise PerfmodelError(
@@ -321,8 +293,7 @@ def _run(
     out: Path | None = None,
     calibration: Calibration | None = None,
 ) -> RunResult:
-    """Serve the scenario's workload with `executed`. The result's scenario has the acceptance that was measured, for
-    whoever simulates it."""
+    """Serve the scenario's workload with `executed`. The result's scenario has the acceptance that was measured."""
     basis_of, entrance = remembered_basis(calibration, None), entrance_of(scenario)
     turns = scenario.traffic.has_conversations
     with Collector(out, has_token_times=scenario.needs_token_times, has_turns=turns) as collector:

@@ -1,6 +1,5 @@
-"""How an executed run draws its tokens: settings of a scenario, and a random number for each token. A token's number is
-a hash of seed, request and position, whoever runs beside it: batches, chunks, preemptions and drafts change no token,
-and another run with the seed gives the same text."""
+"""How an executed run draws its tokens: by a scenario's settings, and a number for each token, a hash of seed, request
+and position: batches, chunks, preemptions and drafts change no token, and equal seeds give equal texts."""
 
 from typing import NamedTuple
 
@@ -94,5 +93,4 @@ class TokenChooser:
     def candidates(self, logits_RV: Tensor, count: int) -> list[list[int]]:
         if count == 1:
             return [[token] for token in self.choose(logits_RV, None).tolist()]
-        ranked: list[list[int]] = logits_RV.topk(count, dim=-1).indices.tolist()
-        return ranked
+        return list(logits_RV.topk(count, dim=-1).indices.tolist())

@@ -1,6 +1,5 @@
 """Token ids of requests: the engine knows counts and block hashes only, the executor needs values. A prompt's ids
-follow from its block hashes, so that a cached block holds what the request that finds it would have computed; without a
-hash, from the request's id."""
+follow from its block hashes, so that a cached block holds what its finder would compute; else from the request's id."""
 
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
@@ -81,5 +80,4 @@ class TokenStore:
         if self._text:
             first = start % max(1, len(self._text) - count)
             return [self._text[(first + i) % len(self._text)] for i in range(count)]
-        ids: list[int] = (hashes(start, count) % np.uint64(self._vocab_size)).tolist()
-        return ids
+        return list((hashes(start, count) % np.uint64(self._vocab_size)).tolist())

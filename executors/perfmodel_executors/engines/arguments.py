@@ -36,22 +36,17 @@ def refuse_unserved(scenario: Scenario) -> None:
     name = engine.described.description.name
     if name != ENGINE:
         raise _unserved(f"got engine {name}, which --on vllm does not run; set it to vllm", "engine.profile")
-    if (
-        scenario.cluster.is_dynamic
-        or scenario.num_devices != engine.tensor_parallel_size * engine.pipeline_parallel_size
-    ):
+    num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    if scenario.cluster.is_dynamic or scenario.num_devices != num_ranks:
         raise _unserved("got several replicas or data-parallel ranks; expected one engine of one group", "cluster")
     if scenario.model_changes != ModelChanges() or scenario.prompt_compression is not None:
         raise _unserved("got a changed model or prompts, which vLLM does not make; leave it out", "model_changes")
     if scenario.traffic.prompts is not None:
         raise _unserved("got prompts from a text; expected drawn ones; leave it out", "traffic.prompts")
     plain = EngineSpec()
-    known = {*_ALWAYS, *_WHERE_GIVEN, *_NOT_ARGUMENTS}
-    for field in sorted(engine.model_fields_set - known):
-        if getattr(engine, field) != getattr(plain, field):
-            raise _unserved(
-                f"got {getattr(engine, field)!r}, for which vLLM has no argument; leave it out", f"engine.{field}"
-            )
+    for field in sorted(engine.model_fields_set - {*_ALWAYS, *_WHERE_GIVEN, *_NOT_ARGUMENTS}):
+        if (value := getattr(engine, field)) != getattr(plain, field):
+            raise _unserved(f"got {value!r}, for which vLLM has no argument; leave it out", f"engine.{field}")
     config = engine.speculative_config
     if config is not None and config.method != "ngram":
         raise _unserved(f"got {config.method}; expected ngram: it needs no second model", "engine.speculative_config")
@@ -64,9 +59,8 @@ def _unserved(sentence: str, field: str) -> UnsupportedError:
 def engine_arguments(scenario: Scenario, model: str, has_weights: bool) -> dict[str, Any]:
     """Arguments of EngineArgs for the model in the folder, or called, `model`; without weights they are drawn."""
     engine = scenario.engine
-    result: dict[str, Any] = {"model": model, "skip_tokenizer_init": True}
-    if not has_weights:
-        result["load_format"] = "dummy"
+    drawn = {} if has_weights else {"load_format": "dummy"}
+    result: dict[str, Any] = {"model": model, "skip_tokenizer_init": True, **drawn}
     result |= {name: getattr(engine, name) for name in _ALWAYS}
     result["async_scheduling"] = engine.plans_ahead
     result |= {name: getattr(engine, name) for name in _WHERE_GIVEN if name in engine.model_fields_set}

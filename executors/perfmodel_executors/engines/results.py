@@ -15,6 +15,7 @@ from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.clocks import PS_PER_NS
+from perfmodel_executors.speculation.measured import with_acceptance
 
 Progress = Callable[[int, int | None], None]
 
@@ -31,9 +32,8 @@ _SETTINGS = (
 def collected(
     scenario: Scenario, lines: Iterator[list[Any]], facts: dict[str, Any], progress: Progress | None, out: Path | None
 ) -> RunResult:
-    """The records of one load, as `lines` bring them, up to the one that says that it is done. facts: of the engine;
-    progress, out: as of `execute_on`. Raises WorkloadError where there was no request, and what `lines` raise; records
-    written so far stay."""
+    """The records of one load, as `lines` bring them, up to its end. facts: of the engine; progress, out: as of
+    `execute_on`. Raises WorkloadError without requests, and what `lines` raise; records written so far stay."""
     turns, expected = scenario.traffic.has_conversations, Workload(scenario).num_requests
     totals: dict[str, Any] = {}
     conversations = Workload(scenario).conversations() if turns else ()
@@ -65,14 +65,10 @@ def collected(
     if num_offered:
         counts = MeasuredAcceptance(method="ngram", examined=examined, accepted=accepted, offered=num_offered)
         if out is not None:
-            (out / "acceptance.json").write_text(
-                counts.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n"
-            )
-        config = scenario.engine.speculative_config
-        assert config is not None
+            text = counts.model_dump_json(indent=2) + "\n"
+            (out / "acceptance.json").write_text(text, encoding="utf-8", newline="\n")
         acceptance = Acceptance(per_position=counts.rates, offered=num_offered / counts.examined[0])
-        drafting = {"speculative_config": config.model_copy(update={"acceptance": acceptance})}
-        scenario = scenario.model_copy(update={"engine": scenario.engine.model_copy(update=drafting)})
+        scenario = with_acceptance(scenario, acceptance)
     return summarized(scenario, collector, facts, totals)
 
 
@@ -93,10 +89,8 @@ def summarized(scenario: Scenario, collector: Collector, facts: dict[str, Any], 
     if version is not None:
         engine = scenario.engine.model_copy(update={"version": version.split("+")[0]})
         scenario = scenario.model_copy(update={"engine": engine})
-    summary = summarize(scenario, collector, device)
-    return RunResult(
-        scenario, "executed", summary, collector.requests(), collector.steps(), num_blocks, measured_on=facts
-    )
+    summary, records = summarize(scenario, collector, device), (collector.requests(), collector.steps())
+    return RunResult(scenario, "executed", summary, *records, num_blocks, measured_on=facts)
 
 
 def _request(fields: list[int]) -> Request:

@@ -24,7 +24,6 @@ from perfmodel_executors.engines import vllm_process
 from perfmodel_executors.engines.results import Progress, collected, described
 from perfmodel_executors.tokens import TokenStore
 
-_START_ARGUMENTS = ("-P", vllm_process.__file__)  # -P: the script's folder must not stand before vLLM's packages
 _END_S = 20.0
 _LOG_TAIL = 400  # characters of what vLLM printed last
 
@@ -155,7 +154,8 @@ def _engine(python: str, job: Path, environment: Mapping[str, str]) -> Iterator[
     with TemporaryFile(mode="w+b") as log:
         try:
             process = subprocess.Popen(
-                [python, *_START_ARGUMENTS, job, str(writing)],
+                # -P: the script's folder must not stand before vLLM's packages
+                [python, "-P", vllm_process.__file__, job, str(writing)],
                 env=environment,
                 pass_fds=(writing,),
                 stdin=subprocess.DEVNULL,

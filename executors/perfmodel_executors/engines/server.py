@@ -30,9 +30,8 @@ _LONGEST_LINE = 1 << 24  # of a stream: its first event has the prompt in it
 def execute_on_server(
     url: str, scenario: Scenario, progress: Progress | None = None, out: Path | None = None
 ) -> RunResult:
-    """The scenario's traffic, sent to the server at `url`; its model's vocabulary must hold the scenario's tokens.
-    progress, out: as of `execute_on`. Raises SpecError for another address than http://HOST:PORT, PerfmodelError where
-    nothing answers there, or a request is refused."""
+    """The scenario's traffic, sent to the server at `url`, whose vocabulary holds its tokens; progress, out: as of
+    `execute_on`. Raises SpecError for other than http://HOST:PORT, PerfmodelError for no answer or a refusal."""
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None or parts.path.strip("/"):
         raise SpecError(f"--on vllm:{url}: expected vllm:http://HOST:PORT, without a path and without TLS.")

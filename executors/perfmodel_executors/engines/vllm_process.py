@@ -34,7 +34,7 @@ class _Sender:
     def __init__(self, fd: int) -> None:
         self._file = os.fdopen(fd, "w", encoding="utf-8", newline="\n")
         self._lines: list[str] = []
-        self._written_at = 0
+        self.written_at = 0
 
     def send(self, *line: Any) -> None:
         self._lines.append(json.dumps(line, separators=(",", ":")))
@@ -44,11 +44,7 @@ class _Sender:
             self._file.write("\n".join(self._lines) + "\n")
             self._file.flush()
             self._lines.clear()
-        self._written_at = time.monotonic_ns()
-
-    def flush_if_old(self) -> None:
-        if time.monotonic_ns() - self._written_at > _FLUSH_NS:
-            self.flush()
+        self.written_at = time.monotonic_ns()
 
 
 class _Arrivals:
@@ -155,9 +151,8 @@ class _StepLog:
 
     def _judge(self, num_drafted: int, num_right: int) -> int:
         """Count the tokens that were drafted for a sequence; a drafter that had none to offer counts as wrong."""
-        while len(self.examined) < num_drafted:
-            self.examined.append(0)
-            self.accepted.append(0)
+        for counts in (self.examined, self.accepted):
+            counts += [0] * (num_drafted - len(counts))
         self.num_offered += num_drafted > 0
         for depth in range(max(1, min(num_drafted, num_right + 1))):
             self.examined[depth] += 1
@@ -194,7 +189,8 @@ class _LoadRun:
             self._add_due()
             if self._under_way:
                 self._step()
-                self._sender.flush_if_old()
+                if time.monotonic_ns() - self._sender.written_at > _FLUSH_NS:
+                    self._sender.flush()
                 continue
             self._sender.flush()
             due = self._load.next_ns
@@ -329,21 +325,17 @@ def _sampling(load: dict[str, Any]) -> Any:
     return lambda num_tokens: module.SamplingParams(max_tokens=num_tokens, **how, **load["sampling"])
 
 
-def _warm_up(engine: Any, params: Any, num_tokens: int) -> None:
-    """A prompt and a few tokens before the clock starts: what is compiled or allocated at first use."""
-    for number in range(2):
-        engine.add_request(f"warm-up {number}", {"prompt_token_ids": [1 + number] * num_tokens}, params(4))
-    while engine.has_unfinished_requests():
-        engine.step()
-
-
 def main(job_file: str, fd: int) -> int:
     """Run the loads of the job; 0 where they came to their end, or an error was told."""
     sender = _Sender(fd)
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     try:
         vllm, engine = _engine(job)
-        _warm_up(engine, _sampling(job["loads"][0]), job["warm_up_tokens"])
+        for number in range(2):  # before the clock starts: what is compiled or allocated at first use
+            prompt = {"prompt_token_ids": [1 + number] * job["warm_up_tokens"]}
+            engine.add_request(f"warm-up {number}", prompt, _sampling(job["loads"][0])(4))
+        while engine.has_unfinished_requests():
+            engine.step()
         sender.send("ready", _facts(vllm, engine))
         for load in job["loads"]:
             sender.flush()

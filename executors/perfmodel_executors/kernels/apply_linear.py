@@ -1,6 +1,6 @@
 """A linear layer whatever its weight is stored as: the operator that multiplies by it, from one table."""
 
-from types import MappingProxyType
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,21 +10,19 @@ from perfmodel_executors.kernels.dispatch import Kernels
 from perfmodel_executors.kernels.weight_formats import Int8Weight, LowRankWeight, RowsWeight, Weight
 
 # (type of the weight, whether activations are quantised for it) -> operator
-OPERATORS = MappingProxyType(
-    {
-        (formats.Int8Weight, False): "linear_w8a16",
-        (formats.Fp8Weight, False): "linear_w8a16",
-        (formats.Fp4Weight, False): "linear_w4a16",
-        (formats.Int4Weight, False): "linear_w4a16",
-        (formats.Int4Int8Weight, True): "linear_w4a8",
-        (formats.Int8Weight, True): "linear_w8a8",
-        (formats.Fp8Weight, True): "linear_fp8",
-        (formats.SignsWeight, True): "linear_signs",
-        (formats.GgufWeight, False): "linear_gguf",
-        (formats.BlockFp8Weight, True): "linear_fp8_block",
-        (formats.Sparse24Weight, False): "linear_sparse24",
-    }
-)
+OPERATORS: Mapping[tuple[type, bool], str] = {
+    (formats.Int8Weight, False): "linear_w8a16",
+    (formats.Fp8Weight, False): "linear_w8a16",
+    (formats.Fp4Weight, False): "linear_w4a16",
+    (formats.Int4Weight, False): "linear_w4a16",
+    (formats.Int4Int8Weight, True): "linear_w4a8",
+    (formats.Int8Weight, True): "linear_w8a8",
+    (formats.Fp8Weight, True): "linear_fp8",
+    (formats.SignsWeight, True): "linear_signs",
+    (formats.GgufWeight, False): "linear_gguf",
+    (formats.BlockFp8Weight, True): "linear_fp8_block",
+    (formats.Sparse24Weight, False): "linear_sparse24",
+}
 
 
 def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor | None = None) -> Tensor:
@@ -37,7 +35,14 @@ def apply_linear(kernels: Kernels, x_TC: Tensor, weight: Weight, bias_D: Tensor 
         product_TD = torch.cat([apply_linear(kernels, x_TC, part) for part in weight.parts], dim=-1)
         return product_TD if bias_D is None else product_TD + bias_D
     if isinstance(weight, Int8Weight) and weight.outlier_threshold is not None:
-        return _with_outliers_apart(kernels, x_TC, weight, weight.outlier_threshold, bias_D)
+        # Columns with a magnitude above the threshold in x's dtype, the others in INT8 (Dettmers et al. 2022).
+        is_outlier_C = (x_TC.abs() > weight.outlier_threshold).any(dim=0)
+        product_TD = kernels.linear_w8a8(x_TC.masked_fill(is_outlier_C, 0.0), weight, bias_D)
+        columns = is_outlier_C.nonzero()[:, 0]
+        if not len(columns):
+            return product_TD
+        apart_DI = (weight.values_NK[:, columns].float() * weight.scales_N[:, None]).to(x_TC.dtype)
+        return product_TD + x_TC[:, columns] @ apart_DI.T
     operator = OPERATORS[type(weight), weight.quantizes_input]
     if isinstance(weight, Int8Weight) and weight.input_scale is not None:
         operator = "linear_w8a8_static"
@@ -52,16 +57,3 @@ def rows_of(weight: Weight, rows: slice) -> Weight:
         return LowRankWeight(weight.inputs_RK, weight.outputs_NR[rows])
     assert isinstance(weight, Tensor), f"{type(weight).__name__} is not cut into rows"
     return weight[rows]
-
-
-def _with_outliers_apart(
-    kernels: Kernels, x_TC: Tensor, weight: Int8Weight, threshold: float, bias_D: Tensor | None
-) -> Tensor:
-    """Columns with a magnitude above the threshold in x's dtype, the others in INT8 (Dettmers et al. 2022)."""
-    is_outlier_C = (x_TC.abs() > threshold).any(dim=0)
-    product_TD: Tensor = kernels.linear_w8a8(x_TC.masked_fill(is_outlier_C, 0.0), weight, bias_D)
-    columns = is_outlier_C.nonzero()[:, 0]
-    if not len(columns):
-        return product_TD
-    apart_DI = (weight.values_NK[:, columns].float() * weight.scales_N[:, None]).to(x_TC.dtype)
-    return product_TD + x_TC[:, columns] @ apart_DI.T

@@ -20,7 +20,7 @@ from perfmodel.ops.attention.latent import latent_decode
 from perfmodel.ops.attention.prefill import Heads, flash_prefill
 from perfmodel_executors.kernels.attention_prefill import QUERY_TILE, attend, visible
 from perfmodel_executors.kernels.kv_pages import NAMES, TOLERANCE, Chunks, grown, shuffled_tables
-from perfmodel_executors.kernels.problem import Inputs, Problem
+from perfmodel_executors.kernels.problem import Inputs, Problem, Sizes
 
 
 class LatentHeads(NamedTuple):
@@ -182,7 +182,6 @@ def _problem(
         operator = "attention_latent_prefill"
         own = {"isl": max(new for new, _ in spans), "step": max(done for _, done in spans)}
         work = flash_prefill(spans, Heads(num_heads, num_heads, nope + rotated, value, *formats))
-    sizes: dict[str, int | float | str]
-    sizes = {"batch_size": len(seqs), **own, "num_heads": num_heads, "kv_lora_rank": rank,
+    sizes: Sizes = {"batch_size": len(seqs), **own, "num_heads": num_heads, "kv_lora_rank": rank,
              "qk_rope_head_dim": rotated, "block_size": page, "attn_dtype": NAMES[dtype]}  # fmt: skip
     return Problem(operator, sizes, make, work, TOLERANCE[dtype])

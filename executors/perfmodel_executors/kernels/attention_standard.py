@@ -1,5 +1,4 @@
-"""Causal attention of one sequence with the scores in memory: a product, a softmax, a product. Problems: one prompt,
-its keys and values contiguous."""
+"""Causal attention of one sequence with the scores in memory: a product, a softmax, a product."""
 
 import math
 

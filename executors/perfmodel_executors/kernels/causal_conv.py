@@ -1,6 +1,6 @@
 """silu(conv(x)): depthwise over the last tokens, with the inputs that a sequence leaves behind for its next step."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -25,9 +25,8 @@ def causal_conv_prefill(
     x_TK: Tensor, rows_G: Tensor, starts_G: Tensor, inputs_RKW: Tensor, weight_KW: Tensor, bias_K: Tensor | None
 ) -> Tensor:
     """Chunks of sequences behind one another, [T, K]; chunk g has the tokens starts[g] : starts[g + 1]."""
-    starts: list[int] = starts_G.tolist()
     parts = []
-    for row, begin, end in zip(rows_G.tolist(), starts, starts[1:], strict=False):
+    for row, (begin, end) in zip(rows_G.tolist(), pairwise(starts_G.tolist()), strict=True):
         window_KT = torch.cat((inputs_RKW[row], x_TK[begin:end].T), dim=-1)
         inputs_RKW[row] = window_KT[:, end - begin :]
         parts.append(functional.conv1d(window_KT[None], weight_KW[:, None], bias_K, groups=len(weight_KW))[0].T)

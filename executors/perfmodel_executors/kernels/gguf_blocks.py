@@ -3,9 +3,8 @@ weight is code * scale + offset, with a scale (and an offset) for each group of 
 and their scale in fp16; those of 256 ("k") have 8 or 16 groups, whose scales are integers times one of the block.
 Groups are rounded to nearest: without the searches of llama.cpp's own quantiser."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -49,9 +48,6 @@ def pack_blocks(weight_NK: Tensor, form: str) -> Tensor:
     return _CODECS[form][1](weight_NK.float().view(n, -1, elements)).flatten(1).contiguous()
 
 
-# Fields, read and written.
-
-
 def _half(field: Tensor) -> Tensor:
     return field.contiguous().view(torch.float16).float()
 
@@ -74,21 +70,6 @@ def packed_bits(codes: Tensor, bits: int, run: int) -> Tensor:
     for number in range(1, 8 // bits):
         result = result | runs[..., number, :] << number * bits
     return result.flatten(-2)
-
-
-def _six_bits(field: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of six bits in twelve bytes; of the last four, the two highest bits lie apart."""
-    first, second, low = field[..., :4], field[..., 4:8], field[..., 8:]
-    scales = torch.cat((first & 63, low & 15 | first >> 2 & 48), dim=-1)
-    return scales, torch.cat((second & 63, low >> 4 | second >> 2 & 48), dim=-1)
-
-
-def _six_bit_bytes(scales: Tensor, minima: Tensor) -> Tensor:
-    first, second = ((part[..., :4] | (part[..., 4:] >> 4) << 6) for part in (scales, minima))
-    return torch.cat((first, second, scales[..., 4:] & 15 | (minima[..., 4:] & 15) << 4), dim=-1)
-
-
-# Codes and scales of numbers.
 
 
 def _rounded(half: Tensor) -> Tensor:
@@ -123,10 +104,8 @@ def _about_zero(blocks: Tensor, bits: int, most: int) -> tuple[Tensor, Tensor, T
     return whole, scales, _codes(grouped / divisors + middle, 2 * middle - 1).flatten(-2)
 
 
-# Formats: 32 weights with one scale, about the middle code (q4_0, q5_0) or from a least value (q4_1, q5_1).
-
-
 def _read_32(b: Tensor, bits: int, has_least: bool) -> _Groups:
+    """32 weights with one scale, about the middle code (q4_0, q5_0) or from a least value (q4_1, q5_1)."""
     scales, begin = _half(b[..., :2]), 4 if has_least else 2
     offsets = _half(b[..., 2:4]) if has_least else scales * -(1 << bits - 1)
     if bits == 4:
@@ -150,10 +129,6 @@ def _write_32(blocks: Tensor, bits: int, has_least: bool) -> Tensor:
     if bits == 5:
         fields.append(packed_bits(codes >> 4, 1, 1))
     return torch.cat((*fields, packed_bits(codes, 4, 16)), dim=-1)
-
-
-def _read_q8_0(b: Tensor) -> _Groups:
-    return _Groups(b[..., 2:].view(torch.int8), _half(b[..., :2]))
 
 
 def _write_q8_0(blocks: Tensor) -> Tensor:
@@ -187,7 +162,10 @@ def _write_q3_k(blocks: Tensor) -> Tensor:
 
 
 def _read_minima_k(b: Tensor, bits: int) -> _Groups:
-    (scales, minima), both = _six_bits(b[..., 4:16]), _half(b[..., :4])
+    """Eight scales and eight minima of six bits in twelve bytes; of the last four, the two highest bits lie apart."""
+    first, second, low, both = b[..., 4:8], b[..., 8:12], b[..., 12:16], _half(b[..., :4])
+    scales = torch.cat((first & 63, low & 15 | first >> 2 & 48), dim=-1)
+    minima = torch.cat((second & 63, low >> 4 | second >> 2 & 48), dim=-1)
     codes = spread_bits(b[..., 16 if bits == 4 else 48 :], 4, 32)
     if bits == 5:
         codes = codes | spread_bits(b[..., 16:48], 1, 32) << 4
@@ -196,8 +174,10 @@ def _read_minima_k(b: Tensor, bits: int) -> _Groups:
 
 def _write_minima_k(blocks: Tensor, bits: int) -> Tensor:
     both, scales, minima, codes = _between(blocks, 8, bits, 63)
+    first, second = ((part[..., :4] | (part[..., 4:] >> 4) << 6) for part in (scales, minima))
+    low = scales[..., 4:] & 15 | (minima[..., 4:] & 15) << 4
     high = [packed_bits(codes >> 4, 1, 32)] if bits == 5 else []
-    return torch.cat((_half_bytes(both), _six_bit_bytes(scales, minima), *high, packed_bits(codes, 4, 32)), dim=-1)
+    return torch.cat((_half_bytes(both), first, second, low, *high, packed_bits(codes, 4, 32)), dim=-1)
 
 
 def _read_q6_k(b: Tensor) -> _Groups:
@@ -210,23 +190,17 @@ def _write_q6_k(blocks: Tensor) -> Tensor:
     return torch.cat((packed_bits(codes, 4, 64), packed_bits(codes >> 4, 2, 32), scales, _half_bytes(whole)), dim=-1)
 
 
-_CODECS: MappingProxyType[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {
-        f"q{bits}_{int(has_least)}": (
-            partial(_read_32, bits=bits, has_least=has_least),
-            partial(_write_32, bits=bits, has_least=has_least),
-        )
-        for bits in (4, 5)
-        for has_least in (False, True)
-    }
-    | {
-        "q8_0": (_read_q8_0, _write_q8_0),
-        "q2_k": (_read_q2_k, _write_q2_k),
-        "q3_k": (_read_q3_k, _write_q3_k),
-        **{f"q{n}_k": (partial(_read_minima_k, bits=n), partial(_write_minima_k, bits=n)) for n in (4, 5)},
-        "q6_k": (_read_q6_k, _write_q6_k),
-    }
-)
+_CODECS: Mapping[str, tuple[Callable[[Tensor], _Groups], Callable[[Tensor], Tensor]]] = {
+    "q4_0": (partial(_read_32, bits=4, has_least=False), partial(_write_32, bits=4, has_least=False)),
+    "q4_1": (partial(_read_32, bits=4, has_least=True), partial(_write_32, bits=4, has_least=True)),
+    "q5_0": (partial(_read_32, bits=5, has_least=False), partial(_write_32, bits=5, has_least=False)),
+    "q5_1": (partial(_read_32, bits=5, has_least=True), partial(_write_32, bits=5, has_least=True)),
+    "q8_0": (lambda b: _Groups(b[..., 2:].view(torch.int8), _half(b[..., :2])), _write_q8_0),
+    "q2_k": (_read_q2_k, _write_q2_k),
+    "q3_k": (_read_q3_k, _write_q3_k),
+    **{f"q{n}_k": (partial(_read_minima_k, bits=n), partial(_write_minima_k, bits=n)) for n in (4, 5)},
+    "q6_k": (_read_q6_k, _write_q6_k),
+}
 
 # Format -> (weights, bytes) of a block.
-BLOCK_SIZES = MappingProxyType({name: sizes for name, *sizes in GGML_BLOCKS.values() if name in _CODECS})
+BLOCK_SIZES: Mapping[str, list[int]] = {name: sizes for name, *sizes in GGML_BLOCKS.values() if name in _CODECS}

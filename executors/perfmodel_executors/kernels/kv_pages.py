@@ -129,8 +129,7 @@ class KVPages(NamedTuple):
 
     def grown(self, num_blocks: int) -> "KVPages":
         """Room for `num_blocks`, with the same contents; new blocks are zero."""
-        larger: dict[str, Any]
-        larger = {name: grown(own, num_blocks) for name, own in self._asdict().items() if isinstance(own, Tensor)}
+        larger: Any = {name: grown(x, num_blocks) for name, x in self._asdict().items() if isinstance(x, Tensor)}
         return self._replace(**larger)
 
     def gathered(self, blocks_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -139,6 +138,11 @@ class KVPages(NamedTuple):
             return k, v
         keys, values, k_scales, v_scales = (part.index_select(0, blocks_M).flatten(0, 1) for part in self.tensors)
         return unpacked(keys, k_scales, self.packing, dtype), unpacked(values, v_scales, self.packing, dtype)
+
+    def first(self, num_tokens: int, table_M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [L, K, H] of the first tokens of the sequence in these blocks."""
+        k_LKH, v_LKH = self.gathered(table_M[: -(-num_tokens // self.block_size)], dtype)
+        return k_LKH[:num_tokens], v_LKH[:num_tokens]
 
     def write(self, k_TKH: Tensor, v_TKH: Tensor, slots_T: Tensor) -> None:
         for x_TKH, (pages, scales) in zip((k_TKH, v_TKH), self.sides, strict=True):
@@ -247,10 +251,8 @@ def random_pages(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> KVPages:
-    pages, slots = (
-        empty_pages(num_blocks, block_size, num_kv_heads, head_dims, kv_dtype, inputs.device),
-        num_blocks * block_size,
-    )
+    pages = empty_pages(num_blocks, block_size, num_kv_heads, head_dims, kv_dtype, inputs.device)
+    slots = num_blocks * block_size
     k, v = (inputs.normal(slots, num_kv_heads, dim, dtype=dtype) for dim in head_dims)
     pages.write(k, v, torch.arange(slots, device=inputs.device))
     return pages
@@ -268,6 +270,5 @@ def contiguous_kv(pages: KVPages, tables_DM: Tensor, length: int) -> tuple[Tenso
             rows.view(len(tables_DM), -1, *rows.shape[1:])[:, :length].transpose(1, 2).contiguous()
             for rows in pages.gathered(tables_DM.flatten(), pages.dtype)
         )
-        known = {length: (k, v)}
-        _kept[pages.k_BSKH] = known
+        known = _kept[pages.k_BSKH] = {length: (k, v)}
     return known[length]

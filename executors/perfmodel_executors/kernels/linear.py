@@ -8,9 +8,8 @@ token by its largest, for each token and 128 inputs (blocks), or one known befor
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
+from itertools import product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -230,7 +229,6 @@ def _scaled_mm(x_MK: Tensor, weight: formats.Fp8Weight, bias_N: Tensor | None = 
 
 
 _INPUT_SCALE = 1 / 50  # of normal inputs in INT8: what is beyond 2.5 deviations saturates
-_Make = Callable[[Inputs, int, int, torch.dtype], Stacked]
 
 
 class SampleFormat(NamedTuple):
@@ -239,17 +237,16 @@ class SampleFormat(NamedTuple):
 
     operator: str
     form: LinearFormat
-    make: _Make
+    make: Callable[[Inputs, int, int, torch.dtype], Stacked]
 
 
 def _int8(
     inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool, input_scale: float | None = None
 ) -> formats.Int8Weight:
     codes = inputs.integers(-127, 128, n, k, dtype=torch.int8)
-    weight = formats.Int8Weight(codes, inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64), quantizes_input)
-    if input_scale is None:
-        return weight
-    return replace(weight, input_scale=inputs.of([input_scale], torch.float32)[0])
+    scales = inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 64)
+    known = None if input_scale is None else inputs.of([input_scale], torch.float32)[0]
+    return formats.Int8Weight(codes, scales, quantizes_input, input_scale=known)
 
 
 def _fp8(inputs: Inputs, n: int, k: int, _: torch.dtype, *, quantizes_input: bool) -> formats.Fp8Weight:
@@ -274,9 +271,8 @@ def _fp8_block(inputs: Inputs, n: int, k: int, _: torch.dtype) -> formats.BlockF
 def _fp4(inputs: Inputs, n: int, k: int, _: torch.dtype, *, group: int) -> formats.Fp4Weight:
     codes, is_mx = inputs.integers(0, 256, n, k // 2, dtype=torch.uint8), group == 32
     scales = inputs.integers(*((117, 125) if is_mx else (1, 127)), k // group, n, dtype=torch.uint8)
-    return formats.Fp4Weight(
-        codes, scales, None if is_mx else inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448)
-    )
+    rows = None if is_mx else inputs.normal(n, dtype=torch.float32, scale=k**-0.5 / 448)
+    return formats.Fp4Weight(codes, scales, rows)
 
 
 def _weight_only(weights: str, group: int = 0) -> LinearFormat:
@@ -288,25 +284,21 @@ def _both(rate: str) -> LinearFormat:
 
 
 # By the names of tables of measured kernels (`gemm_dtype`, `moe_dtype`).
-FORMATS: Mapping[str, SampleFormat] = MappingProxyType(
-    {
-        "int8_wo": SampleFormat("linear_w8a16", _weight_only("int8"), partial(_int8, quantizes_input=False)),
-        "fp8_wo": SampleFormat("linear_w8a16", _weight_only("fp8"), partial(_fp8, quantizes_input=False)),
-        "int4_wo": SampleFormat("linear_w4a16", _weight_only("int4", 128), partial(_int4, group=128)),
-        "int4_wo_zeros": SampleFormat(
-            "linear_w4a16", _weight_only("int4", 64), partial(_int4, group=64, has_zeros=True)
-        ),
-        "int4_wo_32": SampleFormat("linear_w4a16", _weight_only("int4", 32), partial(_int4, group=32)),
-        "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
-        "int8_static": SampleFormat(
-            "linear_w8a8_static", _both("int8"), partial(_int8, quantizes_input=True, input_scale=_INPUT_SCALE)
-        ),
-        "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
-        "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
-        "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
-        "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), partial(_fp4, group=16)),
-    }
-)
+FORMATS: Mapping[str, SampleFormat] = {
+    "int8_wo": SampleFormat("linear_w8a16", _weight_only("int8"), partial(_int8, quantizes_input=False)),
+    "fp8_wo": SampleFormat("linear_w8a16", _weight_only("fp8"), partial(_fp8, quantizes_input=False)),
+    "int4_wo": SampleFormat("linear_w4a16", _weight_only("int4", 128), partial(_int4, group=128)),
+    "int4_wo_zeros": SampleFormat("linear_w4a16", _weight_only("int4", 64), partial(_int4, group=64, has_zeros=True)),
+    "int4_wo_32": SampleFormat("linear_w4a16", _weight_only("int4", 32), partial(_int4, group=32)),
+    "int8": SampleFormat("linear_w8a8", _both("int8"), partial(_int8, quantizes_input=True)),
+    "int8_static": SampleFormat(
+        "linear_w8a8_static", _both("int8"), partial(_int8, quantizes_input=True, input_scale=_INPUT_SCALE)
+    ),
+    "fp8": SampleFormat("linear_fp8", _both("fp8"), partial(_fp8, quantizes_input=True)),
+    "fp8_block": SampleFormat("linear_fp8_block", _both("fp8")._replace(name="fp8_block"), _fp8_block),
+    "w4a16_mxfp4": SampleFormat("linear_w4a16", _weight_only("mxfp4"), partial(_fp4, group=32)),
+    "w4a16_nvfp4": SampleFormat("linear_w4a16", _weight_only("nvfp4"), partial(_fp4, group=16)),
+}
 BF16 = LinearFormat("bf16", 2.0, 2.0, 2.0)
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 _TOLERANCE_WEIGHT_ONLY = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -338,13 +330,8 @@ def serving() -> list[Problem]:
         (("int8", "fp8", "fp8_block"), _SHAPES, (1, 8, 64, 512, 4096)),
         (("int8_static",), _SHAPES[:1], (1, 8, 64, 512, 4096)),
     )
-    return [
-        _problem(form, m, n, k, torch.bfloat16)
-        for forms, shapes, tokens in lists
-        for form in forms
-        for n, k in shapes
-        for m in tokens
-    ]
+    sizes = (own for forms, shapes, tokens in lists for own in product(forms, shapes, tokens))
+    return [_problem(form, m, n, k, torch.bfloat16) for form, (n, k), m in sizes]
 
 
 def _problem(name: str | None, m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool = False) -> Problem:

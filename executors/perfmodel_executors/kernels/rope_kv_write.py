@@ -72,11 +72,9 @@ def _part(operator: str, num_tokens: int, heads: tuple[int, int], dim: int, dtyp
         q, k, v, table, pages, slots = whole.make(inputs)
         return (q, table) if operator == "rope" else (k, v, pages, slots)
 
-    is_rope = operator == "rope"
-    size = dim * heads[0] if is_rope else 2 * dim * heads[1]
-    work = rope_work(num_tokens, size, dtype.itemsize)
-    if not is_rope:
-        work = kv_write_work(num_tokens, size, dtype.itemsize, dtype.itemsize)
+    work = rope_work(num_tokens, dim * heads[0], dtype.itemsize)
+    if operator == "kv_write":
+        work = kv_write_work(num_tokens, 2 * dim * heads[1], dtype.itemsize, dtype.itemsize)
     return replace(whole, operator=operator, make=make, work=work)
 
 

@@ -5,7 +5,7 @@ chunk have written is taken away. Problems: sizes of Mamba-2 2.7B and Qwen3-Next
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -56,21 +56,15 @@ def scan_decode(inputs: ScanInputs, rows_D: Tensor, states_RHKV: Tensor) -> Tens
 
 
 def scan_prefill(inputs: ScanInputs, rows_G: Tensor, starts_G: Tensor, states_RHKV: Tensor) -> Tensor:
-    """Chunks of sequences behind one another, [T, H, V]; `rows` as those of the decode. starts: [G + 1]; chunk g has
-    the tokens starts[g] : starts[g + 1]."""
-    starts: list[int] = starts_G.tolist()
-    parts = [
-        _sequence(inputs.tokens(slice(begin, end)), states_RHKV[row])
-        for row, begin, end in zip(rows_G.tolist(), starts, starts[1:], strict=False)
-    ]
-    return torch.cat(parts)
+    """Chunks of sequences behind one another, [T, H, V]; chunk g has the tokens starts[g] : starts[g + 1]."""
+    spans = zip(rows_G.tolist(), pairwise(starts_G.tolist()), strict=True)
+    return torch.cat([_sequence(inputs.tokens(slice(*span)), states_RHKV[row]) for row, span in spans])
 
 
 def _sequence(inputs: ScanInputs, state_of_row: Tensor) -> Tensor:
     """The new tokens of one sequence, [T, H, V], whose state is changed in place. With g the summed log decays of a
-    chunk, a token takes of what token s wrote exp(g_t - g_s). With the delta rule, W = b k e^g and U = b v solve (I +
-    L) [W | U] = [w | u], where L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; then what tokens write is U - W S, of the
-    state S before the chunk."""
+    chunk, a token takes of what token s wrote exp(g_t - g_s). Delta rule: W = b k e^g and U = b v solve (I + L) [W | U]
+    = [w | u], L_ts = b_t k_t . k_s e^(g_t - g_s) for s < t; tokens then write U - W S, of the state S before."""
     q_THK, k_THK, v_THV = _per_head(inputs)
     state_HKV, parts = state_of_row.float(), []
     for begin in range(0, len(q_THK), inputs.chunk):

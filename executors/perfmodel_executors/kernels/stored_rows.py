@@ -18,8 +18,7 @@ Stacked = formats.Int8Weight | formats.Int4Weight | formats.Fp8Weight | BlockFp8
 @dataclass(frozen=True, eq=False)
 class ExpertWeight:
     """[E, N, K]: the experts' matrices one below the other, `stacked` as one weight [E N, K]. `weight[e]` is one's own.
-    Scales belong to outputs, or to groups within one, so that stacking and quantising can change places; blocks of 128
-    outputs are whole in each expert."""
+    Scales belong to outputs, or groups within one, so stacking and quantising commute; blocks are whole in experts."""
 
     stacked: Stacked
     num_experts: int
@@ -49,21 +48,18 @@ class ExpertWeight:
 
 
 def quantize_experts(weight_ENK: Tensor, quantize: Callable[[Tensor], Weight]) -> ExpertWeight:
-    """All experts by one of the ways of `weight_formats`. Raises PerfmodelError for a format that grouped products do
-    not know."""
+    """All experts by one way of `weight_formats`. Raises PerfmodelError for what grouped products do not know."""
     stacked = quantize(weight_ENK.flatten(0, 1))
     if isinstance(stacked, BlockFp8Weight):
         _check_blocks(weight_ENK.shape[1])
     if not isinstance(stacked, Stacked):
-        raise PerfmodelError(
-            f"experts are not stored as {type(stacked).__name__}; use int8, int4 or fp8 weights, or 4-bit floats."
-        )
+        name = type(stacked).__name__
+        raise PerfmodelError(f"experts are not stored as {name}; use int8, int4 or fp8 weights, or 4-bit floats.")
     return ExpertWeight(stacked, len(weight_ENK))
 
 
 def stack_experts(weights: Sequence[Weight]) -> Tensor | ExpertWeight:
-    """The experts' own matrices as those of a layer: all plain ones, or all in e4m3 blocks. Raises PerfmodelError for
-    blocks that are not whole in each expert."""
+    """The experts' matrices, all plain or all in e4m3 blocks, as a layer's. Raises PerfmodelError for split blocks."""
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     if len(plain) == len(weights):
         return torch.stack(plain)
@@ -83,8 +79,7 @@ def _check_blocks(rows: int) -> None:
 
 
 def join_rows(parts: Sequence[MatrixWeight]) -> MatrixWeight | formats.RowsWeight:
-    """The rows of all `parts` in turn: one matrix where their formats allow it, else several that are multiplied one
-    after the other."""
+    """The rows of all `parts` in turn: one matrix where formats allow it, else several multiplied one by one."""
     joined = [parts[0]]
     for part in parts[1:]:
         both = _joined(joined[-1], part)
@@ -104,8 +99,7 @@ def _joined(above: MatrixWeight, below: MatrixWeight) -> MatrixWeight | None:
 
 
 def reordered(weight: MatrixWeight, order: Callable[[Tensor], Tensor]) -> MatrixWeight:
-    """The weight with its rows as `order` puts those of a matrix; `order` may give back what it is given. Raises
-    PerfmodelError for blocks that have rows of several outputs."""
+    """The weight with its rows as `order` puts a matrix's. Raises PerfmodelError for blocks that would be mixed."""
     if isinstance(weight, GgufWeight):
         return GgufWeight(order(weight.blocks_NJ).contiguous(), weight.form)
     if isinstance(weight, Tensor):

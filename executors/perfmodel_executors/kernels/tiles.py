@@ -9,9 +9,7 @@ dropped before anything is compiled, by the law that Triton's pipeliner follows:
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -29,12 +27,11 @@ class DeviceLimits(NamedTuple):
     shared_bytes: int
 
 
-@dataclass(frozen=True)
-class TileConfig:
+class TileConfig(NamedTuple):
     """One way to run a kernel: its compile-time sizes by name, and the compiler's options."""
 
     sizes: dict[str, int]
-    options: Options = field(default_factory=Options)
+    options: Options = Options()
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
@@ -94,8 +91,7 @@ Law = Callable[[TileConfig, int], int]
 
 
 def fitting(candidates: Sequence[TileConfig], law: Law, limits: DeviceLimits | None, kernel: str) -> list[TileConfig]:
-    """The candidates that the device's SRAM holds; all of them where no device is known (the interpreter). Raises
-    DoesNotFitError if none does."""
+    """The candidates that the SRAM holds, all without a device (interpreter). Raises DoesNotFitError if none."""
     if limits is None:
         return list(candidates)
     kept = [c for c in candidates if law(c, limits.capability) <= limits.shared_bytes]
@@ -148,24 +144,14 @@ def pick(
     return _chosen[key].config
 
 
-def tuning() -> AbstractContextManager[None]:
-    """Within, kernels on a GPU time their candidates at the first call of each problem."""
-    return within(_is_tuning, True)
-
-
-def untuned() -> AbstractContextManager[None]:
-    """Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do."""
-    return within(_may_tune, False)
-
-
-def listing() -> AbstractContextManager[None]:
-    """Within, every candidate is launched, which under `recording()` lists what tuning will compile."""
-    return within(_is_listing, True)
-
-
-def targeting(limits: DeviceLimits) -> AbstractContextManager[None]:
-    """Within, choices are those for `limits`, whatever device the tensors are on: to compile ahead of time."""
-    return within(_target, limits)
+# Within, kernels on a GPU time their candidates at the first call of each problem.
+tuning = partial(within, _is_tuning, True)
+# Within, `tuning()` is without effect: kernels run with their first candidates, whatever the others do.
+untuned = partial(within, _may_tune, False)
+# Within, every candidate is launched, which under `recording()` lists what tuning will compile.
+listing = partial(within, _is_listing, True)
+# Within, choices are those for these `DeviceLimits`, whatever device the tensors are on: to compile ahead of time.
+targeting = partial(within, _target)
 
 
 def choices() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What a weight [N, K] (N outputs, K inputs) is stored as in fewer bits, how a matrix becomes it, and what it means.
-Matrices are rounded to nearest. Symmetric scales put the largest magnitude on the largest code, so that |w -
-dequantised| <= scale / 2 (for e4m3, 2^-4 of the value, or half the smallest step). Scales are rounded to their stored
-dtype first, codes follow."""
+Matrices are rounded to nearest, scales to their stored dtype first. Symmetric scales put the largest magnitude on the
+largest code: |w - dequantised| <= scale / 2 (for e4m3, 2^-4 of the value, or half the smallest step)."""
 
 # ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
 
@@ -73,8 +72,7 @@ class Int8Weight(_ScaledRows):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(_ScaledRows):
-    """Values in e4m3; equal scales make a scale per tensor. quantizes_input: activations are quantised to e4m3 too,
-    with a scale for each token."""
+    """Values in e4m3; equal scales: one per tensor. quantizes_input: activations are e4m3, too, scaled by token."""
 
     quantizes_input: bool = True
 
@@ -98,9 +96,8 @@ class BlockFp8Weight(_Stored):
 class Fp4Weight(_Stored):
     """Values in E2M1 (a sign, two bits of exponent, one of mantissa) with a scale for each output and group of inputs:
     of 32 a power of two in E8M0 (MXFP4; OCP Microscaling Formats 1.0), of 16 in E4M3 (NVFP4; NVIDIA). packed_NJ: uint8
-    [N, K / 2]: byte j of 32 has input j of 64 in its low four bits and input 32 + j in the others; scales_GN: uint8 [K
-    / group, N], the scales' own bits; row_scales_N: fp32, multiplies each output (equal ones make NVFP4's scale of a
-    tensor); None: without."""
+    [N, K / 2]: byte j of 32 has input j of 64 in its low four bits, input 32 + j in the others; scales_GN: uint8 [K /
+    group, N], the scales' own bits; row_scales_N: fp32, of each output (equal ones: NVFP4's of a tensor), if any."""
 
     packed_NJ: Tensor
     scales_GN: Tensor
@@ -151,9 +148,8 @@ class Int4Weight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class Int4Int8Weight(_Stored):
-    """w = (q - zero) * scale * row scale, q in 0..15, where (q - zero) * scale is an INT8 number: what INT8 activations
-    are multiplied by (QServe's progressive groups; Lin et al. 2024, section 4.1). packed_NJ: as of an Int4Weight;
-    scales_GN, zeros_GN: uint8 [K / G, N]; row_scales_N: fp32."""
+    """w = (q - zero) * scale * row scale, q in 0..15; INT8 activations meet (q - zero) * scale, an INT8 number (QServe;
+    Lin et al. 2024, 4.1). packed_NJ: as of an Int4Weight; scales_GN, zeros_GN: uint8 [K / G, N]; row_scales_N: fp32."""
 
     packed_NJ: Tensor
     scales_GN: Tensor
@@ -165,9 +161,7 @@ class Int4Int8Weight(_Stored):
 
     def int8_values(self) -> Tensor:
         """The INT8 numbers that 4-bit codes stand for, [N, K]."""
-        zeros_NG1, scales_NG1 = (
-            part.T.contiguous().view(torch.int8)[..., None] for part in (self.zeros_GN, self.scales_GN)
-        )
+        zeros_NG1, scales_NG1 = (x.T.contiguous().view(torch.int8)[..., None] for x in (self.zeros_GN, self.scales_GN))
         codes_NGI = spread_bits(self.packed_NJ, 4, self.group_size // 2).view(torch.int8).view(*zeros_NG1.shape[:2], -1)
         return codes_NGI.sub_(zeros_NG1).mul_(scales_NG1).view(self.shape)
 
@@ -178,8 +172,7 @@ class Int4Int8Weight(_Stored):
 @dataclass(frozen=True, eq=False)
 class Sparse24Weight(_Stored):
     """Two of each four consecutive inputs are kept (2:4). values_NJ: [N, K / 2], the kept ones in order; indices_NP:
-    uint8 [N, K / 8]: for two fours of inputs each, the low four bits for the first: its first kept position (0..3) and,
-    two bits higher, its second."""
+    uint8 [N, K / 8]: two bits for each position (0..3) in its four, of two fours of inputs, from the lowest on."""
 
     values_NJ: Tensor
     indices_NP: Tensor
@@ -219,8 +212,7 @@ class SignsWeight(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class GgufWeight(_Stored):
-    """Rows in llama.cpp's blocks, whose scales lie beside their codes. blocks_NJ: uint8 [N, K / weights of a block *
-    bytes of a block]; form: q4_0, q8_0, q4_k, ...: a key of BLOCK_SIZES."""
+    """Rows in llama.cpp's blocks. blocks_NJ: uint8 [N, K / weights * bytes of a block]; form: a key of BLOCK_SIZES."""
 
     blocks_NJ: Tensor
     form: str
@@ -321,9 +313,8 @@ def quantize_fp8_block(weight_NK: Tensor) -> BlockFp8Weight:
 
 
 def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = False) -> Int4Weight:
-    """Groups of `group_size` inputs; symmetric (codes 1..15 about 8), or with zero points (codes 0..15). With a group
-    size of 0 all inputs of an output share a scale, stored once for each group that the kernels read. Raises
-    PerfmodelError where the groups do not fill the rows."""
+    """Groups of `group_size` inputs (0: an output's share a scale, stored for each group that kernels read); symmetric
+    (codes 1..15 about 8), or with zero points (0..15). Raises PerfmodelError where the groups do not fill the rows."""
     n, k = weight_NK.shape
     shares_row, group_size = not group_size, group_size or gcd(k, _ROW_GROUP)
     _check_groups(k, group_size)
@@ -341,9 +332,8 @@ def quantize_int4(weight_NK: Tensor, group_size: int = 128, has_zeros: bool = Fa
     codes = (grouped_NGI / wide_scales[..., None]).round_() + zeros_NG[..., None]
     codes_NGI = codes.clamp_(0 if has_zeros else 1, 15).to(torch.uint8)
     zeros_GN = zeros_NG.to(torch.uint8).T.contiguous() if has_zeros else None
-    return Int4Weight(
-        packed_bits(codes_NGI.flatten(1), 4, group_size // 2), scales_NG.T.contiguous(), zeros_GN, group_size
-    )
+    packed_NJ = packed_bits(codes_NGI.flatten(1), 4, group_size // 2)
+    return Int4Weight(packed_NJ, scales_NG.T.contiguous(), zeros_GN, group_size)
 
 
 def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weight:
@@ -359,15 +349,13 @@ def quantize_int4_int8(weight_NK: Tensor, group_size: int = 128) -> Int4Int8Weig
     zeros_NG = (-low_NG / steps_NG).round_()
     codes_NGI = ((whole_NGI / steps_NG[..., None]).round_() + zeros_NG[..., None]).clamp_(0, 15).to(torch.uint8)
     scales_GN, zeros_GN = (part.to(torch.uint8).T.contiguous() for part in (steps_NG, zeros_NG))
-    return Int4Int8Weight(
-        packed_bits(codes_NGI.flatten(1), 4, group_size // 2), scales_GN, zeros_GN, rows_N, group_size
-    )
+    packed_NJ = packed_bits(codes_NGI.flatten(1), 4, group_size // 2)
+    return Int4Int8Weight(packed_NJ, scales_GN, zeros_GN, rows_N, group_size)
 
 
 def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
     """Ternary (2 bits): w over the mean magnitude, rounded to -1, 0 or 1. Binary (1 bit): the sign of w less the mean.
-    Raises PerfmodelError where rows do not fill bytes. Source: Ma et al. 2024 (BitNet b1.58), eq. 1 to 3; Wang et al.
-    2023 (BitNet), eq. 1 to 3."""
+    Raises PerfmodelError where rows fill no bytes. Source: Ma et al. 2024 and Wang et al. 2023 (BitNet), eq. 1 to 3."""
     k, per_byte = weight_NK.shape[1], 8 // bits
     if k % per_byte:
         raise PerfmodelError(f"a weight with {k} inputs cannot be packed {per_byte} to a byte; use w8a8_int8.")
@@ -378,8 +366,7 @@ def quantize_signs(weight_NK: Tensor, bits: int = 2) -> SignsWeight:
 
 
 def sparsify_24(weight_NK: Tensor) -> Sparse24Weight:
-    """The two of each four inputs with the largest magnitudes, the first of equal ones. Raises PerfmodelError where K
-    is no multiple of 8."""
+    """The two of each four inputs with the largest magnitudes. Raises PerfmodelError where K is no multiple of 8."""
     n, k = weight_NK.shape
     if k % 8:
         raise PerfmodelError(f"2:4 sparsity packs inputs in eights; a weight with {k} inputs cannot be stored so.")
@@ -401,8 +388,7 @@ def quantize_mxfp4(weight_NK: Tensor) -> Fp4Weight:
 
 
 def quantize_nvfp4(weight_NK: Tensor) -> Fp4Weight:
-    """The largest magnitude of a group on 6, the largest scale of an output on 448. Raises PerfmodelError where K is no
-    multiple of 64."""
+    """A group's largest magnitude on 6, an output's largest scale on 448. Raises PerfmodelError unless 64 divides K."""
     groups_NGI = _fp4_groups(weight_NK, _NVFP4_GROUP)
     wanted_NG = groups_NGI.abs().amax(dim=2) / _E2M1[-1]
     rows_N = (wanted_NG.amax(dim=1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
@@ -419,8 +405,7 @@ def fp4_from_pairs(blocks: Tensor, scales: Tensor) -> Fp4Weight:
 
 
 def quantize_gguf(weight_NK: Tensor, form: str) -> GgufWeight:
-    """`weight_NK` in blocks of `form`, a key of BLOCK_SIZES. Raises PerfmodelError where blocks do not fill the
-    rows."""
+    """In blocks of `form`, a key of BLOCK_SIZES. Raises PerfmodelError where blocks do not fill the rows."""
     return GgufWeight(pack_blocks(weight_NK, form), form)
 
 

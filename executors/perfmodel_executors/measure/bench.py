@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 from perfmodel.ops.work import BatchShape
 from perfmodel_executors.kernels.sampling import DRAW_BITS
@@ -13,11 +13,9 @@ from perfmodel_executors.runner import Passes
 _NUM_VARIANTS = 4
 
 
-@dataclass(frozen=True)
-class StepGrants:
+class StepGrants(NamedTuple):
     """A step by its grants: KV length of each decode, the new token included; (new tokens, computed, whether its last
-    token is sampled) of each prompt chunk; tokens of each decode, drafted ones included; layers the decodes pass (None:
-    all)."""
+    token is sampled) of each prompt chunk; tokens of a decode, drafts included; layers that decodes pass, None: all."""
 
     contexts: tuple[int, ...] = ()
     chunks: tuple[tuple[int, int, bool], ...] = ()
@@ -58,8 +56,13 @@ class StepBench:
         """One step of `shape`. Tokens change with every second call, so that timing covers several routings of experts,
         each once untimed and once timed; the first call is a warm-up."""
         variants = [self._segments(shape) for _ in range(_NUM_VARIANTS)]
-        self._reserve(variants[0])
-        calls = count()
+        cache, calls = self.runner.cache, count()
+        if self.runner.keeps_kv:
+            self.runner.reserve_for(variants[0])
+        if cache.num_blocks > self._filled:
+            for pages in cache.pages:
+                pages.fill_normal(self._filled)
+            self._filled = cache.num_blocks
 
         def run() -> list[int]:
             call = next(calls)
@@ -85,12 +88,3 @@ class StepBench:
         is_drawn = self.decoder.chooser.settings is not None
         draws = [self._rng.getrandbits(DRAW_BITS) for _ in range(num_wanted if is_drawn else 0)]
         return TokenSegment(tokens, computed, table, num_wanted > 0, num_wanted > 1, None, layers, draws)
-
-    def _reserve(self, segments: list[TokenSegment]) -> None:
-        cache = self.runner.cache
-        if self.runner.keeps_kv:
-            self.runner.reserve_for(segments)
-        if cache.num_blocks > self._filled:
-            for pages in cache.pages:
-                pages.fill_normal(self._filled)
-            self._filled = cache.num_blocks

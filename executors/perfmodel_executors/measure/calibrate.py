@@ -1,10 +1,9 @@
 """Calibration of this machine's CPU: a grid of steps of one model or several, timed in pairs, fitted to their graphs.
-The result predicts steps of the models it was measured on: which part of a step is due to which operator is settled
-only as far as those models' steps differ. Half a minute a model."""
+Half a minute a model. It predicts steps of those models: operators are told apart only as far as the steps differ."""
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
@@ -59,8 +58,7 @@ class StepCase(NamedTuple):
     is_draft: bool = False
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """A model as an engine serves it, and the range of its steps to time; load: what `routing` makes of a step."""
 
     model: ModelSpec
@@ -81,8 +79,7 @@ class ServedModel:
 
 
 class StepTimes:
-    """The steps of one model and its drafter to time, and their times once they are `measured`. copies: of its KV
-    blocks to a second tier and back, where the engine has one."""
+    """Steps of one model and its drafter, and their times once `measured`; copies: of KV blocks to a second tier."""
 
     measured: Measured[StepCase]
     copies: Measured[CopyCase] | None = None
@@ -114,13 +111,11 @@ class StepTimes:
     def rows(self) -> list[dict[tuple[str, str], float]]:
         """Features of each step, for a fit."""
         spans, hardware = self.served.model.attention_spans, self.served.hardware
-        return [
-            features(
-                self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers),
-                *(hardware, shape.batch_shape(spans)),
-            )
-            for shape, is_draft in self.group.cases
-        ]
+        rows = []
+        for shape, is_draft in self.group.cases:
+            graph = self._graphs[is_draft] if shape.layers is None else self._graph(shape.layers)
+            rows.append(features(graph, hardware, shape.batch_shape(spans)))
+        return rows
 
     def _graph(self, layers: int | None = None) -> StepGraph:
         served = self.served

@@ -1,6 +1,5 @@
-"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype. Not
-used by the fit (operators in a loop flatter themselves); recorded beside a calibration, so that a reader knows the
-machine."""
+"""What the machine can do at best, on one thread: copy bandwidth by size and matrix-multiplication rate by dtype.
+Recorded beside a calibration for its reader; not used by the fit, as operators in a loop flatter themselves."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +21,7 @@ _GEMM_SIDE = 1024
 
 
 def measure_ceilings() -> str:
-    """A sentence of medians of thread CPU time: bytes read and written per second by MiB copied, FLOPs per second by
-    dtype and rows. About a second in all."""
+    """A sentence, in about a second: medians of bytes read and written per second by MiB, FLOP/s by dtype and rows."""
     copies = [f"{copy_rate(size, CPU) / 1e9:.0f} GB/s at {size} MiB" for size in _COPY_MIB]
     gemms = []
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -81,8 +79,7 @@ def copy_cases(runner: StepRunner) -> dict[CopyCase, Callable[[], object]]:
 def with_measured_link(
     offload: KvOffload, hardware: HardwareSpec, measured: Measured[CopyCase], block_bytes: float
 ) -> KvOffload:
-    """`offload` over the link that was measured: a block takes what fits all copies best, relatively. hardware: of the
-    scenario; block_bytes: of a block in all layers."""
+    """`offload` over the measured link: a block takes what best fits all copies, relatively; block_bytes: of one."""
     shares = [case.num_blocks / seconds for case, seconds in measured.seconds.items()]
     block_s = sum(shares) / sum(share**2 for share in shares)
     declared = offload.link_of(hardware).bandwidth_bytes_per_s

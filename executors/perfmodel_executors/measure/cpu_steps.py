@@ -1,7 +1,8 @@
 """Which steps to time: a grid over the range of shapes that a scenario can produce, none taken from its workload."""
 
 import math
-from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import Lengths
@@ -17,11 +18,9 @@ _MAX_CONTEXT = 4096
 _DEFAULT_LENGTH = 512
 
 
-@dataclass(frozen=True)
-class StepRange:
-    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach. max_queries:
-    tokens of a decode that verifies drafts; max_tokens: of whole sequences, None: there is a KV cache; exits: layers
-    behind which decodes leave."""
+class StepRange(NamedTuple):
+    """The largest batch of decodes, context of a decode, and prompt chunk that the grid has to reach. max_queries: of a
+    decode that verifies drafts; max_tokens: of whole sequences, None: a KV cache; exits: behind which decodes leave."""
 
     max_batch: int = 16
     max_context: int = 1024
@@ -59,42 +58,27 @@ def _longest(lengths: Lengths | None) -> int:
 
 
 def calibration_grid(span: StepRange) -> list[StepGrants]:
-    """Decodes over batch and context, chunks over length and prefix, and mixtures of both: about 35 steps; and where
-    tokens are drafted, some 15 that verify them."""
+    """Decodes over batch and context, chunks over length and prefix, mixtures: about 35 steps; with drafts, 15 more."""
     if span.max_tokens is not None:
         return _whole_sequences(span, span.max_tokens)
     low, high = min(24, span.max_context), span.max_context
     middle = round(math.sqrt(low * high))
-    steps = [
-        StepGrants(contexts=(context,) * batch)
-        for batch in _geometric(1, span.max_batch, 6)
-        for context in sorted({low, middle, high})
-    ]
+    decodes = product(_geometric(1, span.max_batch, 6), sorted({low, middle, high}))
+    steps = [StepGrants(contexts=(context,) * batch) for batch, context in decodes]
     chunks = _geometric(8, span.max_chunk, 6)
     steps += [StepGrants(chunks=((chunk, 0, True),)) for chunk in chunks]
     steps += [StepGrants(chunks=((chunk, middle, False),)) for chunk in chunks[1::2] if chunk + middle <= high]
     half = max(2, span.max_chunk // 3)
     steps.append(StepGrants(chunks=((half, 0, True), (half // 2, 0, True))))
     batches = _geometric(2, span.max_batch, 3)
-    steps += [
-        StepGrants(contexts=(middle,) * batch, chunks=((chunk, 0, True),))
-        for batch in batches
-        for chunk in chunks[1::2]
-    ]
+    steps += [StepGrants((middle,) * batch, ((chunk, 0, True),)) for batch, chunk in product(batches, chunks[1::2])]
+    some = _geometric(1, span.max_batch, 4)
     if span.max_queries > 1:
-        steps += [
-            StepGrants(contexts=(context,) * batch, queries=queries)
-            for batch in _geometric(1, span.max_batch, 4)
-            for queries in _geometric(2, span.max_queries, 2)
-            for context in (low, high)
-        ]
+        verified = product(some, _geometric(2, span.max_queries, 2), (low, high))
+        steps += [StepGrants((context,) * batch, queries=queries) for batch, queries, context in verified]
         steps.append(StepGrants(contexts=(middle,) * batches[-1], chunks=((chunks[1], 0, True),), queries=2))
-    steps += [
-        StepGrants(contexts=(context,) * batch, layers=layers)
-        for layers in span.exits
-        for batch in _geometric(1, span.max_batch, 4)
-        for context in (low, high)
-    ]
+    leaving = product(span.exits, some, (low, high))
+    steps += [StepGrants((context,) * batch, layers=layers) for layers, batch, context in leaving]
     return list(dict.fromkeys(steps))
 
 
@@ -108,15 +92,10 @@ def _whole_sequences(span: StepRange, max_tokens: int) -> list[StepGrants]:
 
 
 def drafting_grid(span: StepRange, max_queries: int, computes_prompts: bool) -> list[StepGrants]:
-    """Passes of a drafter: one token of each sequence, or some; prompts too, if it has a KV cache of its own.
-    max_queries: tokens of a sequence in the widest pass of a round."""
+    """Passes of a drafter, prompts too if it has a KV cache; max_queries: tokens of a sequence in its widest pass."""
     low, high = min(24, span.max_context), span.max_context
-    steps = [
-        StepGrants(contexts=(context,) * batch, queries=queries)
-        for batch in _geometric(1, span.max_batch, 4)
-        for context in (low, high)
-        for queries in _geometric(1, max_queries, 3)
-    ]
+    passes = product(_geometric(1, span.max_batch, 4), (low, high), _geometric(1, max_queries, 3))
+    steps = [StepGrants((context,) * batch, queries=queries) for batch, context, queries in passes]
     if computes_prompts:
         steps += [StepGrants(chunks=((chunk, 0, False),)) for chunk in _geometric(8, span.max_chunk, 4)]
     return list(dict.fromkeys(steps))

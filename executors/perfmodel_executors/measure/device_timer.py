@@ -1,7 +1,6 @@
 """How long one call takes on the device, without the host: replayed from a CUDA graph, over inputs that no cache holds.
-A graph holds many calls, each on another copy of the inputs, together larger than three times the L2. The time of a
-replay over its calls is a sample. What cannot be captured is timed with events around a loop; on a CPU a sample is the
-thread's CPU time of one call."""
+A graph holds many calls on copies of the inputs, together larger than three times the L2; a sample is a replay over its
+calls. What cannot be captured is timed with events around a loop; on a CPU a sample is one call's thread CPU time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

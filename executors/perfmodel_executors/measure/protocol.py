@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,10 +45,8 @@ class DriftMeter:
 Key = TypeVar("Key")
 
 
-@dataclass(frozen=True)
-class Measured(Generic[Key]):
-    """Seconds per case at the session's reference speed. seconds: median over the rounds; samples: all rounds;
-    reference_s: median time of the reference step."""
+class Measured(NamedTuple, Generic[Key]):
+    """Seconds per case at the reference's speed: medians over rounds; samples: all; reference_s: its median time."""
 
     seconds: dict[Key, float]
     samples: dict[Key, list[float]]
@@ -83,8 +80,7 @@ def taken_ns(call: Callable[[], object], clock_ns: Callable[[], int] = time.thre
     return clock_ns() - start
 
 
-@dataclass(frozen=True)
-class PairedCases(Generic[Key]):
+class PairedCases(NamedTuple, Generic[Key]):
     """What to time, and the reference step of the same model that every sample of it is paired with. clock_ns: what
     times are differences of, where the session's clock does not see the work."""
 

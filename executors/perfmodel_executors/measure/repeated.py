@@ -1,10 +1,9 @@
-"""Several scenarios executed round by round in random order, beside their simulations; durations are restated by one
-drift meter, so that their ratios are those of the work."""
+"""Scenarios executed round by round in random order, beside simulations; one drift meter restates all durations."""
 
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.models.spec import ModelSpec
@@ -16,8 +15,7 @@ from perfmodel_executors.run import execute_scenario
 Served = tuple[ModelSpec, str, str, str, str]
 
 
-@dataclass(frozen=True)
-class RepeatedRuns:
+class RepeatedRuns(NamedTuple):
     """A scenario's executed runs, and the simulation of it with what the machine was calibrated to; or why not."""
 
     runs: Sequence[RunResult]

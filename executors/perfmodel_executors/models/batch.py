@@ -34,8 +34,7 @@ class TreeNodes(NamedTuple):
 class TokenSegment(NamedTuple):
     """The new tokens of one sequence in one step, behind `num_computed` ones in the KV cache. is_sampled: whether the
     token after the last one is wanted; is_verified: those after all; nodes: for tokens of a tree, before which
-    `num_computed` are; num_layers: that a single token passes, None: all; draws: 31 bits each, none: the likeliest are
-    wanted."""
+    `num_computed` are; num_layers: of a single token, None: all; draws: 31 bits each, none: the likeliest tokens."""
 
     tokens: Sequence[int]
     num_computed: int
@@ -123,17 +122,17 @@ def build_batch(
         block_size, ends = 1, starts[1:]
     draws = [draw for segment in segments for draw in segment.draws[: segment.num_wanted]]
     assert not draws or len(draws) == sum(segment.num_wanted for segment in segments), "a wanted token has no number"
-    flat = flatten(decodes, [*chunks, *trees], block_size, ring if keeps_kv else None)
+    tokens, positions, slots, is_kept = flatten(decodes, [*chunks, *trees], block_size, ring if keeps_kv else None)
     tensors = on_device(
         device,
-        tokens_T=flat.tokens,
-        positions_T=flat.positions,
-        slots_T=flat.slots if keeps_kv else [],
+        tokens_T=tokens,
+        positions_T=positions,
+        slots_T=slots if keeps_kv else [],
         tables_DM=_tables([segment.block_table for segment in decodes]),
         contexts_D=[segment.num_computed + 1 for segment in decodes],
         **_arrays_of_chunks(chunks),
         sample_rows_S=[end - n for end, s in zip(ends, segments, strict=True) for n in range(s.num_wanted, 0, -1)],
-        kept_W=None if flat.is_kept.all() else flat.is_kept.nonzero()[0],
+        kept_W=None if is_kept.all() else is_kept.nonzero()[0],
         draws_S=draws or None,
     )
     if trees:
@@ -153,21 +152,15 @@ def _arrays_of_chunks(segments: Sequence[TokenSegment]) -> dict[str, IndexArray 
     return {"tables_GM": tables, "starts_G": _starts(segments), "computed_G": computed}
 
 
-class _Flat(NamedTuple):
-    tokens: IndexArray
-    positions: IndexArray
-    slots: IndexArray
-    is_kept: IndexArray
-
-
 def flatten(
     singles: Sequence[TokenSegment], others: Sequence[TokenSegment], block_size: int, ring: Ring | None = None
-) -> _Flat:
+) -> Sequence[IndexArray]:
+    """Tokens, positions, slots, and whether a ring still has them when the step is over."""
     places = _integers([segment.num_computed for segment in singles])
     in_ring = places if ring is None else ring.places(places)
     slots = [slot(s.block_table, place, block_size) for s, place in zip(singles, in_ring.tolist(), strict=True)]
     tokens = _integers([segment.tokens[0] for segment in singles])
-    parts = [_Flat(tokens, places, _integers(slots), np.ones(len(singles), dtype=np.int64))]
+    parts = [(tokens, places, _integers(slots), np.ones(len(singles), dtype=np.int64))]
     for segment in others:
         base, nodes, count = segment.num_computed, segment.nodes, len(segment.tokens)
         first = base if nodes is None else base + nodes.first
@@ -178,8 +171,8 @@ def flatten(
             is_kept = ring.holds(places, first + count).astype(np.int64)
             places = ring.places(places)
         own_slots = _integers(segment.block_table)[places // block_size] * block_size + places % block_size
-        parts.append(_Flat(_integers(segment.tokens), positions, own_slots, is_kept))
-    return parts[0] if len(parts) == 1 else _Flat(*map(np.concatenate, zip(*parts, strict=True)))
+        parts.append((_integers(segment.tokens), positions, own_slots, is_kept))
+    return parts[0] if len(parts) == 1 else [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
 def _sorted(segments: Sequence[TokenSegment]) -> tuple[list[int], list[int], list[int]]:

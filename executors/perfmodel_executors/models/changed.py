@@ -1,9 +1,9 @@
 """The weights of a changed model (`model_changes`), made of those in its file; a sentence for what would need training.
 Pruning leaves the largest by magnitude, as in Han et al. 2015 (single weights, heads, columns)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -16,12 +16,11 @@ from perfmodel.models.changes import CHANGES, kept_layers
 from perfmodel.models.model_changes import ModelChanges
 from perfmodel.models.spec import ChangedFrom, ModelSpec
 from perfmodel_executors.kernels.weight_formats import LowRankWeight, Weight, dequantize, sparsify_24
-from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, used_in_turn
+from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights
 
 
 def _with_matrices(weights: DecoderWeights, change: Callable[[Tensor, str, int], Weight]) -> DecoderWeights:
-    """`weights` with plain matrices of attention and dense blocks as `change` makes them, of a matrix, the name of its
-    field and its layer; those of experts stay."""
+    """Plain matrices of attention and dense blocks as `change` makes them of (matrix, its field, its layer)."""
 
     def changed(block: Any, index: int, *names: str) -> Any:
         plain = {name: getattr(block, name) for name in names if isinstance(getattr(block, name), Tensor)}
@@ -41,13 +40,8 @@ def _sections(mixer: Attention) -> list[int]:
     return [mixer.num_heads * dim, kv_heads * dim, kv_heads * mixer.v_head_dim, values]
 
 
-def with_kv_heads(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, _: ModelChanges) -> DecoderWeights:
-    """Each KV head the mean of those that it replaces (Ainslie et al. 2023); the training that follows is left out."""
-    triples = zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True)
-    return replace(weights, layers=[_with_kv_heads(*triple) for triple in triples])
-
-
 def _with_kv_heads(weights: LayerWeights, before: Layer, after: Layer) -> LayerWeights:
+    """Each KV head the mean of those that it replaces (Ainslie et al. 2023); the training that follows is left out."""
     mixer, old, new = weights.mixer, before.mixer, after.mixer
     if not (isinstance(mixer, AttentionWeights) and isinstance(old, Attention) and isinstance(new, Attention)):
         return weights
@@ -106,13 +100,9 @@ def pruned(weights: DecoderWeights, before: ModelSpec, after: ModelSpec, changes
         return replace(weights, layers=[weights.layers[i] for i in kept])
     layers = []
     for own, old, new in zip(weights.layers, before.iter_layers(), after.iter_layers(), strict=True):
-        mixer, ffn = own.mixer, own.ffn
-        if (
-            isinstance(mixer, AttentionWeights)
-            and isinstance(old.mixer, Attention)
-            and isinstance(new.mixer, Attention)
-        ):
-            mixer = _fewer_heads(mixer, old.mixer, new.mixer)
+        mixer, ffn, was, now = own.mixer, own.ffn, old.mixer, new.mixer
+        if isinstance(mixer, AttentionWeights) and isinstance(was, Attention) and isinstance(now, Attention):
+            mixer = _fewer_heads(mixer, was, now)
         if isinstance(ffn, FFNWeights) and isinstance(old.ffn, DenseFFN) and isinstance(new.ffn, DenseFFN):
             ffn = _fewer_columns(ffn, old.ffn, new.ffn.intermediate_size)
         layers.append(replace(own, mixer=mixer, ffn=ffn))
@@ -166,18 +156,18 @@ def _plain(weight: object) -> Tensor:
 WeightChange = Callable[[DecoderWeights, ModelSpec, ModelSpec, ModelChanges], DecoderWeights] | None
 
 # Fields of `ModelChanges` whose weights follow from those of the model before, without training.
-WEIGHT_CHANGES: MappingProxyType[str, WeightChange] = MappingProxyType(
-    {
-        "num_kv_heads": with_kv_heads,
-        "prune": pruned,
-        "low_rank": with_low_rank,
-        "share_layers": lambda weights, _, after, __: replace(
-            weights, layers=used_in_turn(weights.layers[: after.num_distinct_layers], after.num_layers)
-        ),
-        "tie_embeddings": with_tied_table,
-        **dict.fromkeys(("window", "sparse", "early_exit")),
-    }
-)
+WEIGHT_CHANGES: Mapping[str, WeightChange] = {
+    "num_kv_heads": lambda weights, before, after, _: replace(
+        weights, layers=list(map(_with_kv_heads, weights.layers, before.iter_layers(), after.iter_layers()))
+    ),
+    "prune": pruned,
+    "low_rank": with_low_rank,
+    "share_layers": lambda weights, _, after, __: replace(
+        weights, layers=list(islice(cycle(weights.layers[: after.num_distinct_layers]), after.num_layers))
+    ),
+    "tie_embeddings": with_tied_table,
+    **dict.fromkeys(("window", "sparse", "early_exit")),
+}
 
 
 def changed_weights(weights: DecoderWeights, changed_from: ChangedFrom) -> DecoderWeights:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN, Rope
+from perfmodel.models.architecture import Attention, LatentAttention, LinearAttention, MoEFFN
 from perfmodel.models.params import weight_bytes
 from perfmodel.models.spec import ModelSpec
 from perfmodel.ops.formats import served_model
@@ -29,9 +29,8 @@ from perfmodel_executors.models.random_weights import TRAINED, random_weights
 from perfmodel_executors.models.rotations import SCALED_BY_LENGTH, Rotations, rotary_table
 from perfmodel_executors.models.smoothing import has_static_scales, loads_smoothed
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, MoEWeights
-from perfmodel_executors.parallel.experts import exchanged
-from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed
-from perfmodel_executors.parallel.sharding import shard_model, stage_model
+from perfmodel_executors.parallel.group import ALONE, TensorGroup, embed, exchanged
+from perfmodel_executors.parallel.sharding import shard_model
 from perfmodel_executors.sampling import SamplingSettings, TokenChooser
 
 
@@ -57,7 +56,7 @@ class Decoder:
         if weights is None:
             support.check_memory(f"{model.name}: weights", sum(weight_bytes(model).values()) / group.size, device)
         self.model = model
-        self.part = stage_model(shard_model(model, group), group.stage)
+        self.part = shard_model(model, group)
         self.dtype, self.device, self.group = dtype, device, group
         self.ring = ring_of(model)
         self.is_standard = attention == "standard"
@@ -65,10 +64,11 @@ class Decoder:
         self.chooser = TokenChooser(self.kernels, device, sampling)
         self.weights = weights or random_weights(model, dtype, seed, device, group, routing)
         self._capacity_factor = routing.capacity_factor
-        self._tables = {
-            (rope, dim): rotary_table(rope, dim, model.max_position_embeddings, dtype).to(device)
-            for rope, dim in _rotated(model)
-        }
+        mixers, longest = [layer.mixer for layer, _ in model.layers], model.max_position_embeddings
+        plain = [(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention)]
+        heads = {*plain, *((m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention))}
+        tables = {(rope, dim): rotary_table(rope, dim, longest, dtype) for rope, dim in heads if rope is not None}
+        self._tables = {head: table.to(device) for head, table in tables.items()}
 
     def new_cache(self, block_size: int, num_blocks: int = 0) -> KVCache:
         """An empty KV cache that fits this model; `num_blocks` are allocated at once, more when they are needed."""
@@ -76,8 +76,7 @@ class Decoder:
         return KVCache(self.part, self.dtype, block_size, num_blocks, self.device, self.group.num_stripes)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Logits of the sampled rows, [S, V]; writes the keys and values of all T tokens into `cache`. On a pipeline
-        stage before the last, of no rows."""
+        """Logits of the sampled rows, [S, V], of none before the last stage; writes keys and values of all T tokens."""
         group, update_TC = self.group, None
         if group.stage.num_stages > 1:
             if group.stage.is_first:
@@ -112,21 +111,15 @@ class Decoder:
         return residual_TC if update_TC is None else residual_TC + update_TC
 
     def _pass_layers(
-        self,
-        batch: StepBatch,
-        cache: KVCache,
-        residual_TC: Tensor,
-        update_TC: Tensor | None,
-        which: slice = slice(None),
+        self, batch: StepBatch, cache: KVCache, residual_TC: Tensor, update_TC: Tensor | None, span: slice = slice(None)
     ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream behind `which` of the layers, and what the last block adds to it."""
+        """The residual stream behind this span of layers, and what the last block adds to it."""
         weights, model = self.weights, self.model
         assert batch.ring == self.ring, "the batch's slots are not those of this model's cache"
         rotations = Rotations(self._tables, batch.positions_T)
         states = cache.states.rows_of(batch, cache.block_size)
         step = MixerStep(self.kernels, batch, rotations, states, model.norm_eps, self.is_standard, self.group)
-        layers = list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))
-        for index, (layer, own) in layers[which]:
+        for index, (layer, own) in list(enumerate(zip(self.part.iter_layers(), weights.layers, strict=True)))[span]:
             if layer.mixer is not None and own.mixer is not None:
                 x_TC, residual_TC = self._norm(update_TC, residual_TC, own.mixer_norm)
                 run = MIXERS[type(layer.mixer)]
@@ -151,8 +144,7 @@ class Decoder:
         if not (len(batch.sample_rows_S) and self.group.stage.is_last):
             self.forward(batch, cache)
             return []
-        tokens: list[int] = self.next_tokens(batch, cache).tolist()
-        return tokens
+        return list(self.next_tokens(batch, cache).tolist())
 
     def head(self, x_RC: Tensor) -> Tensor:
         model = self.model
@@ -247,12 +239,6 @@ def route_tokens(kernels: Kernels, logits_TE: Tensor, ffn: MoEFFN, bias_E: Tenso
     rule = RoutingRule(own.scoring, own.renormalizes, own.scale, ffn.num_groups, ffn.top_k_groups, own.groups_by)
     chosen: tuple[Tensor, Tensor] = kernels.route(logits_TE, ffn.top_k, rule, bias_E)
     return chosen
-
-
-def _rotated(model: ModelSpec) -> set[tuple[Rope, int]]:
-    mixers = [layer.mixer for layer, _ in model.layers]
-    heads = {(m.rope, m.head_dim) for m in mixers if isinstance(m, Attention | LinearAttention) and m.rope is not None}
-    return heads | {(m.rope, m.qk_rope_head_dim) for m in mixers if isinstance(m, LatentAttention)}
 
 
 def load_decoder(

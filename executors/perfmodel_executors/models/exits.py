@@ -19,8 +19,7 @@ class DrawnExits:
     """Draws from `seed`: a token's is a hash of request and position, whoever runs beside it."""
 
     def __init__(self, exits: ExitSpec, seed: int) -> None:
-        self._reach = exits.reach
-        self._seed = seed
+        self._reach, self._seed = exits.reach, seed
         self._draws: dict[int, list[float]] = {}
         self.num_tokens = self.num_layers = 0
 
@@ -43,26 +42,21 @@ class DrawnExits:
         return f"Decoded tokens passed {self.num_layers / max(total, 1):.0%} of the layers."
 
 
-# (rows of the batch, first layer, the layer before which to stop, [R, C] states or None: those of the embedding)
-RunLayers = Callable[[StepBatch, int, int, Tensor | None], Tensor]
-# (layer, [R, C] states, their positions, their slots): writes keys and values
-FillCache = Callable[[int, Tensor, Tensor, Tensor], None]
-
-
 def leave_early(
     batch: StepBatch,
     num_layers: int,
-    run_layers: RunLayers,
-    fill_cache: FillCache,
+    run_layers: Callable[[StepBatch, int, int, Tensor | None], Tensor],
+    fill_cache: Callable[[int, Tensor, Tensor, Tensor], None],
     ask_head: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
-    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. ask_head:
-    gets the states of decodes behind each layer that they come to, but the last."""
+    """The last states of all rows, [T, C], of decodes that pass `num_layers_D` layers each, at least one. run_layers:
+    of (rows, first layer, the one to stop before, [R, C] states, None: embedded); fill_cache: writes keys and values of
+    (layer, [R, C] states, positions, slots); ask_head: gets decodes' states behind each layer but the last."""
     assert batch.num_layers_D is not None
     depths = [min(depth, num_layers) for depth in batch.num_layers_D]
     stops = range(1, num_layers + 1) if ask_head is not None else sorted({*depths, num_layers})
     x_TC = run_layers(batch, 0, stops[0], None)
-    rows, part, num_staying = _all_rows(batch), batch, len(depths)
+    rows, part, num_staying = torch.arange(len(x_TC), device=x_TC.device), batch, len(depths)
     for first, stop in pairwise(stops):
         if ask_head is not None and num_staying:
             ask_head(x_TC[rows[:num_staying]])
@@ -82,15 +76,11 @@ def leave_early(
     return x_TC
 
 
-def _all_rows(batch: StepBatch) -> Tensor:
-    return torch.arange(len(batch.tokens_T), device=batch.tokens_T.device)
-
-
 def _without(batch: StepBatch, staying: Sequence[int]) -> tuple[StepBatch, Tensor]:
     """The batch with these of its decodes, and its chunks, and the rows they have; nothing is sampled from it."""
-    split = batch.num_decodes
-    kept = torch.tensor(staying, dtype=torch.int64, device=batch.tokens_T.device)
-    rows = torch.cat((kept, _all_rows(batch)[split:]))
+    split, device = batch.num_decodes, batch.tokens_T.device
+    kept = torch.tensor(staying, dtype=torch.int64, device=device)
+    rows = torch.cat((kept, torch.arange(split, len(batch.tokens_T), device=device)))
     in_ring = batch.kept_W
     if in_ring is not None:  # decodes always stay in the ring
         in_ring = torch.cat((torch.arange(len(kept), device=kept.device), in_ring[split:] - split + len(kept)))

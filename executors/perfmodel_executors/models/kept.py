@@ -7,13 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perfmodel.models.architecture import Attention
-from perfmodel_executors.kernels.kv_pages import KVPages, Packing, empty_pages
+from perfmodel_executors.kernels.kv_pages import KVPages, Packing
 
 
 class HeldTokens(NamedTuple):
-    """What eviction holds, in R places of each of K heads: keys and values [rows, K, R, H], scores, and positions + 1
-    (0: empty) [rows, K, R]."""
+    """Held, in R places of K heads: k, v [rows, K, R, H]; scores, and positions + 1 (0: empty) [rows, K, R]."""
 
     k: Tensor
     v: Tensor
@@ -34,16 +32,3 @@ class KVTiers(NamedTuple):
 
     rings: Sequence[KVPages]
     pages: KVPages
-
-
-def empty_held(mixer: Attention, dtype: torch.dtype, device: torch.device) -> HeldTokens:
-    heads, room = mixer.num_kv_heads, mixer.evicts_to or 0
-    sizes = (mixer.head_dim, mixer.v_head_dim)
-    k, v = (torch.zeros(0, heads, room, size, dtype=dtype, device=device) for size in sizes)
-    places = torch.zeros(0, heads, room, dtype=torch.int64, device=device)
-    return HeldTokens(k, v, torch.zeros(0, heads, room, device=device), places)
-
-
-def empty_rings(mixer: Attention, tiers: Sequence[Tier], device: torch.device) -> tuple[KVPages, ...]:
-    dims = (mixer.head_dim, mixer.v_head_dim)
-    return tuple(empty_pages(0, t.tokens, mixer.num_kv_heads, dims, t.dtype, device, t.packing) for t in tiers)

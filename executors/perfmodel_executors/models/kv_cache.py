@@ -3,6 +3,7 @@ The pool grows with the block ids that plans mention, of which a short run touch
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from perfmodel_executors.models.support import CPU, check_memory, kv_dtype, kv_p
 
 class KVCache:
     """Keys and values of all layers of a rank's part of `model`, in its formats; latents and convolutions' inputs in
-    `dtype`, that of activations. block_size: tokens of a sequence in a block, of which each of `num_stripes` ranks
-    keeps its share."""
+    `dtype`, that of activations. block_size: tokens of a block, shared out over `num_stripes` ranks."""
 
     def __init__(
         self,
@@ -37,13 +37,11 @@ class KVCache:
         for index, layer in enumerate(model.iter_layers()):
             mixer = layer.mixer
             if isinstance(mixer, Attention) and mixer.evicts_to is None:
-                dims = (mixer.head_dim, mixer.v_head_dim)
-                own_size = block_size // num_stripes
+                own_size, dims = block_size // num_stripes, (mixer.head_dim, mixer.v_head_dim)
                 self._paged[index] = empty_pages(0, own_size, mixer.num_kv_heads, dims, form, device, packing)
             elif isinstance(mixer, LatentAttention):
                 width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
-                latents = torch.zeros(0, block_size, width, dtype=dtype, device=device)
-                self._paged[index] = LatentPages(latents)
+                self._paged[index] = LatentPages(torch.zeros(0, block_size, width, dtype=dtype, device=device))
         self._allocate(num_blocks)
 
     @property
@@ -82,34 +80,32 @@ class KVCache:
             pages.move(sources, targets)
 
     def packed(self, blocks: Sequence[int]) -> Tensor:
-        """Bytes of these blocks in all layers, one tensor after another."""
+        """Bytes of these blocks in all layers, one tensor after another; a CPU indexes bytes, whatever the format."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        return torch.cat([tensor.view(torch.uint8)[index].flatten() for tensor in self._tensors])
+        parts = [tensor.view(torch.uint8)[index].flatten() for tensor in self.tensors]
+        return torch.cat(parts) if parts else index.to(torch.uint8)[:0]
 
     def unpack(self, blocks: Sequence[int], packed: Tensor) -> None:
         """Write what `packed` gave of another cache."""
         index, begin = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             stored = tensor.view(torch.uint8)
             end = begin + len(blocks) * stored[0].numel()
             stored[index] = packed[begin:end].view(len(blocks), *stored.shape[1:])
             begin = end
 
     @property
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [tensor for pages in self.pages for tensor in pages.tensors]
 
     @contextmanager
     def restored(self, block_tables: Sequence[Sequence[int]]) -> Iterator[None]:
         """Afterwards these sequences have again what they have now: in their blocks, and as states."""
         blocks = [block for table in block_tables for block in table]
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
-        tensors = self._tensors
-        kept = [tensor.view(torch.uint8)[index] for tensor in tensors]  # which a CPU indexes, whatever the format
+        kept = self.packed(blocks)
         with self.states.restored([table[0] for table in block_tables if table]):
             yield
-        for tensor, values in zip(tensors, kept, strict=True):
-            tensor.view(torch.uint8)[index] = values
+        self.unpack(blocks, kept)
 
     def reserve_for(self, block_tables: Sequence[Sequence[int]]) -> None:
         self.reserve(1 + max((max(table) for table in block_tables if table), default=-1))
@@ -124,21 +120,18 @@ class HostPages:
     def __init__(self, cache: KVCache) -> None:
         self.num_bytes = 0
         self._cache = cache
-        self._pins = cache.device.type == "cuda"
         self._num_slots = 0
         self._slots: list[Tensor] = []  # of each tensor of each layer
 
     def copy(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         """Copies (block, slot) of `out`, then (slot, block) of `back`."""
-        tensors = [tensor for pages in self._cache.pages for tensor in pages.tensors]
+        tensors = self._cache.tensors
         num_slots, block_bytes = 1 + max((slot for _, slot in out), default=-1), self._cache.block_bytes
         if num_slots > self._num_slots:  # contents are kept; new slots are written, so no copy pays for the first touch
-            before, self._num_slots = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
-            check_memory(f"{self._num_slots} KV blocks of the second tier", self._num_slots * block_bytes)
-            grown = [
-                torch.zeros(self._num_slots, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._pins)
-                for tensor in tensors
-            ]
+            before, size = self._num_slots, max(num_slots, 2 * self._num_slots, _FIRST_SLOTS)
+            check_memory(f"{size} KV blocks of the second tier", size * block_bytes)
+            shared: Any = {"device": "cpu", "pin_memory": self._cache.device.type == "cuda"}
+            self._num_slots, grown = size, [tensor.new_zeros(size, *tensor.shape[1:], **shared) for tensor in tensors]
             for new, old in zip(grown, self._slots, strict=False):
                 new[:before] = old
             self._slots = grown

@@ -1,10 +1,10 @@
 """The tensors of each kind of block: shapes, and what files call them. Random weights and readers follow this table."""
 
-from collections.abc import Callable
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from perfmodel.models import architecture
+from perfmodel.models.architecture import Mixer
 from perfmodel_executors.models import weights
 
 
@@ -97,18 +97,13 @@ def _delta_net(mixer: architecture.GatedDeltaNet, hidden: int) -> Parts:
 
 
 # Kind of mixer -> its weights, and their parts by field, of (mixer, hidden size).
-MIXER_PARTS: MappingProxyType[
-    type[architecture.Mixer], tuple[Callable[..., weights.MixerWeights], Callable[[Any, int], Parts]]
-]
-MIXER_PARTS = MappingProxyType(
-    {
-        architecture.Attention: (weights.AttentionWeights, _attention),
-        architecture.GatedDeltaNet: (weights.DeltaWeights, _delta_net),
-        architecture.LatentAttention: (weights.LatentWeights, _latent),
-        architecture.LinearAttention: (weights.LinearAttentionWeights, _linear_attention),
-        architecture.Mamba: (weights.MambaWeights, _mamba),
-    }
-)
+MIXER_PARTS: Mapping[type[Mixer], tuple[Callable[..., weights.MixerWeights], Callable[[Any, int], Parts]]] = {
+    architecture.Attention: (weights.AttentionWeights, _attention),
+    architecture.GatedDeltaNet: (weights.DeltaWeights, _delta_net),
+    architecture.LatentAttention: (weights.LatentWeights, _latent),
+    architecture.LinearAttention: (weights.LinearAttentionWeights, _linear_attention),
+    architecture.Mamba: (weights.MambaWeights, _mamba),
+}
 
 
 def dense_parts(ffn: architecture.DenseFFN, hidden: int) -> Parts:
@@ -126,13 +121,12 @@ def expert_parts(ffn: architecture.MoEFFN, hidden: int) -> Parts:
     experts, width = ffn.num_experts, ffn.intermediate_size
     rows = 2 * width if ffn.gated else width
     chooses = "e_score_correction_bias" if ffn.routing.bias_chooses else "bias"
+    has_gate = bool(ffn.shared_intermediate_size and ffn.shared_gate)
     return {
         "router": WeightPart((experts, hidden), "router"),
         "up": WeightPart((experts, rows, hidden), "experts"),
         "down": WeightPart((experts, hidden, width), "experts"),
-        "shared_gate": WeightPart(
-            (1, hidden), "shared_router", "weight", bool(ffn.shared_intermediate_size and ffn.shared_gate)
-        ),
+        "shared_gate": WeightPart((1, hidden), "shared_router", is_there=has_gate),
         "router_bias": WeightPart((experts,), "router", chooses, ffn.router_bias),
         "up_bias": WeightPart((experts, rows), "experts", "gate_up_proj_bias", ffn.bias),
         "down_bias": WeightPart((experts, hidden), "experts", "down_proj_bias", ffn.bias),

@@ -5,7 +5,6 @@ keeps. Formats are known by what they store and multiply in, not by the name of 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -26,8 +25,7 @@ Quantize = Callable[[Tensor], MatrixWeight]
 
 
 class _Format(NamedTuple):
-    """What distinguishes formats: codes stored, codes multiplied (None: the model's dtype), whether in groups, whether
-    outputs share scales, too."""
+    """What distinguishes formats: codes stored, multiplied (None: the model's dtype), scales by group, by block."""
 
     weights: str
     activations: str | None
@@ -44,32 +42,30 @@ def _int4(quantization: QuantizationSpec) -> Quantize:
     return partial(formats.quantize_int4, group_size=quantization.group_size, has_zeros=quantization.method == "awq")
 
 
-_QUANTIZERS: MappingProxyType[_Format | None, Callable[[QuantizationSpec], Quantize]] = MappingProxyType(
-    {
-        **{_Format("int8", activations, False): _int8 for activations in (None, "int8")},
-        _Format("fp8", None, False): lambda own: partial(formats.quantize_fp8, quantizes_input=False),
-        _Format("fp8", "fp8", False): lambda own: formats.quantize_fp8,
-        **{_Format("int4", None, is_grouped): _int4 for is_grouped in (True, False)},
-        _Format("int4", "int8", True): lambda own: partial(formats.quantize_int4_int8, group_size=own.group_size),
-        _Format("ternary", "int8", False): lambda own: partial(formats.quantize_signs, bits=2),
-        _Format("binary", "int8", False): lambda own: partial(formats.quantize_signs, bits=1),
-        _Format("fp8", "fp8", True, is_blocked=True): lambda own: formats.quantize_fp8_block,
-        _Format("mxfp4", None, True): lambda own: formats.quantize_mxfp4,
-        # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
-        _Format("nvfp4", None, True): lambda own: formats.quantize_nvfp4,
-        **{
-            _Format(name, None, False): lambda own: partial(formats.quantize_gguf, form=own.weights or "")
-            for name in BLOCK_SIZES
-        },
-    }
-)
+_QUANTIZERS: Mapping[_Format | None, Callable[[QuantizationSpec], Quantize]] = {
+    **{_Format("int8", activations, False): _int8 for activations in (None, "int8")},
+    _Format("fp8", None, False): lambda own: partial(formats.quantize_fp8, quantizes_input=False),
+    _Format("fp8", "fp8", False): lambda own: formats.quantize_fp8,
+    **{_Format("int4", None, is_grouped): _int4 for is_grouped in (True, False)},
+    _Format("int4", "int8", True): lambda own: partial(formats.quantize_int4_int8, group_size=own.group_size),
+    _Format("ternary", "int8", False): lambda own: partial(formats.quantize_signs, bits=2),
+    _Format("binary", "int8", False): lambda own: partial(formats.quantize_signs, bits=1),
+    _Format("fp8", "fp8", True, is_blocked=True): lambda own: formats.quantize_fp8_block,
+    _Format("mxfp4", None, True): lambda own: formats.quantize_mxfp4,
+    # No device that is executed on multiplies NVFP4: as engines do there, activations stay as they are.
+    _Format("nvfp4", None, True): lambda own: formats.quantize_nvfp4,
+    **{
+        _Format(name, None, False): lambda own: partial(formats.quantize_gguf, form=own.weights or "")
+        for name in BLOCK_SIZES
+    },
+}
 
 
-def refuse(name: str, cases: Mapping[str, bool]) -> None:
-    """Raises PerfmodelError with the first sentence of `cases` that applies to the model called `name`."""
-    for sentence, applies in cases.items():
+def refuse(name: str, cases: Mapping[str, bool], sentence: str = "{}") -> None:
+    """Raises PerfmodelError with the first of `cases` that applies to the model called `name`, within `sentence`."""
+    for case, applies in cases.items():
         if applies:
-            raise PerfmodelError(f"{name}: {sentence}")
+            raise PerfmodelError(f"{name}: {sentence.format(case)}")
 
 
 def check_quantization(model: ModelSpec) -> None:
@@ -134,9 +130,7 @@ def layer_quantizer(model: ModelSpec) -> Callable[[LayerWeights, Layer, int], La
             quantization = replace(quantization, weights=by_mix[quantization.mix][index].get(tensor))
         return _QUANTIZERS[_format(quantization, model.dtype)](quantization)
 
-    return lambda weights, layer, index: _layer(
-        weights, layer, partial(quantizer, own=dict(layer.formats), index=index)
-    )
+    return lambda own, layer, index: _layer(own, layer, partial(quantizer, own=dict(layer.formats), index=index))
 
 
 def table_quantizer(model: ModelSpec) -> Callable[[Tensor | GgufWeight, str], Tensor | GgufWeight]:

@@ -84,16 +84,13 @@ def random_weights(
     group: TensorGroup = ALONE,
     routing: ExpertRouting = TRAINED,
 ) -> DecoderWeights:
-    """Weights of the whole model, or of this rank's part; equal for equal (model, dtype, seed, kind of device).
-    routing: which experts the routers prefer."""
+    """Weights of the model, or this rank's part; equal for equal (model, dtype, seed, kind of device, routing)."""
     draw = RandomTensors(dtype, seed, device)
     embedding = head = draw.matrix(model.vocab_size, model.hidden_size)
     if not model.tie_word_embeddings:
         head = draw.matrix(model.vocab_size, model.hidden_size)
-    layers = (
-        _with_popularity(_layer(draw, model, layer), layer, index, routing)
-        for index, layer in enumerate(model.iter_layers())
-    )
+    specs = enumerate(model.iter_layers())
+    layers = (_with_popularity(_layer(draw, model, layer), layer, index, routing) for index, layer in specs)
     return held_weights(DecoderWeights(embedding, head, draw.ones(model.hidden_size)), layers, model, group)
 
 
@@ -129,8 +126,7 @@ def _layer(draw: RandomTensors, model: ModelSpec, layer: Layer) -> LayerWeights:
 
 
 def _with_popularity(weights: LayerWeights, layer: Layer, index: int, routing: ExpertRouting) -> LayerWeights:
-    """The layer's weights with a router that chooses as `routing` says; where it names no popularity, as they are.
-    Raises PerfmodelError for experts that are chosen group by group."""
+    """With a router that chooses as `routing` says, if it does. Raises PerfmodelError for experts chosen in groups."""
     ffn, own = layer.ffn, weights.ffn
     is_named = routing.alpha is not None or routing.popularity is not None
     if not (is_named and isinstance(own, MoEWeights) and isinstance(ffn, MoEFFN)):

@@ -4,7 +4,6 @@ elements that do not rotate have the frequency 0."""
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -34,8 +33,7 @@ def _llama3(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num
 
 
 def _yarn(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, num_positions: int) -> Tensor:
-    """As trained above `beta_fast` rotations within the trained context, divided by the factor below `beta_slow`
-    (Peng et al. 2023, section 3.2)."""
+    """As trained above `beta_fast` rotations, divided by the factor below `beta_slow` (Peng et al. 2023, 3.2)."""
     dim = 2 * len(inverse)
 
     def element(rotations: float) -> float:
@@ -62,12 +60,10 @@ def _longrope(inverse: Tensor, rope: Rope, scaling: RopeScaling, trained: int, n
 
 # (trained frequencies, layer's rope, its scaling, tokens of the trained context and of the longest sequence) ->
 # frequencies. A factor or a context that a kind needs and a file lacks has been refused before.
-SCALINGS: MappingProxyType[str, Callable[[Tensor, Rope, RopeScaling, int, int], Tensor]] = MappingProxyType(
-    {
-        "linear": lambda inverse, rope, scaling, *_: inverse / (scaling.factor or 1),
-        **{"dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope},
-    }
-)
+SCALINGS: Mapping[str, Callable[[Tensor, Rope, RopeScaling, int, int], Tensor]] = {
+    "linear": lambda inverse, rope, scaling, *_: inverse / (scaling.factor or 1),
+    **{"dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope},
+}
 
 SCALED_BY_LENGTH = ("dynamic", "longrope")  # by the longest sequence that is served
 

@@ -44,14 +44,11 @@ def loads_smoothed(model: ModelSpec, build: Callable[[ModelSpec], Any], seed: in
         blocks = ((mixer, ("qkv_rank", "out_rank")), (ffn, ("up_rank", "down_rank")))
         ranks = [getattr(block, name, None) for block, names in blocks for name in names]
         missing = {"others": not is_known, "products of two thin matrices": any(ranks), "several": bool(layer.formats)}
-        refuse(
-            model.name,
-            {
-                f"SmoothQuant is executed for attention and dense blocks in one format, and this model has {what}; set "
-                f"engine.quantization to w8a8_int8, or simulate it.": applies
-                for what, applies in missing.items()
-            },
+        sentence = (
+            "SmoothQuant is executed for attention and dense blocks in one format, and this model has {}; set "
+            "engine.quantization to w8a8_int8, or simulate it."
         )
+        refuse(model.name, missing, sentence)
     have = model.quantization
     kept = QuantizationSpec(kv_cache=have.kv_cache, kv_group_size=have.kv_group_size, kv_recent=have.kv_recent)
     return _smoothed(build(replace(model, quantization=kept)), _text(model, seed))
@@ -61,8 +58,7 @@ def _text(model: ModelSpec, seed: int) -> list[int]:
     path, count = model.weights_origin, min(_TEXT_TOKENS, model.max_position_embeddings)
     if path is not None and path.endswith(".gguf"):
         return load_tokenizer(path).encode(read_text())[:count]
-    drawn: list[int] = torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return drawn
+    return list(torch.randint(model.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
 class _Watched:
@@ -75,11 +71,10 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
-    def linear(self, x_TC: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: Tensor, *rest: Any) -> Any:
         largest_C, key = x_TC.abs().amax(dim=0).float(), id(weight)
         self.largest[key] = torch.maximum(self.largest.get(key, largest_C), largest_C)
-        product: Tensor = self._kernels.linear(x_TC, weight, *rest)
-        return product
+        return self._kernels.linear(x_TC, weight, *rest)
 
 
 def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
@@ -90,20 +85,16 @@ def _smoothed(decoder: Any, tokens: Sequence[int]) -> DecoderWeights:
     with torch.inference_mode():
         decoder.forward(build_batch([TokenSegment(list(tokens), 0, blocks)], _BLOCK, decoder.device), cache)
     weights: DecoderWeights = decoder.weights
-    known: dict[int, LayerWeights] = {}  # layers that are used in turn stay one
-    for layer in weights.layers:
-        known.setdefault(id(layer), _layer(layer, watched.largest))
+    known = {id(layer): _layer(layer, watched.largest) for layer in weights.layers}  # those used in turn stay one
     return replace(weights, layers=[known[id(layer)] for layer in weights.layers])
 
 
 def _layer(layer: LayerWeights, largest: dict[int, Tensor]) -> LayerWeights:
-    if isinstance(layer.mixer, AttentionWeights):
-        mixer = layer.mixer
+    if isinstance(mixer := layer.mixer, AttentionWeights):
         norm, qkv = _behind_norm(layer.mixer_norm, mixer.qkv, largest)
         out = _static(mixer.out, largest[id(mixer.out)])
         layer = replace(layer, mixer_norm=norm, mixer=replace(mixer, qkv=qkv, out=out))
-    if isinstance(layer.ffn, FFNWeights):
-        ffn = layer.ffn
+    if isinstance(ffn := layer.ffn, FFNWeights):
         norm, up = _behind_norm(layer.ffn_norm, ffn.up, largest)
         down = _static(ffn.down, largest[id(ffn.down)])
         layer = replace(layer, ffn_norm=norm, ffn=replace(ffn, up=up, down=down))

@@ -3,6 +3,7 @@ first of its KV blocks. A sequence that begins, or that no step has seen, finds 
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -13,9 +14,9 @@ from torch import Tensor
 from perfmodel.models.architecture import Attention, GatedDeltaNet, LinearAttention, Mamba
 from perfmodel.models.spec import ModelSpec
 from perfmodel_executors.kernels import Kernels
-from perfmodel_executors.kernels.kv_pages import KVPages, grown
+from perfmodel_executors.kernels.kv_pages import KVPages, empty_pages, grown
 from perfmodel_executors.models.batch import StepBatch, on_device
-from perfmodel_executors.models.kept import HeldTokens, Tier, empty_held, empty_rings
+from perfmodel_executors.models.kept import HeldTokens, Tier
 from perfmodel_executors.models.rotations import Rotations
 from perfmodel_executors.parallel.group import ALONE, TensorGroup
 
@@ -56,6 +57,13 @@ class MixerStep(NamedTuple):
     is_standard: bool = False
     group: TensorGroup = ALONE
 
+    def rotated(self, mixer: Attention | LinearAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [T, heads, H] at the positions of their tokens, where the mixer rotates them."""
+        if mixer.rope is None:
+            return q, k
+        rows = self.rotations.rows(mixer.rope, mixer.head_dim)
+        return self.kernels.rope(q, rows), self.kernels.rope(k, rows)
+
     @property
     def chunk_rows(self) -> list[slice]:
         """Rows of each chunk's tokens in the batch."""
@@ -64,9 +72,8 @@ class MixerStep(NamedTuple):
 
 
 class StatePool:
-    """The states of all layers of a model that keep some for each sequence; it grows with the sequences that it meets.
-    tiers: in which attention keeps its newest tokens; num_rows: for which there is memory; whoever remembers tensors of
-    `layers` finds others where it has grown."""
+    """The states of all layers of a model that keep some for each sequence. tiers: in which attention keeps its newest
+    tokens; num_rows: for which there is memory; it grows with the sequences, and `layers` then have other tensors."""
 
     def __init__(self, model: ModelSpec, dtype: torch.dtype, device: torch.device, tiers: Sequence[Tier] = ()) -> None:
         self.layers: dict[int, RowTensors] = {}
@@ -78,9 +85,13 @@ class StatePool:
             if isinstance(mixer, Mamba | GatedDeltaNet | LinearAttention):
                 self.layers[index] = _empty(mixer, dtype, device)
             elif isinstance(mixer, Attention) and mixer.evicts_to is not None:
-                self.layers[index] = empty_held(mixer, dtype, device)
+                zeros = partial(torch.zeros, 0, mixer.num_kv_heads, mixer.evicts_to, device=device)
+                k, v = (zeros(size, dtype=dtype) for size in (mixer.head_dim, mixer.v_head_dim))
+                self.layers[index] = HeldTokens(k, v, zeros(), zeros(dtype=torch.int64))
             elif isinstance(mixer, Attention) and tiers:
-                self.layers[index] = empty_rings(mixer, tiers, device)
+                heads, dims = mixer.num_kv_heads, (mixer.head_dim, mixer.v_head_dim)
+                rings = (empty_pages(0, t.tokens, heads, dims, t.dtype, device, t.packing) for t in tiers)
+                self.layers[index] = tuple(rings)
 
     def rows_of(self, batch: StepBatch, block_size: int) -> StateRows:
         """The rows of a step's sequences; of those that begin, they are zeroed."""
@@ -114,8 +125,7 @@ class StatePool:
 
     @property
     def row_bytes(self) -> int:
-        tensors = (tensor for layer in self.layers.values() for tensor in _tensors(layer))
-        return sum(prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
+        return sum(prod(x.shape[1:]) * x.element_size() for layer in self.layers.values() for x in _tensors(layer))
 
     @contextmanager
     def restored(self, first_blocks: Sequence[int]) -> Iterator[None]:

@@ -54,11 +54,8 @@ def _packing(quantization: QuantizationSpec, name: str | None) -> Packing | None
 
 def kv_tiers(model: ModelSpec, dtype: torch.dtype) -> list[Tier]:
     """How the newest tokens are kept, newest tier first, where they are in other formats than the oldest."""
-    dtypes = _KV_DTYPES | {model.dtype: dtype}
-    return [
-        Tier(tokens, dtypes.get(name, torch.uint8), _packing(model.quantization, name))
-        for tokens, name in model.quantization.kv_recent
-    ]
+    own, dtypes = model.quantization, _KV_DTYPES | {model.dtype: dtype}
+    return [Tier(tokens, dtypes.get(name, torch.uint8), _packing(own, name)) for tokens, name in own.kv_recent]
 
 
 def check_memory(what: str, num_bytes: float, device: torch.device = CPU) -> None:
@@ -95,11 +92,12 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
     quantization, packing, mixers = model.quantization, kv_packing(model), _attention(model)
     is_standard = attention == "standard"
     kv_cache, group = quantization.kv_cache, quantization.kv_group_size
+    is_other = packing is None and kv_cache not in (None, model.dtype, *_KV_DTYPES)
+    limited = any(m.span is not None or m.sparsity is not None for m in mixers)
+    has_terms = any(_has_own_softmax(m) and (is_standard or m.is_rolling or m.sparsity is not None) for m in mixers)
     unfit = [m.head_dim for m in mixers if packing and not all(map(packing.fits, (m.head_dim, m.v_head_dim)))]
     cases = {
-        f"a KV cache in {kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8, int8, int4 or int2.": packing
-        is None
-        and kv_cache not in (None, model.dtype, *_KV_DTYPES),
+        f"a KV cache in {kv_cache} is not executed yet; set kv_cache_dtype to auto, fp8, int8, int4 or int2.": is_other,
         **_kept_cases(model, mixers, is_standard),
         # A token is packed when it comes; rolling caches look at it before it is stored.
         "a rolling KV cache (model_changes.window) with scales in groups is not executed yet; set kv_cache_dtype to "
@@ -108,26 +106,22 @@ def check_executable(model: ModelSpec, attention: str = "flash") -> None:
         f"divisor.": bool(unfit),
         # Standard attention computes and throws away what a window or blocks hide; there is no kernel that does.
         "standard attention is executed over all keys only, and this model limits what a query sees; set "
-        "engine.attention to flash, or leave the window or the blocks out.": is_standard
-        and any(m.span is not None or m.sparsity is not None for m in mixers),
+        "engine.attention to flash, or leave the window or the blocks out.": is_standard and limited,
         # They have one kernel, over all keys, a window or a chunk.
         "capped scores or sinks in the softmax are not executed with standard attention, a rolling KV cache "
-        "(model_changes.window) or blocks (model_changes.sparse); leave those out.": any(
-            _has_own_softmax(m) and (is_standard or m.is_rolling or m.sparsity is not None) for m in mixers
-        ),
+        "(model_changes.window) or blocks (model_changes.sparse); leave those out.": has_terms,
     }
     refuse(model.name, cases)
     sparsity = model.weight_sparsity
+    is_packed, reason = quantization.weights is not None or sparsity is not None, why_not_executed(model)
+    is_single = sparsity is not None and not sparsity.is_2_4
     missing = {
-        why_not_executed(model) or "": why_not_executed(model) is not None,
-        "a product by single sparse weights (prune with storage: sparse; dense storage runs)": sparsity is not None
-        and not sparsity.is_2_4,
-        "early exit (model_changes.early_exit) from layers of quantised or 2:4 sparse weights": model.exits is not None
-        and (quantization.weights is not None or sparsity is not None),
+        reason or "": reason is not None,
+        "a product by single sparse weights (prune with storage: sparse; dense storage runs)": is_single,
+        "early exit (model_changes.early_exit) from layers of quantised or 2:4 sparse weights": is_packed
+        and model.exits is not None,
     }
-    refuse(
-        model.name, {f"{what} is not executed yet; it can be simulated.": applies for what, applies in missing.items()}
-    )
+    refuse(model.name, missing, "{} is not executed yet; it can be simulated.")
 
 
 def _has_own_softmax(mixer: Attention) -> bool:
@@ -145,13 +139,11 @@ def _kept_cases(model: ModelSpec, mixers: list[Attention], is_standard: bool) ->
     other = [name for name in (*formats, model.quantization.kv_cache or model.dtype) if name not in known]
     how = "and evicting, too," if evicts and formats else f"with {other[0] if other else None}"
     limits = [m for m in mixers if m.evicts_to is None and (m.span is not None or m.sparsity is not None)]
+    is_other = bool(other) or (evicts and bool(formats))
+    is_limited = any(map(_has_own_softmax, mixers)) or bool(formats and limits)
     return {
-        f"{what} {how} is not executed; set its formats to {' or '.join(('auto', *known[1:]))}.": bool(other)
-        or (evicts and bool(formats)),
-        f"{what} is executed for attention over all keys, without caps and sinks; simulate it.": any(
-            map(_has_own_softmax, mixers)
-        )
-        or bool(formats and limits),
+        f"{what} {how} is not executed; set its formats to {' or '.join(('auto', *known[1:]))}.": is_other,
+        f"{what} is executed for attention over all keys, without caps and sinks; simulate it.": is_limited,
         f"{what} is not executed with standard attention; set attention to flash.": bool(formats) and is_standard,
     }
 
@@ -231,5 +223,5 @@ def check_capturable(model: ModelSpec, attention: str, is_expert_parallel: bool 
         "a rank's share of whole experts (engine.enable_expert_parallel)": is_expert_parallel,
         "a share of the cached tokens (engine.decode_context_parallel_size)": num_stripes > 1,
     }
-    how = "is executed by kernels that CUDA graphs cannot hold; set engine.enforce_eager to true, or simulate it."
-    refuse(model.name, {f"{reason} {how}": applies for reason, applies in reasons.items()})
+    how = "{} is executed by kernels that CUDA graphs cannot hold; set engine.enforce_eager to true, or simulate it."
+    refuse(model.name, reasons, how)

@@ -70,8 +70,7 @@ class DeltaWeights:
 
 @dataclass(slots=True)
 class LinearAttentionWeights:
-    """qkv and out as those of attention; projection: [KV heads, m, H] random features (Performer), or [KV heads, r, r]
-    of positions modulo r (Linformer)."""
+    """As of attention; projection: [K, m, H] random features (Performer), [K, r, r] of positions mod r (Linformer)."""
 
     qkv: Tensor
     out: Tensor
@@ -96,8 +95,7 @@ class FFNWeights:
 @dataclass(slots=True)
 class MoEWeights:
     """router: [E, C]; up: [E, 2I or I, C]; down: [E, C, I]; the shared experts are one dense block; router_bias: [E];
-    up_bias, down_bias: a row for each expert; local: which of the experts these are, where ranks share them out
-    whole."""
+    up_bias, down_bias: a row for each expert; local: which experts these are, where ranks share them out whole."""
 
     router: Tensor
     up: Tensor | ExpertWeight
@@ -130,8 +128,3 @@ class DecoderWeights:
     lm_head: Tensor | GgufWeight
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
-
-
-def used_in_turn(distinct: list[LayerWeights], num_layers: int) -> list[LayerWeights]:
-    """The weights of each of `num_layers` layers: layer i has those of i modulo the number of distinct ones."""
-    return [distinct[i % len(distinct)] for i in range(num_layers)]

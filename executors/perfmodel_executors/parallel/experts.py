@@ -1,11 +1,9 @@
-"""Whole experts on their ranks: which a rank holds, which rows of a step it multiplies, and how they come there. Ranks
-of a tensor-parallel group have all tokens and choose alike; each multiplies the rows of its own experts, and sums are
-added up. Data-parallel ranks have tokens of their own and send them: dispatch, experts, combine. Where experts are
-placed, and how their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`)."""
+"""Whole experts on their ranks: which a rank holds, and which rows of a step it multiplies. Ranks of a tensor-parallel
+group have all tokens and choose alike; each multiplies the rows of its own experts, and sums are added up. Data-
+parallel ranks have tokens of their own and send them (`exchanged`, `perfmodel_executors.parallel.group`). Where experts
+are placed, and how their copies share tokens, is the cost model's rule (`perfmodel.ops.routing`)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +21,7 @@ def layer_chances(routing: ExpertRouting, ffn: MoEFFN, index: int) -> Values:
 
 
 class ExpertSharing(NamedTuple):
-    """routing: how popular experts are; num_redundant: copies of popular experts, all placed by how popular they are;
-    None: consecutive experts, one of each"""
+    """routing: how popular experts are; num_redundant: copies of popular ones, placed by that; None: one of each"""
 
     routing: ExpertRouting
     num_redundant: int | None = None
@@ -35,11 +32,9 @@ class ExpertSharing(NamedTuple):
         return place_experts(layer_chances(self.routing, ffn, index), num_ranks, self.num_redundant)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalExperts:
+class LocalExperts(NamedTuple):
     """The experts that `rank` holds, by slot, and where all are. ranks_EM, slots_EM: rank and slot there of each
-    expert's copy that takes every M-th of its rows, -1: there are fewer; copies_E: how many copies of each there
-    are."""
+    expert's copy that takes every M-th of its rows, -1: there are fewer; copies_E: how many copies of each."""
 
     rank: int
     held: tuple[int, ...]
@@ -66,7 +61,11 @@ class LocalExperts:
         experts_A = experts_TX.flatten()
         turns_A = torch.zeros_like(experts_A)
         if self.slots_EM.shape[1] > 1:
-            turns_A = _numbers(experts_A, len(self.copies_E)) % self.copies_E[experts_A]
+            # A row's number among those of its expert, modulo the expert's copies.
+            order_A, counts_E = experts_A.argsort(stable=True), experts_A.bincount(minlength=len(self.copies_E))
+            starts_A = (counts_E.cumsum(0) - counts_E)[experts_A[order_A]]
+            turns_A[order_A] = torch.arange(len(order_A), device=order_A.device) - starts_A
+            turns_A %= self.copies_E[experts_A]
         ranks_A, slots_A = self.ranks_EM[experts_A, turns_A], self.slots_EM[experts_A, turns_A]
         return ranks_A.view(experts_TX.shape), slots_A.view(experts_TX.shape)
 
@@ -74,49 +73,3 @@ class LocalExperts:
         """[T, top_k]: the slot of each row that is multiplied here, -1 of others."""
         ranks_TX, slots_TX = self.homes(experts_TX)
         return torch.where(ranks_TX == self.rank, slots_TX, -1)
-
-
-def _numbers(experts_A: Tensor, num_experts: int) -> Tensor:
-    order_A = torch.argsort(experts_A, stable=True)
-    ends_E = torch.bincount(experts_A, minlength=num_experts).cumsum(0)
-    starts_E = torch.cat((ends_E.new_zeros(1), ends_E[:-1]))
-    numbers_A = torch.empty_like(order_A)
-    numbers_A[order_A] = torch.arange(len(order_A), device=order_A.device) - starts_E[experts_A[order_A]]
-    return numbers_A
-
-
-class Exchanging(Protocol):
-    """Ranks that send rows to one another."""
-
-    @property
-    def num_expert_ranks(self) -> int: ...
-
-    def exchange(self, rows_SB: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """counts: how many of the rows go to each rank, in order; what comes, and how many from each."""
-
-
-def exchanged(
-    group: Exchanging,
-    local: LocalExperts,
-    x_TC: Tensor,
-    routing: tuple[Tensor, Tensor],
-    multiply: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Tensor:
-    """[T, C]: what the experts of all ranks add to this rank's tokens. A token goes once to each rank that has one of
-    its experts, with their slots and weights; one sum comes back. multiply: what rows get of the experts of their slots
-    here (-1: none), by weight."""
-    weights_TX, experts_TX = routing
-    ranks_TX, slots_TX = local.homes(experts_TX)
-    parts = [torch.nonzero((ranks_TX == rank).any(dim=1)).flatten() for rank in range(group.num_expert_ranks)]
-    counts, tokens_S = [len(part) for part in parts], torch.cat(parts)
-    ranks_S = torch.repeat_interleave(torch.tensor(counts, device=x_TC.device))
-    slots_SX = torch.where(ranks_TX[tokens_S] == ranks_S[:, None], slots_TX[tokens_S], -1)
-    columns = (x_TC[tokens_S], weights_TX[tokens_S].float(), slots_SX.int())
-    sizes = [column.shape[1] * column.element_size() for column in columns]
-    arrived_RB, came = group.exchange(torch.cat([column.view(torch.uint8) for column in columns], dim=1), counts)
-    x_RC, weights_RX, slots_RX = (
-        part.contiguous().view(column.dtype)
-        for part, column in zip(torch.split(arrived_RB, sizes, dim=1), columns, strict=True)
-    )
-    y_SC, _ = group.exchange(multiply(x_RC, weights_RX, slots_RX.long()), came)
-    return torch.zeros_like(x_TC).index_add_(0, tokens_S, y_SC)

@@ -1,7 +1,7 @@
 """`TensorGroup`: the ranks that compute one step together; a single one gets back what it gives."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from perfmodel.ops.sharding import stages
 from perfmodel_executors.kernels.stored_rows import table_rows
 from perfmodel_executors.kernels.weight_formats import GgufWeight
-from perfmodel_executors.parallel.experts import ExpertSharing
+from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
 
 
 class PipelineStage(NamedTuple):
@@ -42,6 +42,7 @@ class TensorGroup:
 
     rank = 0
     size = 1
+    place: tuple[int, int] | None = None  # (rank, size) of those that share experts, where they are others
     experts: ExpertSharing | None = None
     stage = ONLY_STAGE
     sends_tokens = False
@@ -61,11 +62,11 @@ class TensorGroup:
 
     @property
     def expert_rank(self) -> int:
-        return self.rank
+        return self.rank if self.place is None else self.place[0]
 
     @property
     def num_expert_ranks(self) -> int:
-        return self.size
+        return self.size if self.place is None else self.place[1]
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
@@ -90,8 +91,7 @@ ALONE = TensorGroup()
 
 class DistributedGroup(TensorGroup):
     """The default process group of torch.distributed (NCCL between GPUs, Gloo between CPU processes): the ranks of a
-    tensor-parallel group, or as many pipeline stages or data-parallel ranks of one rank each. log: told of each
-    message."""
+    tensor-parallel group, or pipeline stages or data-parallel ranks of one rank each. log: told of each message."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class DistributedGroup(TensorGroup):
         sends_tokens: bool = False,
         num_stripes: int = 1,
     ) -> None:
-        self._place = number, count = dist.get_rank(), dist.get_world_size()
-        self.rank, self.size = (0, 1) if has_stages or sends_tokens else self._place
+        self.place = number, count = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = (0, 1) if has_stages or sends_tokens else self.place
         self.stage = PipelineStage(number, count) if has_stages else ONLY_STAGE
         self.experts, self.sends_tokens, self._log = experts, sends_tokens, log
         self.num_stripes = num_stripes
@@ -110,14 +110,6 @@ class DistributedGroup(TensorGroup):
             starts = range(0, count, num_stripes)
             groups = [dist.new_group(list(range(start, start + num_stripes))) for start in starts]
             self._striped = groups[number // num_stripes]
-
-    @property
-    def expert_rank(self) -> int:
-        return self._place[0]
-
-    @property
-    def num_expert_ranks(self) -> int:
-        return self._place[1]
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         if self.size == 1:
@@ -167,8 +159,7 @@ class DistributedGroup(TensorGroup):
 
 
 class MessageLog:
-    """The messages of one step of a rank, and what its thread did between them. messages: kind and payload bytes of
-    each, as the cost model counts them (`perfmodel.ops.messages`)."""
+    """The messages of a rank's step (kind, payload bytes as in `perfmodel.ops.messages`), and CPU time between them."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, int]] = []
@@ -186,6 +177,31 @@ class MessageLog:
         """Nanoseconds of this thread's CPU time up to each message, and behind the last; waiting takes none."""
         marks = [*self._marks, time.thread_time_ns()]
         return [after - before for before, after in pairwise(marks)]
+
+
+def exchanged(
+    group: TensorGroup,
+    local: LocalExperts,
+    x_TC: Tensor,
+    routing: tuple[Tensor, Tensor],
+    multiply: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """[T, C]: what the experts of all ranks add to this rank's tokens: dispatch, experts, combine. A token goes once to
+    each rank that has one of its experts, with their slots and weights; one sum comes back. multiply: what rows get of
+    the experts of their slots here (-1: none), by weight."""
+    weights_TX, experts_TX = routing
+    ranks_TX, slots_TX = local.homes(experts_TX)
+    parts = [torch.nonzero((ranks_TX == rank).any(dim=1)).flatten() for rank in range(group.num_expert_ranks)]
+    counts, tokens_S = [len(part) for part in parts], torch.cat(parts)
+    ranks_S = torch.repeat_interleave(torch.tensor(counts, device=x_TC.device))
+    slots_SX = torch.where(ranks_TX[tokens_S] == ranks_S[:, None], slots_TX[tokens_S], -1)
+    columns = (x_TC[tokens_S], weights_TX[tokens_S].float(), slots_SX.int())
+    sizes = [column.shape[1] * column.element_size() for column in columns]
+    arrived_RB, came = group.exchange(torch.cat([column.view(torch.uint8) for column in columns], dim=1), counts)
+    arrived = zip(torch.split(arrived_RB, sizes, dim=1), columns, strict=True)
+    x_RC, weights_RX, slots_RX = (part.contiguous().view(column.dtype) for part, column in arrived)
+    y_SC, _ = group.exchange(multiply(x_RC, weights_RX, slots_RX.long()), came)
+    return torch.zeros_like(x_TC).index_add_(0, tokens_S, y_SC)
 
 
 def embed(embedding_VC: Tensor | GgufWeight, tokens_T: Tensor, group: TensorGroup, dtype: torch.dtype) -> Tensor:

@@ -27,12 +27,11 @@ from perfmodel.specs.traffic import ExpertRouting
 from perfmodel_executors.device import StepClock, device_clock
 from perfmodel_executors.models.batch import TokenSegment
 from perfmodel_executors.parallel.experts import ExpertSharing
-from perfmodel_executors.parallel.group import DistributedGroup, MessageLog
+from perfmodel_executors.parallel.group import ALONE, DistributedGroup, MessageLog
 from perfmodel_executors.parallel.sharding import check_divisible, check_stages, check_striped
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 
 _PATH = "CPU time of the ranks' threads along the critical path"
-_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 _ENDS_S = 10.0  # that ranks have to end by themselves; the peers of one that died would wait for ever
 _NOTICED_S = 2.0
 _PEER_IS_GONE = "closed by peer"  # what gloo says of it
@@ -100,8 +99,7 @@ class LeadingRunner(StepRunner):
             self.path_ns += sum(self.stage_ns)
         else:
             self.path_ns += critical_path(replies)
-        tokens: list[int] = replies[-1].result
-        return tokens
+        return list(replies[-1].result)
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         self.path_ns += max(sum(reply.spent_ns) for reply in self._call("copy_blocks", out, back))
@@ -112,8 +110,7 @@ class LeadingRunner(StepRunner):
 
 
 class EngineRunner:
-    """The runner of an engine of one rank: this process, or another. path_ns: CPU time of that rank's thread in all
-    its calls so far."""
+    """The runner of an engine of one rank: this process, or another. path_ns: CPU time of that rank in calls so far."""
 
     stage_ns: Sequence[int] = ()
 
@@ -131,15 +128,13 @@ class EngineRunner:
         self._call("release", first_block)
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
-        tokens: list[int] = self._call("run", segments, is_warm_up).result
-        return tokens
+        return list(self._call("run", segments, is_warm_up).result)
 
     def copy_blocks(self, out: Sequence[tuple[int, int]], back: Sequence[tuple[int, int]]) -> None:
         self._call("copy_blocks", out, back)
 
     def count_nan(self) -> int:
-        count: int = self._call("count_nan").result
-        return count
+        return int(self._call("count_nan").result)
 
     def _call(self, name: str, *arguments: Any) -> RankReply:
         (reply,) = self._ranks.ask({self.rank: RankCall(self.number, name, arguments)}).values()
@@ -176,8 +171,15 @@ class _Rank:
 
     def answer(self, call: RankCall) -> RankReply:
         if call.name == "build":
-            log = MessageLog()
-            self.runners[call.number] = _built(call.arguments[0], self._rank, log), log
+            setup, log, group = call.arguments[0], MessageLog(), ALONE
+            if setup.device.type == "cuda":
+                setup = replace(setup, device=torch.device("cuda", self._rank))
+            engine = setup.engine
+            has_stages, sends = engine.pipeline_parallel_size > 1, engine.data_parallel_size > 1
+            if has_stages or engine.tensor_parallel_size > 1 or (sends and engine.enable_expert_parallel):
+                how = (has_stages, sends, engine.decode_context_parallel_size)
+                group = DistributedGroup(log, sharing_of(engine, setup.routing), *how)
+            self.runners[call.number] = build_runner(setup, group), log
             return RankReply([], None)
         runner, log = self.runners[call.number]
         log.begin()
@@ -200,9 +202,8 @@ class Ranks:
         return self._local.runners[number][1].messages
 
     def ask(self, calls: Mapping[int, RankCall]) -> dict[int, RankReply]:
-        """What each rank says to its call, in order: others are asked first, as they meet this one in messages. Where
-        calls are not timed, only this one and `build` answer. Raises RankDiedError where a rank has ended, and
-        PerfmodelError as the call does, on whichever rank."""
+        """What each rank says to its call, in order; others are asked first, as they meet this one in messages.
+        Untimed, only it and `build` answer. Raises RankDiedError for an ended rank, PerfmodelError as the call does."""
         content, last = b"", None
         replies: dict[int, RankReply] = {}
         try:
@@ -317,17 +318,6 @@ def check_shared_out(setup: RunnerSetup) -> None:
     check_striped(setup.model, setup.engine)
 
 
-def _built(setup: RunnerSetup, rank: int, log: MessageLog) -> StepRunner:
-    engine = setup.engine
-    if setup.device.type == "cuda":
-        setup = replace(setup, device=torch.device("cuda", rank))
-    has_stages, sends = engine.pipeline_parallel_size > 1, engine.data_parallel_size > 1
-    if not (has_stages or engine.tensor_parallel_size > 1 or (sends and engine.enable_expert_parallel)):
-        return build_runner(setup)  # one of several engines
-    stripes = engine.decode_context_parallel_size
-    return build_runner(setup, DistributedGroup(log, sharing_of(engine, setup.routing), has_stages, sends, stripes))
-
-
 def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, leader: Connection) -> None:
     torch.set_num_threads(1)
     _join(device, rank, num_ranks, meeting)
@@ -353,9 +343,9 @@ def _follow(device: torch.device, rank: int, num_ranks: int, meeting: Path, lead
 
 
 def _join(device: torch.device, rank: int, num_ranks: int, meeting: Path) -> None:
-    backend = _BACKENDS[device.type]
+    backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(torch.device("cuda", rank))
-    if backend == "gloo" and sys.platform == "linux":
+    elif sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=num_ranks)

@@ -18,35 +18,29 @@ from perfmodel.ops.sharding import Sharding
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.weight_formats import GgufWeight, LowRankWeight, Weight
-from perfmodel_executors.models import weights as blocks
 from perfmodel_executors.models.quantized import layer_quantizer, refuse, table_quantizer
 from perfmodel_executors.models.weights import AttentionWeights, DecoderWeights, FFNWeights, LayerWeights, MoEWeights
 from perfmodel_executors.parallel.experts import ExpertSharing, LocalExperts
-from perfmodel_executors.parallel.group import PipelineStage, TensorGroup
+from perfmodel_executors.parallel.group import TensorGroup
 
 
 def shard_model(model: ModelSpec, group: TensorGroup) -> ModelSpec:
-    """The model with the heads and widths of one rank; vocabulary and hidden size are those of the whole. Raises
-    PerfmodelError where they cannot be shared out evenly."""
+    """The model with the layers of the rank's stage, and the heads and widths of the rank; vocabulary and hidden size
+    are those of the whole. Raises PerfmodelError where they cannot be shared out evenly."""
     experts, dp = group.experts, group.num_expert_ranks if group.sends_tokens else 1
-    if group.size * dp == 1:
-        return model
-    check_divisible(model, group.size, experts)
-    copies = 0 if experts is None else experts.num_redundant or 0
-    shard = Sharding(tp=group.size, dp=dp, is_expert_parallel=experts is not None, num_redundant_experts=copies)
-    return replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
-
-
-def stage_model(model: ModelSpec, stage: PipelineStage) -> ModelSpec:
-    if stage.num_stages == 1:
-        return model
-    layers = list(model.iter_layers())
-    return replace(model, layers=tuple((layers[index], 1) for index in stage.layers(model.num_layers)))
+    if group.size * dp > 1:
+        check_divisible(model, group.size, experts)
+        copies = 0 if experts is None else experts.num_redundant or 0
+        shard = Sharding(tp=group.size, dp=dp, is_expert_parallel=experts is not None, num_redundant_experts=copies)
+        model = replace(model, layers=tuple((shard_layer(layer, shard), count) for layer, count in model.layers))
+    if group.stage.num_stages > 1:
+        layers = list(model.iter_layers())
+        model = replace(model, layers=tuple((layers[i], 1) for i in group.stage.layers(model.num_layers)))
+    return model
 
 
 def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | None = None) -> None:
-    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide (engines refuse these too). experts:
-    as of a `TensorGroup`."""
+    """Raises PerfmodelError for heads or widths that `num_ranks` does not divide. experts: as of a `TensorGroup`."""
     sentence = (
         "weights in llama.cpp's blocks are not executed on several ranks; set tensor_parallel_size to 1, or "
         "engine.quantization to none."
@@ -73,8 +67,7 @@ def check_divisible(model: ModelSpec, num_ranks: int, experts: ExpertSharing | N
             and ffn.bias
             and experts is None,
         }
-        how = "is not executed on several ranks; set tensor_parallel_size to 1."
-        refuse(model.name, {f"{what} {how}": applies for what, applies in missing.items()})
+        refuse(model.name, missing, "{} is not executed on several ranks; set tensor_parallel_size to 1.")
         for name, size in sizes.items():
             is_repeated = name == "num_key_value_heads" and size < num_ranks
             sentence = (
@@ -103,11 +96,12 @@ def check_striped(model: ModelSpec, engine: EngineSpec) -> None:
     """Raises PerfmodelError for keys and values that are not executed striped over ranks."""
     model = served_model(model, engine)
     size, mixers = engine.decode_context_parallel_size, [layer.mixer for layer, _ in model.layers]
+    has_others = any(
+        not isinstance(m, Attention) or m.span is not None or m.sparsity is not None or m.sinks or m.logit_cap
+        for m in mixers
+    )
     missing = {
-        "other mixers than attention over all keys": any(
-            not isinstance(m, Attention) or m.span is not None or m.sparsity is not None or m.sinks or m.logit_cap
-            for m in mixers
-        ),
+        "other mixers than attention over all keys": has_others,
         "a quantised KV cache": model.quantization.kv_cache not in (None, model.dtype),
         "standard attention": engine.attention != "flash",
         "tensor-parallel ranks without copies of a KV head": any(
@@ -124,22 +118,7 @@ def shard_rows(table_VC: Tensor | GgufWeight, group: TensorGroup) -> Tensor | Gg
     assert isinstance(table_VC, Tensor), "in blocks on several ranks"
     rows = -(-table_VC.shape[0] // group.size)
     part = table_VC[group.rank * rows : (group.rank + 1) * rows]
-    if part.shape[0] == rows:
-        return part.clone()
-    return torch.cat((part, table_VC.new_zeros(rows - part.shape[0], table_VC.shape[1])))
-
-
-def stage_weights(weights: DecoderWeights, stage: PipelineStage) -> DecoderWeights:
-    if stage.num_stages == 1:
-        return weights
-    held = stage.layers(len(weights.layers))
-    none = weights.final_norm.new_zeros(0, len(weights.final_norm))
-    return DecoderWeights(
-        weights.embedding if stage.is_first else none,
-        weights.lm_head if stage.is_last else none,
-        weights.final_norm,
-        weights.layers[held.start : held.stop],
-    )
+    return torch.nn.functional.pad(part, (0, 0, 0, rows - len(part)))  # a copy, whether it pads or not
 
 
 def held_weights(
@@ -152,8 +131,9 @@ def held_weights(
     quantize = layer_quantizer(model)
     pairs = enumerate(zip(islice(layers, model.num_distinct_layers), model.iter_layers(), strict=False))
     held = [quantize(shard_layer_weights(layer, spec, group, i), spec, i) for i, (layer, spec) in pairs]
-    used = blocks.used_in_turn(held, model.num_layers)
-    return stage_weights(DecoderWeights(embedding, head, weights.final_norm, used), group.stage)
+    stage, norm = group.stage, weights.final_norm
+    none, own = norm.new_zeros(0, len(norm)), [held[i % len(held)] for i in stage.layers(model.num_layers)]
+    return DecoderWeights(embedding if stage.is_first else none, head if stage.is_last else none, norm, own)
 
 
 def shard_layer_weights(weights: LayerWeights, layer: Layer, group: TensorGroup, index: int = 0) -> LayerWeights:
@@ -214,8 +194,7 @@ def _experts(weights: MoEWeights, ffn: MoEFFN, index: int, group: TensorGroup) -
 def _share(
     weight: Weight | ExpertWeight, sections: Sequence[tuple[int, int]], group: TensorGroup, dim: int = 0
 ) -> Tensor:
-    """This rank's part of each of `sections` along `dim`, side by side again. sections: how many heads (or single rows)
-    are shared out, and the rows of each."""
+    """This rank's part of each of `sections` (heads or rows that are shared out, the size of each) along `dim`."""
     matrix, parts, begin = _plain(weight), [], 0
     for count, size in sections:
         held = max(1, count // group.size)

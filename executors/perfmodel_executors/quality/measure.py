@@ -1,12 +1,11 @@
-"""What serving costs in quality: perplexity of a text that goes through the KV cache chunk by chunk, and how many
-tokens of greedy answers to real prompts two configurations agree on."""
+"""What serving costs in quality: perplexity of a text through the KV cache, and greedy answers that stay the same."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -26,8 +25,7 @@ from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner
 from perfmodel_executors.speculation.build import build_speculator
 
 
-@dataclass(frozen=True)
-class Perplexity:
+class Perplexity(NamedTuple):
     """exp of the mean negative log likelihood of a token, and over how many tokens the mean was taken."""
 
     value: float
@@ -98,10 +96,8 @@ def exact_match(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) 
 _CHUNK = 512
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Perplexity over `num_tokens` of a text; against another configuration, that one's, and exact_match, the share of
-    tokens of greedy answers before their first difference."""
+class Quality(NamedTuple):
+    """Perplexity over `num_tokens` of a text, a baseline's, the share of greedy tokens before the first difference."""
 
     perplexity: float
     num_tokens: int
@@ -112,7 +108,7 @@ class Quality:
     num_output_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     def __str__(self) -> str:
         lines = [f"perplexity {self.perplexity:.2f} over {self.num_tokens:,} tokens of {self.text}"]

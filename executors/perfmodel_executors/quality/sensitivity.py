@@ -6,9 +6,9 @@ that lose least per bit saved first. Losses are taken to add up (Dong et al. 201
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.models.layer_formats import BLOCKS, LayerQuantization, bits_per_weight, with_layer_formats
@@ -30,8 +30,7 @@ _TOKENS_APART = 512  # of each block alone: differences on the same tokens, whic
 Unit = tuple[int, str | None]  # a layer, and one of its blocks; None: all of them
 
 
-@dataclass(frozen=True)
-class BlockLoss:
+class BlockLoss(NamedTuple):
     """What a block loses of log perplexity in the smaller format, and the bits that all its weights save."""
 
     unit: Unit
@@ -45,8 +44,7 @@ class BlockLoss:
 
 def choose_blocks(losses: Sequence[BlockLoss], bits: float, num_weights: float, budget: float) -> tuple[Unit, ...]:
     """The blocks that go to the smaller format, in order, where all `num_weights` weights take `bits` each before.
-    losses: what each block loses there, and the bits it saves; budget: bits per weight, on average. Raises SpecError
-    for a budget below what the smaller format takes."""
+    budget: bits per weight, on average. Raises SpecError for a budget below what the smaller format takes."""
     chosen: list[Unit] = []
     for block in sorted(losses, key=lambda block: block.loss_per_bit):
         if bits <= budget * (1 + 1e-9):
@@ -72,11 +70,9 @@ def rules_of(units: Sequence[Unit], method: str, group_size: int | None) -> list
     ]
 
 
-@dataclass(frozen=True)
-class LayerSensitivity:
+class LayerSensitivity(NamedTuple):
     """Losses of log perplexity block by block, and what they propose. Perplexities are those of the compared stretch.
-    base, lower: served as the scenario says, and with all blocks in `method`; mixed: with `rules`, at `bits` per weight
-    (None: no budget was given)."""
+    base, lower: as the scenario says, and with all blocks in `method`; mixed: with `rules`; None: without a budget."""
 
     method: str
     losses: tuple[BlockLoss, ...]
@@ -152,7 +148,7 @@ def measure_sensitivity(
             return sensitivity
         chosen = choose_blocks(losses, sensitivity.base_bits, weights, bits)
         rules = (*scenario.engine.quantization_by_layer, *rules_of(chosen, method, group_size))
-        return replace(sensitivity, rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
+        return sensitivity._replace(rules=rules, mixed=measured(chosen), mixed_bits=served.bits(chosen))
 
 
 _PLAIN = {"quantization": None, "quantization_group_size": None, "quantization_by_layer": ()}
@@ -171,6 +167,8 @@ class _Variants:
         self.model = replace(model, dtype=runner.decoder.model.dtype)
         self.plain: list[LayerWeights] = list(self.layers)
         self.held: dict[tuple[int, Any], LayerWeights] = {}
+        sizes = (layer_parameters(self.model, layer).items() for layer in self.model.iter_layers())
+        self.num_weights = sum(count for of_layer in sizes for name, count in of_layer if name in BLOCKS)
         for chosen in ((), self.units(False)):
             check_quantization(self.served(chosen))
 
@@ -179,11 +177,6 @@ class _Variants:
 
     def bits(self, chosen: Sequence[Unit]) -> float:
         return bits_per_weight(self.served(chosen))
-
-    @property
-    def num_weights(self) -> float:
-        layers = self.model.iter_layers()
-        return sum(n for layer in layers for name, n in layer_parameters(self.model, layer).items() if name in BLOCKS)
 
     def units(self, by_block: bool) -> list[Unit]:
         if not by_block:

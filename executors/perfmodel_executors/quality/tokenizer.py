@@ -1,17 +1,16 @@
-"""Real text (what Python's own help says, or a file), the tokenizer that cuts it, and the prompts that come of it. The
-tokenizer is made of the vocabulary and the merges that a GGUF file carries with its weights, or is the tokenizer.json
-in the folder of safetensors files."""
+"""Real text (Python's own help, or a file), the tokenizer that cuts it, and the prompts that come of it. The tokenizer
+is made of the vocabulary and the merges of a GGUF file, or is the tokenizer.json in the folder of safetensors files."""
 
 from collections.abc import Callable, Sequence
 from datetime import date
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
+from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.files.sandbox import read_json
 from perfmodel.models.spec import ModelSpec
 from perfmodel.specs.scenario import Scenario
+from perfmodel_executors.models.loading.files import need
 
 PYDOC = "pydoc"
 # A fixed stretch from the middle of a section: a text's first pages are often titles and lists.
@@ -19,8 +18,7 @@ _START, _LENGTH = 20_000, 12_000
 
 
 def read_text(source: str = PYDOC) -> str:
-    """12,000 characters from character 20,000 on, or from the start of a shorter text. source: `pydoc` (the topics of
-    `help()`, an empty line between them), or the path of a text file."""
+    """12,000 characters from 20,000 on, or a shorter text's first. source: `pydoc` (topics of `help()`), or a file."""
     if source == PYDOC:
         from pydoc_data.topics import topics
 
@@ -54,17 +52,12 @@ class TextTokenizer(NamedTuple):
 
 
 def load_tokenizer(path: str | Path) -> TextTokenizer:
-    """The vocabulary of a model: of a GGUF file byte-level BPE of GPT-2's kind; of safetensors files the tokenizer.json
-    of their folder, with the folder's chat template. Raises MissingExtraError, or PerfmodelError where there is none or
-    it is of another kind."""
+    """The vocabulary of a model: of a GGUF file byte-level BPE of GPT-2's kind; of safetensors files the folder's
+    tokenizer.json and chat template. Raises MissingExtraError, or PerfmodelError for none or another kind."""
     path = Path(path)
     is_gguf = path.suffix == ".gguf"
     for package in ("gguf", "tokenizers") if is_gguf else ("tokenizers",):
-        if find_spec(package) is None:
-            raise MissingExtraError(
-                f"cutting text into the tokens of {path.name} needs {package}, which is not installed: pip "
-                f"install '.[weights]' in the checkout."
-            )
+        need(package, f"cutting text into the tokens of {path.name}")
     from tokenizers import Tokenizer
 
     file = path.with_name("tokenizer.json")
@@ -87,11 +80,8 @@ def _of_gguf(path: Path) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     fields = GGUFReader(path).fields
-    facts = {
-        name: fields[f"tokenizer.ggml.{name}"].contents()
-        for name in ("model", "pre", "tokens", "merges")
-        if f"tokenizer.ggml.{name}" in fields
-    }
+    named = {name: fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre", "tokens", "merges")}
+    facts = {name: field.contents() for name, field in named.items() if field is not None}
     if facts.get("model") != "gpt2" or "merges" not in facts:
         raise PerfmodelError(
             f"{path.name}: its vocabulary is {facts.get('model', 'missing')}; tokenizers are made of byte-level "
@@ -108,8 +98,7 @@ def _of_gguf(path: Path) -> Any:
 
 
 def _filled_template(folder: Path) -> str:
-    """One turn of a user as the folder's chat template writes it, `_CONTENT` in place of the text; empty without one.
-    Raises PerfmodelError for a template that cannot be filled in."""
+    """A user's turn by the folder's chat template, `_CONTENT` as text; "" without. Raises PerfmodelError."""
     stated = folder / "tokenizer_config.json"
     config = read_json(stated) if stated.is_file() else {}
     apart, template = folder / "chat_template.jinja", config.get("chat_template")
@@ -117,11 +106,7 @@ def _filled_template(folder: Path) -> str:
         template = apart.read_text(encoding="utf-8")
     if not isinstance(template, str):
         return ""
-    if find_spec("jinja2") is None:
-        raise MissingExtraError(
-            f"the chat template of {folder.name} needs jinja2, which is not installed: pip install '.[weights]' in the "
-            f"checkout."
-        )
+    need("jinja2", f"the chat template of {folder.name}")
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -69,14 +69,10 @@ def _attention_latent_kernel(
         position = start + tl.arange(0, TILE)
         is_seen = position < end
         rows = token_rows(table_ptr, position, is_seen, PAGE, True).to(tl.int64)[:, None] * (RANK + ROTATED)
-        latents = tl.load(
-            latents_ptr + rows + column[None, :], mask=is_seen[:, None] & (column < RANK)[None, :], other=0.0
-        )
-        keys = tl.load(
-            latents_ptr + rows + RANK + rotated[None, :],
-            mask=is_seen[:, None] & (rotated < ROTATED)[None, :],
-            other=0.0,
-        )
+        is_latent = is_seen[:, None] & (column < RANK)[None, :]
+        is_rotated = is_seen[:, None] & (rotated < ROTATED)[None, :]
+        latents = tl.load(latents_ptr + rows + column[None, :], mask=is_latent, other=0.0)
+        keys = tl.load(latents_ptr + rows + RANK + rotated[None, :], mask=is_rotated, other=0.0)
         scores = tl.dot(q, tl.trans(latents), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(keys), scores, input_precision="ieee") * scale_log2
         scores = tl.where(is_seen[None, :], scores, -float("inf"))

@@ -1,6 +1,5 @@
 """The causal convolution on a GPU: bound by reading x once and writing as much. A program has some channels of a tile
-of tokens of one sequence (`segments`); for each tap it loads the tile again, a token further back, which the caches
-have."""
+of tokens of one sequence (`segments`); for each tap it loads the tile again from caches, a token further back."""
 
 import torch
 import triton

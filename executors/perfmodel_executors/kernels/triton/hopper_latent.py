@@ -34,15 +34,6 @@ def is_for_hopper(q_NDR: Tensor, rotated: int) -> bool:
 
 
 @gluon.jit
-def _latent_rows(table_ptr, start, end, TILE: gl.constexpr, WIDTH: gl.constexpr, PAGE: gl.constexpr):
-    """(offsets of the latents at [start, start + TILE), which of them exist)"""
-    position = start + gl.arange(0, TILE, gl.SliceLayout(1, _COPIED))
-    is_seen = position < end
-    block = gl.load(table_ptr + position // PAGE, mask=is_seen, other=0).to(gl.int32)
-    return (block * PAGE + position % PAGE).to(gl.int64) * WIDTH, is_seen
-
-
-@gluon.jit
 def _copy_columns(buffer, matrix_ptr, rows, is_seen, FIRST: gl.constexpr):
     """The columns from `FIRST` on; zero where nothing exists."""
     column = FIRST + gl.arange(0, buffer.shape[1], gl.SliceLayout(0, _COPIED))
@@ -58,7 +49,10 @@ def _copy_latents(halves, rotated, full, empty, latents_ptr, table_ptr, begin, e
     phase = 1
     for start in range(begin, end, 2 * TILE):
         for tile in gl.static_range(2):
-            rows, is_seen = _latent_rows(table_ptr, start + tile * TILE, end, TILE, WIDTH, PAGE)
+            position = start + tile * TILE + gl.arange(0, TILE, gl.SliceLayout(1, _COPIED))
+            is_seen = position < end
+            block = gl.load(table_ptr + position // PAGE, mask=is_seen, other=0).to(gl.int32)
+            rows = (block * PAGE + position % PAGE).to(gl.int64) * WIDTH
             # The half that the tile's own group leaves and needs first; the other one, with the rotated keys.
             mbarrier.wait(empty.index(3 * tile), phase)
             _copy_columns(halves.index(3 * tile), latents_ptr, rows, is_seen, tile * HALF)
@@ -86,9 +80,8 @@ def _scores(WHO: gl.constexpr, queries, query_rotated, halves, rotated, full, ph
     scores = warpgroup_mma(queries.index(WHO + never), keys, none, use_acc=False, is_async=True)
     mbarrier.wait(full.index(1 + WHO), phase)
     fence_async_shared()
-    scores = warpgroup_mma(
-        queries.index(OTHER + never), halves.index(1 + WHO + never).permute((1, 0)), scores, is_async=True
-    )
+    keys = halves.index(1 + WHO + never).permute((1, 0))
+    scores = warpgroup_mma(queries.index(OTHER + never), keys, scores, is_async=True)
     scores = warpgroup_mma(query_rotated, rotated.index(WHO).permute((1, 0)), scores, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     position = start + WHO * TILE + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))

@@ -1,6 +1,5 @@
-"""Products of many tokens on Hopper, whose warps have roles: some fetch tiles, the others multiply and add up. One
-group of warps fills a ring of buffers through the copy engine, far ahead, also for the tile that comes next; two or
-three groups multiply, 64 rows of x each, and give buffers back."""
+"""Products of many tokens on Hopper, whose warps have roles: one group fills a ring of buffers through the copy engine,
+far ahead, also for the next tile; two or three groups multiply, 64 rows of x each, and give buffers back."""
 
 from collections.abc import Sequence
 

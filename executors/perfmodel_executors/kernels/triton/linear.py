@@ -1,7 +1,7 @@
 """y = x W^T + b on tensor cores, accumulated in fp32; plain weights, or in 8 or 4 bits. Few tokens are limited by
 reading W, as it is stored, once (`swapped_product`); many by the tensor cores (`many_tokens`). Weights alone in few
-bits are then written out once, as vLLM does for AWQ from 256 tokens on: one more pass over them, and products at the
-rate of plain weights."""
+bits are then written out once, as vLLM does for AWQ from 256 tokens on: one more pass, and the rate of plain weights.
+"""
 
 from functools import partial
 
@@ -70,8 +70,7 @@ def quantize_tokens(x_MK: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
 def _product(
     kernel: str, x_MK: Tensor, weight: MatrixWeight, bias_N: Tensor | None = None, config: TileConfig | None = None
 ) -> Tensor:
-    """The product [M, N] in x's dtype; rows of x and of a plain weight may lie apart, their elements not. Raises
-    PerfmodelError for e4m3 on a device that knows no such numbers."""
+    """[M, N] in x's dtype; rows of x and of a plain weight may lie apart. Raises PerfmodelError as `check_format`."""
     check_format(weight, x_MK.device)
     x_MK, operand = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous(), operand_of(weight)
     codes = quantize_tokens(x_MK, operand) if operand.meets_codes else None

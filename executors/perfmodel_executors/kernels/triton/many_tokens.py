@@ -1,10 +1,8 @@
-"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations. Tiles of x
-times tiles of W, walked in groups that share rows of W in the L2 cache; operands come through `cp.async`, or through
-the copy engine of sm_90 and newer (tensor descriptors)."""
+"""y = x W^T on tensor cores for many tokens, of plain weights and of 8-bit codes with quantised activations. Tiles are
+walked in groups that share W in the L2; operands come by `cp.async`, or sm_90's copy engine (tensor descriptors)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -55,9 +53,7 @@ _BLOCKS = (  # a tile has one block's columns, so that its weights have one scal
     _Tile(64, 128, 128, 4, 3, 0.7),
     _Tile(64, 64, 128, 4, 4, 0.5),
 )
-_TILES: Mapping[str, tuple[_Tile, ...]] = MappingProxyType({"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS})
-
-
+_TILES: Mapping[str, tuple[_Tile, ...]] = {"plain": _PLAIN, "rows": _ROWS, "blocks": _BLOCKS}
 _HOPPER = (  # where warps have roles: those that fetch, stages of the ring, depths of 16 bits
     _Tile(128, 256, 64, 4, 4, 1.0),
     _Tile(192, 128, 64, 4, 5, 0.95),

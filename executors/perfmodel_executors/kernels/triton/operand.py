@@ -13,8 +13,7 @@ _WIDE = (torch.bfloat16, torch.float16)  # that codes are widened to by instruct
 class Operand(NamedTuple):
     """A stored matrix [N, K], a row for each output. form: plain, rows (8 bits, a scale for each output), int4, fp4
     (groups of inputs), blocks (of e4m3); group_size: inputs that share a scale, 0 without groups; unit: inputs packed
-    together, 0: any depth of a step; meets_codes: whether activations are quantised, too; input_scale: theirs, where it
-    is known beforehand."""
+    together, 0: any depth of a step; meets_codes: activations are quantised, too; input_scale: theirs, if known."""
 
     form: str
     bits: int
@@ -66,9 +65,8 @@ def operand_of(weight: formats.MatrixWeight) -> Operand:
         case formats.Fp4Weight(codes, scales, rows):
             return Operand("fp4", 4, weight.shape, codes, rows, scales, None, weight.group_size, formats.FP4_SPAN)
         case formats.BlockFp8Weight(values, scales):
-            return Operand(
-                "blocks", 8, weight.shape, values, None, scales, None, formats.FP8_BLOCK, formats.FP8_BLOCK, True
-            )
+            block = formats.FP8_BLOCK
+            return Operand("blocks", 8, weight.shape, values, None, scales, None, block, block, True)
         case formats.Int8Weight(values, scales, meets_codes, _, input_scale):
             return Operand("rows", 8, weight.shape, values, scales, meets_codes=meets_codes, input_scale=input_scale)
         case formats.Fp8Weight(values, scales, meets_codes):

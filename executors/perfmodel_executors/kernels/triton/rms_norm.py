@@ -15,30 +15,20 @@ from perfmodel_executors.kernels.launch import Options, launch
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, y_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < columns
     x = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
+        # Rounded to the stream's dtype before the norm, as the reference does: the next block reads the rounded sum.
+        total = (x + residual).to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * columns + column, total, mask=mask)
+        x = total.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / columns + eps)
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * columns + column, (x * scale * weight).to(y_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, columns, x_stride, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    mask = column < columns
-    x = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
-    # Rounded to the stream's dtype before the norm, as the reference does: the next block reads the rounded sum.
-    total = (x + residual).to(sum_ptr.dtype.element_ty)
-    tl.store(sum_ptr + row * columns + column, total, mask=mask)
-    total = total.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=0) / columns + eps)
-    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * columns + column, (total * scale * weight).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
@@ -46,22 +36,20 @@ def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     columns = x_TC.shape[-1]
     rows_RC = x_TC.reshape(-1, columns)
     y_RC = torch.empty(rows_RC.shape, dtype=x_TC.dtype, device=x_TC.device)
-    block, options = _block(columns)
-    args = (rows_RC, weight_C, y_RC, columns, rows_RC.stride(0), eps)
-    launch(_rms_norm_kernel, (rows_RC.shape[0],), *args, options=options, BLOCK=block)
+    _run(rows_RC, None, weight_C, y_RC, None, eps)
     return y_RC.view(x_TC.shape)
 
 
 def add_rms_norm(x_TC: Tensor, residual_TC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rows, columns = x_TC.shape
     y_TC, sum_TC = torch.empty_like(residual_TC), torch.empty_like(residual_TC)
-    block, options = _block(columns)
-    args = (x_TC, residual_TC.contiguous(), weight_C, y_TC, sum_TC, columns, x_TC.stride(0), eps)
-    launch(_add_rms_norm_kernel, (rows,), *args, options=options, BLOCK=block)
+    _run(x_TC, residual_TC.contiguous(), weight_C, y_TC, sum_TC, eps)
     return y_TC, sum_TC
 
 
-def _block(columns: int) -> tuple[int, Options]:
-    """The row as one block, with 8 to 16 elements a thread."""
+def _run(x_RC: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, total: Tensor | None, eps: float) -> None:
+    """A row is one block, with 8 to 16 elements a thread."""
+    rows, columns = x_RC.shape
     block = triton.next_power_of_2(columns)
-    return block, Options(num_warps=max(1, min(16, block // 512)), num_stages=1)
+    options = Options(num_warps=max(1, min(16, block // 512)), num_stages=1)
+    args = (x_RC, residual, weight, y, total, columns, x_RC.stride(0), eps)
+    launch(_rms_norm_kernel, (rows,), *args, options=options, BLOCK=block)

@@ -115,7 +115,11 @@ def add_fp4(
     for block in range(first, last):
         for step in tl.static_range(SPANS):
             span = block * SPANS + step
-            low, high = _widen_e2m1(tl.load(packed_ptrs + span * HALF), dtype, BY_BITS)
+            packed = tl.load(packed_ptrs + span * HALF)
+            if BY_BITS:  # smaller by the lift of their dtype
+                low, high = _by_bits(packed, dtype, _E2M1_BF16, _E2M1_FP16)
+            else:
+                low, high = _e2m1(packed & 15).to(dtype), _e2m1(packed >> 4).to(dtype)
             group_ptrs = scales_ptr + span * (2 * GROUPS) * num_rows + row
             if GROUPS == 1:
                 x_low, x_high = tl.load(x_ptrs + span * SPAN), tl.load(x_ptrs + span * SPAN + HALF)
@@ -148,16 +152,6 @@ def _by_bits(packed, dtype: tl.constexpr, TO_BF16: tl.constexpr, TO_FP16: tl.con
         low, high = tl.inline_asm_elementwise(
             TO_FP16, _WIDEN_REGISTERS, [packed], (tl.float16, tl.float16), is_pure=True, pack=4
         )
-    return low, high
-
-
-@triton.jit
-def _widen_e2m1(packed, dtype: tl.constexpr, BY_BITS: tl.constexpr):
-    """(low, high) numbers: by their bits, smaller by the lift of their dtype, else as they are."""
-    if BY_BITS:
-        low, high = _by_bits(packed, dtype, _E2M1_BF16, _E2M1_FP16)
-    else:
-        low, high = _e2m1(packed & 15).to(dtype), _e2m1(packed >> 4).to(dtype)
     return low, high
 
 
@@ -195,20 +189,18 @@ def tile_sums(
     k = tl.arange(0, DEPTH)
     x_ptrs = x_ptr + x_row.to(tl.int64)[None, :] * x_stride + k[:, None]
     values_ptrs = values_ptr + row.to(tl.int64)[:, None] * row_stride + k[None, :]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if FORMAT == "int4":
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         sums = add_int4(
             sums, x_ptrs, values_ptrs, group_scales_ptr, zeros_ptr, row, num_rows, first, last, BLOCK_K // GROUP_SIZE,
             GROUP_SIZE, BY_BITS,
         )  # fmt: skip
     elif FORMAT == "fp4":
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         sums = add_fp4(
             sums, x_ptrs, values_ptrs, group_scales_ptr, row, num_rows, first, last, BLOCK_K // 64, 64, GROUP_SIZE,
             BY_BITS,
         )  # fmt: skip
     elif FORMAT == "blocks":
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         blocks = tl.cdiv(K, BLOCK_K)
         scales_ptrs, x_scales_ptrs = group_scales_ptr + row // BLOCK_K * blocks, x_scales_ptr + x_row
         sums = _add_blocks(
@@ -238,9 +230,8 @@ def add_values(
     BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, READ_ONCE: tl.constexpr, SETTLES: tl.constexpr,
 ):  # fmt: skip
     """acc [N, M] plus values [N, K] x [K, M] over the blocks `first` .. `last` - 1 of K. READ_ONCE: whether the cache
-    had better make room for x than for the values; SETTLES: whether a block's products end before the next block's
-    values are widened: Hopper's read them from registers, which the compiler otherwise overwrites meanwhile (seen on an
-    H200 under Triton 3.6)."""
+    had better make room for x than for the values; SETTLES: a block's products end before the next block's values are
+    widened: Hopper's read them from registers, which the compiler else overwrites (seen on an H200, Triton 3.6)."""
     k = tl.arange(0, BLOCK_K)
     for block in range(first, last):
         if EVEN_K:

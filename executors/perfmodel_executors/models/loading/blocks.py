@@ -1,16 +1,15 @@
 """Mixers and feed-forward blocks from a file. Projections of one product come one after the other, rows in the order in
 which we rotate them; gate and up as one product, experts one behind the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from perfmodel.models import architecture
-from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Mamba, Mixer, MoEFFN
+from perfmodel.models.architecture import Attention, FeedForward, LatentAttention, Mamba, Mixer
 from perfmodel_executors.kernels.stored_rows import ExpertWeight, join_rows, reordered, stack_experts
 from perfmodel_executors.kernels.weight_formats import MatrixWeight, Weight, dequantize, fp4_from_pairs
 from perfmodel_executors.models.loading.files import Reader
@@ -99,29 +98,24 @@ def _delta_net(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) ->
     keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
     channels = 2 * keys + values
     if reader.has("delta_qkvz", index):
-        parts = _by_key_head(reader, mixer, index)
+        # Qwen3-Next: for each key head its query, key, values and gates that share it; then betas, decays.
+        shared = heads // mixer.num_key_heads
+        rows_of = (tensor("delta_qkvz", 2 * keys + 2 * values, hidden), tensor("delta_ba", 2 * heads, hidden))
+        sizes = ([mixer.key_head_dim] * 2 + [shared * mixer.value_head_dim] * 2, [shared] * 2)
+        groups = zip((part.view(mixer.num_key_heads, -1, hidden) for part in rows_of), sizes, strict=True)
+        parts = [part.flatten(0, 1) for group, size in groups for part in torch.split(group, size, dim=1)]
     else:
         rows = {"delta_qkv": channels, "delta_z": values, "delta_b": heads, "delta_a": heads}
         parts = [tensor(name, count, hidden) for name, count in rows.items()]
     return {"input": torch.cat(parts)}
 
 
-def _by_key_head(reader: Reader, mixer: architecture.GatedDeltaNet, index: int) -> list[Tensor]:
-    """Qwen3-Next: for each key head its query, key, and the values and gates that share it; then betas, decays."""
-    hidden, heads = reader.model.hidden_size, mixer.num_value_heads
-    keys, values = mixer.num_key_heads * mixer.key_head_dim, heads * mixer.value_head_dim
-    shared = heads // mixer.num_key_heads * mixer.value_head_dim
-    qkvz = reader.tensor("delta_qkvz", 2 * keys + 2 * values, hidden, layer=index)
-    ba = reader.tensor("delta_ba", 2 * heads, hidden, layer=index)
-    groups = (rows.view(mixer.num_key_heads, -1, hidden) for rows in (qkvz, ba))
-    sizes = ([mixer.key_head_dim, mixer.key_head_dim, shared, shared], [heads // mixer.num_key_heads] * 2)
-    parts = [torch.split(rows, size, dim=1) for rows, size in zip(groups, sizes, strict=True)]
-    return [part.flatten(0, 1) for group in parts for part in group]
-
-
-_READERS: MappingProxyType[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = MappingProxyType(
-    {Attention: _attention, architecture.GatedDeltaNet: _delta_net, LatentAttention: _latent, Mamba: lambda *_: {}}
-)
+_READERS: Mapping[type[Mixer], Callable[[Reader, Any, int], dict[str, Any]]] = {
+    Attention: _attention,
+    architecture.GatedDeltaNet: _delta_net,
+    LatentAttention: _latent,
+    Mamba: lambda *_: {},
+}
 
 
 def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWeights | MoEWeights:
@@ -137,7 +131,16 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
         left = {name: part for name, part in parts.items() if name not in own}
         return FFNWeights(**own, **_read(reader, left, index))
     parts = expert_parts(ffn, hidden)
-    up, down = (_stacked if ffn.activation == "swiglu_oai" else _separate)(reader, ffn, index)
+    matrix, width, experts = partial(reader.matrix, layer=index), ffn.intermediate_size, ffn.num_experts
+    up: Tensor | ExpertWeight
+    if ffn.activation == "swiglu_oai":  # gpt-oss: all experts in one tensor, gates and ups in turn
+        up = _matrices(reader, index, "gate_up_proj", (experts, 2 * width, hidden), partial(split_pairs, dim=1))
+        down = _matrices(reader, index, "down_proj", (experts, hidden, width), lambda rows: rows)
+    else:
+        names = ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
+        stacks = ([matrix(name, width, hidden, expert=i) for name in names] for i in range(experts))
+        up = stack_experts(list(map(join_rows, stacks)))
+        down = stack_experts([matrix("expert_down", hidden, width, expert=i) for i in range(experts)])
     # Files of DeepSeek-V3's kind have a bias whatever the config says.
     has_bias = ffn.router_bias or reader.has("router", index, parts["router_bias"].kind)
     parts["router_bias"] = parts["router_bias"]._replace(is_there=has_bias)
@@ -153,24 +156,10 @@ def feed_forward_weights(reader: Reader, ffn: FeedForward, index: int) -> FFNWei
     return MoEWeights(up=up, down=down, shared=shared, **result)
 
 
-def _separate(reader: Reader, ffn: MoEFFN, index: int) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
-    width, hidden, experts = ffn.intermediate_size, reader.model.hidden_size, range(ffn.num_experts)
-    matrix, names = partial(reader.matrix, layer=index), ("expert_gate", "expert_up") if ffn.gated else ("expert_up",)
-    up = [join_rows([matrix(name, width, hidden, expert=i) for name in names]) for i in experts]
-    return stack_experts(up), stack_experts([matrix("expert_down", hidden, width, expert=i) for i in experts])
-
-
-def _stacked(reader: Reader, ffn: MoEFFN, index: int) -> tuple[Tensor | ExpertWeight, Tensor | ExpertWeight]:
-    """gpt-oss: all experts in one tensor, gates and ups in turn; plain ones the other way round, [E, in, out]."""
-    width, hidden = ffn.intermediate_size, reader.model.hidden_size
-    up = _matrices(reader, index, "gate_up_proj", (ffn.num_experts, 2 * width, hidden), partial(split_pairs, dim=1))
-    return up, _matrices(reader, index, "down_proj", (ffn.num_experts, hidden, width), lambda rows: rows)
-
-
 def _matrices(
     reader: Reader, index: int, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
 ) -> Tensor | ExpertWeight:
-    """[E, N, K] in the file's format, MXFP4 unless another one is served; ordered: puts rows into our order"""
+    """[E, N, K] in the file's format (plain: [E, K, N]), MXFP4 unless another is served; ordered: puts rows in order"""
     experts, rows, columns = shape
     if not reader.has("experts", index, f"{name}_blocks"):
         plain = reader.tensor("experts", experts, columns, rows, layer=index, kind=name)

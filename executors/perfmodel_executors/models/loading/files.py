@@ -31,11 +31,10 @@ _LAYER = re.compile(r"(?:^|[.])(?:layers|blk)[.](\d+)[.]")
 
 class _GgufFile:
     """Both kinds of files have `names`: what the tensor `name`, a key of NAMES, may be called, its commonest name last;
-    and `load`: the tensor of a full name, as it is stored where we multiply by that format. They raise SpecError for
-    what cannot be read."""
+    `load`: the tensor of a full name, stored as it is where we multiply by that. SpecError for what cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        _need("gguf", path)
+        need("gguf", f"reading the weights of {path.name}", _OTHERWISE)
         from gguf import GGUFReader
 
         self._path = path
@@ -69,7 +68,7 @@ class _SafetensorsFiles:
     """One file, or all that an index or a numbered file belongs to."""
 
     def __init__(self, path: Path) -> None:
-        _need("safetensors", path)
+        need("safetensors", f"reading the weights of {path.name}", _OTHERWISE)
         from safetensors import SafetensorError, safe_open
 
         self._path = path
@@ -106,18 +105,19 @@ class _SafetensorsFiles:
         return blocks if keeps_format else dequantize(blocks)
 
 
-def _need(package: str, path: Path) -> None:
+_OTHERWISE = "; or execute its config.json, with random weights"
+
+
+def need(package: str, what: str, otherwise: str = "") -> None:
+    """Raises MissingExtraError where `what` needs a package of the extra `weights` that is not installed."""
     if find_spec(package) is None:
-        raise MissingExtraError(
-            f"reading the weights of {path.name} needs {package}, which is not installed: pip install "
-            f"'.[weights]' in the checkout; or execute its config.json, with random weights."
-        )
+        where = f"pip install '.[weights]' in the checkout{otherwise}."
+        raise MissingExtraError(f"{what} needs {package}, which is not installed: {where}")
 
 
 class Reader:
-    """Reads the file at `path` for `model`; nothing is read before it is asked for. keeps_format: matrices in blocks
-    stay in them; else they are dequantised. Raises MissingExtraError without the package that reads the format,
-    SpecError for a damaged file."""
+    """Reads the file at `path` for `model`, when asked. keeps_format: matrices in blocks stay in them; else they are
+    dequantised. Raises MissingExtraError without the package that reads the format, SpecError for a damaged file."""
 
     def __init__(
         self, path: Path, dtype: torch.dtype, device: torch.device, model: ModelSpec, keeps_format: bool = False
@@ -133,9 +133,8 @@ class Reader:
         return any(full in self._file.tensors for full in self._file.names(name, layer, kind, 0))
 
     def check_all_read(self) -> None:
-        """Raises SpecError for tensors of the decoder that nothing has asked for: with them it would compute something
-        else. Those of encoders are left aside, and layers behind the last, which draft; and an LM head that is tied and
-        equals the embedding."""
+        """Raises SpecError for tensors of the decoder that nothing has asked for: they would change what it computes.
+        Left aside: encoders, layers behind the last (which draft), and an LM head tied and equal to the embedding."""
         left = [full for full in self._file.tensors if full not in self._read and not self._is_of_others(full)]
         head = next((full for full in self._file.names("lm_head", 0, "weight", 0) if full in left), None)
         if head is not None and self.model.tie_word_embeddings:
@@ -159,8 +158,7 @@ class Reader:
         return self.placed(self.raw(name, *shape, layer=layer, kind=kind, num_heads=num_heads))
 
     def matrix(self, name: str, *shape: int, layer: int = 0, num_heads: int = 1, expert: int = 0) -> MatrixWeight:
-        """The weight of a linear layer as the file stores it, if formats are kept; the arguments of `tensor`, and
-        expert: where experts have tensors of their own."""
+        """A linear layer's weight as the file stores it, if formats are kept; expert: where each has its own tensor."""
         stored = self._stored(name, shape, layer, "weight", num_heads, expert, self._keeps_format)
         if isinstance(stored, GgufWeight | BlockFp8Weight):
             own: Any = {name: self.moved(tensor) for name, tensor in stored.tensors.items()}
@@ -183,9 +181,7 @@ class Reader:
         stored = self._file.load(full, keeps_format)
         self._read |= {full, f"{full}_scale_inv"}
         if self._is_paired and name in ("q", "k"):
-            stored = reordered(
-                stored, lambda rows: split_pairs(rows.view(num_heads, -1, *rows.shape[1:]), 1).flatten(0, 1)
-            )
+            stored = reordered(stored, lambda x: split_pairs(x.view(num_heads, -1, *x.shape[1:]), 1).flatten(0, 1))
         if stored.shape != shape:
             raise SpecError(
                 f"{self._path}: {name} {kind} of layer {layer} has the shape {tuple(stored.shape)}, but the model's is "

@@ -46,7 +46,7 @@ class TensorName(NamedTuple):
 
 _ATTENTION, _MLP, _EXPERTS = "layers.{}.self_attn", "layers.{}.mlp", "layers.{}.mlp.experts.{expert}"
 _MIXER, _BLOCK, _LINEAR = "layers.{}.mixer", "layers.{}.block_sparse_moe", "layers.{}.linear_attn"
-_POST = "layers.{}.post_attention_layernorm"
+_POST, _SHARED = "layers.{}.post_attention_layernorm", (f"{_MLP}.shared_expert", f"{_MIXER}.shared_experts")
 
 
 def _in(block: str, name: str, gguf: str = "", *also: str) -> TensorName:
@@ -104,11 +104,7 @@ NAMES: dict[str, TensorName] = {
     "shared_router": _mlp("shared_expert_gate"),
     "shared_gate": _mlp("shared_experts.gate_proj", "", f"{_MLP}.shared_expert.gate_proj"),
     **{
-        f"shared_{name}": _mlp(
-            f"shared_experts.{name}_proj",
-            "",
-            *(f"{_MLP}.shared_expert.{name}_proj", f"{_MIXER}.shared_experts.{name}_proj"),
-        )
+        f"shared_{name}": _mlp(f"shared_experts.{name}_proj", "", *(f"{block}.{name}_proj" for block in _SHARED))
         for name in ("up", "down")
     },
 }

@@ -1,9 +1,7 @@
-"""What mixes tokens in a layer, one module for each kind, and the one table of them. Each takes (step, inputs behind
-the layer's norm [T, C], mixer of this rank, its weights, what the layer keeps of its sequences) and returns what the
-block adds, [T, C], before ranks add up."""
+"""What mixes tokens in a layer, and the one table of it. Each takes (step, inputs behind the layer's norm [T, C], mixer
+of this rank, its weights, what the layer keeps of its sequences); returns what the block adds, [T, C], on this rank."""
 
-from collections.abc import Callable
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,12 +15,10 @@ from perfmodel_executors.models.states import MixerStep
 
 __all__ = ["MIXERS", "MixerStep"]
 
-MIXERS: MappingProxyType[type[Mixer], Callable[[MixerStep, Tensor, Any, Any, Any], Tensor]] = MappingProxyType(
-    {
-        Attention: softmax_attention,
-        LatentAttention: latent_attention,
-        LinearAttention: linear_attention,
-        GatedDeltaNet: gated_delta_net,
-        Mamba: mamba,
-    }
-)
+MIXERS: Mapping[type[Mixer], Callable[[MixerStep, Tensor, Any, Any, Any], Tensor]] = {
+    Attention: softmax_attention,
+    LatentAttention: latent_attention,
+    LinearAttention: linear_attention,
+    GatedDeltaNet: gated_delta_net,
+    Mamba: mamba,
+}

@@ -22,9 +22,7 @@ def attend_evicting(
 ) -> Tensor:
     """[T, N, H_v], one-token rows first; queries and keys come unrotated. `layer` takes all T tokens in."""
     batch, result = step.batch, []
-    if mixer.rope is not None:
-        rotation = step.rotations.rows(mixer.rope, mixer.head_dim)
-        q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
+    q_TNH, k_TKH = step.rotated(mixer, q_TNH, k_TKH)
     q_TKGH = q_TNH.reshape(len(q_TNH), mixer.num_kv_heads, -1, mixer.head_dim)
     split = batch.num_decodes
     if split:

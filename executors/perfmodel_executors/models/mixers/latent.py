@@ -18,8 +18,7 @@ _NORM_EPS = 1e-6  # of norms of latents, whatever the file says of others (DeepS
 def latent_attention(
     step: MixerStep, x_TC: Tensor, mixer: LatentAttention, weights: LatentWeights, pages: LatentPages
 ) -> Tensor:
-    """What the block adds, [T, C]; writes the latents of all T tokens into `pages`. Raises PerfmodelError for a tree of
-    drafted tokens."""
+    """What the block adds, [T, C]; writes all latents into `pages`. Raises PerfmodelError for a tree of drafts."""
     kernels, batch, nope = step.kernels, step.batch, mixer.qk_nope_head_dim
     if batch.trees is not None:
         raise PerfmodelError("a tree of drafted tokens is not verified with latent attention; draft a chain instead.")

@@ -32,9 +32,7 @@ def linear_attention(
     sizes = [mixer.num_heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim]
     parts = torch.split(apply_linear(step.kernels, x_TC, weights.qkv, weights.qkv_bias), sizes, dim=-1)
     q_TNH, k_TKH = (part.view(len(x_TC), -1, mixer.head_dim) for part in parts[:2])
-    if mixer.rope is not None:
-        rotation = step.rotations.rows(mixer.rope, mixer.head_dim)
-        q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
+    q_TNH, k_TKH = step.rotated(mixer, q_TNH, k_TKH)
     q_TKGH = q_TNH.float().reshape(len(x_TC), kv_heads, -1, mixer.head_dim)
     k_TKH, v_TKV = k_TKH.float(), parts[2].float().view(len(x_TC), kv_heads, mixer.v_head_dim)
     projection, columns_T = weights.projection_KRD.float(), batch.positions_T % mixer.size
@@ -108,7 +106,4 @@ def _linformer_chunk(
 
 # What one token of each sequence does, and what some of one sequence do: (queries [..., K, G, H] or [K, G, T, H], keys,
 # values, projection, columns of it, states) -> (outputs like the queries, states).
-_KINDS = {
-    "performer": (_performer_decodes, _performer_chunk),
-    "linformer": (_linformer_decodes, _linformer_chunk),
-}
+_KINDS = {"performer": (_performer_decodes, _performer_chunk), "linformer": (_linformer_decodes, _linformer_chunk)}

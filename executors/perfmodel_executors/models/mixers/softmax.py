@@ -1,6 +1,5 @@
 """Softmax attention: to all keys, flash or standard, to a window with sinks, or to blocks. Keys and values are written
-to the pages before they are attended to, but in a rolling cache, where a chunk may overwrite what its own first queries
-see. A step that keeps none attends to its own tokens where they are."""
+first, but in a rolling cache, whose chunks may overwrite what their first queries see; or stay where they are made."""
 
 import math
 
@@ -56,8 +55,7 @@ def ring_of(model: ModelSpec) -> Ring | None:
         return None
     mixers = (layer.mixer for layer, _ in model.layers)
     spans = ((m.evicts_to or m.window, m.num_sink_tokens) for m in mixers if isinstance(m, Attention))
-    rings = {Ring(window, sinks) for window, sinks in spans if window is not None}
-    (ring,) = rings  # one change makes them all
+    (ring,) = {Ring(window, sinks) for window, sinks in spans if window is not None}  # one change makes them all
     return ring
 
 
@@ -78,16 +76,13 @@ def attend(
         raise PerfmodelError(f"a tree of drafted tokens is not verified with {names}; draft a chain instead.")
     if mixer.is_rolling:
         return _in_window(step, mixer, q_TNH, k_TKH, v_TKH, pages)
-    rows = None if mixer.rope is None else step.rotations.rows(mixer.rope, mixer.head_dim)
     if step.group.num_stripes > 1:
-        if rows is not None:
-            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
-        return attend_striped(step, q_TNH, k_TKH, v_TKH, pages)
+        return attend_striped(step, *step.rotated(mixer, q_TNH, k_TKH), v_TKH, pages)
     if batch.keeps_kv:
+        rows = None if mixer.rope is None else step.rotations.rows(mixer.rope, mixer.head_dim)
         q_TNH = kernels.rope_kv_write(q_TNH, k_TKH, v_TKH, rows, pages, batch.slots_T)
     else:
-        if rows is not None:
-            q_TNH, k_TKH = kernels.rope(q_TNH, rows), kernels.rope(k_TKH, rows)
+        q_TNH, k_TKH = step.rotated(mixer, q_TNH, k_TKH)
         pages = KVPages(k_TKH.contiguous()[:, None], v_TKH.contiguous()[:, None])  # a block for each token
     if step.is_standard:
         return _standard(step, q_TNH, pages)
@@ -135,8 +130,7 @@ def _standard(step: MixerStep, q_TNH: Tensor, pages: KVPages) -> Tensor:
     totals += (batch.chunks.computed_G + batch.chunks.starts_G.diff()).tolist()
     parts = []
     for rows, total, table in zip(queries, totals, (*batch.tables_DM, *batch.chunks.tables_GM), strict=True):
-        k_LKH, v_LKH = pages.gathered(table[: -(-total // pages.block_size)], q_TNH.dtype)
-        parts.append(step.kernels.attention_standard(q_TNH[rows], k_LKH[:total], v_LKH[:total]))
+        parts.append(step.kernels.attention_standard(q_TNH[rows], *pages.first(total, table, q_TNH.dtype)))
     return _joined(parts)
 
 

@@ -37,7 +37,7 @@ def _decodes(q_DNH: Tensor, pages: KVPages, tables_DM: Tensor, contexts_D: Tenso
     for row, context in enumerate(contexts_D.tolist()):
         num_rows = -(-(context - group.stripe) // size)
         if num_rows > 0:
-            k_LKH, v_LKH = _rows(pages, tables_DM[row], num_rows, q_DNH.dtype)
+            k_LKH, v_LKH = pages.first(num_rows, tables_DM[row], q_DNH.dtype)
             scores_NL = (q_DNH[row] @ k_LKH[:, 0].T).float() / math.sqrt(head_dim)
             sums_DN[row] = scores_NL.logsumexp(dim=1)
             out_DNH[row] = torch.softmax(scores_NL, dim=1).to(q_DNH.dtype) @ v_LKH[:, 0]
@@ -51,10 +51,8 @@ def _chunks(step: MixerStep, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, pages:
     group, chunks, width = step.group, step.batch.chunks, k_TKH.shape[2]
     computed: list[int] = chunks.computed_G.tolist()
     rows = [-(-count // group.num_stripes) for count in computed]
-    before = [
-        torch.cat(_rows(pages, table, count, k_TKH.dtype), dim=2)
-        for table, count in zip(chunks.tables_GM, rows, strict=True)
-    ]
+    cached_rows = zip(chunks.tables_GM, rows, strict=True)
+    before = [torch.cat(pages.first(count, table, k_TKH.dtype), dim=2) for table, count in cached_rows]
     cached = [torch.stack(group.gather_stripes(torch.cat(before)), dim=1)] if any(rows) else []
     parts, begin = [], 0
     for count, num_rows, (start, end) in zip(computed, rows, pairwise(chunks.starts_G.tolist()), strict=True):
@@ -67,9 +65,3 @@ def _chunks(step: MixerStep, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, pages:
         alone = Chunks(table, chunks.starts_G.new_tensor([0, end - start]), chunks.computed_G.new_tensor([count]))
         parts.append(step.kernels.attention_prefill(q_TNH[start:end], blocks_of_one, alone, PLAIN))
     return parts
-
-
-def _rows(pages: KVPages, table_M: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The first keys and values of a sequence that this rank has."""
-    k_LKH, v_LKH = pages.gathered(table_M[: -(-num_rows // pages.block_size)], dtype)
-    return k_LKH[:num_rows], v_LKH[:num_rows]

@@ -28,9 +28,7 @@ def attend_in_tiers(
     step: MixerStep, mixer: Attention, q_TNH: Tensor, k_TKH: Tensor, v_TKV: Tensor, tiers: KVTiers
 ) -> Tensor:
     """[T, N, H_v], one-token rows first; queries and keys come unrotated. The tiers take all T tokens in."""
-    if mixer.rope is not None:
-        rotation = step.rotations.rows(mixer.rope, mixer.head_dim)
-        q_TNH, k_TKH = step.kernels.rope(q_TNH, rotation), step.kernels.rope(k_TKH, rotation)
+    q_TNH, k_TKH = step.rotated(mixer, q_TNH, k_TKH)
     out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], mixer.v_head_dim)
     moved: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in (*tiers.rings, tiers.pages)]
     for sequence in _sequences(step):
@@ -53,15 +51,11 @@ def attend_in_tiers(
 
 
 def _sequences(step: MixerStep) -> list[_Sequence]:
-    batch = step.batch
-    rows: list[int] = step.state_rows.decodes.tolist()
-    contexts: list[int] = batch.contexts_D.tolist()
-    sequences = [
-        _Sequence(slice(i, i + 1), batch.tables_DM[i], context - 1, row)
-        for i, (context, row) in enumerate(zip(contexts, rows, strict=True))
-    ]
-    before, chunks = batch.chunks.computed_G.tolist(), step.state_rows.chunks.tolist()
-    return sequences + list(map(_Sequence, step.chunk_rows, batch.chunks.tables_GM, before, chunks))
+    batch, (decodes, chunks) = step.batch, step.state_rows
+    own = enumerate(zip(batch.tables_DM, batch.contexts_D.tolist(), decodes.tolist(), strict=True))
+    sequences = [_Sequence(slice(i, i + 1), table, context - 1, row) for i, (table, context, row) in own]
+    before = batch.chunks.computed_G.tolist()
+    return sequences + list(map(_Sequence, step.chunk_rows, batch.chunks.tables_GM, before, chunks.tolist()))
 
 
 def _spans(tiers: KVTiers, num_tokens: int) -> list[tuple[int, int]]:
@@ -78,8 +72,7 @@ def _held(tiers: KVTiers, sequence: _Sequence, own_k: Tensor, own_v: Tensor) -> 
     dtype, parts = own_k.dtype, []
     *spans, (_, oldest) = _spans(tiers, sequence.before)
     if oldest:
-        k, v = tiers.pages.gathered(sequence.table[: -(-oldest // tiers.pages.block_size)], dtype)
-        parts.append((k[:oldest], v[:oldest]))
+        parts.append(tiers.pages.first(oldest, sequence.table, dtype))
     row = torch.tensor([sequence.row], device=own_k.device)
     for ring, (first, last) in reversed(list(zip(tiers.rings, spans, strict=True))):
         if last > first:
