@@ -141,8 +141,7 @@ class HardwareDetectRequest(CommandRequest):
         from perfmodel.specs.detect import graphics_file, processor_file, summary, this_machine
 
         machine = this_machine(self.seconds)
-        is_processor = self.cpu or not machine.graphics
-        file = processor_file(machine) if is_processor else graphics_file(machine.graphics[0])
+        file = processor_file(machine) if self.cpu or not machine.graphics else graphics_file(machine.graphics[0])
         return Answer(text=summary(machine) + file)
 
 
@@ -267,8 +266,7 @@ class NewRequest(req.FlagsRequest):
     strict: bool = flag("--strict", "Refuse what affects time and is not modelled; else it is a warning.", False)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        """As of a request; `data` is the file's mapping, `result` the warnings of what affects time and is not
-        modelled."""
+        """As of a request; `data` is the file's mapping, `result` the warnings of what takes time but is unmodelled."""
         answer = answer_line(*_read_line(self.line_or_file), self.given, self.strict)
         for warning in answer.result:
             console.say(f"warning: {warning}.")

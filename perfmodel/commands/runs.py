@@ -365,8 +365,7 @@ class ExplainRequest(_StepRequest):
     Without a batch, a context or a prefill it is the scenario's typical decode step: the batch to expect at the
     arrival rate (Little's law; `simulate` has a run's mean batch), each sequence with its prompt and half of its
     answer.
-    `--occupancy` compiles the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread
-    blocks, waves."""
+    `--occupancy` compiles the step's Triton kernels, no GPU needed: registers, SRAM, spills, thread blocks, waves."""
 
     command = "explain"
     examples = (
@@ -488,6 +487,5 @@ def _result(name: str, console: Console) -> dict[str, Any]:
         from perfmodel.planning.comparison import read_result
 
         return read_result(Path(name))
-    scenario = load(name)
     with console.watch("simulating") as progress:
-        return simulated(scenario, (), progress).to_json()
+        return simulated(load(name), (), progress).to_json()

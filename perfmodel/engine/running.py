@@ -149,9 +149,8 @@ class RunningRequests:
             num_in_flight = sum([cohort.covers(plan) for plan in self._under_way if plan.cohort_age])
             releasing += cohort.due_to_release(num_in_flight)
         for request in sorted(releasing, key=_ADMISSION):
-            num_done = self._release(request, cohort.num_computed(request))
             if request in cohort.joined:
-                cohort.expect_release(request, num_done)
+                cohort.expect_release(request, self._release(request, cohort.num_computed(request)))
 
     def _release(self, request: Request, num_computed: int) -> int | None:
         """Release blocks unread by `request` and running steps; return at how many finished tokens it next can."""
@@ -317,8 +316,7 @@ class RunningRequests:
             taken_back = _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
             given_back += taken_back + (self.num_input_tokens if taken_back else 0)
-            num_computed = victim.num_computed_tokens - (taken_back - num_drafted)
-            self._preempt(victim, plan, num_computed, num_known)
+            self._preempt(victim, plan, victim.num_computed_tokens - (taken_back - num_drafted), num_known)
             if victim is request:
                 return None
         return given_back

@@ -336,8 +336,7 @@ class Scheduler:
         self.num_prefix_tokens_hit += num_hit
 
     def _put_loaded_first(self) -> bool:
-        """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none. (vLLM
-        waits for ever.)"""
+        """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none."""
         loaded = [entry for entry in self._waiting if entry[1].block_ids]
         if not loaded or self._waiting[0][1].block_ids:
             return False
@@ -435,8 +434,7 @@ class Scheduler:
             if plan.draft_depths:
                 assert num_accepted is not None, "the backend did not say which drafted tokens were right"
                 self._drafting.take_accepted(plan, num_accepted)
-        uneven = plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
-        plan.num_gaps = plan.num_samples - uneven
+        plan.num_gaps = plan.num_samples - plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         self._running.come_back(plan)
         finished, alone = (cohort.apply(plan, now), plan.singles) if cohort.covers(plan) else ([], plan.decodes)
         for sampled in (alone, plan.samples):

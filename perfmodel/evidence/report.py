@@ -139,8 +139,7 @@ def trivial_errors(trivial: NDArray[np.float64], measured: NDArray[np.float64]) 
 
 
 def median_of_others(measured: ArrayLike, groups: Sequence[str]) -> NDArray[np.float64]:
-    """For each row the median of the other rows of its group, of all others where it is alone; nan if it is the only
-    one."""
+    """For each row the median of the other rows of its group, or of all others if alone; nan if it is the only one."""
     values, names = np.asarray(measured, dtype=float), np.asarray(groups)
     finite = np.isfinite(values)
     result, of_all = np.full(len(values), nan), np.full(len(values), nan)
@@ -219,11 +218,9 @@ class Comparison:
         dimensions: Mapping[str, Dimension],
         setups: Sequence[MeasuredSetup] = (),
     ) -> "Comparison":
-        """A comparison of the rows kept by `rows`; `metric`, `unit` as of the class; `dimensions`, `setups` are of all
-        given pairs."""
+        """A comparison of the rows kept by `rows`; `metric`, `unit` as of the class; the others of all pairs."""
         kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
-        members = tuple(compress(setups, rows.kept.tolist()))
-        return cls(metric, rows, unit, kept, members)
+        return cls(metric, rows, unit, kept, tuple(compress(setups, rows.kept.tolist())))
 
     def measured_rows(self, kind: str) -> list[MeasuredRow]:
         """Rows for the trust index; empty if not of deployments."""
@@ -352,11 +349,10 @@ class ValidationReport(Renderable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Errors by group and metric; the group `all` comes first."""
-        groups = {"all": self.metrics, **self.by}
         return columns_of(
             [
                 {"group": group, "metric": name, **stats.to_json()}
-                for group, metrics in groups.items()
+                for group, metrics in {"all": self.metrics, **self.by}.items()
                 for name, stats in metrics.items()
             ]
         )

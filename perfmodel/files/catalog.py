@@ -1,7 +1,6 @@
 """Catalogue of data files by name; reads nothing in them but `aliases`.
 
-A wheel has the data in `perfmodel/_data/`, a checkout beside the package. Aliases are read only for a name that is no
-file's own."""
+A wheel has the data in `perfmodel/_data/`, a checkout beside the package. Aliases are for names that no file has."""
 
 import re
 from collections.abc import Iterator, Sequence

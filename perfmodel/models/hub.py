@@ -89,8 +89,7 @@ def _stored_on_hub(name: str) -> dict[str, Any] | None:
     from huggingface_hub import HfApi, errors, hf_hub_download
 
     def header(file: str) -> dict[str, Any]:
-        api = HfApi(endpoint=_endpoint())
-        tensors = api.parse_safetensors_file_metadata(name, file, timeout=_CONNECT_S).tensors
+        tensors = HfApi(endpoint=_endpoint()).parse_safetensors_file_metadata(name, file, timeout=_CONNECT_S).tensors
         return {key: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for key, tensor in tensors.items()}
 
     def first_of_several() -> dict[str, Any]:

@@ -20,8 +20,7 @@ def _collective(
     num_ranks, group = (ranks, None) if isinstance(ranks, int) else (ranks.num_ranks, ranks)
     if num_ranks <= 1 or payload_bytes == 0:
         return Work(name, "collective", num_kernels=0)
-    message = Message(kind, payload_bytes, num_ranks, group, exchange)
-    return Work(name, "collective", message=message, format=format)
+    return Work(name, "collective", message=Message(kind, payload_bytes, num_ranks, group, exchange), format=format)
 
 
 def all_reduce(payload_bytes: float, ranks: Ranks, name: str = "all_reduce") -> Work:

@@ -1,8 +1,7 @@
 """State-space scans and linear attention: a state of constant size per sequence instead of a KV cache.
 
 Linear attention: Performer's features and Linformer's projected rows. Per KV head the state is `size` rows m of r
-columns: h_v sums of values and one of keys (Performer), or projected keys and values, h_k + h_v (Linformer), always in
-fp32.
+columns: h_v sums of values and one of keys (Performer), or projected keys and values, h_k + h_v (Linformer), in fp32.
 
 Prefill runs GEMMs inside chunks of c tokens and a recurrence between them; decode is bound by reading and writing the
 state. States of scans are kept in fp32, as configurations that name a format have it (Qwen3.5, Nemotron-3), or in the
@@ -94,8 +93,7 @@ def selective_scan(prefills: Sequence[tuple[int, int]], state: StateShape) -> Wo
     Per element: exp(dt A) as 4, two products, a multiply-add into h, a multiply-add into y less shared ones.
     Source: Gu and Dao 2023, section 3.3 and appendix D.
     """
-    tokens = sum(t for t, _ in prefills)
-    flops = 9.0 * tokens * state.state_elements
+    flops = 9.0 * sum(t for t, _ in prefills) * state.state_elements
     return _prefill_scan("selective_scan", prefills, state, flops, 0.0, num_kernels=1, rate="vector")
 
 
@@ -109,7 +107,6 @@ def _prefill_scan(
     rate: str,
 ) -> Work:
     tokens = sum(t for t, _ in prefills)
-    own = 2.0 * len(prefills) * state.state_elements * state.state_bytes
     return Work(
         name,
         "scan",
@@ -117,7 +114,7 @@ def _prefill_scan(
         rate=rate,
         activation_bytes=tokens * state.inputs * state.element_bytes
         + 2.0 * num_chunks * state.state_elements * STATE_BYTES,
-        kv_bytes=own,
+        kv_bytes=2.0 * len(prefills) * state.state_elements * state.state_bytes,
         num_kernels=num_kernels if prefills else 0,
     )
 
@@ -256,8 +253,7 @@ class LinearHeads(NamedTuple):
     @property
     def token_elements(self) -> int:
         """Elements of q, k, v and o per token."""
-        width = self.head_dim + self.v_head_dim
-        return (self.num_heads + self.num_kv_heads) * width
+        return (self.num_heads + self.num_kv_heads) * (self.head_dim + self.v_head_dim)
 
     @property
     def flops_per_token(self) -> float:

@@ -322,8 +322,7 @@ class Option:
         return float(np.mean(self.needed <= self.replicas))
 
     def enough(self, allowed: Sequence[int], confidence: float) -> int:
-        """The fewest replicas of `allowed`, at least its own, that suffice in the share `confidence` of draws; else the
-        most."""
+        """The fewest replicas of `allowed`, at least its own, that suffice in the share `confidence`; else the most."""
         counts = [count for count in allowed if count >= self.replicas]
         wanted = replicas_for(self.needed, self.replicas, confidence)
         return next((count for count in counts if count >= wanted), max(counts, default=self.replicas))

@@ -1,5 +1,4 @@
-"""`OfferedLoad`: findings along an axis of arrival rates: the knee, the largest rate within the SLO, the number of
-users.
+"""`OfferedLoad`: findings along an axis of arrival rates: the knee, the largest rate within the SLO, numbers of users.
 
 The knee maximizes power, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"). Users
 follow from the interactive response time law, Little's law for a user's whole cycle: N = rate x (think time + latency).

@@ -243,8 +243,7 @@ class _RefusedError(Exception):
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
-    """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of the
-    space."""
+    """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of `spec`."""
     candidates = _Candidates(base, spec)
     own_engine = candidates.scenario.engine
     space = _widened(spec, candidates.scenario)
@@ -389,8 +388,7 @@ class _Candidates:
 
     def layout(self, choices: dict[str, Any]) -> Layout:
         """Refuses choices that cannot serve under any schedule."""
-        key = tuple(sorted(as_overrides(choices)))
-        return self._once(key, lambda: self._layout(choices))
+        return self._once(tuple(sorted(as_overrides(choices))), lambda: self._layout(choices))
 
     def add(
         self, choices: dict[str, Any], space: PlanSpace, ratios: Sequence[_Ratio], prefill: PoolSpace | None = None
@@ -441,9 +439,8 @@ class _Candidates:
 
     def _layout(self, choices: dict[str, Any]) -> Layout:
         around = {name: self._cluster[name] for name in ("router", "network") if name in self._cluster}
-        overrides = as_overrides({**choices, "cluster": around})
         try:
-            scenario = self._base.load(overrides)
+            scenario = self._base.load(as_overrides({**choices, "cluster": around}))
         except UnsupportedError as error:
             raise _RefusedError(error.reason) from None
         except SpecError as error:

@@ -329,8 +329,7 @@ class EngineSurfaces:
 
     def drawn(self, engine: Engine, is_disaggregated: bool = False) -> tuple[Surfaces, Floats]:
         """`drawn_surfaces` of the engine, under the common draws."""
-        scores = shared_scores(engine[0])
-        surfaces, server = drawn_surfaces(engine[0], self._grid(engine), scores, is_disaggregated)
+        surfaces, server = drawn_surfaces(engine[0], self._grid(engine), shared_scores(engine[0]), is_disaggregated)
         return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
 
     def origin(self, *engines: Engine) -> str:

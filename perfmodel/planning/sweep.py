@@ -179,8 +179,7 @@ _LONG_REQUESTS = 5000  # of several tasks: seconds, longer than processes take t
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """Simulations of a search, cached in the store's file. workers, engine: as for `sweep`; forecast: counts their
-    requests"""
+    """Simulations of a search, cached in the store's file. workers, engine: as of `sweep`; forecast: of requests"""
 
     store: str
     workers: int | None = None

@@ -52,8 +52,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """One metric along one axis. elasticity: d ln metric / d ln value at the present value; None unless both are
-    positive numbers"""
+    """One metric along one axis. elasticity: d ln metric / d ln value at the present value; None unless positive"""
 
     axis: Axis
     metric: str
@@ -249,8 +248,7 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
 
 def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
     """Bracket a sign change of the gain to `_PRECISION`. Halves twice, then probes just above and below the zero of the
-    secant (over the axis' logarithm) so that both ends close in. Five or six evaluations on smooth lines instead of
-    eight."""
+    secant (over the axis' logarithm) so that both ends close in: five or six evaluations on smooth lines, not eight."""
     above = (gain(high) or 0.0) > 0
     beyond, turn = 1.0, itertools.cycle((True, True, False, False))
     while high - low > _PRECISION * abs(low):

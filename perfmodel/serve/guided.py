@@ -19,8 +19,7 @@ _CANDIDATES = [chr(code) for code in (*range(ord("a"), ord("z") + 1), *range(ord
 def text_of_pattern(pattern: str, number: int) -> str:
     """A text that `pattern` matches. number: decides between alternatives
 
-    Raises ValueError for invalid expressions, for lookarounds and word boundaries, and for texts of more than 4,096
-    characters."""
+    Raises ValueError for invalid expressions, lookarounds, word boundaries, and texts of more than 4,096 characters."""
     if len(pattern) > _LONGEST_PATTERN:
         raise ValueError(f"regex: got {len(pattern):,} characters; expected at most {_LONGEST_PATTERN:,}")
     try:

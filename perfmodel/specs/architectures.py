@@ -54,8 +54,7 @@ def generations_between(one: str | None, other: str | None) -> int | None:
     first, second = find_architecture(one), find_architecture(other)
     if other in first.contemporaries or one in second.contemporaries:
         return 1
-    steps = first.steps_from(other), second.steps_from(one)
-    return next((step for step in steps if step is not None), None)
+    return next((step for step in (first.steps_from(other), second.steps_from(one)) if step is not None), None)
 
 
 def name_in_tables(architecture: str | None, named: Collection[str]) -> str | None:

@@ -31,8 +31,7 @@ _BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
 
 
 def copy_bandwidth(seconds: float = 2.0) -> float:
-    """Bytes per second that all cores read and write in copies of large arrays over `seconds`; numpy copies without the
-    GIL."""
+    """Bytes per second that all cores read and write in copies of large arrays over `seconds`; numpy frees the GIL."""
     count = num_cores()
     started = threading.Barrier(count + 1)
 

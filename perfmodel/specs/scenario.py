@@ -203,8 +203,7 @@ def _unusable_with_exchange(engine: EngineSpec) -> Iterator[str]:
 
 
 def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
-    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all
-    hardware.
+    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all hardware.
 
     Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`."""
     hardware, cluster = scenario.hardware, scenario.cluster

@@ -42,14 +42,12 @@ _FILES: tuple[Path, ...] = (
 def load_scenario(
     path_or_name: str | pathlib.Path, overrides: Sequence[str] = (), inside: Sequence[str] = ()
 ) -> Scenario:
-    """Scenario from a file, a name in workloads/scenarios, or its own text (`{model: ..., ...}`), with `--set`
-    overrides.
+    """Scenario from a file, a name in workloads/scenarios, or its own text (`{model: ..., ...}`), with overrides.
 
     inside: keys of the block that is the scenario, in a file of another kind (a study)
 
     Paths are relative to the file. `model_changes`, `engine.dtype` and `engine.quantization` are applied to the model;
-    `engine.max_model_len` defaults to the model's. Raises SpecError: `file:line: field: got X; expected Y`, a line
-    each."""
+    `engine.max_model_len` defaults to the model's. Raises SpecError: `file:line: field: got X; expected Y` lines."""
     loaded, folder = read_scenario(path_or_name, inside)
     data, positions = loaded.data, loaded.positions
     changes = [parse_override(text) for text in overrides]

@@ -119,10 +119,9 @@ def scenario_files(every: bool = False) -> list[dict[str, Any]]:
 
 def traffic_files() -> list[dict[str, Any]]:
     """Name, aliases and purpose of each traffic file, by name."""
-    files = sorted(data_dir("traffic").glob("*.yaml"))
     return [
         {"name": path.stem, "aliases": load_yaml(path).data.get("aliases", []), "purpose": _purpose(path)}
-        for path in files
+        for path in sorted(data_dir("traffic").glob("*.yaml"))
     ]
 
 

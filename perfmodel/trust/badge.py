@@ -287,10 +287,9 @@ def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str,
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:
-    names = ("device", "engine", "version", "model", "weights")
     return {
         "validation": cell.kind,
-        **{name: getattr(cell.low, name) for name in names},
+        **{name: getattr(cell.low, name) for name in ("device", "engine", "version", "model", "weights")},
         **{size: [getattr(cell.low, size), getattr(cell.high, size)] for size in index.SIZES[2:]},
         "metric": cell.metric,
         "rows": cell.rows,

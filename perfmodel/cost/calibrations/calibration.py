@@ -32,8 +32,7 @@ _SAME_UNITS = {"tf32": ("bf16", "fp16"), "fp16_acc16": ("fp16", "bf16")}
 class HostFit(Spec):
     """Host (CPU) time per step: scheduling, input preparation, sampling bookkeeping.
 
-    `serial` parts are always exposed; `hidden` parts overlap with the device. Without asynchronous scheduling nothing
-    overlaps:
+    `serial` parts are always exposed; `hidden` ones overlap with the device; without asynchronous scheduling none:
 
         t_step = serial + max(hidden, device)        t_step = serial + hidden + device, scheduled synchronously
 
@@ -130,10 +129,9 @@ class Calibration(Spec):
     @property
     def has_ragged_cost(self) -> bool:
         """Whether an attention kernel is slower for unequal contexts."""
-        fits = self.families.values()
         return self.has_family("attention_mixed") or any(
             isinstance(fit, FlashDecodeFit) and (fit.kernel.split_share is not None or not fit.kernel.is_balanced)
-            for fit in fits
+            for fit in self.families.values()
         )
 
     def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> KernelFit:

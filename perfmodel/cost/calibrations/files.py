@@ -92,8 +92,7 @@ def load_calibration(
     if own.is_file() and not without(hardware.name, engine_profile):
         result = _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware)
     if result is None:
-        whole = whole_run_calibration(hardware, engine_profile, version=version)
-        return whole or _prior(hardware, engine_profile)
+        return whole_run_calibration(hardware, engine_profile, version=version) or _prior(hardware, engine_profile)
     if version is not None and result.versions and result.engine == engine_profile:
         result = _as_of(result, hardware, version)
     return with_unmeasured(result)
@@ -222,8 +221,7 @@ def _inherited(hardware: HardwareSpec, engine: str, without: Callable[[str, str]
 
     Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it.
     """
-    relations = _transfer_candidates(hardware, engine, without)
-    candidates = sorted(relations, key=_transfer_distance)
+    candidates = sorted(_transfer_candidates(hardware, engine, without), key=_transfer_distance)
     if not candidates:
         return None
     (spread, nearest), *others = candidates

@@ -57,8 +57,7 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
 
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
     """Dense peak of `rate`: declared, or that of its fallback (FALLBACKS). "vector" is the non-tensor rate:
-    `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`, or what `sparsity_speedups` has for
-    the format."""
+    `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`, or the format's own speedup."""
     declared = hardware.declared
     if rate.endswith(MMA_SYNC_RATE):
         share = find_architecture(declared.architecture).mma_sync_share

@@ -52,8 +52,7 @@ class TypeFit:
 
 
 def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
-    """Each of `FILE_TYPES` with the slots of `engine`; none for an engine that cannot split layers between device and
-    CPU.
+    """Each of `FILE_TYPES` with the slots of `engine`; none for one that cannot split layers between device and CPU.
 
     Defaults: one slot, and the shortest context that llama.cpp falls back to.
     """

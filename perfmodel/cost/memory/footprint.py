@@ -335,6 +335,5 @@ def _intermediate(layer: Layer, shard: Sharding, hidden: int) -> int:
         return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)
     if isinstance(ffn, MoEFFN):
         per_row = (3 if ffn.gated else 2) * ceil(ffn.intermediate_size / shard.moe_tp) + (ffn.latent_size or hidden)
-        rows = ceil(ffn.top_k * shard.dp / shard.ep)
-        return rows * per_row
+        return ceil(ffn.top_k * shard.dp / shard.ep) * per_row
     return 0

@@ -187,8 +187,7 @@ def report_executor(
             by[f"run {number}"] = {name: rows.stats() for name, rows in of_run.items() if len(rows)}
     steps = [pair for comparison in comparisons for pair in comparison.steps]
     for group, (kind, low, high) in _STEP_GROUPS.items():
-        members = [pair.row for pair in steps if pair.kind == kind and low <= pair.num_decodes <= high]
-        rows = _rows(members, interval)
+        rows = _rows([pair.row for pair in steps if pair.kind == kind and low <= pair.num_decodes <= high], interval)
         by |= {group: {"step": rows.stats()}} if len(rows) else {}
     return ValidationReport(
         kind="executor",
@@ -284,6 +283,5 @@ def validate_recorded(
         )
         for number, shape in enumerate(shapes_of(EngineSteps(scenario, steps, chunks)))
     ]
-    residuals = costs.calibration.step_residuals
-    report = report_executor([ExecutorComparison(simulated, executed, pairs)], residuals)
+    report = report_executor([ExecutorComparison(simulated, executed, pairs)], costs.calibration.step_residuals)
     return replace(report, provenance=provenance_of([scenario]))

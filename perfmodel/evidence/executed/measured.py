@@ -9,8 +9,7 @@ Half of the measured kernels and steps calibrate the device; predicted are
     speedup           scenarios with and without a technique: the gain on both clocks
 
 A sentence per operator compares kernels with the device's limit and the best library call. A problem's limit is the
-larger of bytes / measured copy bandwidth and FLOPs / measured rate of a library product in the same format, from the
-same run."""
+larger of bytes / measured copy bandwidth and FLOPs / measured rate of a library product in the same format and run."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

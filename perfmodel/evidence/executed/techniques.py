@@ -1,6 +1,5 @@
 """`validate techniques`: each technique's speedup, simulated vs. executed on this CPU. A scenario with a `technique`
-block and its baseline are calibrated together on a step grid independent of their workloads, then simulated and
-executed."""
+block and its baseline are calibrated on one step grid independent of their workloads, then simulated and executed."""
 
 import hashlib
 import json

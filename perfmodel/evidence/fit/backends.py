@@ -428,8 +428,7 @@ class _Problem:
         result = np.zeros(len(keys))
         for number in range(min(_FOLDS, len(names))):
             out = folds == number
-            start = vector if len(names) > 1 else self.layout.prior[0]
-            again = self.solve((~out).astype(float), start)
+            again = self.solve((~out).astype(float), vector if len(names) > 1 else self.layout.prior[0])
             result[out] = self.predicted(again)[out]
         return result
 
@@ -467,5 +466,4 @@ def _places(values: Sequence[str], names: Sequence[str]) -> Vector:
 
 
 def _rows(factors: Vector, places: Vector) -> Any:
-    padded = np.vstack([factors, np.ones(factors.shape[1])])
-    return padded[places].T
+    return np.vstack([factors, np.ones(factors.shape[1])])[places].T

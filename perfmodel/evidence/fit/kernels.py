@@ -1,8 +1,7 @@
 """Fits kernel models to kernel tables: bounded robust least squares of log(predicted / measured), several starts.
 
 A model's parameters are the bounded positive float fields of its `...Fit`, fitted as logarithms within `ge` and `le`.
-Each has a prior at its default with the weight of one row, which holds undetermined parameters. A soft L1 loss limits
-outliers."""
+Each has a prior at its default with the weight of one row, for undetermined ones. A soft L1 loss limits outliers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -96,8 +96,7 @@ def gemm_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def gemms_too_fast(group: Group) -> NDArray[np.bool_]:
-    """Rows that beat the declared tensor rate or, with operands that L2 cannot hold, the bandwidth: something else was
-    timed."""
+    """Rows that beat the declared tensor rate or, if L2 cannot hold them, the bandwidth: something else was timed."""
     sizes: GemmSizes = group.sizes
     device = group.device
     flops = 2.0 * sizes.problem.m * sizes.problem.n * sizes.problem.k

@@ -212,8 +212,7 @@ def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int)
 
 
 def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
-    """Weighted log(predicted / measured), TPOT and TTFT alternating; 0 where unpredicted, and for TPOT if
-    speculated."""
+    """Weighted log(predicted / measured), TPOT and TTFT in turn; 0 where unpredicted, and for TPOT if speculated."""
     errors = []
     for pair in pairs:
         for metric, weight in _WEIGHTS.items():
@@ -253,13 +252,11 @@ def fit_older_host(begin: EngineProfile, rows: Sequence[Observation], folder: Pa
 
     def errors(profile: EngineProfile) -> Floats:
         spans = [simulate(row.scenario, profile=profile, keep_steps=False).summary["duration"] for row in members]
-        measured = [row.metrics["batch_latency"] / 1e3 for row in members]
-        return np.log(spans) - np.log(measured)
+        return np.log(spans) - np.log([row.metrics["batch_latency"] / 1e3 for row in members])
 
     hidden = {"hidden_step_s": 0.0, "hidden_per_sequence_s": 0.0}
     alone = begin.model_copy(update={"server": ServerFit(), "host": begin.host.model_copy(update=hidden)})
-    fitted = fit_parameters(alone, _OF_OLDER, errors)
-    return begin.model_copy(update={"older": {version: fitted.host}}), len(members)
+    return begin.model_copy(update={"older": {version: fit_parameters(alone, _OF_OLDER, errors).host}}), len(members)
 
 
 # ---------------------------------------------------------------- generations and routers

@@ -1,5 +1,4 @@
-"""`perfmodel calibrate --from`: fits recorded measurements of any kind and writes the files to where they are looked
-up."""
+"""`perfmodel calibrate --from`: fits recorded measurements of any kind and writes files where they are looked up."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -129,8 +128,7 @@ _OF_PROFILES = ("attention_mixed", "elementwise")  # families that no kernel tab
 
 
 def _beside_others(fitted: Calibration, file: Path) -> Calibration:
-    """`fitted` with what the other kind of recording gave the same file: a layer profile adds what tables, which have
-    more shapes, lack."""
+    """`fitted` with what the other kind of recording gave the file: a layer profile adds what larger tables lack."""
     before = load_fitted(Calibration, file) if file.is_file() else None
     publishers = (KERNEL_TABLES.publisher, LAYER_PROFILE.publisher)
     if before is None:

@@ -1,5 +1,4 @@
-"""Fits single published figures from CSV files: expert-parallel exchanges, messages over PCIe, eager steps, sampling
-and memory.
+"""Fits single published figures from CSV files: expert-parallel exchanges, PCIe messages, eager steps, sampling, memory
 
 Exchanges, a row per size and direction: device, exchange (dispatch or combine), ranks, payload_bytes (sent by a rank to
 all), latency_us. All ranks share a switch; the inter-node start time is not determined and stays.
@@ -177,14 +176,13 @@ def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
         launch_s=least.value - hop_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8
     )
     direct = fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE_OVER_PCIE)
-    through = _of("bus_rate_through_host", rows)
     return OverPcieFit(
         hop_s=_rounded(hop_s, 3),
         hop_through_host_s=_rounded(_of("all_to_all_through_host_s", rows)[0].value - direct.launch_s),
         low_latency_fraction=_rounded(direct.low_latency_fraction),
         simple_fraction=_rounded(direct.simple_fraction),
         simple_start_s=_rounded(direct.simple_start_s),
-        through_host_fraction=_mean([row.link_share for row in through]),
+        through_host_fraction=_mean([row.link_share for row in _of("bus_rate_through_host", rows)]),
         kernels_fraction=_mean([row.link_share for row in _of("peer_read_rate", rows)]),
     )
 

@@ -155,8 +155,7 @@ def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> di
     for key, members in sorted(result.items()):
         devices, errors = zip(*members, strict=True)
         weights = np.array([devices.count(device) ** -0.5 for device in devices])
-        quantiles = weighted_quantiles(np.array(errors), weights)
-        widths[key] = rounded_residuals(quantiles, len(errors), _DIGITS)
+        widths[key] = rounded_residuals(weighted_quantiles(np.array(errors), weights), len(errors), _DIGITS)
     return widths
 
 

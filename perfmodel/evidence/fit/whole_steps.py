@@ -1,7 +1,6 @@
 """Fits a `Calibration` to whole-step times: few bounded parameters, least squares of relative errors.
 
-Operators timed alone sum to 29 % less than their step (hot loops flatter them), so the fit divides a step's time over
-its graph:
+Operators timed alone sum to 29 % less than their step (hot loops flatter them): the fit divides a step over its graph:
 
     t(step) = overhead * kernels + sum over families of (item * items + vector * vector ops + compute / c + memory / m)
 

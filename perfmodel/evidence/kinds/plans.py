@@ -178,8 +178,7 @@ def _features_of(case: RecordedCase) -> list[str]:
 
 def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] | None = None) -> Iterator[Step]:
     """Our scheduler's steps of `case` under the rules of `engine` and `version`. slots: filled with the slot of each
-    request, if the engine has slots. Raises SpecError for an invalid config, WorkloadError for a request that can never
-    run."""
+    request, if it has slots. Raises SpecError for an invalid config, WorkloadError for a request that can never run."""
     spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
     if config.slots is not None:
@@ -251,8 +250,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             if config.slots is not None and slots is not None:
                 begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
                 slots.update((request.request_id, request.admission) for request in begun)
-            finished = scheduler.apply(plan, step, accepted(plan))
-            transfers.pass_outcome(scheduler, finished)
+            transfers.pass_outcome(scheduler, scheduler.apply(plan, step, accepted(plan)))
 
 
 class _RecordedGroup(Spec):

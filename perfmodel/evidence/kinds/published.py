@@ -43,8 +43,7 @@ _S = 1e6  # microseconds
 
 
 def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
-    """Format of a linear layer: a dtype or `engine.quantization`; `_static`: inputs come quantized, scales known
-    ahead."""
+    """Format of a linear layer: a dtype or `engine.quantization`; `_static`: inputs come quantized, scales known."""
     model = scenario.model
     name = (format or model.dtype).lower()
     if name in _DTYPES:
@@ -119,8 +118,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
 
 def predict(scenario: Scenario, file: Path) -> points.Found:
     """Prediction of `scenario.published` in the figure's unit, and its parts as text; `file` holds the scenario, which
-    a baseline changes. Raises PerfmodelError if nothing can be predicted: the model does not fit, or there is no such
-    operator."""
+    a baseline changes. Raises PerfmodelError if nothing can be predicted: it does not fit, or has no such operator."""
     figure = block_as(scenario.published, Published)
     if figure is None:
         raise SpecError(f"{file}: has no `published` block; see docs/published.md.")
@@ -264,7 +262,6 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
         comparisons.append(report.Comparison.of(family, report.rows_of(family, members), "as published", dimensions))
     comparisons = [item for item in comparisons if len(item.rows)]
     facts = [pair.details for pair in pairs]
-    ordered = sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"]))
     return report.ValidationReport(
         kind="published",
         rows=len(files),
@@ -286,7 +283,7 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
         comparisons=comparisons,
         provenance=provenance_of([pair.row.scenario for pair in pairs]),
         about=_ABOUT,
-        figures=ordered,
+        figures=sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"])),
     )
 
 

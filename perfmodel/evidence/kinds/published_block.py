@@ -197,8 +197,7 @@ class Published(Spec):
         ends = self.value if isinstance(self.value, tuple) else (self.value, self.value)
         if not 0 < ends[0] <= ends[1]:
             raise ValueError("value: expected a number above 0, or [low, high] of two such numbers")
-        metric = self.metric_spec
-        if metric.needs_context and (self.step is None or self.step.context is None):
+        if self.metric_spec.needs_context and (self.step is None or self.step.context is None):
             raise ValueError(f"{self.metric} needs `step: {{batch: ..., context: ...}}`, tokens of each sequence")
         _ = self.factor
         return self

@@ -271,8 +271,7 @@ def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
 def predict_runs(
     runs: Sequence[Observation], given: GivenSetup, progress: Progress | None = None, intervals: bool = True
 ) -> list[Prediction]:
-    """A prediction for each run, or the reason for none. `details` has `facts` the answer rests on, and `notes` on
-    contradictions.
+    """A prediction for each run, or the reason for none. `details`: `facts` the answer rests on, `notes` on conflicts.
 
     runs, given: measurements, and the user's setup
     progress:    called with (runs done, of how many)

@@ -179,8 +179,7 @@ def simulate_steady_states(
     intervals: bool = False,
 ) -> list[Prediction]:
     """Predict all rows on all cores; servers measured twice are simulated once. profile: replaces the committed
-    one; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows
-    done"""
+    one; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows done"""
     work = partial(_simulate_steady, profile=profile, intervals=intervals)
 
     def key(row: Observation) -> tuple[bool, str]:

@@ -148,8 +148,7 @@ class MeanSteps:
         return float(self._cost_model.duration_ps(shape)) / PS_PER_S
 
     def _step(self, slots: float) -> float:
-        """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between
-        prompts."""
+        """Seconds of a mean step with `slots` decodes and a prompt per finished answer, interpolated in prompts."""
         decodes, arriving = max(self.setup.beams, round(slots * self.setup.beams)), slots / self._answer
         size, parts = self._part(decodes)
         prompts = arriving * parts
@@ -348,8 +347,7 @@ def _served(
     """Latencies in ms and output tokens/s of all instances, simulated; of beams by mean steps. longer: factor on the
     duration of every step, of arrivals at a rate"""
     if setup.beams > 1:
-        latencies = steps.latencies(setup.rate / instances * longer)
-        return {name: longer * value for name, value in latencies.items()}
+        return {name: longer * value for name, value in steps.latencies(setup.rate / instances * longer).items()}
     sent, slots = scenario.traffic.num_requests or 1, scenario.traffic.arrivals.concurrency or 1
     count = 1 if setup.load == "first_token" else sent if setup.load == "open" else min(sent, _MAX_REQUESTS)
     if setup.load == "closed":

@@ -84,8 +84,7 @@ class ResultFields(NamedTuple):
         return ResultFields(self.name, self.at(*path))
 
     def number(self, *path: str, scale: float = 1.0) -> float | None:
-        """The number at `path` times `scale`; None if missing or not finite. Raises SpecError for non-numbers and
-        negative ones."""
+        """The number at `path` times `scale`; None if missing or infinite. Raises SpecError for text and negatives."""
         value = self.at(*path)
         if value is None or (isinstance(value, float) and not isfinite(value)):
             return None

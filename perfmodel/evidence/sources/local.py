@@ -2,8 +2,7 @@
 
 Devices without a file are in a `devices.csv` beside the table. Models without a card are decoders of typical
 proportions: width 110 times the layers, heads of 128, tied embeddings below 4e9 parameters, with the row's total and
-active parameters. Number formats are the file type's, scaled to the file's bytes, since types mix formats differently
-by vendor.
+active parameters. Number formats are the file type's, scaled to the file's bytes: types mix formats by vendor.
 
     tg N            N steps of one token per sequence, at the mean depth of depth + N / 2
     pp N            a prompt of N tokens in steps of the token budget
@@ -91,8 +90,7 @@ class LocalSetup:
 
 
 def read_local_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """Rows of a table, plain or gzipped, and (row, reason) of those without a figure. Raises SpecError for a missing or
-    other file."""
+    """Rows of a table, plain or gzipped, and (row, reason) of others. Raises SpecError for a missing or other file."""
     return described(named(lenient_rows(path, _NEEDED, "local figures")), _row)
 
 

@@ -227,8 +227,7 @@ class Measurements:
 
 
 def read_measurements(folder: str | Path) -> Measurements:
-    """The files in `folder`; parts that were not reached are empty. Raises SpecError without `suite.json`, and for
-    invalid files."""
+    """The files in `folder`; missing parts are empty. Raises SpecError without `suite.json`, and for invalid files."""
     root = Path(folder)
     if not (root / "suite.json").is_file():
         raise SpecError(f"{root}: has no suite.json; expected what `python -m perfmodel_executors.gpu_suite` writes.")

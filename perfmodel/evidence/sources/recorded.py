@@ -195,8 +195,7 @@ _STATIC_METRICS = {"throughput_out_tok_s_gpu": "static_throughput", "ttft_ms": "
 
 def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
     """(rows, (row, reason) for those that cannot be described) of a CSV or a folder of them. Metrics: throughput,
-    static_throughput (output tokens/s per device), ttft (ms). Raises SpecError for an unreadable file or another kind
-    of table."""
+    static_throughput (output tokens/s per device), ttft (ms). Raises SpecError if unreadable, or of another kind."""
     path = Path(path)
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files:

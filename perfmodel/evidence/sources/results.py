@@ -237,8 +237,7 @@ def _batch_row(name: str, entry: Entry) -> Observation:
         "tokens": f"{setup.prompt:,} in, {setup.answer:,} out",
         "parallelism": f"TP {setup.tp}, PP {setup.pp}" + ", experts shared out" * setup.is_expert_parallel,
     }
-    result = _observation(name, entry, setup, measured, entry["experiment"], also)
-    return replace(result, group=repr(setup))
+    return replace(_observation(name, entry, setup, measured, entry["experiment"], also), group=repr(setup))
 
 
 def _batch_setup(entry: Entry) -> Setup:

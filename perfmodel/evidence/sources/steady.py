@@ -227,8 +227,7 @@ class _Recipes(Spec):
 
 
 def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
-    """Arguments of `EngineSpec` set by the scripts. engine, hardware: names of profile and device; concurrency:
-    requests in flight"""
+    """Fields of `EngineSpec` set by the scripts. engine, hardware: profile and device; concurrency: in flight"""
     settings = load_spec(_Recipes, Path(__file__).with_name("recipes.yaml")).settings
     members = (item for item in settings if item.engine == engine and concurrency >= item.least_concurrency)
     return {item.argument: item.value for item in members if not item.hardware or hardware in item.hardware}

@@ -60,8 +60,7 @@ def weight_files(path: Path) -> list[Path]:
     """The safetensors files that `path` stands for: for an index, and for one file of several, all there are."""
     if path.name.endswith(".index.json"):
         try:
-            weight_map = read_json(path)["weight_map"]
-            names = sorted(set(weight_map.values()), key=str)
+            names = sorted(set(read_json(path)["weight_map"].values()), key=str)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(f"{path}: is not a safetensors index (a JSON object with weight_map).") from None
         for name in names:

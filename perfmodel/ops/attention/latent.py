@@ -297,12 +297,11 @@ def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext
     query_input = mixer.q_lora_rank or hidden
     width = indexer.num_heads * indexer.head_dim
     plain = context.format("router")  # head weights stay in the model's dtype
-    prepare = partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)
     return [
         on_tokens("index_q_proj", partial(gemm, "index_q_proj", n=width, k=query_input, form=form)),
         on_tokens("index_k_proj", partial(gemm, "index_k_proj", n=indexer.head_dim, k=hidden, form=form)),
         on_tokens("index_weights_proj", partial(gemm, "index_weights_proj", n=indexer.num_heads, k=hidden, form=plain)),
-        on_tokens("index_prepare", prepare),
+        on_tokens("index_prepare", partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)),
         on_tokens("index_write", lambda n: kv_write(n, indexer.head_dim, context.element_bytes, 1.0)),
         on_prefills("index_prefill", partial(index_prefill, indexer=indexer)),
         on_decodes("index_decode", lambda seqs, visible, queries: index_decode(seqs, visible, indexer, queries)),

@@ -113,8 +113,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.output_gate:
         nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size, is_fused=fused)))
     form = context.format("attention")
-    out = linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
-    return nodes + out
+    return nodes + linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
 
 
 def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:

@@ -177,8 +177,7 @@ def layer_nodes(
         for node in nodes:
             placed = leaving_node(node, shares) if reach else replace(node, count=node.count * len(shares))
             told_apart_by = "attention_prefill" if node.depends is Depends.MIXED else node.name  # which MIXED replaces
-            name = f"{node.name}@{label}" if names[told_apart_by] > 1 else node.name
-            result.append(replace(placed, name=name))
+            result.append(replace(placed, name=f"{node.name}@{label}" if names[told_apart_by] > 1 else node.name))
     if reach:
         for (mixer, own), shares in mixers.items():
             result += filling_nodes(mixer, replace(context, formats=own), shares)

@@ -154,8 +154,7 @@ def pareto_svg(
     legend: Sequence[str] = (),
 ) -> str:
     """Dots by panel; the front is filled and joined by a line, what it dominates is hollow. panels: by heading; title,
-    x_title, y_title: of the whole and of its axes; log: which of the axes are logarithmic, of "x" and "y"; legend:
-    lines below"""
+    x_title, y_title: of the whole and of its axes; log: logarithmic axes, of "x" and "y"; legend: lines below"""
     parts = [text(12, 40, y_title, fill=GREY)]
     for (name, dots), (left, right) in zip(panels.items(), _columns(len(panels), 90), strict=True):
         y = scale_over([dot.y for dot in dots], _TOP + _HEIGHT, _TOP, "y" in log)

@@ -94,11 +94,10 @@ def _engine_facts(scenario: Scenario) -> Pairs:
         "expert parallel": engine.enable_expert_parallel,
         "eager": engine.enforce_eager,
     }
-    on = [label for label, is_on in options.items() if is_on]
     return [
         ("batching", f"{engine.batching}, {engine.scheduling_policy}"),
         ("batch", f"up to {engine.max_num_seqs:,} sequences, {engine.max_num_batched_tokens:,} tokens a step"),
-        ("with", ", ".join(on) or "nothing optional"),
+        ("with", ", ".join([label for label, is_on in options.items() if is_on]) or "nothing optional"),
         ("profile", engine.profile),
     ]
 

@@ -1,5 +1,4 @@
-"""A what-if in sentences, tables and pictures: which resource counts, where the bound changes, where an alternative
-pays."""
+"""A what-if in sentences, tables and pictures: which resource counts, where bounds change, what alternatives pay."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,7 @@ Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties
 store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Values
 beyond vLLM's ranges are refused as there.
 
-Rejected, as their time is not modelled or they cannot be answered: beam search, guided decoding by grammars,
-non-text contents."""
+Rejected, as their time is unmodelled or they cannot be answered: beam search, grammars, non-text contents."""
 
 import json
 from collections.abc import Iterable

@@ -102,8 +102,7 @@ def add_failures(
 
     for event in spec.events:
         down_s = spec.repair_s if event.down_s is None else event.down_s
-        failing = partial(fail, fleets[event.pool], event.replica, down_s)
-        Alarm(env, to_ticks(event.at_s), failing, ARRIVAL_PRIORITY)
+        Alarm(env, to_ticks(event.at_s), partial(fail, fleets[event.pool], event.replica, down_s), ARRIVAL_PRIORITY)
     for fleet in fleets.values() if spec.mtbf_s is not None else ():
         fleet.on_up.append(partial(draw_failure, fleet))
         for number in range(len(fleet.pool.replicas)):
@@ -136,8 +135,7 @@ class DynamicCluster:
     def __init__(
         self, env: TickEnvironment, scenario: Scenario, on_answer: OnFinished, on_step: OnStep, on_lost: OnLost
     ) -> None:
-        spec = scenario.cluster.gateway or GatewaySpec()
-        self.gateway = Gateway(env, spec, scenario.seed, self._route, on_lost)
+        self.gateway = Gateway(env, scenario.cluster.gateway or GatewaySpec(), scenario.seed, self._route, on_lost)
         self.fleets: dict[int, Fleet] = {}  # by the position of their pool in the scenario
         self.shadowed: Counter[int] = Counter()  # answers of shadow pools, by engine
         self.is_sent: Callable[[], bool] = lambda: False

@@ -105,8 +105,7 @@ class Pool:
 
     def energy_j(self, engine_s: float) -> float:
         """Joules of all devices; `engine_s`: engine-seconds in use."""
-        one_of_each = costs.energy_j(self.scenario.hardware, self.usage(), engine_s)
-        return one_of_each * self.devices_per_engine
+        return costs.energy_j(self.scenario.hardware, self.usage(), engine_s) * self.devices_per_engine
 
     def energy_split_j(self, engine_s: float) -> dict[str, float]:
         """The same by component: idle, memory, compute."""

@@ -153,8 +153,7 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
     share = min(count / in_stages, 1.0) if stages else 1.0
     if stages and share < 1.0:
         cut = tuple(stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in stages)
-        arrivals = traffic.arrivals.model_copy(update={"stages": cut})
-        traffic = traffic.model_copy(update={"arrivals": arrivals})
+        traffic = traffic.model_copy(update={"arrivals": traffic.arrivals.model_copy(update={"stages": cut})})
     else:
         traffic = traffic.model_copy(update={"num_requests": count})
     return scenario.model_copy(update={"traffic": traffic}), share

@@ -60,7 +60,6 @@ class SimulatedAcceptance:
     def _new_draws(self, request: Request) -> list[float]:
         if len(self._draws) >= _MAX_REMEMBERED:  # requests that end without drafts are never removed
             self._draws.clear()
-        draws = uniform_draws(self._seed, request.request_id, request.max_output_tokens)
-        values: list[float] = draws.tolist()
+        values: list[float] = uniform_draws(self._seed, request.request_id, request.max_output_tokens).tolist()
         self._draws[request.request_id] = values
         return values

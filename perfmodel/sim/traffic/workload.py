@@ -1,8 +1,7 @@
 """Workloads: traffic as requests in order of arrival, drawn lazily.
 
 Equal seeds give bit-equal requests. Arrivals, inputs, outputs, prefixes and priorities have separate random streams, so
-changing one leaves the others unchanged. Think times are drawn by request number: equal on both clocks, with or without
-leaps."""
+changing one leaves the others unchanged. Think times are drawn by request number: equal on both clocks."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
@@ -224,8 +223,7 @@ class Workload:
         follows_trace = traffic.arrivals.process == "trace" or "arrivals" not in traffic.model_fields_set
         streams = self._streams()
         times = distributions.arrival_times(traffic.arrivals, traffic.duration_s, streams[0])
-        priorities = _priorities(traffic, streams[4])
-        for row, time, priority in zip(rows, times, priorities, strict=False):
+        for row, time, priority in zip(rows, times, _priorities(traffic, streams[4]), strict=False):
             arrival = row.arrival_s / speedup if follows_trace else time
             if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
                 break

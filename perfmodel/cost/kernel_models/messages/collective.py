@@ -259,8 +259,7 @@ def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> Ope
         return NO_TIME
     if work.message.kind != "all_reduce" or device.spread(work.message).num_nodes > 1:
         return OperatorTime.on_the_wire(_nccl_seconds(work.message, fit.beyond, device))
-    parts = custom_seconds(_sizes(work.message), fit, device, device.link, SCALARS)
-    return OperatorTime.on_the_wire(parts.duration)
+    return OperatorTime.on_the_wire(custom_seconds(_sizes(work.message), fit, device, device.link, SCALARS).duration)
 
 
 def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> float:

@@ -137,8 +137,7 @@ def two_level(kind: str, spread: Spread) -> tuple[TwoLevel, ...]:
     if kind != "all_reduce":
         return (ring,)
     crossings = (1 if num_nodes == 2 else 2) / least
-    tree = TwoLevel("tree", 2 * (most - 1), 2 * ceil(log2(num_nodes)), 2 * (most - 1) / most, crossings)
-    return ring, tree
+    return ring, TwoLevel("tree", 2 * (most - 1), 2 * ceil(log2(num_nodes)), 2 * (most - 1) / most, crossings)
 
 
 def ways_of(message: Message, spread: Spread) -> tuple[TwoLevel, ...]:
