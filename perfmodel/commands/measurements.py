@@ -123,7 +123,14 @@ class CalibrateRequest(req.CommandRequest):
         target = next((f"--{name.replace('_', '-')}" for name in _FITTED if getattr(self, name)), "--engine")
         modes = {"--on": self.on, "--name": self.name, "--rows": self.rows, "--from": self.measurements}
         mode = next((flag for flag, value in modes.items() if value is not None), "")
-        self._refuse_unread(mode, target)
+        reads = _READS[mode] | ({target} if mode == "--from" else frozenset())
+        for field, form in self.flags_of().items():
+            if getattr(self, field) and form.name not in reads:
+                others = [other for other, flags in _READS.items() if form.name in flags]
+                others = [other for other in others if other not in (mode, form.name)]
+                where = " or ".join(other or "a measurement of this machine" for other in others) or "--from alone"
+                name = form.name.strip("[]")
+                raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {name}, which goes with {where}.")
         if mode == "--on":
             return self._fit_to_engine(console)
         if mode == "--name":
@@ -140,20 +147,6 @@ class CalibrateRequest(req.CommandRequest):
         data = {**calibration.model_dump(mode="json"), "path": str(path)}
         document = view("validation:calibration_view", calibration)
         return Answer(lambda: data, document, after=lambda: console.say(f"Written to {path}"))
-
-    def _refuse_unread(self, mode: str, fitted: str) -> None:
-        """Raises SpecError for a flag that is given and that the mode does not read.
-
-        mode:   the flag that says what is done; empty: this machine is measured
-        fitted: of --from alone: the flag that says what is fitted, or --engine"""
-        reads = _READS[mode] | ({fitted} if mode == "--from" else frozenset())
-        for field, form in self.flags_of().items():
-            if getattr(self, field) and form.name not in reads:
-                others = [other for other, flags in _READS.items() if form.name in flags]
-                others = [other for other in others if other not in (mode, form.name)]
-                where = " or ".join(other or "a measurement of this machine" for other in others) or "--from alone"
-                name = form.name.strip("[]")
-                raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {name}, which goes with {where}.")
 
     def _fit_recorded(self, path: Path, target: str, console: Console) -> Answer:
         if not path.exists():
@@ -375,9 +368,7 @@ class ValidateRequest(req.FlagsRequest):
     def _refuse_misplaced(self) -> None:
         """Raises SpecError for flags that mean nothing to this kind."""
         kind, is_executed = self.kind, self.kind is Kind.executor and (self.measured is None or self._has_run())
-        if (self.seed is not None and not is_executed) or (
-            self.overrides and not is_executed and kind is not Kind.bench
-        ):
+        if not is_executed and (self.seed is not None or (self.overrides and kind is not Kind.bench)):
             raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
         if not is_executed and kind is not Kind.techniques and self.repeat != 1:
             raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")

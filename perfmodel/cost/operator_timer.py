@@ -38,15 +38,17 @@ class OperatorTimer:
         times = [self._free(fit, work) for _, work, fit in runs]
         if self._cap is None:
             return times
-        return self._cap.together(
-            [self._load(count, work, time) for (count, work, _), time in zip(runs, times, strict=True)]
-        )
+        return self._cap.together([self._load(n, work, time) for (n, work, _), time in zip(runs, times, strict=True)])
 
     def _free(self, fit: KernelFit | None, work: Work) -> OperatorTime:
         if fit is None:
             return NO_TIME
         time = time_work(work, fit, self.device)
-        return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
+        if self._overheads == 1.0:
+            return time
+        overhead = self._overheads * time.overhead_s
+        bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
+        return time._replace(duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)
 
     def _load(self, count: float, work: Work, time: OperatorTime) -> Load:
         compute_s = self.at_peak_s(work, self.fit(work)) if time.duration_s else 0.0
@@ -75,9 +77,3 @@ class OperatorTimer:
                 fit = fit.model_copy(update={"residuals": Residuals()})
             self._fits[key] = fit
         return fit
-
-
-def _with_overheads(time: OperatorTime, factor: float) -> OperatorTime:
-    overhead = factor * time.overhead_s
-    bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
-    return time._replace(duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)

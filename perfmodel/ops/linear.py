@@ -58,10 +58,8 @@ def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> li
     apart = LinearFormat(form.outlier_rate, form.weight_bytes, size, size)
     columns = max(1, ceil(form.outlier_share * num_in))
 
-    def touching(operator: str, elements: int, element_bytes: float) -> OperatorNode:
-        return on_tokens(
-            operator, lambda m: elementwise(operator, m * elements, element_bytes * m * elements, int(m > 0))
-        )
+    def touching(label: str, elements: int, element_bytes: float) -> OperatorNode:
+        return on_tokens(label, lambda m: elementwise(label, m * elements, element_bytes * m * elements, int(m > 0)))
 
     return [
         touching(f"{name}_find", num_in, size),

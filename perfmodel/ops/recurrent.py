@@ -202,23 +202,18 @@ def mamba_nodes(mixer: Mamba, context: LayerContext) -> list[OperatorNode]:
         on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
     ]
     if dt_rank is not None:
-        nodes += _step_projections(dt_rank, inner, mixer.state_size, context)
+        columns = dt_rank + 2 * mixer.state_size  # dt, B and C, all-reduced as the inner width is cut
+        nodes += [
+            on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form)),
+            *tensor_parallel(all_reduce, "x_proj_all_reduce", columns * size, context),
+            on_tokens("dt_proj", partial(gemm, "dt_proj", n=inner, k=dt_rank, form=form)),
+        ]
     return [
         *nodes,
         on_prefills("chunked_scan" if dt_rank is None else "selective_scan", scan),
         on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, "state_update", flops, queries)),
         *(_gated_norm(inner, context) if dt_rank is None and mixer.inner_norm else []),
         on_tokens("out_proj", partial(gemm, "out_proj", n=hidden, k=inner, form=form, has_bias=bias)),
-    ]
-
-
-def _step_projections(dt_rank: int, inner: int, state_size: int, context: LayerContext) -> list[OperatorNode]:
-    """Mamba-1: x to (dt, B, C), all-reduced as the inner width is cut, and dt to every channel."""
-    form, columns = context.format("linear_attention"), dt_rank + 2 * state_size
-    return [
-        on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form)),
-        *tensor_parallel(all_reduce, "x_proj_all_reduce", columns * context.element_bytes, context),
-        on_tokens("dt_proj", partial(gemm, "dt_proj", n=inner, k=dt_rank, form=form)),
     ]
 
 

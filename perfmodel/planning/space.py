@@ -268,12 +268,9 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
         for choices in _layout_choices(decode):
             candidates.add(choices, decode, [ratio for ratio in ratios if ratio is not None], space.prefill)
     axes = {title: getattr(space, name) for name, title in _AXES.items()}
-    return Space(
-        tuple(candidates.accepted),
-        dict(candidates.ruled_out.most_common()),
-        candidates.by_device,
-        {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1},
-    )
+    searched = {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1}
+    ruled_out = dict(candidates.ruled_out.most_common())
+    return Space(tuple(candidates.accepted), ruled_out, candidates.by_device, searched)
 
 
 _Ratio = tuple[int, int] | None
@@ -449,8 +446,17 @@ class _Candidates:
             if any(f"{place}{end}" in str(error) for place in places for end in (": ", ".")):
                 raise
             raise _RefusedError("the scenario refuses it") from None
-        _check_cut(scenario, self._spec)
-        needs_price = self._spec.objective == "cheapest" or self._spec.budget_usd_per_hour is not None
+        engine, spec, is_mixture = scenario.engine, self._spec, has_experts(scenario.model)
+        tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
+        if engine.num_devices > spec.max_gpus:
+            raise _RefusedError("more devices than max_gpus")
+        if tp > (spec.link_domain or scenario.hardware.devices_per_node):
+            raise _RefusedError("tensor parallelism beyond the link domain")
+        if dp > 1 and not is_mixture:
+            raise _RefusedError("data-parallel ranks of a dense model are replicas")
+        if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
+            raise _RefusedError("expert parallelism without experts to share out")
+        needs_price = spec.objective == "cheapest" or spec.budget_usd_per_hour is not None
         if needs_price and usd_per_hour(scenario.hardware, scenario.price) is None:
             raise _RefusedError(NO_PRICE)
         return Layout(choices, scenario, self._cluster)
@@ -475,20 +481,6 @@ class _Candidates:
 def has_experts(model: ModelSpec) -> bool:
     """Whether the model is a mixture of experts."""
     return any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
-
-
-def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
-    engine, is_mixture = scenario.engine, has_experts(scenario.model)
-    tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
-    if engine.num_devices > spec.max_gpus:
-        raise _RefusedError("more devices than max_gpus")
-    domain = spec.link_domain or scenario.hardware.devices_per_node
-    if tp > domain:
-        raise _RefusedError("tensor parallelism beyond the link domain")
-    if dp > 1 and not is_mixture:
-        raise _RefusedError("data-parallel ranks of a dense model are replicas")
-    if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
-        raise _RefusedError("expert parallelism without experts to share out")
 
 
 def _check_steps(layout: Layout, seqs: int, tokens: int, chunked: bool) -> None:

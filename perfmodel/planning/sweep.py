@@ -89,9 +89,7 @@ def default_store() -> Path:
 
 def key_of(scenario: Scenario, point: Point) -> str:
     """Hash of everything that the point's metrics depend on; `scenario` is the point's."""
-    content = {
-        name: _plain(getattr(scenario, name)) for name in Scenario.model_fields if name not in _SPEAKS_OF_NOTHING
-    }
+    content = {key: _plain(getattr(scenario, key)) for key in Scenario.model_fields if key not in _SPEAKS_OF_NOTHING}
     fits = [_plain(scenario_fits(scenario.of_pool(pool))) for pool in scenario.pools]
     whole = [content, fits, point.metrics, _plain(point.step), point.intervals, program_version()]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

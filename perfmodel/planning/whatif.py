@@ -140,16 +140,10 @@ def answer(
         near = [(records[_near(question, text)].values.get(metric), ratio) for text, ratio in axis.nearby(NEAR) or ()]
         values = tuple(record.values.get(metric) for record in by_axis[axis.path])
         sensitivities.append(Sensitivity(axis, metric, base.values.get(metric), values, _elasticity(near)))
-    return WhatIfAnswers(
-        question,
-        scenario,
-        base,
-        tuple(sensitivities),
-        by_axis,
-        records[question.point(alternative=True)] if is_compared else None,
-        {axis.path: along(axis, True) for axis in axes} if is_compared else {},
-        {pair: records[question.point(*pair)] for pair in pairs},
-    )
+    other = records[question.point(alternative=True)] if is_compared else None
+    others = {axis.path: along(axis, True) for axis in axes} if is_compared else {}
+    cells = {pair: records[question.point(*pair)] for pair in pairs}
+    return WhatIfAnswers(question, scenario, base, tuple(sensitivities), by_axis, other, others, cells)
 
 
 def _near(question: WhatIf, text: str) -> Point:

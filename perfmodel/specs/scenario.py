@@ -179,9 +179,7 @@ class Scenario(CheckedSpec):
     @property
     def needs_token_times(self) -> bool:
         """Whether any limit needs single token times."""
-        return any(
-            slo.needs_token_times for slo in (self.slo, *(kind.slo or self.slo for kind in self.traffic.classes))
-        )
+        return any(slo.needs_token_times for slo in (self.slo, *(one.slo or self.slo for one in self.traffic.classes)))
 
     @property
     def num_devices(self) -> int:

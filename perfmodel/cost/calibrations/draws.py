@@ -142,14 +142,8 @@ class Uncertainty(NamedTuple):
         return cls(step, prompt.widened(_OWN_ENGINES) if is_disaggregated else prompt, _SERVER_TIMES, spread, False)
 
     def draw(self, scores: Scores) -> Draw:
-        return Draw(
-            self.step.at(scores[_STEP]),
-            self.prompt.at(scores[_PROMPT]),
-            self.server.at(scores[_SERVER]),
-            scores,
-            self.spread,
-            self.is_datasheet,
-        )
+        step, prompt = self.step.at(scores[_STEP]), self.prompt.at(scores[_PROMPT])
+        return Draw(step, prompt, self.server.at(scores[_SERVER]), scores, self.spread, self.is_datasheet)
 
 
 def _prompts(profile: EngineProfile, calibration: Calibration) -> LogNormal:

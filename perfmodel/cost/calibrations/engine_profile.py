@@ -92,9 +92,7 @@ class EngineProfile(Spec):
         if device in self.devices or not self.devices:
             return self
         pairs = (("tpot_residuals", self.tpot_residuals_elsewhere), ("ttft_residuals", self.ttft_residuals_elsewhere))
-        update = {
-            name: elsewhere if elsewhere.num_rows else getattr(self, name).widened(2.0) for name, elsewhere in pairs
-        }
+        update = {name: others if others.num_rows else getattr(self, name).widened(2.0) for name, others in pairs}
         return self.model_copy(update=update)
 
     def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:

@@ -62,13 +62,8 @@ def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> Re
     link, model = offload.link_of(scenario.hardware), graph.model
     shard = Sharding.of(scenario.engine)
     per_token = kv_bytes_per_token(model, shard, list(model.iter_layers())) / shard.pp
-    return RestoreCost(
-        link.latency_s,
-        link.bandwidth_bytes_per_s,
-        per_token,
-        model.num_layers if offload.overlap else 0,
-        scenario.engine.block_size,
-    )
+    num_layers, size = model.num_layers if offload.overlap else 0, scenario.engine.block_size
+    return RestoreCost(link.latency_s, link.bandwidth_bytes_per_s, per_token, num_layers, size)
 
 
 def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGraph, timer: OperatorTimer) -> int:

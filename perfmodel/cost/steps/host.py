@@ -117,6 +117,4 @@ def launching_calls(graph: StepGraph) -> int:
     """
     shape = decode_shape(1, 1, graph.model.attention_spans)
     works = [(node.count, node.work(shape)) for node in graph.nodes]
-    return sum(
-        count * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for count, work in works
-    )
+    return sum(n * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for n, work in works)

@@ -343,7 +343,7 @@ class SpeculativeCostModel:
     # ---------------------------------------------------------------- what it all amounted to
 
     def usage(self) -> Usage:
-        """Totals over all steps so far, per device; time saved by pipelining is taken off the overhead."""
+        """Totals over all steps so far, per device; time saved by pipelining is taken off overhead and bounds."""
         total = Usage()
         for cost_model in self._cost_models():
             total.add(cost_model.usage(), 1)
@@ -354,7 +354,11 @@ class SpeculativeCostModel:
             total.hbm_bytes += times * work.hbm_bytes
             total.bound_s["memory"] += times * duration / PS_PER_S
         total.bound_s["overhead"] += self._lookup_wait / PS_PER_S
-        _take_off(total, self._overlapped / PS_PER_S)
+        saved, bound_s = self._overlapped / PS_PER_S, total.bound_s
+        for bound in ("overhead", *sorted(_RESOURCES, key=lambda item: -bound_s[item])):
+            taken = min(saved, bound_s[bound])
+            bound_s[bound] -= taken
+            saved -= taken
         return total
 
 
@@ -375,12 +379,3 @@ def _alike(passes: list[Pass]) -> list[tuple[int, Pass]]:
 def _shares(usage: Usage, duration: int) -> tuple[float, ...]:
     seconds = max(duration / PS_PER_S, 1e-30)
     return tuple(min(usage.bound_s[resource] / seconds, 1.0) for resource in _RESOURCES)
-
-
-def _take_off(usage: Usage, seconds: float) -> None:
-    """Subtract doubly counted time from the overhead first, then from the largest bound."""
-    bound_s = usage.bound_s
-    for bound in ("overhead", *sorted(_RESOURCES, key=lambda item: -bound_s[item])):
-        taken = min(seconds, bound_s[bound])
-        bound_s[bound] -= taken
-        seconds -= taken

@@ -271,7 +271,5 @@ def _state_notes(measured: Measurements) -> Iterator[str]:
     units = {"sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
     columns = {name: values for name in units if (values := getattr(readings, name))}
     if columns:
-        stated_as = (
-            f"{name} {median(values):g} ({min(values):g} to {max(values):g})" for name, values in columns.items()
-        )
+        stated_as = (f"{name} {median(row):g} ({min(row):g} to {max(row):g})" for name, row in columns.items())
         yield f"While measuring, median and range: {'; '.join(stated_as)}."

@@ -152,12 +152,8 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
 def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
     """Simulated vs. executed speedups, a row per technique (medians over runs), and a sentence on the number right."""
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
-    rows = Rows(
-        [item.simulated for item in verdicts],
-        [item.simulated / item.quotient for item in verdicts],
-        [item.technique.name for item in verdicts],
-        trivial=1.0,
-    )
+    simulated, techniques = [item.simulated for item in verdicts], [item.technique.name for item in verdicts]
+    rows = Rows(simulated, [item.simulated / item.quotient for item in verdicts], techniques, trivial=1.0)
     names = Dimension.of([item.technique.metric for item in verdicts])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})
     counts = Counter(item.outcome for item in verdicts)

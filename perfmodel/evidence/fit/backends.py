@@ -334,13 +334,9 @@ class _Problem:
         generations = [calibrated.generation_of(item.hardware) for item in settings]
         versions = [item.scenario.engine.described.version.described for item in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
-        self.layout = ParameterLayout(
-            _starts(CPU_START if settings[0].is_cpu else GPU_START, related),
-            self.columns.forms,
-            sorted(set(generations) - {""}),
-            sorted(set(versions) - {newest}),
-            related.cycles if related is not None else {},
-        )
+        starts = _starts(CPU_START if settings[0].is_cpu else GPU_START, related)
+        cycles, others = related.cycles if related is not None else {}, sorted(set(versions) - {newest})
+        self.layout = ParameterLayout(starts, self.columns.forms, sorted(set(generations) - {""}), others, cycles)
         count = Counter((item.row.device, item.row.test) for item in settings)
         totals = np.array([count[item.row.device, item.row.test] for item in settings])
         self._weights = np.sqrt(np.log2(1.0 + totals) / totals)

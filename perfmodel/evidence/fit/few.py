@@ -138,13 +138,8 @@ def fit_few(
             key = bare_key(kernel.group.key)
             families[key if key not in families else kernel.group.key] = fit
     what = f"{sum(map(len, chosen.values()))} kernel times of {len(families)} kernels on {hardware.name} {origin}"
-    return Calibration(
-        device=hardware.name,
-        engine=engine,
-        source=what.strip(),
-        default=GENERIC_SMALL,
-        families=dict(sorted(families.items())),
-    )
+    source, families = what.strip(), dict(sorted(families.items()))
+    return Calibration(device=hardware.name, engine=engine, source=source, default=GENERIC_SMALL, families=families)
 
 
 def fitted(family: _Family, chosen: Sequence[tuple[int, int]]) -> list[Any]:
@@ -173,6 +168,4 @@ def fitted(family: _Family, chosen: Sequence[tuple[int, int]]) -> list[Any]:
     seen = float(np.median(np.abs(search.fun[: len(chosen)]))) * _ERROR * 1.48 if chosen else 0.0
     end = round(_WITHIN * (unknown + max(seen, _ERROR) ** 2) ** 0.5, 5)
     residuals = Residuals(num_rows=len(chosen), p10=-end, p90=end)
-    return [
-        fit_of(number, search.x).model_copy(update={"residuals": residuals}) for number in range(len(family.kernels))
-    ]
+    return [fit_of(place, search.x).model_copy(update={"residuals": residuals}) for place in range(len(family.kernels))]

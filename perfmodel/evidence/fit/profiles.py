@@ -67,12 +67,11 @@ def fit_engine_profile(
     """Fit an engine's profile to mean latencies of stages, starting from `begin`; undetermined parameters stay.
     Overloaded stages are left out: a backlog multiplies small errors of capacity."""
     members = shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
-    profile = fit_parameters(
-        starting_profile(begin),
-        PARAMETERS,
-        lambda profile: stage_log_errors(simulate_runs(members, profile=profile)),
-        progress=progress,
-    )
+
+    def errors(profile: EngineProfile) -> Floats:
+        return stage_log_errors(simulate_runs(members, profile=profile))
+
+    profile = fit_parameters(starting_profile(begin), PARAMETERS, errors, progress=progress)
     return profile.model_copy(update={"latency_residuals": step_residuals(members, profile)})
 
 

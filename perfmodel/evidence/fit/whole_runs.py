@@ -133,11 +133,8 @@ def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
     fits = [fit.model_copy(update={"launch_s": s, "kind": "gpu"}) for fit, s in zip(fits, launches, strict=True)]
     values = {name: float(np.exp(np.mean([np.log(getattr(fit, name)) for fit in fits]))) for name in _PRIORS}
     left = [fit.residuals for fit in fits]
-    widest = Residuals(
-        num_rows=sum(item.num_rows for item in left),
-        p10=min(item.p10 for item in left),
-        p90=max(item.p90 for item in left),
-    )
+    low, high = min(item.p10 for item in left), max(item.p90 for item in left)
+    widest = Residuals(num_rows=sum(item.num_rows for item in left), p10=low, p90=high)
     return ArchitectureFit(**rounded(values), rows=sum(fit.rows for fit in fits), residuals=widest)
 
 

@@ -142,7 +142,7 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
         except PerfmodelError as error:
             notes.append(f"Case {number} could not be replayed: {error}")
             continue
-        difference = _difference_in_words(steps, case, slots)
+        difference = _difference(steps, case, slots)
         covered, equal = covered + 1, equal + (difference is None)
         features = _features_of(case)
         for group in (f"{engine} {version}", *features):
@@ -182,9 +182,8 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
     spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
     if config.slots is not None:
-        config = replace(
-            config, slots=replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
-        )
+        own = replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
+        config = replace(config, slots=own)
     if extras.num_speculative_tokens:
         nodes = tuple(range(extras.num_speculative_tokens + 1))
         past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
@@ -389,9 +388,7 @@ def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
         yield request, padding if request in plan.padded else depth
 
 
-def _difference_in_words(
-    ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]
-) -> tuple[int, str, str] | None:
+def _difference(ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]) -> tuple[int, str, str] | None:
     """First differing step: (step, recorded, ours) in words; None if all are equal."""
     for our_step, recorded_step in zip_longest(ours, case.steps):
         a, b = (step and (step[0], list(step[1]), list(step[2])) for step in (our_step, recorded_step))

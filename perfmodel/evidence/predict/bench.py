@@ -176,9 +176,7 @@ def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
     most = max(_MAX_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     result: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
     means = {"input_tokens": load.prompt, "output_tokens": load.answer}
-    result |= {
-        key: {"distribution": "fixed", "value": max(1, round(mean))} for key, mean in means.items() if mean is not None
-    }
+    result |= {key: {"distribution": "fixed", "value": max(1, round(n))} for key, n in means.items() if n is not None}
     missing = [key for key in means if key not in result]
     if not missing:
         return result

@@ -204,13 +204,8 @@ def _simulate_steady(row: Observation, profile: EngineProfile | None, intervals:
     part = scenario if count == 1 else slice_of(scenario, count)
     simulated = shortened(part, row.is_reliable)
     is_small = part.cluster.is_disaggregated and (part.traffic.num_requests or 0) <= _MAX_REQUESTS
-    result = simulate(
-        simulated,
-        profile=profile,
-        keep_steps=False,
-        one_of=count,
-        intervals=intervals and (row.is_reliable or is_small),
-    )
+    has_intervals = intervals and (row.is_reliable or is_small)
+    result = simulate(simulated, profile=profile, keep_steps=False, one_of=count, intervals=has_intervals)
     slots, sent = part.traffic.arrivals.concurrency or 0, part.traffic.num_requests or 0
     ttft_s, tpot_s = weighted_means(requests_of(result), slots, sent)
     metrics = {"tpot_mean": tpot_s * 1e3, "ttft_mean": ttft_s * 1e3}

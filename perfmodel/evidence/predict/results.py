@@ -371,9 +371,7 @@ def _metrics(requests: RequestColumns, instances: int, longer: float) -> dict[st
     columns = {"ttft": requests.ttft_s, "e2el": requests.e2el_s, "tpot": requests.tpot_s}
     finite = {name: values[np.isfinite(values)] for name, values in columns.items()}
     result = {f"{name}_mean": 1e3 * longer * float(values.mean()) for name, values in finite.items() if len(values)}
-    result |= {
-        f"{name}_p99": 1e3 * longer * float(np.quantile(values, 0.99)) for name, values in finite.items() if len(values)
-    }
+    result |= {f"{name}_p99": 1e3 * longer * float(np.quantile(row, 0.99)) for name, row in finite.items() if len(row)}
     span = longer * float(requests.finished_s.max() - requests.arrival_s.min())
     result |= {"batch_latency": 1e3 * span, "batch_ttft": 1e3 * longer * float(columns["ttft"].max())}
     result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)

@@ -162,21 +162,22 @@ class Format:
         numbers = ((ours, fields.number(*path, scale=scale)) for ours, path, scale in table)
         metrics = {ours: value for ours, value in numbers if value}
         if fields.requests is not None:
-            metrics |= figures_of(fields.requests, self._duration_s(fields, fields.requests))
+            duration_s = fields.number(*self.duration) if self.duration else None
+            shortest_s = float(fields.requests.e2el_s.min())
+            if duration_s and duration_s < shortest_s:
+                raise SpecError(
+                    f"{name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest "
+                    f"request; correct it or leave it out."
+                )
+            metrics |= figures_of(fields.requests, duration_s or None)
 
         def text(place: Place) -> Any:
             return place(fields) if callable(place) else fields.text(*place)
 
         says = {key: text(place) for key, place in self.says.items()}
-        test = LoadTest(
-            {key: value for key, value in says.items() if value},
-            completed,
-            failed,
-            text(self.version),
-            tuple(self.notes(fields)),
-            self.speed(fields),
-            self.local(fields),
-        )
+        known = {key: value for key, value in says.items() if value}
+        notes, speed, local = tuple(self.notes(fields)), self.speed(fields), self.local(fields)
+        test = LoadTest(known, completed, failed, text(self.version), notes, speed, local)
         tool = self.names[0] if self.tool is None else self.tool(fields)
         load = self._load(fields, completed + failed)
         return Observation(name, test, metrics, fields.requests, load=load, source=tool)
@@ -194,16 +195,6 @@ class Format:
         return BenchLoad(
             process if rate is None else "open", num_requests, slots, rate, cv, prompt or None, answer or None
         )
-
-    def _duration_s(self, fields: ResultFields, times: RequestTimes) -> float | None:
-        """None if missing, 0 or NaN. Raises SpecError for a run shorter than its shortest request."""
-        duration_s, shortest_s = fields.number(*self.duration) if self.duration else None, float(times.e2el_s.min())
-        if duration_s and duration_s < shortest_s:
-            raise SpecError(
-                f"{fields.name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest "
-                f"request; correct it or leave it out."
-            )
-        return duration_s or None
 
 
 def _value(fields: ResultFields, place: Place) -> Any:
@@ -247,9 +238,7 @@ def request_times(
             f"{name}: none of its {len(is_answered):,} requests was answered; there is nothing to compare, look at "
             f"what the server said."
         )
-    result = {
-        key: np.array([_number(name, key, number, values[number]) for number in kept]) for key, values in given.items()
-    }
+    result = {key: np.array([_number(name, key, row, values[row]) for row in kept]) for key, values in given.items()}
     _refuse_impossible(name, result, kept)
     order = np.argsort(result["start"], kind="stable") if starts is not None else np.arange(len(kept))
     result = {key: values[order] for key, values in result.items()}

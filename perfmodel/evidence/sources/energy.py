@@ -61,9 +61,8 @@ def _row(name: str, entry: Entry) -> Observation:
         "power": entry["power_w"],
         "energy_per_token": entry["energy_per_output_token_j"],
     }
-    return Observation(
-        name,
-        scenario,
+    metrics, labels = (
         {key: float(value) for key, value in figures.items()},
-        labels={"task": task, "devices": entry["num_gpus"]},
+        {"task": task, "devices": entry["num_gpus"]},
     )
+    return Observation(name, scenario, metrics, labels=labels)

@@ -412,9 +412,7 @@ def local_engine(row: LocalSetup) -> EngineSpec:
 
 def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -> Scenario:
     """The scenario for pricing the row's steps."""
-    prompts, answers = (
-        Lengths(distribution="fixed", value=max(1, count)) for count in (row.num_prompt, row.num_generated)
-    )
+    prompts, answers = (Lengths(distribution="fixed", value=max(1, n)) for n in (row.num_prompt, row.num_generated))
     arrivals = Arrivals(process="closed_loop", concurrency=row.batch)
     traffic = Traffic(arrivals=arrivals, num_requests=row.batch, input_tokens=prompts, output_tokens=answers)
     engine = with_defaults(local_engine(row), hardware)

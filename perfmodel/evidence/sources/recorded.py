@@ -246,11 +246,5 @@ def _row(name: str, entry: Entry) -> Observation:
     served = scenario.model  # in the format that the engine computes in
     lengths = f"{inputs:,} in, {outputs:,} out"
     label = f"{served.name} {served.quantization.weights or served.dtype} on {entry['tp']} x {hardware.name}, {lengths}"
-    return Observation(
-        name,
-        scenario,
-        {metric: measured},
-        label=f"{label}, batch {count}" if is_static else label,
-        labels={"tokens": lengths},
-        flags="" if is_static else SATURATED,
-    )
+    label, flags = f"{label}, batch {count}" if is_static else label, "" if is_static else SATURATED
+    return Observation(name, scenario, {metric: measured}, label=label, labels={"tokens": lengths}, flags=flags)

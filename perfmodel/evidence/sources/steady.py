@@ -154,12 +154,8 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
         Lengths(distribution="uniform", low=max(int((1.0 if lengths == "fixed" else 0.8) * most), 1), high=most)
         for most in (inputs, outputs)
     )
-    traffic = Traffic(
-        arrivals=Arrivals(process="closed_loop", concurrency=concurrency),
-        num_requests=_REQUESTS_PER_SLOT * concurrency,
-        input_tokens=prompts,
-        output_tokens=answers,
-    )
+    arrivals, count = Arrivals(process="closed_loop", concurrency=concurrency), _REQUESTS_PER_SLOT * concurrency
+    traffic = Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
     cluster = _disaggregated(entry, hardware, siblings) if is_disaggregated(entry) else None
     engine = _engine(entry, hardware, concurrency, inputs, outputs) if cluster is None else cluster.pools[-1].engine
     shared = {} if cluster is None else {"cluster": cluster}

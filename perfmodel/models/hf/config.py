@@ -149,9 +149,7 @@ def _decoder_layers(fields: Fields, family: Family) -> list[Layer]:
     if pattern is not None:
         return _lettered_layers(fields, family, pattern)
     num_layers = fields.integer("num_hidden_layers")
-    kinds = [
-        (_kind(fields, family, index, num_layers), _uses_rope(fields, index, num_layers)) for index in range(num_layers)
-    ]
+    kinds = [(_kind(fields, family, i, num_layers), _uses_rope(fields, i, num_layers)) for i in range(num_layers)]
     mixers = {kind: _mixer(fields, family, *kind) for kind in dict.fromkeys(kinds)}
     ffns: list[FeedForward | None] = [None] * num_layers
     if fields.model_type not in _SCANS and not blocks.num_experts(fields):

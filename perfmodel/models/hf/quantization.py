@@ -96,7 +96,15 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
     bits: tuple[tuple[str, float], ...] = ()
     groups = settings.get("config_groups")
     if isinstance(groups, Mapping) and groups:  # compressed-tensors and modelopt
-        formats = _of_first_group(fields, next(iter(groups.values())))
+        first = next(iter(groups.values()))
+        weights = first.get("weights") if isinstance(first, Mapping) else None
+        if not isinstance(weights, Mapping) or "num_bits" not in weights:
+            raise fields.error("quantization_config.config_groups: the first group has no weights.num_bits.")
+        rows, size, inputs = 1, int(weights.get("group_size") or 0), first.get("input_activations")
+        if weights.get("strategy") == "block":
+            rows, size = _block_of(weights.get("block_structure")) or (rows, size)
+        activations = _group_format(inputs) if isinstance(inputs, Mapping) else None
+        formats = _group_format(weights), activations, max(size, 0), rows
     elif method in _READERS:
         formats = _READERS[method](settings)
         bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
@@ -158,18 +166,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = {
     # the commonest block format, from `gguf.py`; its name carries the scales
     "gguf": lambda of: (str(of.get("format", "q4_0")), None, 0, 1),
 }
-
-
-def _of_first_group(fields: Fields, group: Any) -> _Formats:
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping) or "num_bits" not in weights:
-        raise fields.error("quantization_config.config_groups: the first group has no weights.num_bits.")
-    rows, size = 1, int(weights.get("group_size") or 0)
-    if weights.get("strategy") == "block":
-        rows, size = _block_of(weights.get("block_structure")) or (rows, size)
-    inputs = group.get("input_activations")
-    activations = _group_format(inputs) if isinstance(inputs, Mapping) else None
-    return _group_format(weights), activations, max(size, 0), rows
 
 
 def _group_format(part: Mapping[str, Any]) -> str:

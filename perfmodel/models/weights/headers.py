@@ -36,13 +36,8 @@ def load_header(path: str | Path) -> ModelSpec:
     if path.suffix == ".gguf":
         header = read_gguf(path)
         name = str(header.metadata.get("general.name") or path.stem).lower().replace(" ", "-")
-        return model_from_config(
-            config_from_gguf(header, path),
-            name,
-            source=str(path),
-            origin=f"GGUF header {path.name}",
-            weights_path=str(path),
-        )
+        config, origin = config_from_gguf(header, path), f"GGUF header {path.name}"
+        return model_from_config(config, name, source=str(path), origin=origin, weights_path=str(path))
     stem = path.name.removesuffix(".index.json").removesuffix(".safetensors")
     name = (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
     config_file = path.with_name("config.json")

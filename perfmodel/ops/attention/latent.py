@@ -262,12 +262,9 @@ def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> l
     first, attention = on_prefills("kv_b_proj", expand), on_prefills("attention_prefill", attend)
     if indexer is None:
         return [first, attention]
-    return [
-        first,
-        on_prefills("absorb_query_prefill", partial(absorbed, "absorb_query")),
-        attention,
-        on_prefills("expand_output_prefill", partial(absorbed, "expand_output")),
-    ]
+    absorb, expand = (partial(absorbed, name) for name in ("absorb_query", "expand_output"))
+    before, behind = on_prefills("absorb_query_prefill", absorb), on_prefills("expand_output_prefill", expand)
+    return [first, before, attention, behind]
 
 
 def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: LayerContext, num_heads: int) -> Work:

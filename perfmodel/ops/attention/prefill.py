@@ -102,14 +102,8 @@ class Heads:
     @property
     def problem(self) -> HeadShape:
         """The sizes that select and time the kernel."""
-        return HeadShape(
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.v_head_dim,
-            self.kernel_element_bytes,
-            self.window or self.chunk or 0,
-        )
+        num_bytes, limit = self.kernel_element_bytes, self.window or self.chunk or 0
+        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim, num_bytes, limit)
 
     @property
     def query_elements(self) -> int:

@@ -84,7 +84,11 @@ def drafter_of(
     part = GraphPart(range(config.draft_layers or 0)) if config.method == "self_skip" else None
     graph = build_graph(drafting, own, sampling=sampling, routing=routing, part=part, hardware=hardware)
     if config.method == "eagle":
-        graph = _with_projection(graph, drafting, own)
+        context = LayerContext(served_model(drafting, own), graph.shard)
+        hidden, form = context.hidden, context.format("attention")
+        node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))
+        first = next(i for i, item in enumerate(graph.nodes) if not item.name.startswith("embedding"))
+        graph = replace(graph, nodes=(*graph.nodes[:first], node, *graph.nodes[first:]))
         return Drafter(graph, computes_prompts=True, first_tokens=config.depth + 1)
     is_own = config.method == "draft_model"
     # Pipelined, the drafter has gone on behind its last token, or begins behind the newest one.
@@ -181,14 +185,6 @@ def _eagle_model(model: ModelSpec) -> ModelSpec:
         num_distinct_layers=None,
         weight_sparsity=None,
     )
-
-
-def _with_projection(graph: StepGraph, model: ModelSpec, engine: EngineSpec) -> StepGraph:
-    context = LayerContext(served_model(model, engine), graph.shard)
-    hidden, form = context.hidden, context.format("attention")
-    node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))
-    first = next(i for i, item in enumerate(graph.nodes) if not item.name.startswith("embedding"))
-    return replace(graph, nodes=(*graph.nodes[:first], node, *graph.nodes[first:]))
 
 
 def _refuse(model: ModelSpec, config: SpeculativeConfig) -> None:

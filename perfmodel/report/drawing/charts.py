@@ -264,9 +264,7 @@ def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x
     left = 24 + max(map(text_width, [*names, "together"]))
     width = max(240.0, (960 - left - 30 - _BETWEEN_LADDERS * (len(ladders) - 1)) / len(ladders))
     bottom = _RUNGS_TOP + _RUNG * (len(names) + 1)
-    parts = [
-        text(left - 10, _RUNGS_TOP + _RUNG * row + 15, name, "end") for row, name in enumerate([*names, "together"])
-    ]
+    parts = [text(left - 10, _RUNGS_TOP + _RUNG * n + 15, name, "end") for n, name in enumerate([*names, "together"])]
     for number, ladder in enumerate(ladders):
         start = left + number * (width + _BETWEEN_LADDERS)
         reached = np.cumprod([1.0 if gain is None else gain for gain in ladder.gains]).tolist()

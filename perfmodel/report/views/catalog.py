@@ -270,9 +270,7 @@ def device_view(device: HardwareSpec) -> Document:
         capacity, bandwidth = format_si(level.capacity_bytes, "B"), format_si(level.bandwidth_bytes_per_s, "B/s")
         levels.append((level.level, capacity + visible, level.per.replace("_", " "), bandwidth))
     peer = {None: "–", True: "yes", False: "no"}
-    links = [
-        (link.name, format_si(link.bandwidth_bytes_per_s, "B/s"), peer[link.peer_to_peer]) for link in declared.links
-    ]
+    links = [(one.name, format_si(one.bandwidth_bytes_per_s, "B/s"), peer[one.peer_to_peer]) for one in declared.links]
     blocks: list[Block] = [
         *_about(device),
         Table(("dtype", "dense peak", "ridge FLOP/byte"), rates),

@@ -170,9 +170,8 @@ class DynamicCluster:
         for one in deployed:
             if one.spec.is_shadow:
                 assert one.spec.share is not None
-                self._shadows.append(
-                    (Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self._entry_router(one))
-                )
+                shares = Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}")
+                self._shadows.append((shares, self._entry_router(one)))
         if spec is not None:
             fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
             add_failures(self._env, spec, fleets, seed, self._is_over)

@@ -35,9 +35,7 @@ class BackendFacts(Spec):
 
     def takes(self, hardware: HardwareSpec) -> bool:
         """Whether it runs on `hardware`; a device of unknown vendor matches any."""
-        return self.kind == hardware.kind and (
-            not self.makers or hardware.maker is None or hardware.maker in self.makers
-        )
+        return self.kind == hardware.kind and (not self.makers or hardware.maker in (None, *self.makers))
 
 
 def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:

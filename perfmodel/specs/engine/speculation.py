@@ -86,12 +86,10 @@ class AcceptanceCatalog(CommittedFits):
             return tuple(getattr(law, key) == wanted.get(key) for key in KEYS)
 
         most = max(map(shared, self.laws.values()))
-        entries = tuple(law for law in self.laws.values() if shared(law) == most)
-        first, decay = (
-            prod(getattr(law, name) for law in entries) ** (1 / len(entries)) for name in ("first", "decay")
-        )
-        update = {"first": first, "decay": decay, "longest": max(law.longest for law in entries)}
-        return LawMatch(entries[0].model_copy(update=update), entries, all(most))
+        laws = tuple(law for law in self.laws.values() if shared(law) == most)
+        first, decay = (prod(getattr(law, name) for law in laws) ** (1 / len(laws)) for name in ("first", "decay"))
+        update = {"first": first, "decay": decay, "longest": max(law.longest for law in laws)}
+        return LawMatch(laws[0].model_copy(update=update), laws, all(most))
 
 
 def load_catalog() -> AcceptanceCatalog:

@@ -300,22 +300,18 @@ def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> Operator
     if work.message is None:
         return NO_TIME
     ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)
+    rate = fit.link_fraction * link.bandwidth_bytes_per_s
     if spread.num_nodes > 1:
-        return OperatorTime.on_the_wire(_exchange_between_nodes(work.message, spread, fit, device))
+        start_s, network = max(fit.start_s, fit.between_nodes_s), device.network
+        network_rate = _SIMPLE * network.bandwidth_bytes_per_s
+        duration = min(
+            start_s
+            + (item.hops_between - 1) * network.latency_s
+            + work.message.bytes_ * max(item.within / rate, item.between / network_rate)
+            for item in ways_of(work.message, spread)
+        )
+        return OperatorTime.on_the_wire(duration)
     if not link.has_switch:
         return collective_time(work, fit.beyond, device)
-    wire = work.message.bytes_ * (ranks - 1) / ranks
-    duration = max(fit.floor_s, fit.start_s + wire / (fit.link_fraction * link.bandwidth_bytes_per_s))
+    duration = max(fit.floor_s, fit.start_s + work.message.bytes_ * (ranks - 1) / ranks / rate)
     return OperatorTime.on_the_wire(duration)
-
-
-def _exchange_between_nodes(message: Message, spread: Spread, fit: ExchangeFit, device: DeviceFacts) -> float:
-    start_s, network = max(fit.start_s, fit.between_nodes_s), device.network
-    rate = fit.link_fraction * device.link.bandwidth_bytes_per_s
-    network_rate = _SIMPLE * network.bandwidth_bytes_per_s
-    return min(
-        start_s
-        + (item.hops_between - 1) * network.latency_s
-        + message.bytes_ * max(item.within / rate, item.between / network_rate)
-        for item in ways_of(message, spread)
-    )
