@@ -173,8 +173,7 @@ class ModelsShowRequest(CommandRequest):
     name: str = argument("NAME", "A model's name or alias, or a path to a config.json.", completes="models")
 
     def answer(self, console: Console = QUIET) -> Answer:
-        """As of a request; `result` is the ModelSpec. Raises SpecError for a model that no card lists and that cannot
-        be read from a file or from the Hub."""
+        """As of a request; `result`: the ModelSpec. Raises SpecError for a model of no card, file or Hub repository."""
         from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 

@@ -196,8 +196,7 @@ def prefill_sizes(table: KernelTable) -> PrefillSizes:
 
 
 def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows whose visible products alone would take longer at the declared peak. A kernel with FP8 keys multiplies in
-    FP8, whatever its queries' format."""
+    """Rows whose visible products alone would take longer at the declared peak; with FP8 keys they multiply in FP8."""
     sizes = prefill_sizes(table)
     tokens, cached, window = sizes.tokens, sizes.cached, sizes.heads.window
     short = np.clip(window - cached, 0, tokens)

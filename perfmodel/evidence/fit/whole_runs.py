@@ -52,8 +52,7 @@ def fit_operation_j() -> float:
 
 
 def measured_shares() -> list[tuple[str, str, float, float, float]]:
-    """(device, number format, watts, declared peak in operations per second, reached share) of each calibrated device
-    and format, per measured engine."""
+    """(device, number format, watts, declared peak in operations/s, reached share) per calibrated device and engine."""
     result = []
     for device, engine, file in calibrated_kernels():
         hardware = load_hardware(device)

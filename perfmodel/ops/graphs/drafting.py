@@ -14,16 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    Mamba,
-    MoEFFN,
-    QuantizationSpec,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.models.architecture import LinearAttention as _Linear
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
@@ -165,18 +156,18 @@ def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepG
 
 def _eagle_model(model: ModelSpec) -> ModelSpec:
     """One decoder layer of the model's sizes and dtype between embedding and head; dense, as wide as active experts."""
-    layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, Attention | LatentAttention)]
+    layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, arch.Attention | arch.LatentAttention)]
     dense = [layer for layer in layers if getattr(layer.mixer, "span", None) is None]
     chosen = (dense or layers)[-1]
     ffn = next((layer.ffn for layer in reversed(list(model.iter_layers())) if layer.ffn is not None), None)
-    if isinstance(ffn, MoEFFN):
+    if isinstance(ffn, arch.MoEFFN):
         width = ffn.top_k * ffn.intermediate_size + ffn.shared_intermediate_size
-        ffn = DenseFFN(width, ffn.gated, ffn.activation, ffn.bias)
+        ffn = arch.DenseFFN(width, ffn.gated, ffn.activation, ffn.bias)
     return replace(
         model,
         name=f"{model.name}-eagle",
-        layers=((Layer(chosen.mixer, ffn), 1),),
-        quantization=QuantizationSpec(
+        layers=((arch.Layer(chosen.mixer, ffn), 1),),
+        quantization=arch.QuantizationSpec(
             kv_cache=model.quantization.kv_cache,
             kv_group_size=model.quantization.kv_group_size,
             kv_recent=model.quantization.kv_recent,
@@ -196,12 +187,14 @@ def _refuse(model: ModelSpec, config: SpeculativeConfig) -> None:
             "first layers)."
         )
     is_branching = config.lookahead is not None or any(width > 1 for width in config.tree or ())
-    if is_branching and any(isinstance(mixer, Mamba | GatedDeltaNet | _Linear) for mixer in mixers):
+    if is_branching and any(isinstance(mixer, arch.Mamba | arch.GatedDeltaNet | _Linear) for mixer in mixers):
         raise SpecError(
             f"speculative_config.{'lookahead' if config.lookahead else 'tree'}: {model.name} has layers with a "
             f"recurrent state, which follows one sequence and not several branches; draft a chain."
         )
-    if config.method == "eagle" and not any(isinstance(mixer, Attention | LatentAttention) for mixer in mixers):
+    if config.method == "eagle" and not any(
+        isinstance(mixer, arch.Attention | arch.LatentAttention) for mixer in mixers
+    ):
         raise SpecError(f"speculative_config.method=eagle: {model.name} has no attention layer to make the draft of.")
     if config.method == "self_skip" and not 0 < (config.draft_layers or 0) < model.num_layers:
         raise SpecError(

@@ -42,8 +42,7 @@ class SimulatedAcceptance:
         return accepted
 
     def offered(self, plan: StepPlan) -> list[int]:
-        """`StepPlan.draft_depths`, 0 where the drafter proposes nothing: the draw for the first token is beyond the
-        share of steps with a proposal."""
+        """`StepPlan.draft_depths`, 0 where the first token's draw is beyond the share of steps with a proposal."""
         if self._offered >= 1.0:
             return plan.draft_depths
         share = self._offered
