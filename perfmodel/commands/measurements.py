@@ -529,29 +529,24 @@ class QualityRequest(req.ScenarioRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         source = self.source()
         scenario = load(source, self.overrides, self.seed)
+        from perfmodel.evidence.executed.bridge import load_executor
+
         if self.sensitivity is not None:
-            return self._sensitivity(scenario, self.sensitivity, console)
+            if self.out is not None and self.bits is None:
+                raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
+            with console.watch("layers") as progress:
+                options = (self.group_size, self.bits, self.text, self.blocks, progress)
+                mix = load_executor().measure_sensitivity(scenario, self.sensitivity, *options)
+            if self.out is not None:
+                self.out.write_text(mixed_fields(scenario, mix.rules), encoding="utf-8", newline="\n")
+            proposed = self.bits is not None and self.out is None
+            closing = mixed_fields(scenario, mix.rules).splitlines() if proposed else ()
+            return Answer(mix.to_json, text=str(mix), is_prose=True, closing=closing)
         if self.bits is not None or self.out is not None or self.group_size is not None or self.blocks:
             raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
         other = load(source, [*self.overrides, *self.against], self.seed) if self.against else None
-        from perfmodel.evidence.executed.bridge import load_executor
-
         measured = load_executor().measure_quality(scenario, other, self.text, self.chunk)
         return Answer(measured.to_json, text=str(measured), is_prose=True)
-
-    def _sensitivity(self, scenario: "Scenario", method: str, console: Console) -> Answer:
-        if self.out is not None and self.bits is None:
-            raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
-        from perfmodel.evidence.executed.bridge import load_executor
-
-        with console.watch("layers") as progress:
-            options = (self.group_size, self.bits, self.text, self.blocks, progress)
-            mix = load_executor().measure_sensitivity(scenario, method, *options)
-        if self.out is not None:
-            self.out.write_text(mixed_fields(scenario, mix.rules), encoding="utf-8", newline="\n")
-        proposed = self.bits is not None and self.out is None
-        closing = mixed_fields(scenario, mix.rules).splitlines() if proposed else ()
-        return Answer(mix.to_json, text=str(mix), is_prose=True, closing=closing)
 
 
 def mixed_fields(scenario: "Scenario", rules: "tuple[LayerQuantization, ...]") -> str:

@@ -398,12 +398,9 @@ class _Candidates:
             layout = error
         # A layout's engine has its version's defaults on its devices.
         engine = layout.scenario.engine if isinstance(layout, Layout) else self.scenario.engine
-        schedules = product(
-            space.max_num_seqs or (engine.max_num_seqs,),
-            space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
-            space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
-            ratios,
-        )
+        budgets = space.max_num_batched_tokens or (engine.max_num_batched_tokens,)
+        chunks = space.enable_chunked_prefill or (engine.enable_chunked_prefill,)
+        schedules = product(space.max_num_seqs or (engine.max_num_seqs,), budgets, chunks, ratios)
         for seqs, tokens, chunked, ratio in schedules:
             for own in _prefills(choices, prefill, seqs, tokens):
                 try:

@@ -96,7 +96,11 @@ def _show_table(table: Table, console: Console) -> None:
     if table.title:
         console.print()
         console.print(Text(table.title, style="bold"))
-    turned = _transposed(table)
+    every = [*table.rows, *([table.total] if table.total else [])]
+    # Columns as rows: what few rows of many numbers need to fit.
+    tops = [" ".join(plain(cell) for cell in row[: table.left] if plain(cell)) for row in every]
+    numbers = range(table.left, len(table.head) - table.num_wide)
+    turned = Table(("", *tops), [(table.head[column], *(row[column] for row in every)) for column in numbers])
     for item, between in ((table, _BETWEEN), (table, 1), (turned, _BETWEEN), (turned, 1)):
         widths = _widths(item, console.width, between)
         if widths:
@@ -105,7 +109,7 @@ def _show_table(table: Table, console: Console) -> None:
     # Each row as lines: its first cell, then a line with its name for each other one.
     names = table.head[1 : len(table.head) - table.num_wide]
     width = max(map(len, names), default=0)
-    for row in (*table.rows, *([table.total] if table.total else [])):
+    for row in every:
         console.print(Text(plain(row[0]), style="bold"))
         for name, cell in zip(names, row[1:], strict=False):
             if plain(cell):
@@ -126,15 +130,6 @@ def _drawn(table: Table, widths: Sequence[int], between: int) -> RichTable:
         drawn.add_section()
         drawn.add_row(*map(_text, table.total[: len(widths)]), style="bold")
     return drawn
-
-
-def _transposed(table: Table) -> Table:
-    """Columns as rows: what few rows of many numbers need to fit."""
-    count = len(table.head) - table.num_wide
-    rows = [*table.rows, *([table.total] if table.total else [])]
-    names = [" ".join(plain(cell) for cell in row[: table.left] if plain(cell)) for row in rows]
-    numbers = range(table.left, count)
-    return Table(("", *names), [(table.head[column], *(row[column] for row in rows)) for column in numbers])
 
 
 def _widths(table: Table, room: int, between: int) -> list[int]:

@@ -109,7 +109,15 @@ class Scenario(CheckedSpec):
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             if pool.role != "unified":
-                yield from _unusable_with_exchange(engine)
+                if engine.speculative_config is not None:
+                    yield (
+                        "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
+                        "leave one of the two out"
+                    )
+                if engine.kv_cache == "off":
+                    yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
+                if engine.kv_offload:
+                    yield "got kv_offload in prefill and decode pools; only unified engines have it"
                 self.cluster.kv_transfer.link_of(hardware)
             (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
             refuse_missing_units(engine, hardware)
@@ -185,19 +193,6 @@ class Scenario(CheckedSpec):
     def num_devices(self) -> int:
         """Maximum devices of all replicas."""
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
-
-
-def _unusable_with_exchange(engine: EngineSpec) -> Iterator[str]:
-    """Engine features that do not work with KV from another engine."""
-    if engine.speculative_config is not None:
-        yield (
-            "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, leave one "
-            "of the two out"
-        )
-    if engine.kv_cache == "off":
-        yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
-    if engine.kv_offload:
-        yield "got kv_offload in prefill and decode pools; only unified engines have it"
 
 
 def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:

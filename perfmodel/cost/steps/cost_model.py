@@ -149,7 +149,11 @@ class GraphCostModel:
         if self._shared is not None:
             device += self._shared.use(shape)
         if shape.prefills:
-            device += self._prompt_time(shape)
+            device += self._prompts.use(shape) if self._prompts is not None else 0
+            if self._draw is not None:
+                device += self._drawn_prompts(shape, self._draw)
+            if self._mixed and shape.num_decodes:
+                device += self._mixed_extra(shape)
         duration = step_ticks(batch.serial, batch.hidden, device)
         self._waited.total += duration - device
         return duration
@@ -174,15 +178,6 @@ class GraphCostModel:
             curves = [Curve(self._costs, num_decodes, axis, queries) for axis in self.tables.axes]
             self._curves[key] = curves
         return curves
-
-    def _prompt_time(self, shape: BatchShape) -> int:
-        """Picoseconds that prompts add: attention and the rest."""
-        duration = self._prompts.use(shape) if self._prompts is not None else 0
-        if self._draw is not None:
-            duration += self._drawn_prompts(shape, self._draw)
-        if self._mixed and shape.num_decodes:
-            duration += self._mixed_extra(shape)
-        return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         """See `StepCostModel.run`."""

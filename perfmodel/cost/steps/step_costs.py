@@ -128,12 +128,9 @@ def _captured_with_prompts(scenario: Scenario) -> int:
         "all2all": engine.data_parallel_size > 1 and engine.enable_expert_parallel and not engine.gathers_tokens,
         "speculation": engine.speculative_config is not None,
     }
-    return engine.described.facts.graphs.most_with_prompts(
-        engine.captured_tokens,
-        engine.max_num_batched_tokens,
-        any(isinstance(mixer, LatentAttention) for mixer in mixers),
-        [name for name, is_there in has.items() if is_there],
-    )
+    has_latents = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    names, limits = [name for name, is_there in has.items() if is_there], engine.described.facts.graphs
+    return limits.most_with_prompts(engine.captured_tokens, engine.max_num_batched_tokens, has_latents, names)
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:

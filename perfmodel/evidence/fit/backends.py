@@ -375,11 +375,8 @@ class _Problem:
         launch = (n["launch_s"] + n["unit_launch_s"] * self._units) * of_launch * old_launch
         reached = n["memory_fraction"] * of_memory / slower
         is_float = columns.form == (columns.forms.index("float") if "float" in columns.forms else -2)
-        products = np.where(
-            is_float,
-            n["float_compute_fraction"] * old_float * self._float_peak,
-            n["compute_fraction"] * old_compute * self._peak,
-        )
+        of_floats = n["float_compute_fraction"] * old_float * self._float_peak
+        products = np.where(is_float, of_floats, n["compute_fraction"] * old_compute * self._peak)
         rates = blocks.MatmulRates(
             launch,
             np.minimum(1.0, reached * np.where(columns.is_experts, n["expert_memory"], 1.0)) * self._bandwidth,
@@ -392,12 +389,9 @@ class _Problem:
         rate = np.where(self._is_flash, n["attention_fraction"], n["score_fraction"])
         share = np.where(self._is_flash, n["kv_fraction"], n["score_kv_fraction"])
         attention = rate * old_attention * of_compute / computing * self._float_peak
-        streamed = blocks.StreamRates(
-            launch,
-            np.where(columns.is_attention, attention, self._vector),
-            np.minimum(1.0, reached) * self._bandwidth,
-            np.minimum(1.0, share * of_memory / slower) * self._bandwidth,
-        )
+        peaks = np.where(columns.is_attention, attention, self._vector)
+        speeds = (np.minimum(1.0, part) * self._bandwidth for part in (reached, share * of_memory / slower))
+        streamed = blocks.StreamRates(launch, peaks, *speeds)
         passed = blocks.stream_seconds(sizes, columns.kv_bytes, streamed)
         multiplied: Vector = blocks.matmul_seconds(sizes, rates, np).duration
         multiplied[columns.form < 0] = passed[columns.form < 0]

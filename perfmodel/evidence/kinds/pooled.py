@@ -261,13 +261,10 @@ def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
 
 
 def _rows(figures: Sequence[_Figure]) -> Rows:
-    return Rows(
-        [item.predicted for item in figures],
-        [item.measured for item in figures],
-        [item.row.name for item in figures],
-        ([item.interval[0] for item in figures], [item.interval[1] for item in figures]),
-        [item.trivial for item in figures],
-    )
+    predicted, measured = [item.predicted for item in figures], [item.measured for item in figures]
+    ends = [item.interval[0] for item in figures], [item.interval[1] for item in figures]
+    names, trivial = [item.row.name for item in figures], [item.trivial for item in figures]
+    return Rows(predicted, measured, names, ends, trivial)
 
 
 def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:

@@ -146,7 +146,16 @@ def _metric(scenario: Scenario, figure: Published) -> points.Found:
     if figure.basis == "memory":
         return points.memory_metric(scenario, figure.metric, figure.step)
     if figure.basis == "run":
-        return _of_run(scenario, figure.metric)
+        if figure.metric == "max_request_rate":
+            rate = points.max_request_rate(scenario)
+            return rate, f"{rate:.3g} requests per second meet the slo"
+        result = sim.simulate(scenario, keep_steps=False)
+        reached, summary = points.run_metric(result, figure.metric), result.summary
+        if reached is None:
+            name = figure.metric
+            raise SpecError(f"published.metric: this run has no {name} (request_goodput needs an slo, USD a price).")
+        shares = points.shares_text(summary.get("bound_share") or {})
+        return reached, f"a run of {summary['duration']:.3g} s, {shares}"
     assert figure.step is not None
     shape, costs = points.batch_shape(figure.step, scenario), step_costs(scenario)
     estimate = costs.estimate(shape)
@@ -215,18 +224,6 @@ def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> points.F
         "gb_per_s": (work.hbm_bytes or (work.message.bytes_ if work.message else 0.0)) / seconds / 1e9,
     }
     return values[metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
-
-
-def _of_run(scenario: Scenario, metric: str) -> points.Found:
-    if metric == "max_request_rate":
-        rate = points.max_request_rate(scenario)
-        return rate, f"{rate:.3g} requests per second meet the slo"
-    result = sim.simulate(scenario, keep_steps=False)
-    value = points.run_metric(result, metric)
-    if value is None:
-        raise SpecError(f"published.metric: this run has no {metric} (request_goodput needs an slo, USD a price).")
-    summary = result.summary
-    return value, f"a run of {summary['duration']:.3g} s, {points.shares_text(summary.get('bound_share') or {})}"
 
 
 _DIMENSIONS = ("technique", "device", "kind", "basis")

@@ -232,13 +232,10 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
         hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})
     model = served_model(setup.model, setup.precision, setup.gguf_type, hardware.maker in (None, "nvidia"))
     engine = _engine(setup, hardware, tp)
+    traffic = _traffic(setup, setup.instances_of(tp))
+    sampling = Sampling(method="greedy" if setup.is_in_process else "default")
     scenario = Scenario(
-        name=name,
-        model=model.spec,
-        hardware=hardware,
-        engine=engine,
-        traffic=_traffic(setup, setup.instances_of(tp)),
-        sampling=Sampling(method="greedy" if setup.is_in_process else "default"),
+        name=name, model=model.spec, hardware=hardware, engine=engine, traffic=traffic, sampling=sampling
     )
     if setup.roles is None:
         return scenario, model

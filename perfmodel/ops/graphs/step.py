@@ -73,11 +73,9 @@ class StepGraph:
         """Layers launched operator by operator without CUDA graphs."""
         layers, span = list(self.model.iter_layers()), self.stage_layers
         result = layers if span is None else layers[span.start : span.stop]
-        return LaunchedLayers(
-            len(result),
-            0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in result),
-            sum(isinstance(layer.mixer, LatentAttention) for layer in result),
-        )
+        num_experts = 0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in result)
+        num_latents = sum(isinstance(layer.mixer, LatentAttention) for layer in result)
+        return LaunchedLayers(len(result), num_experts, num_latents)
 
     @property
     def has_group(self) -> bool:

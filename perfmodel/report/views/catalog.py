@@ -65,14 +65,10 @@ def _answers(result: ResultComparison) -> Table:
 def _cells(change: MetricChange) -> tuple[Line, ...]:
     metric = change.metric
     difference = format_short(change.difference * metric.scale)
-    return (
-        metric.title,
-        format_metric(metric, change.one),
-        format_metric(metric, change.other),
-        difference if difference.startswith("-") else f"+{difference}",
-        MISSING if change.relative is None else f"{change.relative:+.1%}",
-        Span(change.verdict, _TONES[change.verdict]),
-    )
+    cells = metric.title, format_metric(metric, change.one), format_metric(metric, change.other)
+    moved = difference if difference.startswith("-") else f"+{difference}"
+    relative = MISSING if change.relative is None else f"{change.relative:+.1%}"
+    return (*cells, moved, relative, Span(change.verdict, _TONES[change.verdict]))
 
 
 _DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
