@@ -129,8 +129,8 @@ def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_
     elsewhere, so traffic counts in full. num_tokens n; hidden_size d; element_bytes b; num_tables t. Source: identity.
     """
     row_bytes = hidden_size * element_bytes
-    num_bytes = num_tokens * row_bytes
-    return Work("embedding", "embedding", weight_bytes=num_tables * num_bytes, activation_bytes=num_bytes)
+    read_bytes = num_tables * num_tokens * row_bytes
+    return Work("embedding", "embedding", weight_bytes=read_bytes, activation_bytes=num_tokens * row_bytes)
 
 
 def kv_write(

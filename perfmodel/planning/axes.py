@@ -52,11 +52,6 @@ class Axis:
     def is_multiple(self) -> bool:
         return self.unit == _MULTIPLE
 
-    @property
-    def present_x(self) -> float | None:
-        """The present value in axis units; None if its unit is unknown."""
-        return 1.0 if self.is_multiple else None if self.unit else self.present
-
     def override(self, x: float) -> str:
         """The override that sets `x`, which need not be one of the axis's values."""
         return f"{self.path}={_written(x, self.unit, self.is_whole)}"

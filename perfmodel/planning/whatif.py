@@ -336,7 +336,10 @@ class WhatIfResult(Renderable):
                     "path": row.axis.path,
                     "metric": row.metric,
                     "low": {"value": row.axis.texts[0], "metric": row.low},
-                    "base": {"value": row.axis.present_x, "metric": row.base},
+                    "base": {
+                        "value": 1.0 if row.axis.is_multiple else None if row.axis.unit else row.axis.present,
+                        "metric": row.base,
+                    },
                     "high": {"value": row.axis.texts[-1], "metric": row.high},
                     "elasticity": row.elasticity,
                 }

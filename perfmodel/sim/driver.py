@@ -127,7 +127,7 @@ def serve(
             progress(collector.num_finished, None if total is None else max(total, collector.num_finished))
 
     def on_lost(lost: "LostRequest") -> None:
-        collector.add_lost(lost)
+        collector.lost.append((lost.request.request_id, lost.fate))
         client.on_finished(lost.request)
 
     def on_step(replica: EngineRank, record: StepRecord) -> None:

@@ -152,12 +152,6 @@ def list_position(items: Any, key: str | int) -> int | None:
     return next((names.index(key) for names in named if names.count(key) == 1), None)
 
 
-def is_removed_link(override: Override, place: Path) -> bool:
-    """Whether the override removes the link at `place`."""
-    is_link = len(place) == 3 and place[:2] == ("declared", "links") and isinstance(place[2], int)
-    return is_link and override.factor is None and override.value is None
-
-
 def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
     """Path in a hardware file for one after `hardware.`, full or short."""
     first, rest = path[0], path[1:]

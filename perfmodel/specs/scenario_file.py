@@ -277,7 +277,8 @@ def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec
                 f"--set {change.text}: only fields of hardware can be set here, as in hardware.hbm.bandwidth."
             )
         for place in edits.hardware_places(change, change.path[1:], data):
-            if edits.is_removed_link(change, place):
+            is_link = len(place) == 3 and place[:2] == ("declared", "links") and isinstance(place[2], int)
+            if is_link and change.factor is None and change.value is None:
                 del data["declared"]["links"][place[2]]
                 continue
             apply_override(change, data, place, loaded.positions)

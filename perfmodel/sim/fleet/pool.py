@@ -82,12 +82,6 @@ class Pool:
         """Bytes loaded at a replica's start, on all its devices."""
         return self.memory.weight_bytes * self.devices_per_engine * len(self.replicas[0].ranks)
 
-    @property
-    def restored_bytes_per_block(self) -> float:
-        """Bytes of a KV block on one device's link to the second tier; 0 without one."""
-        cost = self.backend.restore
-        return 0.0 if cost is None else cost.block_bytes
-
     def usage(self) -> costs.Usage:
         """Usage of one device per engine, summed."""
         return self.cost_model.usage()
