@@ -373,8 +373,7 @@ class TechniquesRequest(CommandRequest):
     Figures are those of the committed reports: predicted over published in the median, simulated and executed speedup
     of a pair of scenarios. A technique is executed where more than 5 % is, beyond the spread of paired runs, and as
     simulated within 10 %; validated within 25 %; what is farther off is shown as missed, and a pair without an effect
-    on a CPU proves nothing.
-    """
+    on a CPU proves nothing."""
 
     command = "techniques"
     examples = ("techniques --family serving",)

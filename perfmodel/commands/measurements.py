@@ -239,9 +239,8 @@ class CalibrateRequest(req.CommandRequest):
         scenarios = [(load_scenario(name, self.overrides), named_model(name, self.overrides)) for name in named]
         with console.watch("running") as progress:
             calibration = load_executor(needs_torch=False).calibrate_on(self.on, scenarios, progress)
-        profile = EngineProfile(
-            engine=calibration.engine, name=self.name, source=calibration.source, date=calibration.date
-        )
+        source, date = calibration.source, calibration.date
+        profile = EngineProfile(engine=calibration.engine, name=self.name, source=source, date=date)
         file = save_calibration(calibration, device_file(profile_file, calibration.device))
         save_fitted(profile, profile_file)
         data = {**calibration.model_dump(mode="json"), "path": str(file), "profile_path": str(profile_file)}

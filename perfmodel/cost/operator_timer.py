@@ -16,8 +16,7 @@ class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
     Formulas are in `perfmodel.cost.kernel_models`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted:
-    see `perfmodel.cost.kernel_models.device.FALLBACKS`.
-    """
+    see `perfmodel.cost.kernel_models.device.FALLBACKS`."""
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:
         self.hardware = hardware
@@ -58,8 +57,7 @@ class OperatorTimer:
 
     def at_peak_s(self, work: Work, fit: KernelFit | None) -> float:
         """Seconds of the FLOPs at the declared peak of the kernels' rate: the fit's, where they multiply in another
-        format than `work` says (FP32 on a GPU without fast FP16).
-        """
+        format than `work` says (FP32 on a GPU without fast FP16)."""
         return work.flops / self.device.peak(getattr(fit, "rate", None) or work.rate)
 
     def fit(self, work: Work) -> KernelFit | None:

@@ -66,8 +66,7 @@ class Reservations:
     """KV reservations under `config` and its batching `discipline`."""
 
     def __init__(self, config: SchedulerConfig, discipline: Discipline) -> None:
-        self._config, self._discipline = config, discipline
-        drafts = config.speculation
+        self._config, self._discipline, drafts = config, discipline, config.speculation
         self._spare_slots = drafts.spare_slots if drafts is not None else 0
         self._num_lookahead = drafts.num_lookahead if drafts is not None else 0
 

@@ -2,8 +2,7 @@
 
 A breakdown is {"parts": {name: share}, "why": sentence, ...}. Shares of the prediction add up to one; the sentence
 blames the largest part alone, which shows how plausible that is. Kernel rows are grouped by size: FLOPs of kernels,
-payload bytes of messages, counted from the kernel models' sizes.
-"""
+payload bytes of messages, counted from the kernel models' sizes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -10,8 +10,7 @@ rows of a benchmark with limits, what the datasheet's peaks give for kernels and
 technique, else the median of the other rows of the device (or run).
 
 Figures are fractions. A `Comparison` holds all rows of one metric; each row has one group per dimension (device, model,
-load ...). A report's `by` and its tables come from these.
-"""
+load ...). A report's `by` and its tables come from these."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,8 +199,7 @@ class Comparison:
 
     unit:       of both, "s" or "ms"
     dimensions: name -> groups of the rows
-    setups:     of rows of whole deployments; else empty
-    """
+    setups:     of rows of whole deployments; else empty"""
 
     metric: str
     rows: Rows
@@ -325,8 +323,7 @@ class ValidationReport(Renderable):
     figures:       each published figure (id, technique, metric, unit, predicted, published, ratio, source, reason)
     techniques:  each technique (technique, file, page, metric, simulated and executed speedup, quotient, bias of steps
                  with and without it)
-    runs:        each run of a load tool: figures, parts, and facts of its setup with their sources
-    """
+    runs:        each run of a load tool: figures, parts, and facts of its setup with their sources"""
 
     kind: str
     rows: int
@@ -392,8 +389,7 @@ def report_of(
     kind, pairs, left_out: the kind's rows, and (row, reason) of unreadable ones
     comparisons: by metric; counted: those used for `metrics` and `worst`, default: all
     about, notes: as of the report; num_worst, breakdown: as of `worst_of`
-    groups:      of `by`, before and after those of the dimensions
-    """
+    groups:      of `by`, before and after those of the dimensions"""
     counted = comparisons if counted is None else counted
     covered = [pair for pair in pairs if not pair.reason]
     return ValidationReport(

@@ -5,8 +5,7 @@ columns: h_v sums of values and one of keys (Performer), or projected keys and v
 
 Prefill runs GEMMs inside chunks of c tokens and a recurrence between them; decode is bound by reading and writing the
 state. States of scans are kept in fp32, as configurations that name a format have it (Qwen3.5, Nemotron-3), or in the
-engine's; between chunks in fp32. The window of the causal convolution is in the model's dtype.
-"""
+engine's; between chunks in fp32. The window of the causal convolution is in the model's dtype."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -33,8 +32,7 @@ class StateShape(NamedTuple):
     rows:    key size of linear attention, state size N of a state-space model
     columns: value size of linear attention, head size P of a state-space model
     inputs:  elements per token read and written by the scan (q, k, v or x, B, C, and the output)
-    state_bytes: of an element of the state, as it is kept between steps
-    """
+    state_bytes: of an element of the state, as it is kept between steps"""
 
     num_heads: int
     rows: int
@@ -64,8 +62,7 @@ def chunked_ssd(prefills: Sequence[tuple[int, int]], state: StateShape, chunk: i
         FLOPs = 2 c N G (C B^T) + 2 c P H (the masked product with x) + 4 N P H (into and out of the states)
         bytes = inputs b + (1/c) 8 N P H: every chunk's state is written and read in fp32
 
-    Source: Dao and Gu 2024, listing 1.
-    """
+    Source: Dao and Gu 2024, listing 1."""
     tokens = sum(t for t, _ in prefills)
     per_token = 2.0 * chunk * (state.rows * state.num_groups + state.columns * state.num_heads)
     flops = tokens * (per_token + 4.0 * state.state_elements)
@@ -91,8 +88,7 @@ def selective_scan(prefills: Sequence[tuple[int, int]], state: StateShape) -> Wo
     """Mamba-1's fused scan, token after token in SRAM: 9 FLOPs per token and state element at the vector rate.
 
     Per element: exp(dt A) as 4, two products, a multiply-add into h, a multiply-add into y less shared ones.
-    Source: Gu and Dao 2023, section 3.3 and appendix D.
-    """
+    Source: Gu and Dao 2023, section 3.3 and appendix D."""
     flops = 9.0 * sum(t for t, _ in prefills) * state.state_elements
     return _prefill_scan("selective_scan", prefills, state, flops, 0.0, num_kernels=1, rate="vector")
 
@@ -129,8 +125,7 @@ def state_update(
 
     Storing the state after each token allows rejected drafts to be rolled back. num_seqs B: sequences of `queries` q
     tokens each; name: of the operator; flops_per_element: per state element and token. Source: Yang et al. 2025, eq. 10
-    in recurrent form; Gu and Dao 2023, algorithm 1.
-    """
+    in recurrent form; Gu and Dao 2023, algorithm 1."""
     return Work(
         name,
         "scan",
@@ -145,8 +140,7 @@ def state_update(
 def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes: float) -> StateShape:
     """The mixer's recurrent state on one of `tp` devices.
 
-    dtype: of the products; element_bytes: of inputs and outputs
-    """
+    dtype: of the products; element_bytes: of inputs and outputs"""
     kept = bytes_per_weight(mixer.state_format)
     if isinstance(mixer, GatedDeltaNet):
         heads, key_heads = ceil(mixer.num_value_heads / tp), ceil(mixer.num_key_heads / tp)
@@ -260,8 +254,7 @@ class LinearHeads(NamedTuple):
 def linear_heads(mixer: LinearAttention, shard: Sharding, dtype: str, element_bytes: float) -> LinearHeads:
     """The mixer's heads on one device.
 
-    shard: tensor parallelism; dtype: of the products, with element_bytes per element
-    """
+    shard: tensor parallelism; dtype: of the products, with element_bytes per element"""
     has_features = mixer.kind == "performer"
     return LinearHeads(
         shard.columns(mixer.num_heads),
@@ -282,8 +275,7 @@ def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> 
         bytes = 4 (1 + q) B K m r (fp32: read once, written after each of q tokens) + q B (q, k, v, o) b
 
     Storing the state after each token allows rejected drafts to be rolled back.
-    Source: Katharopoulos et al. 2020, eq. 18 to 20.
-    """
+    Source: Katharopoulos et al. 2020, eq. 18 to 20."""
     return Work(
         "linear_decode",
         "scan",
@@ -301,8 +293,7 @@ def _linear_prefill(prefills: Sequence[tuple[int, int]], heads: LinearHeads) -> 
         FLOPs = T flops_per_token + H T min(c, T) (m + h_v)      half of 2 T c (m + h_v): causal
         bytes = T (q, k, v, o) b + per chunk the state written and read in fp32
 
-    Source: Choromanski et al. 2020, section 3.1; Hua et al. 2022 (chunks).
-    """
+    Source: Choromanski et al. 2020, section 3.1; Hua et al. 2022 (chunks)."""
     tokens = sum(t for t, _ in prefills)
     if not tokens:
         return Work("linear_prefill", "scan", rate=heads.dtype, num_kernels=0)

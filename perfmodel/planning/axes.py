@@ -194,9 +194,7 @@ def _refuse_beyond(text: str, *xs: float) -> None:
 def _written(x: float, unit: str, is_whole: bool) -> str:
     if is_whole and not unit:
         return str(round(x))
-    if unit == _MULTIPLE:
-        return f"{x:.12f}".rstrip("0").rstrip(".") + _MULTIPLE
-    return f"{x:.12g} {unit}".strip()
+    return f"{x:.12f}".rstrip("0").rstrip(".") + _MULTIPLE if unit == _MULTIPLE else f"{x:.12g} {unit}".strip()
 
 
 def _hardware_value(path: tuple[str, ...], hardware: HardwareSpec, text: str) -> int | float | None:

@@ -25,9 +25,7 @@ def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: f
     needed = max(1, ceil(rate / rate_of_one - 1e-9))
     most = most_replicas(screened.candidate, spec)
     choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
-    if not choices:
-        return None
-    return max(choices) if spec.objective == "lowest_latency" else min(choices)
+    return None if not choices else max(choices) if spec.objective == "lowest_latency" else min(choices)
 
 
 def may_have(candidate: Candidate, spec: PlanSpec, replicas: int) -> bool:

@@ -141,8 +141,7 @@ def _job_seconds(service: Service, demand: Demand, engines: Floats, num_requests
 
 def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -> tuple[Floats, Floats]:
     """Decoding sequences, and seconds of a step."""
-    prompt, answer = demand.mean_prompt, demand.mean_outputs
-    brought = surfaces.tokens(slots)
+    prompt, answer, brought = demand.mean_prompt, demand.mean_outputs, surfaces.tokens(slots)
     held_back = answer * budget / (prompt * brought + answer)
     batch = np.maximum(np.minimum(slots, held_back), 1.0)
     room = np.maximum(budget - batch, 1.0)

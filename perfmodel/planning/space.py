@@ -245,8 +245,7 @@ class _RefusedError(Exception):
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
     """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of `spec`."""
     candidates = _Candidates(base, spec)
-    own_engine = candidates.scenario.engine
-    space = _widened(spec, candidates.scenario)
+    own_engine, space = candidates.scenario.engine, _widened(spec, candidates.scenario)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
     own = [ratio for ratio in ratios if ratio is None or not is_unequal]

@@ -103,8 +103,7 @@ def step_surface(
     jump = launched = 0.0
     if not costs.graph.stages:
         jump, launched = host.prompt_s, host.launched_s
-    captured = host.fit.captured_tokens
-    used = _up_to(BATCHES, batches)
+    captured, used = host.fit.captured_tokens, _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
     rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
     mixed = np.array([[step(batch, new) - jump * (batch + new > captured) for new in columns] for batch in rows])
@@ -129,9 +128,8 @@ def _drafted(cost_model: SpeculativeCostModel, batch: int, context: int) -> tupl
     depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
     if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
         depths = range(1)
-    drafted = [
-        (cost_model.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths
-    ]
+    time, tokens = cost_model.expected_time, config.expected_tokens
+    drafted = [(time(batch, depth, context) * _PS, tokens(depth)) for depth in depths]
     return max(drafted, key=lambda item: item[1] / item[0])
 
 

@@ -42,9 +42,7 @@ class Architecture(Spec):
 def find_architecture(name: str | None) -> Architecture:
     """An architecture by name; defaults if it has no file. Raises SpecError for a malformed file."""
     file = data_dir("architectures") / f"{name}.yaml"
-    if name is None or not file.is_file():
-        return Architecture(name=name or "")
-    return load_spec(Architecture, file)
+    return Architecture(name=name or "") if name is None or not file.is_file() else load_spec(Architecture, file)
 
 
 def generations_between(one: str | None, other: str | None) -> int | None:

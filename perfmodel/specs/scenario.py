@@ -315,9 +315,7 @@ def _price_note(device: str, price: Price | None) -> str:
     what = f"The price of {device}, {price.usd_per_hour:g} USD per hour,"
     if price.is_unconfirmed:
         return f"{what} is unconfirmed: no list or quote is at hand; {_WAY_OUT}."
-    if is_stale(price):
-        return f"{what} dates from {price.date}, more than half a year ago; {_WAY_OUT}."
-    return ""
+    return f"{what} dates from {price.date}, more than half a year ago; {_WAY_OUT}." if is_stale(price) else ""
 
 
 def _prices(scenario: Scenario) -> Iterator[tuple[HardwareSpec, Price | None]]:

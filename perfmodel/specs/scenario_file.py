@@ -173,10 +173,7 @@ class _Names:
     def block(self, place: Path) -> dict[str, Any]:
         block: Any = self.data
         for key in place:
-            if isinstance(key, int):
-                block = block[key]
-            else:
-                block = block.get(key) if isinstance(block, dict) else None
+            block = block[key] if isinstance(key, int) else block.get(key) if isinstance(block, dict) else None
         return block if isinstance(block, dict) else {}
 
     def replace(self, place: Path, read: Callable[[str], Any], is_optional: bool = False) -> None:

@@ -111,9 +111,8 @@ def scenario_files(every: bool = False) -> list[dict[str, Any]]:
             continue
         data = load_yaml(path).data
         if "model" in data and "hardware" in data:
-            result.append(
-                {"name": name, "model": data["model"], "hardware": data["hardware"], "purpose": _purpose(path)}
-            )
+            row = {"name": name, "model": data["model"], "hardware": data["hardware"]}
+            result.append(row | {"purpose": _purpose(path)})
     return result
 
 

@@ -5,8 +5,7 @@
 Fitted ones are in `hardware_specs/calibrations/<device>@<engine>.yaml`; `perfmodel calibrate` writes them.
 
 Real kernels reach 0.75-0.9 of the bandwidth and 0.5-0.9 of the tensor rate, so the datasheet is optimistic for large
-work.
-"""
+work."""
 
 import datetime
 from typing import Literal
@@ -39,8 +38,7 @@ class HostFit(Spec):
     `prompt` parts apply to steps with prompts beyond the captured CUDA graphs: extra preparation (`prompt_step_s`), and
     kernel-by-kernel launches (`hidden_prompt`), which queue up and are exposed only if the device catches up, however
     steps are scheduled. Graphs cover steps with prompts up to `captured_tokens` tokens (a fact of the engine's code),
-    and all steps without prompts.
-    """
+    and all steps without prompts."""
 
     serial_step_s: FittedSeconds = 0.0
     serial_per_sequence_s: FittedSeconds = 0.0
@@ -138,8 +136,7 @@ class Calibration(Spec):
         """The most specific fit: family and number `format`, family and `rate`, family, a fallback of `rate`, default.
 
         Sparse tensor cores reach the dense ones' share of their peak. Among fits of one family and rate, the domain
-        nearest to the work's `traits` wins.
-        """
+        nearest to the work's `traits` wins."""
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format, format.removesuffix(STATIC_SCALES)) if format else ()), rate)
         names = (*(f"{family}/{item}" for item in rates), family)

@@ -12,8 +12,7 @@ has these messages; the sources are figures of two publishers.
 Residuals cover all shapes of a table; a run has those of one model. Errors of a shape at all batches and lengths
 persist within a run, others average out.
 
-All are in `hardware_specs/calibrations/`.
-"""
+All are in `hardware_specs/calibrations/`."""
 
 from pydantic import Field
 
@@ -74,8 +73,7 @@ def _is_uniform(spec: ExpertRouting, engine: EngineSpec) -> bool:
 
 def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> routing.Routing:
     """The slowest rank's load in `scenario`. Placement gains nothing for equal experts; where only dispersion is known,
-    `enable_eplb` is taken to even it out. fit: instead of the committed one
-    """
+    `enable_eplb` is taken to even it out. fit: instead of the committed one"""
     spec, engine = scenario.routing, scenario.engine
     if spec.capacity_factor is not None:
         return routing.with_capacity(spec.capacity_factor)

@@ -49,10 +49,8 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
     declared = dict(rates)
     if rate == "vector":
         return vector or declared.get("fp32") or max(declared.values()) * _VECTOR_SHARE
-    for name in (rate, *FALLBACKS.get(rate, ("bf16", "fp16", "fp32"))):
-        if name in declared:
-            return declared[name]
-    return max(declared.values())
+    names = (rate, *FALLBACKS.get(rate, ("bf16", "fp16", "fp32")))
+    return next((declared[name] for name in names if name in declared), max(declared.values()))
 
 
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
@@ -98,8 +96,7 @@ class DeviceFacts:
 
     @classmethod
     def of(cls, hardware: HardwareSpec) -> "DeviceFacts":
-        declared, link = hardware.declared, hardware.scale_up_link
-        l2 = hardware.level("l2")
+        declared, link, l2 = hardware.declared, hardware.scale_up_link, hardware.level("l2")
         return cls(
             hardware=hardware,
             compute_units=declared.compute_units,
@@ -174,9 +171,7 @@ def bound_of(compute: float, memory: float, communication: float, overhead: floa
     largest = max(compute, memory, communication, overhead)
     if largest == memory:
         return "memory"
-    if largest == compute:
-        return "compute"
-    return "communication" if largest == communication else "overhead"
+    return "compute" if largest == compute else "communication" if largest == communication else "overhead"
 
 
 NO_TIME = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")

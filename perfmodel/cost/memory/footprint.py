@@ -14,8 +14,7 @@ self_skip, ngram, lookahead  nothing
 Other memory: activations of a step, the sampler's buffers, the rotary table. An engine that sizes its KV cache by a
 profiling run computes `max_num_batched_tokens` tokens, then samples for `max_num_seqs` sequences; what the worse of the
 two leaves is for blocks. Not modelled: an encoder's activations (some 0.3 GB for the largest image of Llama-4 Scout on
-two devices, less than its sampler takes).
-"""
+two devices, less than its sampler takes)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -85,16 +84,12 @@ def weights(
 
     A tied LM head shares the embedding's memory, or copies it if they are on different devices. model, shard: as
     served; stage: its layers; is_first: with embedding and encoder; has_table: False if the host keeps the embedding
-    table; is_last: with head
-    """
+    table; is_last: with head"""
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
 
     def add(component: str, params: float, own: arch.QuantizationSpec | None = None) -> None:
-        if component == "norms":
-            per_weight = plain
-        else:
-            per_weight = linear_format(model, component, own).weight_bytes
+        per_weight = plain if component == "norms" else linear_format(model, component, own).weight_bytes
         totals[component] = totals.get(component, 0.0) + params * per_weight
 
     table = shard.columns(model.vocab_size) * model.hidden_size
@@ -126,8 +121,7 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[arch.
     Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus an indexer's keys. Layers with
     a window or chunk count in full: blocks are allocated for whole sequences. With several formats, that of the oldest
     tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides. Of ranks that
-    share out tokens (dcp) the mean.
-    """
+    share out tokens (dcp) the mean."""
     form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
     size = kv_element_bytes(form, group_size)
     total = 0.0
@@ -146,8 +140,7 @@ def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[arch.
 
 def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer], context: int) -> float:
     """KV bytes of a sequence of `context` tokens in `layers` on one device, with wider formats of newer tokens, and
-    span limits of layers that overwrite or evict. model, shard: as served
-    """
+    span limits of layers that overwrite or evict. model, shard: as served"""
     held: dict[int, list[arch.Layer]] = {}
     for layer in layers:
         mixer = layer.mixer
@@ -169,8 +162,7 @@ def is_rolling(layer: arch.Layer) -> bool:
 def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer], longest: int) -> float:
     """Bytes of one sequence in rolling buffers as long as each layer's window, at most `longest` tokens.
 
-    model, shard, layers: as served
-    """
+    model, shard, layers: as served"""
     return sum(
         min(layer.mixer.span or longest, longest) * kv_bytes_per_token(model, shard, [layer])
         for layer in layers
@@ -233,8 +225,7 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
 
     Final hidden states stay while logits are computed and sampled; layers hold residual, hidden and the widest pair of
     tensors. V is the whole vocabulary, gathered on every rank. Standard attention holds two T x T score matrices per
-    head. Without inference mode the framework keeps the inputs of every operator of every layer for a backward pass.
-    """
+    head. Without inference mode the framework keeps the inputs of every operator of every layer for a backward pass."""
     size = bytes_per_weight(model.dtype)
     tokens, hidden = engine.max_num_batched_tokens, model.hidden_size
     widest = max((_intermediate(layer, shard, hidden) for layer, _ in model.layers), default=0)
@@ -263,8 +254,7 @@ def sampler_bytes_per_logit(engine: EngineSpec, size: float) -> float:
     (inputs that are not overwritten ask for room for another copy);
     TensorRT-LLM, cpp/tensorrt_llm/kernels/samplingTopPKernels.cu.
 
-    engine: whose facts say whether it sorts
-    """
+    engine: whose facts say whether it sorts"""
     held = size + _FP32
     sorts = engine.described.facts.buffers.sorts_logits
     if sorts == "none":
@@ -281,8 +271,7 @@ def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
         positions x rotated elements of a head x bytes, for each distinct rotation
 
     All layers with equal rotations share one table, whole on every device. Source: vllm/model_executor/layers/
-    rotary_embedding/base.py; pull request 44738 of vllm-project/vllm says what cutting it to the context would save.
-    """
+    rotary_embedding/base.py; pull request 44738 of vllm-project/vllm says what cutting it to the context would save."""
     rules = engine.described.facts.buffers
     if rules.rotary_table == "none":
         return 0.0
@@ -306,8 +295,7 @@ def _inputs(layer: arch.Layer, shard: Sharding, hidden: int) -> int:
     """Elements per token that a layer's operators read: residual and normed state before each block, queries, keys,
     values, attention output, the halves of a feed-forward block and their product.
 
-    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices.
-    """
+    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices."""
     total = 0
     if layer.mixer is not None:
         total += 2 * hidden

@@ -1,8 +1,7 @@
 """Step times by batch shape: `StepCostModel`, and `GraphCostModel` for one graph on one device.
 
 Durations are whole picoseconds, so sums do not depend on order or grouping: steps advanced together take exactly as
-long as one by one. A cost model counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds.
-"""
+long as one by one. A cost model counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds."""
 
 from collections.abc import Hashable
 from typing import Protocol
@@ -21,8 +20,7 @@ _OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sum
 class StepCostModel(Protocol):
     """Times steps. `GraphCostModel` is the plain one; those of pipelines and speculation wrap it.
 
-    has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one
-    """
+    has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one"""
 
     has_runs: bool
 
@@ -33,8 +31,7 @@ class StepCostModel(Protocol):
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
         """`num_steps` decode steps from `shape` on, one token per sequence each; `apply_leap` counts those taken.
 
-        growth: per step, of `shape.decode_windowed`
-        """
+        growth: per step, of `shape.decode_windowed`"""
         ...
 
     def explain(self, shape: BatchShape) -> StepEstimate:
@@ -220,8 +217,7 @@ class GraphCostModel:
 
     def _drawn_prompts(self, shape: BatchShape, draw: Draw) -> int:
         """Picoseconds that the draw's prompt factor adds: to operators of prompts and tokens beyond what decodes, or
-        one token, take in every step, beside other ranks' tokens.
-        """
+        one token, take in every step, beside other ranks' tokens."""
         count = max(shape.num_decodes, 1)
         everyone = shape.group_tokens or self.tables.graph.shard.dp * shape.num_tokens
         alone = BatchShape(count, 0, (), count, group_tokens=everyone - shape.num_tokens + count)

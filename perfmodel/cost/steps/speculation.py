@@ -13,8 +13,7 @@ A drafter on its own devices shares none: round = max(verification, drafting). R
 none to verify) are up to `perfmodel.engine.config`.
 
 `DraftTables`: costs of drafting and verifying, shared by a scenario's cost models. Drafter passes run back to back on
-the model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches.
-"""
+the model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,8 +50,7 @@ class DraftTables:
 
     drafter, passes: the drafter and the cost of a pass; None if no device drafts
     first, rest:     the two parts of LayerSkip's verification; else None
-    method:          the model's sampling
-    """
+    method:          the model's sampling"""
 
     config: SpeculativeConfig
     method: str
@@ -80,8 +78,7 @@ class DraftTables:
 
 class Pass(NamedTuple):
     """A drafter pass over `num_seqs` sequences of `queries` tokens each, with `rows` rows of logits and `context`
-    tokens in all.
-    """
+    tokens in all."""
 
     num_seqs: int
     queries: int
@@ -116,8 +113,7 @@ def draft_tables(
     """The tables for `engine.speculative_config`; None without one.
 
     graph: the model's own steps, with their calibration, sampling and bytes_per_logit; hardware, routing: also of the
-    drafter. Raises SpecError for a model that this method cannot draft for.
-    """
+    drafter. Raises SpecError for a model that this method cannot draft for."""
     config = engine.speculative_config
     if config is None:
         return None
@@ -151,8 +147,7 @@ def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
 def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) -> list[Pass]:
     """The passes of the round of a step of `shape`; one for its prompts if no sequence drafts.
 
-    Each pass reads the nodes drafted by the last (one of a chain, several of a tree) and drafts their children.
-    """
+    Each pass reads the nodes drafted by the last (one of a chain, several of a tree) and drafts their children."""
     drafting = shape.drafting
     if not drafting:
         return [Pass(0, 1, 0, 0)] if shape.prefills and drafter.computes_prompts else []

@@ -54,9 +54,7 @@ class StepPair(NamedTuple):
     @property
     def kind(self) -> str:
         """decode | chunk | mixed"""
-        if not self.num_chunks:
-            return "decode"
-        return "mixed" if self.num_decodes else "chunk"
+        return "decode" if not self.num_chunks else "mixed" if self.num_decodes else "chunk"
 
     @property
     def row(self) -> _Row:

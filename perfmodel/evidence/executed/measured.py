@@ -57,9 +57,8 @@ def served_steps(run: suites.ServingRecord, scenario: Scenario, calibration: Cal
         )  # those at their defaults are left out
         drafts = f", {batch.num_draft_tokens} drafted" if batch.num_draft_tokens else ""
         label = f"{batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens{drafts}"
-        row = Observation(
-            f"{run.scenario}: {label}", None, {"serving_step": seconds}, labels={"scenario": run.scenario}
-        )
+        name, labels = f"{run.scenario}: {label}", {"scenario": run.scenario}
+        row = Observation(name, None, {"serving_step": seconds}, labels=labels)
         result.append(_predicted(row, cost_model.duration_ps(batch) / PS_PER_S, calibration.step_residuals))
     return result
 

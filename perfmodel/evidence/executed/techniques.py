@@ -96,8 +96,7 @@ def validate_techniques(
     journal: stores finished pairs, and has those of an interrupted session
     judged:  called with each pair's verdict
 
-    Files that cannot be read or executed are listed with the reason. Raises SpecError if none can.
-    """
+    Files that cannot be read or executed are listed with the reason. Raises SpecError if none can."""
     root = Path(path)
     if not root.exists():
         raise SpecError(f"validate techniques {root}: no such file or folder.")

@@ -100,9 +100,8 @@ def choose(kernels: Mapping[str, list[Kernel]], count: int) -> Chosen:
 
 
 def _family(kernels: list[Kernel]) -> _Family:
-    names = tuple(
-        name for name in fitted_names(kernels[0].begin) if all(name in fitted_names(k.begin) for k in kernels)
-    )
+    of_each = [fitted_names(kernel.begin) for kernel in kernels]
+    names = tuple(name for name in of_each[0] if all(name in fitted for fitted in of_each))
     rows = [(number, row) for number, kernel in enumerate(kernels) for row in range(len(kernel.group.rows))]
     some = np.random.default_rng(0).permutation(len(rows))[:_CANDIDATES]
     candidates = [rows[row] for row in np.sort(some)]

@@ -112,9 +112,8 @@ def refitted(fit: FitT, groups: Groups, most_rows: int = 1000) -> FitT:
 
 def fitted_names(fit: Spec) -> list[str]:
     """The parameters that a fit has values of."""
-    return [
-        key for key in sorted(fit.model_fields_set) if isinstance(getattr(fit, key), float) and _has_range(fit, key)
-    ]
+    names = sorted(fit.model_fields_set)
+    return [name for name in names if isinstance(getattr(fit, name), float) and _has_range(fit, name)]
 
 
 def moved(fit: FitT, logs: Mapping[str, float]) -> FitT:

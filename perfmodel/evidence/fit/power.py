@@ -5,8 +5,7 @@ step that only decodes unless most have prompts, `tokens_per_s` the batch over t
 all devices, `energy_per_token` their ratio.
 
 The fit (`perfmodel.cost.power`) takes the shares of the peaks of the mean step as predicted, over the time that it was
-measured to take; steps that are predicted badly say nothing of power and are left out.
-"""
+measured to take; steps that are predicted badly say nothing of power and are left out."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -8,8 +8,7 @@ format); for devices without rows, one device.
 For all engines: TTFT of long prompts is compute, so residuals on a generation's rows, given engine profiles fitted on
 all devices, are its kernels'. Dense 4-bit products, which lack kernel tables, get their own bandwidth and launch. Skew
 of expert popularity shows in how step time grows with batch; errors are relative to each cell, which cancels other
-biases.
-"""
+biases."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -12,8 +12,7 @@ Others: figure, device, model, ranks, amount (bytes sent by a rank; graphs), val
     eager_step_s               a decode step of one sequence, launched operator by operator
     sampled_sequence_s         time per further sequence of a step if the model asks for top-p
     graphs_bytes               vLLM's estimate for so many CUDA graphs
-    communicator_bytes         memory per device besides tensors, with several devices
-"""
+    communicator_bytes         memory per device besides tensors, with several devices"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -233,8 +233,7 @@ def _named(fits: Sequence[_Fitted], preferred: Mapping[str, str] = MappingProxyT
     """Fits by their keys in a calibration: of what engines run by default, with its versions, and of the rest.
 
     Among kernels for the same formats and sizes the default is the one that the newest version was measured with most;
-    `preferred`: kernels that engines run by default whatever was measured most, by family and format.
-    """
+    `preferred`: kernels that engines run by default whatever was measured most, by family and format."""
     by_kernel = grouped((fit.kernel_of, fit) for fit in fits)
     families: dict[str, Any] = {}
     others: dict[str, Any] = {}

@@ -7,8 +7,7 @@ The energy per matrix operation at full clock comes from large products of vendo
 device and format the share of the declared peak a large product reaches. Tiles, waves and quantization leave a common
 share c, power the rest:
 
-    reached / peak = c min(1, (TDP / (peak e))^(1/3))
-"""
+    reached / peak = c min(1, (TDP / (peak e))^(1/3))"""
 
 from collections.abc import Sequence
 from math import log, nan

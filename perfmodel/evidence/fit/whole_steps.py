@@ -11,8 +11,7 @@ is settled by a weak prior; only the sum matters on that model, as the source te
 
 Steps recorded on another engine (`perfmodel execute --on`) include all of its host work, so the profile adds nothing.
 Steps that differ mainly in decode context are pooled, and pool medians are fitted, which reject steps disturbed by
-other processes.
-"""
+other processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,7 @@
 Such tables are dominated by few devices (two thirds of single-machine rows are of one chip; submissions on one device
 are near repeats). Errors are pooled in two steps: per group (one setting, on other hosts or builds) the prediction vs.
 the median figure; per device the median over groups. Reported are median, mean and 90th percentile over devices.
-`interval_coverage` is the share of groups in their 80 % interval, devices weighted equally.
-"""
+`interval_coverage` is the share of groups in their 80 % interval, devices weighted equally."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

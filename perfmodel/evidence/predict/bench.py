@@ -56,8 +56,7 @@ class GivenSetup:
     scenario:  a name, a path or a text; None without one
     flags:     "model", "hardware", "traffic" -> value given in place of a scenario's
     overrides: as of `--set`
-    speed:     simulated seconds per second of the emulator; None: as recorded
-    """
+    speed:     simulated seconds per second of the emulator; None: as recorded"""
 
     scenario: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -273,8 +272,7 @@ def predict_runs(
 
     runs, given: measurements, and the user's setup
     progress:    called with (runs done, of how many)
-    intervals:   compute 80 % intervals of means
-    """
+    intervals:   compute 80 % intervals of means"""
     pairs = []
     for run in reported(runs, len(runs), progress):
         try:

@@ -7,8 +7,7 @@ lacks load balancing with other slices. Against whole simulations, mean TPOT dif
 
 The first round of a closed loop starts on an idle server with everyone queued, the second still follows in its waves,
 the last sees the server drain; all others are alike. So of four simulated rounds the third stands for the whole middle
-(of five the fourth).
-"""
+(of five the fourth)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

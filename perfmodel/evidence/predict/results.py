@@ -20,8 +20,7 @@ each beam, a step takes as long as one that reads from HBM
     p (1 + (b - 1) / s) + b a    tokens per request,
 
 with s the speed of L2 over HBM reads: from kernel tables whose repeats keep KV in L2 (`FlashDecodeFit.cache_speedup`),
-else the median over kernels.
-"""
+else the median over kernels."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -81,8 +80,7 @@ class MeanSteps:
     """Mean steps of an instance. Raises PerfmodelError if the model does not fit."""
 
     def __init__(self, setup: Setup, scenario: Scenario, fits: WholeRunFits | None = None) -> None:
-        self.setup, self.scenario = setup, scenario
-        engine, hardware = scenario.engine, scenario.hardware
+        self.setup, self.scenario, engine, hardware = setup, scenario, scenario.engine, scenario.hardware
         # Calibrations by whole runs are of devices without kernel tables, under engines without fitted backends.
         self.given: cost.Calibration | None = None
         if not (engine.described.facts.backends or has_kernel_tables(hardware, engine.profile)):

@@ -29,8 +29,7 @@ class BenchLoad:
 
     process:      closed: `concurrency` in flight; open: at `rate`; burst: all at once
     rate:         requests/s; cv: coefficient of variation of the gaps (1: Poisson)
-    num_requests: sent; prompt, answer: mean tokens of answered ones, None if unknown
-    """
+    num_requests: sent; prompt, answer: mean tokens of answered ones, None if unknown"""
 
     process: Literal["closed", "open", "burst"]
     num_requests: int
@@ -49,8 +48,7 @@ class LoadTest:
     version: of the tool, "" if unknown
     failed:  requests not answered completely
     speed:   simulated seconds per second of the measured emulator; 1 for a real server
-    local:   a llama-bench test, which has no requests
-    """
+    local:   a llama-bench test, which has no requests"""
 
     says: Mapping[str, Stated]
     completed: int
@@ -122,8 +120,7 @@ class Format:
     completed, failed, version: places; duration: of the run, in seconds
     runs:      (name, object) of each run, if an object has several
     refusal:   why a run cannot be compared; "" if it can
-    speed, local: as of `LoadTest`
-    """
+    speed, local: as of `LoadTest`"""
 
     names: tuple[str, ...]
     keys: frozenset[str]
@@ -192,15 +189,12 @@ class Format:
             prompt = prompt or float(fields.requests.num_prompt_tokens.mean())
             answer = answer or float(fields.requests.num_output_tokens.mean())
         cv = 1.0 if cv is None else cv
-        return BenchLoad(
-            process if rate is None else "open", num_requests, slots, rate, cv, prompt or None, answer or None
-        )
+        kind: Any = process if rate is None else "open"
+        return BenchLoad(kind, num_requests, slots, rate, cv, prompt or None, answer or None)
 
 
 def _value(fields: ResultFields, place: Place) -> Any:
-    if callable(place):
-        return place(fields)
-    return fields.number(*place) if place else None
+    return place(fields) if callable(place) else fields.number(*place) if place else None
 
 
 def statistics_of(
@@ -223,8 +217,7 @@ def request_times(
     columns:     prompt, output: tokens; ttft, e2el: seconds
     is_answered: per request; starts: seconds of any clock
 
-    Raises SpecError for unequal lengths, non-numbers, and clocks that went backwards.
-    """
+    Raises SpecError for unequal lengths, non-numbers, and clocks that went backwards."""
     given = {**columns, **({"start": starts} if starts is not None else {})}
     for key, values in given.items():
         if len(values) != len(is_answered):

@@ -8,8 +8,7 @@ active parameters. Number formats are the file type's, scaled to the file's byte
     pp N            a prompt of N tokens in steps of the token budget
     LocalScore      mean rate over nine shapes, each a prompt and a generation after it (README of cjpais/localscore)
     llama-server    generation after a prompt of num_prompt tokens
-    several devices pipeline parallel: layers are split, micro-batches follow one another
-"""
+    several devices pipeline parallel: layers are split, micro-batches follow one another"""
 
 import csv
 import datetime
@@ -54,8 +53,7 @@ class LocalSetup:
     test:    pp (prompts) or tg (generation)
     batch:   sequences; the rate is over all of them
     flash:   attention without materialized scores; None if unknown
-    ubatch:  tokens of a micro-batch
-    """
+    ubatch:  tokens of a micro-batch"""
 
     device: str
     device_class: str

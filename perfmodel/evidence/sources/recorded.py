@@ -16,8 +16,7 @@ Offline TensorRT-LLM tables come in two kinds, recognised by their columns:
 
 Assumed where the tables are silent: TensorRT-LLM's defaults of that time, up to 2,048 sequences, 8,192 tokens a step of
 in-flight batching (more if a whole prompt needs it), FP8 KV with FP8 weights; a saturated engine. Static batches are
-its C++ session: no server.
-"""
+its C++ session: no server."""
 
 import json
 from itertools import pairwise
@@ -228,6 +227,5 @@ def _row(name: str, entry: observation.Entry) -> observation.Observation:
     lengths = f"{inputs:,} in, {outputs:,} out"
     label = f"{served.name} {served.quantization.weights or served.dtype} on {entry['tp']} x {hardware.name}, {lengths}"
     label, flags = f"{label}, batch {count}" if is_static else label, "" if is_static else SATURATED
-    return observation.Observation(
-        name, scenario, {metric: measured}, label=label, labels={"tokens": lengths}, flags=flags
-    )
+    labels, metrics = {"tokens": lengths}, {metric: measured}
+    return observation.Observation(name, scenario, metrics, label=label, labels=labels, flags=flags)

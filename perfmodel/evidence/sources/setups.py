@@ -2,8 +2,7 @@
 
 Maps publishers' names of engines, models and formats. An instance is the smallest part that serves alone; instances
 share the load evenly, as in round robin. If its device count is not stated, it is the submitter's likely choice: of
-those that hold the weights and keep the TPOT limit at the stated rate the one that serves most (`layouts`).
-"""
+those that hold the weights and keep the TPOT limit at the stated rate the one that serves most (`layouts`)."""
 
 import re
 from collections.abc import Iterator
@@ -74,8 +73,7 @@ class Setup:
     tpot_limit_s, ttft_limit_s: the submitter's limits
     is_static:     a burst is one batch, from prompts to last tokens
     is_expert_parallel: whole experts on each device
-    block_size:    tokens of a KV block
-    """
+    block_size:    tokens of a KV block"""
 
     device: str
     device_class: str

@@ -14,8 +14,7 @@ Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed f
   `ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
   half a block of its FP8 scales.
 - TensorRT-LLM's decode workers have an unstated maximal batch, and send the first token, so requests above it wait; see
-  `_max_batch`.
-"""
+  `_max_batch`."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -109,8 +108,7 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
     Recipes name a power of two and sweep the concurrency to it or slightly above: the largest one within the sweep's
     largest concurrency per rank (for data-parallel attention, a multiple of 16); each FP8 recipe on Grace has its own
     concurrency. The rule comes from the rows: by Little's law the decoding requests, C (1 - TTFT / E2E) per rank, stay
-    at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
-    """
+    at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128."""
     is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
     most = max(
         _count(item, "concurrency") / (_count(item, "decode_num_workers") * _count(item, "decode_attention_dp_size"))

@@ -172,9 +172,7 @@ def _group_format(part: Mapping[str, Any]) -> str:
     bits, size = int(part.get("num_bits", 8)), int(part.get("group_size") or 0)
     if part.get("type", "int") != "float":
         return f"int{bits}"
-    if bits == 4:
-        return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4")
-    return "mxfp8" if size == 32 else f"fp{bits}"
+    return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4") if bits == 4 else "mxfp8" if size == 32 else f"fp{bits}"
 
 
 def _kv_cache(settings: Mapping[str, Any]) -> str | None:

@@ -7,8 +7,7 @@ eagle           a projection of (feature, embedding) 2 d -> d, one decoder layer
 medusa          k heads on the last hidden state, each a residual block d x d and a projection d x V
 ngram, lookahead  nothing on the device: the host looks up n-grams; the step itself is the draft
 
-Source: Leviathan et al. 2023; Elhoushi et al. 2024 (LayerSkip); Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE).
-"""
+Source: Leviathan et al. 2023; Elhoushi et al. 2024 (LayerSkip); Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE)."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,8 +38,7 @@ class Drafter:
     computes_prompts: it has its own KV cache, so prompts pass through it
     first_tokens:     tokens per sequence in a round's first pass: what the last round added beside the newest
     has_one_pass:     one pass drafts all depths
-    has_distribution: rejection sampling needs its probabilities
-    """
+    has_distribution: rejection sampling needs its probabilities"""
 
     graph: StepGraph
     computes_prompts: bool = False
@@ -59,8 +57,7 @@ def drafter_of(
     """The drafter for `engine.speculative_config`; None without one, or if no device drafts.
 
     method: the `model`'s sampling; a drafter is greedy with greedy sampling; routing: for a drafter with experts;
-    hardware: as in `build_graph`. Raises SpecError for a model that this method cannot draft for.
-    """
+    hardware: as in `build_graph`. Raises SpecError for a model that this method cannot draft for."""
     config = engine.speculative_config
     if config is None:
         return None
@@ -89,8 +86,7 @@ def drafter_of(
 def draft_model_of(model: ModelSpec, config: SpeculativeConfig) -> ModelSpec:
     """The drafting model: the one named, the quantized one, the EAGLE layer, or `model` (whose layers draft).
 
-    Raises SpecError for a model that this method cannot draft for.
-    """
+    Raises SpecError for a model that this method cannot draft for."""
     _refuse(model, config)
     if config.method == "draft_model":
         assert config.model is not None
@@ -113,8 +109,7 @@ def rejection(num_drafted: float, vocab_size: int, method: str, has_distribution
         bytes = 4 V (p read) + 4 V (q read, where the drafter has a distribution) a token, fp32; greedy: ids only
 
     vocab_size V; method: of sampling; has_distribution: q is read.
-    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
-    """
+    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023."""
     per_logit = 0.0 if method == "greedy" else 8.0 if has_distribution else 4.0
     return Work(
         "rejection_sampling",
@@ -192,9 +187,8 @@ def _refuse(model: ModelSpec, config: SpeculativeConfig) -> None:
             f"speculative_config.{'lookahead' if config.lookahead else 'tree'}: {model.name} has layers with a "
             f"recurrent state, which follows one sequence and not several branches; draft a chain."
         )
-    if config.method == "eagle" and not any(
-        isinstance(mixer, arch.Attention | arch.LatentAttention) for mixer in mixers
-    ):
+    has_attention = any(isinstance(mixer, arch.Attention | arch.LatentAttention) for mixer in mixers)
+    if config.method == "eagle" and not has_attention:
         raise SpecError(f"speculative_config.method=eagle: {model.name} has no attention layer to make the draft of.")
     if config.method == "self_skip" and not 0 < (config.draft_layers or 0) < model.num_layers:
         raise SpecError(

@@ -9,8 +9,7 @@ The cache still needs keys and values of the other (1 - p_i) B rows, projected f
 et al. 2022 (CALM), section 3.1 (state propagation); q_i: independent exits. Equal layers are timed at their mean rows.
 
 CPU offload: single-machine engines keep the first layers of a model too large for the device, and always the embedding
-table, in host memory (llama.cpp's n_gpu_layers). These operators are marked for a form of their own.
-"""
+table, in host memory (llama.cpp's n_gpu_layers). These operators are marked for a form of their own."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -33,8 +32,7 @@ from perfmodel.ops.work import BatchShape, Depends, Work
 def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:
     """`node` for the tokens that reach its layers: the shares `reach` of the decodes, layer by layer.
 
-    KV writes run for all tokens. Mixed kernels are left as they are: with early exit the graph does without them.
-    """
+    KV writes run for all tokens. Mixed kernels are left as they are: with early exit the graph does without them."""
     if node.name == "kv_write" or node.depends in (Depends.PREFILL, Depends.MIXED):
         return replace(node, count=node.count * len(reach))
     return _limited(node, reach)
@@ -120,8 +118,7 @@ def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[Op
     """Sends from pipeline stage `stage` (or any) to the next: hidden states, and the residual if norms add it.
 
     Each tensor-parallel rank sends its part; the receivers all-gather.
-    Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
-    """
+    Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise."""
     shard, token_bytes = context.shard, context.hidden * context.element_bytes * (2 if context.is_fused else 1)
     pair = shard.group("pipeline", stage)
     nodes = [on_tokens("send_recv", lambda n: send_recv(n * token_bytes / shard.tp, pair))]
@@ -147,8 +144,7 @@ def layer_nodes(
     """Each distinct mixer and feed-forward block of `layers` once, with its count.
 
     reach: share of decodes that reach each layer, under early exit. Colliding names get their block's label:
-    "attention_decode@window_128".
-    """
+    "attention_decode@window_128"."""
     reaches = reach or [1.0] * len(layers)
     pairs = list(zip(layers, reaches, strict=True))
     mixers = _places(((x.mixer, _own(x, _MIXERS)), p) for x, p in pairs if x.mixer is not None)

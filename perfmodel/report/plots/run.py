@@ -174,9 +174,8 @@ def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
         traces += [line(x, share * 100, name, colour, hover, width=2.5, **panel)]
         traces += [{**marks, **panel} for marks in _percentiles(drawn, colour)]
         start = 0.35 * number
-        notes.append(
-            fig.note(name, start + 0.15, 1, 16, xref="paper", yref="paper", xanchor="center", yanchor="bottom")
-        )
+        places = {"xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
+        notes.append(fig.note(name, start + 0.15, 1, 16, **places))
         if limit_ms is not None:
             if limit_ms < drawn.right_ms:
                 place = {"xref": f"x{of}", "yref": f"y{of} domain"}

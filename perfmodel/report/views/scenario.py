@@ -204,9 +204,7 @@ def _cells(cells: Sequence[MeasuredCell]) -> Table:
 
 
 def _range(low: float, high: float) -> str:
-    if not high:
-        return "-"
-    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    return "-" if not high else f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
 _MAX_NOTES, _NOTE_WIDTH = 3, 190

@@ -215,8 +215,7 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _is_plain(self) -> "CompletionBody":
-        count, prompts = self.logprobs, self.prompts
-        place = None if self.prompt == [] else "prompt"
+        count, prompts, place = self.logprobs, self.prompts, None if self.prompt == [] else "prompt"
         is_beyond = count is not None and not 0 <= count <= _MAX_LOGPROBS
         _refuse(
             (self.prompt_embeds is not None, "prompt_embeds: not modelled here; give a prompt", "prompt_embeds"),

@@ -71,9 +71,7 @@ class GapHistogram:
 
     @property
     def std(self) -> float:
-        if not self.count:
-            return nan
-        return sqrt(max(self._sum_squares / self.count - self.mean**2, 0.0))
+        return nan if not self.count else sqrt(max(self._sum_squares / self.count - self.mean**2, 0.0))
 
     def quantile(self, q: float) -> float:
         """The q-quantile of gaps in seconds."""

@@ -196,7 +196,6 @@ def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
 
     aside: standard deviation of independent errors that the pairs leave out. The predicted mean always lies inside."""
     centre = median(logs.ravel().tolist())
-    up, down = (
-        np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in (logs.max(axis=1), logs.min(axis=1))
-    )
+    ends = logs.max(axis=1), logs.min(axis=1)
+    up, down = (np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in ends)
     return min(exp(centre - _Z80 * float(down)), 1.0), max(exp(centre + _Z80 * float(up)), 1.0)

@@ -99,9 +99,7 @@ def _step_size(budget: StepBudget, engine: EngineSpec, facts: EngineFacts, longe
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:

@@ -246,8 +246,7 @@ class Acceptance(VariantSpec):
             return (self.rate,) * depth
         if self.catalog is not None:
             return self.catalog.match.law.rates(depth)
-        ranks = self.per_rank
-        counts = None if self.measured is None else MeasuredAcceptance.read(self.measured)
+        ranks, counts = self.per_rank, None if self.measured is None else MeasuredAcceptance.read(self.measured)
         if counts is not None and counts.by_rank is not None:
             rows = zip(counts.by_rank, counts.examined, strict=False)
             ranks = tuple(tuple(accepted / examined for accepted in row) for row, examined in rows if examined)

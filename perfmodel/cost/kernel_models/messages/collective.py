@@ -93,9 +93,7 @@ class CollectiveFit(Spec):
     low_latency_fraction: float = Field(default=0.35, ge=0.05, le=0.8)
     simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
     simple_fraction: float = Field(default=0.85, ge=0.2, le=1.0)
-    left_per_doubling: float = Field(
-        default=1.0, ge=0.1, le=1.0
-    )  # of the rate, beyond two ranks: paths that they share
+    left_per_doubling: float = Field(default=1.0, ge=0.1, le=1.0)  # of the rate, beyond two ranks: shared paths
     memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
     switch_ranks: PositiveInt | None = None  # from so many ranks on a switch adds, on a link that has one
     switch_bytes: PositiveFloat = 3e7  # payload from which it does
