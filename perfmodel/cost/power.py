@@ -119,7 +119,8 @@ def _shares(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float) -> t
 
 
 def energy_j(hardware: HardwareSpec, usage: _DeviceUsage, duration_s: float, fit: PowerFit | None = None) -> float:
-    """Joules of one device over `duration_s`, idle time included. usage: what ran; fit: default: the committed one"""
+    """Joules of one device, `hardware`, over `duration_s`, idle time included. usage: what ran; fit: default: the
+    committed one"""
     if duration_s <= 0:
         return 0.0
     return device_power_w(hardware, *_shares(hardware, usage, duration_s), fit) * duration_s

@@ -336,7 +336,8 @@ class Scheduler:
         self.num_prefix_tokens_hit += num_hit
 
     def _put_loaded_first(self) -> bool:
-        """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none."""
+        """Nothing runs because requests with arrived KV hold the blocks: run the first of these; False if none. (vLLM
+        waits for ever.)"""
         loaded = [entry for entry in self._waiting if entry[1].block_ids]
         if not loaded or self._waiting[0][1].block_ids:
             return False

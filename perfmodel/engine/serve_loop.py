@@ -9,7 +9,8 @@ is first seen when N+1 starts and runs in N+2.
 
 With speculation it does so only under `Speculation.is_ahead`, taking all drafts in flight as right. On p pipeline
 stages up to p plans are in flight (vLLM's `step_with_batch_queue`): call `start_step` until it returns None (queue full
-or no grants), then wait for the oldest plan, finish it, and repeat. Arrivals are seen then; nothing else is ahead."""
+or no grants), then wait for the oldest plan, finish it, and repeat. Arrivals are seen then; nothing else is planned
+ahead."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import add

@@ -216,7 +216,8 @@ class Comparison:
         dimensions: Mapping[str, Dimension],
         setups: Sequence[MeasuredSetup] = (),
     ) -> "Comparison":
-        """A comparison of the rows kept by `rows`; `metric`, `unit` as of the class; the others of all pairs."""
+        """A comparison of the rows kept by `rows`; `metric`, `unit` as of the class; `dimensions`, `setups` are of all
+        given pairs."""
         kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
         return cls(metric, rows, unit, kept, tuple(compress(setups, rows.kept.tolist())))
 

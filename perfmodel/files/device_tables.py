@@ -35,7 +35,8 @@ _SIZE = re.compile(r"^(?P<name>.+)-(?P<size>\d+)gb$")
 def plain_name(name: str) -> str:
     """A device name without vendor and boilerplate, lower case with hyphens.
 
-    `NVIDIA GeForce RTX 3060 Laptop GPU` -> `rtx-3060-laptop`; `Intel(R) Core(TM) i7-8550U CPU` -> `core-i7-8550u`."""
+    `NVIDIA GeForce RTX 3060 Laptop GPU` -> `rtx-3060-laptop`; `Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz` ->
+    `core-i7-8550u`."""
     while True:
         shorter = _AROUND.sub("", name)
         if shorter == name or not shorter.strip():

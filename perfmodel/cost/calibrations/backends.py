@@ -2,7 +2,8 @@
 
 One file per engine, `hardware_specs/calibrations/backend@<engine>.yaml`, written by `perfmodel calibrate --from`. A
 backend has a few numbers; each device generation and older version has factors on them, shrunk to 1 where data are few.
-An unmeasured generation has the backend's numbers, an unmeasured backend those of `like`; devices differ by facts.
+An unmeasured generation has the backend's numbers, an unmeasured backend those of `like`. Devices and models differ
+only by declared figures.
 
     launch_s            of a kernel; on a CPU launch_s + unit_launch_s * cores: threads meet after each
     power               a core is held back where its share of the TDP is below `core_w` watts: clocks, and with them

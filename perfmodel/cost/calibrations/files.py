@@ -145,7 +145,8 @@ def _prior(hardware: HardwareSpec, engine: str) -> Calibration:
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> Path:
-    """Write a calibration as YAML that reads back equal, in `others` beside it fits of kernels that nobody runs."""
+    """Write a calibration as YAML that reads back equal; parents are made. Fits of kernels that nobody runs by default
+    go to the folder `others` beside it."""
     path = Path(path)
     if calibration.others:
         others = calibration.model_copy(update={"families": calibration.others, "others": {}})

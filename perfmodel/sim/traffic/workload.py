@@ -1,7 +1,8 @@
 """Workloads: traffic as requests in order of arrival, drawn lazily.
 
 Equal seeds give bit-equal requests. Arrivals, inputs, outputs, prefixes and priorities have separate random streams, so
-changing one leaves the others unchanged. Think times are drawn by request number: equal on both clocks."""
+changing one leaves the others unchanged. Think times are drawn by request number: equal on both clocks, with or without
+leaps."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache

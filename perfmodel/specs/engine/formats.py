@@ -70,7 +70,8 @@ def _generation(rows: Iterable[FormatRow | ExpertsRow | SparseAttentionRow], har
 def form_of(quantization: QuantizationSpec) -> str | None:
     """Listed format of quantized weights, or None.
 
-    Integers are named by their products: int8 (INT8 activations), int4 (16-bit); others (w8a16, w4a8) by themselves."""
+    Integers are named by their products: int8 with INT8 activations, int4 with 16-bit activations; others (w8a16, w4a8,
+    llm_int8) have their own names."""
     weights, activations = quantization.weights, quantization.activations
     if weights is None:
         return None
