@@ -483,5 +483,6 @@ def _result(name: str, console: Console) -> dict[str, Any]:
         from perfmodel.planning.comparison import read_result
 
         return read_result(Path(name))
+    scenario = load(name)
     with console.watch("simulating") as progress:
-        return simulated(load(name), (), progress).to_json()
+        return simulated(scenario, (), progress).to_json()

@@ -148,8 +148,9 @@ class RunningRequests:
             num_in_flight = sum([cohort.covers(plan) for plan in self._under_way if plan.cohort_age])
             releasing += cohort.due_to_release(num_in_flight)
         for request in sorted(releasing, key=_ADMISSION):
+            num_done = self._release(request, cohort.num_computed(request))
             if request in cohort.joined:
-                cohort.expect_release(request, self._release(request, cohort.num_computed(request)))
+                cohort.expect_release(request, num_done)
 
     def _release(self, request: Request, num_computed: int) -> int | None:
         """Release blocks unread by `request` and running steps; return at how many finished tokens it next can."""
