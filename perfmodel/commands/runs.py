@@ -365,7 +365,8 @@ class ExplainRequest(_StepRequest):
     Without a batch, a context or a prefill it is the scenario's typical decode step: the batch to expect at the
     arrival rate (Little's law; `simulate` has a run's mean batch), each sequence with its prompt and half of its
     answer.
-    `--occupancy` compiles the step's Triton kernels, no GPU needed: registers, SRAM, spills, thread blocks, waves."""
+    `--occupancy` compiles the step's Triton kernels ahead of time, no GPU needed: registers, SRAM, spills, thread
+    blocks, waves."""
 
     command = "explain"
     examples = (

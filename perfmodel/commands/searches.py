@@ -23,7 +23,8 @@ class WhatIfRequest(ScenarioRequest):
     """Vary a scenario one value at a time: sensitivities, elasticities, where bounds change, where an alternative pays.
 
     Without --vary: the resources that could be bought (peak FLOPs, bandwidths, capacity, overheads), and the load. All
-    points see the same requests. `--set step.batch=64` gives the step of metrics like step_ms, else the typical one."""
+    points see the same requests. `--set step.batch=64` gives the step of metrics like step_ms, else it is the typical
+    one."""
 
     command = "whatif"
     examples = (
