@@ -1,7 +1,6 @@
 """What day it is: today, or that of SOURCE_DATE_EPOCH, by which equal inputs give equal files on any day.
 
-Source: https://reproducible-builds.org/specs/source-date-epoch/
-"""
+Source: https://reproducible-builds.org/specs/source-date-epoch/"""
 
 import datetime
 import os

@@ -8,8 +8,7 @@
     └── MissingExtraError  an optional part (torch, ray, pyarrow) that is not installed
 
 Each message is one sentence with the value found, the limit and the way out. The command line prints
-it and exits with status 2; anything else that escapes is a bug and shows a traceback.
-"""
+it and exits with status 2; anything else that escapes is a bug and shows a traceback."""
 
 from collections.abc import Iterable
 
@@ -28,8 +27,7 @@ class UnsupportedError(SpecError):
     sentence: what was found and what is allowed
     reason:   of this kind of refusal, in short, to count them by
     field:    of the scenario that is to be changed
-    place:    of that field in a file, before the sentence
-    """
+    place:    of that field in a file, before the sentence"""
 
     def __init__(self, sentence: str, reason: str, field: str, place: str = "") -> None:
         super().__init__(f"{place}{sentence}")

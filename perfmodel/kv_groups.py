@@ -9,8 +9,7 @@ it keeps. With c tokens computed, the next query sees
     chunk C    from token C floor(c / C) on         at most ceil(C / b)
 
 and what lies before is given up when the next tokens are granted, but for tokens that a step under way still reads.
-Source: vllm-project/vllm, vllm/v1/core/single_type_kv_cache_manager.py and vllm/v1/kv_cache_interface.py.
-"""
+Source: vllm-project/vllm, vllm/v1/core/single_type_kv_cache_manager.py and vllm/v1/kv_cache_interface.py."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,8 +51,7 @@ class KVGroup:
     def most_reserved(self, num_in_flight: int, max_model_len: int, block_size: int) -> int | None:
         """The most rows that a request is checked for when it is admitted; None if it keeps all.
 
-        num_in_flight: tokens that steps under way may compute of it: their rows are kept until the steps are done
-        """
+        num_in_flight: tokens that steps under way may compute of it: their rows are kept until the steps are done"""
         if self.span is None:
             return None
         num_tokens = self.span + num_in_flight - (not self.is_chunk)
@@ -63,8 +61,7 @@ class KVGroup:
 def most_rows(groups: Iterable[KVGroup], num_rows: int, block_size: int, num_new_tokens: int = 1) -> int:
     """Blocks that a sequence holds at most on its way to `num_rows` rows, in all groups together.
 
-    block_size: tokens of a block; num_new_tokens: that one step computes of it at most
-    """
+    block_size: tokens of a block; num_new_tokens: that one step computes of it at most"""
     return sum(
         num_rows if group.span is None else min(num_rows, group.most_kept(block_size, num_new_tokens))
         for group in groups

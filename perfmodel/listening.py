@@ -3,8 +3,7 @@
 It knows HTTP as uvicorn speaks it, and not what is answered: that is an ASGI application's. uvicorn bounds neither the
 size of headers, with httptools, nor the time that they take, nor connections that are silent or do not read;
 `BoundedProtocol` is its protocol within bounds. starlette's
-`TrustedHostMiddleware` has no addresses in figures, which a server that is bound beyond loopback answers to.
-"""
+`TrustedHostMiddleware` has no addresses in figures, which a server that is bound beyond loopback answers to."""
 
 import asyncio
 import logging
@@ -37,8 +36,7 @@ class HostCheck:
 
     host:          where the server listens. What is bound beyond loopback answers to any address in figures, which no
                    rebinding of a domain's name can give
-    allowed_hosts: names beside those of this machine; "*" = any
-    """
+    allowed_hosts: names beside those of this machine; "*" = any"""
 
     def __init__(self, host: str, allowed_hosts: tuple[str, ...] = ()) -> None:
         self._names = {*_LOCAL, host.lower(), *(name.lower() for name in allowed_hosts)}
@@ -76,8 +74,7 @@ def is_cross_site(headers: Mapping[str, str]) -> bool:
 
     Browsers say where a page is from (`Sec-Fetch-Site`, and before it `Origin`), and a page cannot make them say
     something else; a form has one of three content types, and is refused by them where an old browser says nothing.
-    Programs that are no browsers say nothing of the kind.
-    """
+    Programs that are no browsers say nothing of the kind."""
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")
@@ -133,8 +130,7 @@ class Bounds:
     max_connections:  open at once
     arrival_s:        seconds for a request's headers to come in
     stalled_s:        seconds that a client may read nothing of what is sent to it before its connection is cut off
-                      (nginx's send_timeout is as long)
-    """
+                      (nginx's send_timeout is as long)"""
 
     max_header_bytes: int = 64 * 2**10
     max_connections: int = 4096
@@ -284,8 +280,7 @@ async def serve_apps(
     on_ready: called with the ports, once all listen
     on_stalled: called whenever a client was cut off that did not read its answer
 
-    Raises SpecError for an address that cannot be had.
-    """
+    Raises SpecError for an address that cannot be had."""
     sockets = [bound_socket(host, one.port) for one in apps]
     allow_files(bounds.max_connections * len(apps))
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # that clients leave and answers break is no news

@@ -2,8 +2,7 @@
 
 A checkout is the release stated here, whatever its commit, so that commits which change no prediction change no
 result. A wheel is what it was built as, which pip has written beside the package: the version of a tag, or, of a commit
-that has none, that of the release to come with `.devN+gCOMMIT` behind (`tools/hatch_version.py`).
-"""
+that has none, that of the release to come with `.devN+gCOMMIT` behind (`tools/hatch_version.py`)."""
 
 from pathlib import Path
 
@@ -13,8 +12,7 @@ _STATED = "0.1.0"  # the release that this tree is or will be; what is built wit
 def _built() -> str:
     """The version in the name of the one `perfmodel-VERSION.dist-info` beside the package; else the stated one.
 
-    Read from the name, since `importlib.metadata` would take longer than all else that `perfmodel --version` loads.
-    """
+    Read from the name, since `importlib.metadata` would take longer than all else that `perfmodel --version` loads."""
     infos = [path.name for path in Path(__file__).resolve().parents[1].glob("perfmodel-*.dist-info")]
     return infos[0].removeprefix("perfmodel-").removesuffix(".dist-info") if len(infos) == 1 else _STATED
 

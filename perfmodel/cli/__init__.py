@@ -4,8 +4,7 @@ its fields, and its answer is printed.
     servers.py    the requests of `serve` and `web`, which are above the commands
     terminal.py   consoles, the one JSON document, progress, errors as one line
 
-A command's module is loaded when its name is given, and imports what it needs when it runs: `perfmodel --help` loads
-nothing but typer and rich."""
+A command's module is loaded when its name is given: `perfmodel --help` loads nothing but typer and rich."""
 
 __all__ = ["app", "main"]
 

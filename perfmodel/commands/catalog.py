@@ -141,8 +141,7 @@ class HardwareDetectRequest(CommandRequest):
         from perfmodel.specs.detect import graphics_file, processor_file, summary, this_machine
 
         machine = this_machine(self.seconds)
-        is_processor = self.cpu or not machine.graphics
-        file = processor_file(machine) if is_processor else graphics_file(machine.graphics[0])
+        file = processor_file(machine) if self.cpu or not machine.graphics else graphics_file(machine.graphics[0])
         return Answer(text=summary(machine) + file)
 
 
@@ -174,8 +173,7 @@ class ModelsShowRequest(CommandRequest):
     name: str = argument("NAME", "A model's name or alias, or a path to a config.json.", completes="models")
 
     def answer(self, console: Console = QUIET) -> Answer:
-        """As of a request; `result` is the ModelSpec. Raises SpecError for a model that no card lists and that cannot
-        be read from a file or from the Hub."""
+        """As of a request; `result`: the ModelSpec. Raises SpecError for a model of no card, file or Hub repository."""
         from perfmodel import specs
         from perfmodel.report.views.catalog import model_facts
 
@@ -267,8 +265,7 @@ class NewRequest(req.FlagsRequest):
     strict: bool = flag("--strict", "Refuse what affects time and is not modelled; else it is a warning.", False)
 
     def answer(self, console: Console = QUIET) -> Answer:
-        """As of a request; `data` is the file's mapping, `result` the warnings of what affects time and is not
-        modelled."""
+        """As of a request; `data` is the file's mapping, `result` the warnings of what takes time but is unmodelled."""
         answer = answer_line(*_read_line(self.line_or_file), self.given, self.strict)
         for warning in answer.result:
             console.say(f"warning: {warning}.")
@@ -376,8 +373,7 @@ class TechniquesRequest(CommandRequest):
     Figures are those of the committed reports: predicted over published in the median, simulated and executed speedup
     of a pair of scenarios. A technique is executed where more than 5 % is, beyond the spread of paired runs, and as
     simulated within 10 %; validated within 25 %; what is farther off is shown as missed, and a pair without an effect
-    on a CPU proves nothing.
-    """
+    on a CPU proves nothing."""
 
     command = "techniques"
     examples = ("techniques --family serving",)

@@ -123,7 +123,14 @@ class CalibrateRequest(req.CommandRequest):
         target = next((f"--{name.replace('_', '-')}" for name in _FITTED if getattr(self, name)), "--engine")
         modes = {"--on": self.on, "--name": self.name, "--rows": self.rows, "--from": self.measurements}
         mode = next((flag for flag, value in modes.items() if value is not None), "")
-        self._refuse_unread(mode, target)
+        reads = _READS[mode] | ({target} if mode == "--from" else frozenset())
+        for field, form in self.flags_of().items():
+            if getattr(self, field) and form.name not in reads:
+                others = [other for other, flags in _READS.items() if form.name in flags]
+                others = [other for other in others if other not in (mode, form.name)]
+                where = " or ".join(other or "a measurement of this machine" for other in others) or "--from alone"
+                name = form.name.strip("[]")
+                raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {name}, which goes with {where}.")
         if mode == "--on":
             return self._fit_to_engine(console)
         if mode == "--name":
@@ -140,20 +147,6 @@ class CalibrateRequest(req.CommandRequest):
         data = {**calibration.model_dump(mode="json"), "path": str(path)}
         document = view("validation:calibration_view", calibration)
         return Answer(lambda: data, document, after=lambda: console.say(f"Written to {path}"))
-
-    def _refuse_unread(self, mode: str, fitted: str) -> None:
-        """Raises SpecError for a flag that is given and that the mode does not read.
-
-        mode:   the flag that says what is done; empty: this machine is measured
-        fitted: of --from alone: the flag that says what is fitted, or --engine"""
-        reads = _READS[mode] | ({fitted} if mode == "--from" else frozenset())
-        for field, form in self.flags_of().items():
-            if getattr(self, field) and form.name not in reads:
-                others = [other for other, flags in _READS.items() if form.name in flags]
-                others = [other for other in others if other not in (mode, form.name)]
-                where = " or ".join(other or "a measurement of this machine" for other in others) or "--from alone"
-                name = form.name.strip("[]")
-                raise SpecError(f"calibrate {mode}".rstrip() + f" does not read {name}, which goes with {where}.")
 
     def _fit_recorded(self, path: Path, target: str, console: Console) -> Answer:
         if not path.exists():
@@ -246,9 +239,8 @@ class CalibrateRequest(req.CommandRequest):
         scenarios = [(load_scenario(name, self.overrides), named_model(name, self.overrides)) for name in named]
         with console.watch("running") as progress:
             calibration = load_executor(needs_torch=False).calibrate_on(self.on, scenarios, progress)
-        profile = EngineProfile(
-            engine=calibration.engine, name=self.name, source=calibration.source, date=calibration.date
-        )
+        source, date = calibration.source, calibration.date
+        profile = EngineProfile(engine=calibration.engine, name=self.name, source=source, date=date)
         file = save_calibration(calibration, device_file(profile_file, calibration.device))
         save_fitted(profile, profile_file)
         data = {**calibration.model_dump(mode="json"), "path": str(file), "profile_path": str(profile_file)}
@@ -375,9 +367,7 @@ class ValidateRequest(req.FlagsRequest):
     def _refuse_misplaced(self) -> None:
         """Raises SpecError for flags that mean nothing to this kind."""
         kind, is_executed = self.kind, self.kind is Kind.executor and (self.measured is None or self._has_run())
-        if (self.seed is not None and not is_executed) or (
-            self.overrides and not is_executed and kind is not Kind.bench
-        ):
+        if not is_executed and (self.seed is not None or (self.overrides and kind is not Kind.bench)):
             raise SpecError("--set and --seed go with `validate executor SCENARIO`; recorded data is as it is.")
         if not is_executed and kind is not Kind.techniques and self.repeat != 1:
             raise SpecError("--repeat goes with what is executed: `validate executor` and `validate techniques`.")
@@ -538,29 +528,24 @@ class QualityRequest(req.ScenarioRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         source = self.source()
         scenario = load(source, self.overrides, self.seed)
+        from perfmodel.evidence.executed.bridge import load_executor
+
         if self.sensitivity is not None:
-            return self._sensitivity(scenario, self.sensitivity, console)
+            if self.out is not None and self.bits is None:
+                raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
+            with console.watch("layers") as progress:
+                options = (self.group_size, self.bits, self.text, self.blocks, progress)
+                mix = load_executor().measure_sensitivity(scenario, self.sensitivity, *options)
+            if self.out is not None:
+                self.out.write_text(mixed_fields(scenario, mix.rules), encoding="utf-8", newline="\n")
+            proposed = self.bits is not None and self.out is None
+            closing = mixed_fields(scenario, mix.rules).splitlines() if proposed else ()
+            return Answer(mix.to_json, text=str(mix), is_prose=True, closing=closing)
         if self.bits is not None or self.out is not None or self.group_size is not None or self.blocks:
             raise SpecError("--bits, --blocks, --group-size and --out belong to --sensitivity FORMAT; add it.")
         other = load(source, [*self.overrides, *self.against], self.seed) if self.against else None
-        from perfmodel.evidence.executed.bridge import load_executor
-
         measured = load_executor().measure_quality(scenario, other, self.text, self.chunk)
         return Answer(measured.to_json, text=str(measured), is_prose=True)
-
-    def _sensitivity(self, scenario: "Scenario", method: str, console: Console) -> Answer:
-        if self.out is not None and self.bits is None:
-            raise SpecError("--out writes the mix that --bits asks for; give a number of bits a weight.")
-        from perfmodel.evidence.executed.bridge import load_executor
-
-        with console.watch("layers") as progress:
-            options = (self.group_size, self.bits, self.text, self.blocks, progress)
-            mix = load_executor().measure_sensitivity(scenario, method, *options)
-        if self.out is not None:
-            self.out.write_text(mixed_fields(scenario, mix.rules), encoding="utf-8", newline="\n")
-        proposed = self.bits is not None and self.out is None
-        closing = mixed_fields(scenario, mix.rules).splitlines() if proposed else ()
-        return Answer(mix.to_json, text=str(mix), is_prose=True, closing=closing)
 
 
 def mixed_fields(scenario: "Scenario", rules: "tuple[LayerQuantization, ...]") -> str:

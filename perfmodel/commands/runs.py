@@ -390,8 +390,19 @@ class ExplainRequest(_StepRequest):
         if self.whole_run and (self.prefill or self.batch or self.context):
             raise SpecError("--run explains the whole run; leave --batch, --context and --prefill out.")
         if self.whole_run:
+            from perfmodel import sim
+
+            scenario = self.load(self.seed)
+            from perfmodel.report.views.step import kinds_of_steps, kinds_view
+
             with console.watch("simulating") as progress:
-                return self._run_answer(progress)
+                result = sim.simulate(scenario, progress=progress)
+            result = replace(result, notes=(*self.assumed(scenario), *result.notes))
+            kinds = kinds_of_steps(result.steps) if result.steps is not None else []
+            shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
+            data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
+            data |= {"notes": list(result.notes), "provenance": result.provenance("steps of a run")}
+            return Answer(lambda: data, lambda: kinds_view(result, kinds), result)
         report = self.report(self.seed)
         if self.occupancy:
             from perfmodel.evidence.executed.bridge import explain_occupancy
@@ -402,21 +413,6 @@ class ExplainRequest(_StepRequest):
             data = {**step, "notes": list(report.assumed), "provenance": report.provenance("kernels of a step")}
             return Answer(lambda: data, view("step:occupancy_view", report, rows), report)
         return Answer(report.to_json, view("step:step_view", report), report, view("step:step_brief", report))
-
-    def _run_answer(self, progress: Progress | None) -> Answer:
-        """Kinds of steps of a whole run, and what their time went to."""
-        from perfmodel import sim
-
-        scenario = self.load(self.seed)
-        from perfmodel.report.views.step import kinds_of_steps, kinds_view
-
-        result = sim.simulate(scenario, progress=progress)
-        result = replace(result, notes=(*self.assumed(scenario), *result.notes))
-        kinds = kinds_of_steps(result.steps) if result.steps is not None else []
-        shares = {key: result.summary.get(key) for key in ("bound_share", "mfu", "mbu", "duration", "origin")}
-        data = {"scenario": scenario.name, **shares, "steps": [asdict(kind) for kind in kinds]}
-        data |= {"notes": list(result.notes), "provenance": result.provenance("steps of a run")}
-        return Answer(lambda: data, lambda: kinds_view(result, kinds), result)
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,8 @@ class WhatIfRequest(ScenarioRequest):
                 )
         result = ask_speculation(scenario := self.load())
         assumed = self.assumed(scenario)
-        document, brief = (
-            view("whatif:speculation_view", result, self.line, assumed, short) for short in (False, True)
-        )
+        views = (view("whatif:speculation_view", result, self.line, assumed, is_brief) for is_brief in (False, True))
+        document, brief = views
         return Answer(lambda: speculation_json(result, assumed), document, result, brief)
 
 

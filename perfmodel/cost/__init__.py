@@ -3,8 +3,7 @@
 forms, calibrations   formulas of kernels and messages; the fits in them, their files and origin
 operator_timer        one operator on one device
 steps                 from operators to the step of a batch
-memory, power         what a device holds; what it draws and costs
-"""
+memory, power         what a device holds; what it draws and costs"""
 
 __all__ = [
     "DATASHEET",

@@ -16,8 +16,7 @@ class OperatorTimer:
     """Times work on `hardware` with the fits of `calibration` (default: the datasheet's).
 
     Formulas are in `perfmodel.cost.kernel_models`; `PowerCap` applies `hardware.power_cap_w`. Every rate is accepted:
-    see `perfmodel.cost.kernel_models.device.FALLBACKS`.
-    """
+    see `perfmodel.cost.kernel_models.device.FALLBACKS`."""
 
     def __init__(self, hardware: HardwareSpec, calibration: Calibration | None = None) -> None:
         self.hardware = hardware
@@ -38,15 +37,17 @@ class OperatorTimer:
         times = [self._free(fit, work) for _, work, fit in runs]
         if self._cap is None:
             return times
-        return self._cap.together(
-            [self._load(count, work, time) for (count, work, _), time in zip(runs, times, strict=True)]
-        )
+        return self._cap.together([self._load(n, work, time) for (n, work, _), time in zip(runs, times, strict=True)])
 
     def _free(self, fit: KernelFit | None, work: Work) -> OperatorTime:
         if fit is None:
             return NO_TIME
         time = time_work(work, fit, self.device)
-        return time if self._overheads == 1.0 else _with_overheads(time, self._overheads)
+        if self._overheads == 1.0:
+            return time
+        overhead = self._overheads * time.overhead_s
+        bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
+        return time._replace(duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)
 
     def _load(self, count: float, work: Work, time: OperatorTime) -> Load:
         compute_s = self.at_peak_s(work, self.fit(work)) if time.duration_s else 0.0
@@ -56,8 +57,7 @@ class OperatorTimer:
 
     def at_peak_s(self, work: Work, fit: KernelFit | None) -> float:
         """Seconds of the FLOPs at the declared peak of the kernels' rate: the fit's, where they multiply in another
-        format than `work` says (FP32 on a GPU without fast FP16).
-        """
+        format than `work` says (FP32 on a GPU without fast FP16)."""
         return work.flops / self.device.peak(getattr(fit, "rate", None) or work.rate)
 
     def fit(self, work: Work) -> KernelFit | None:
@@ -75,9 +75,3 @@ class OperatorTimer:
                 fit = fit.model_copy(update={"residuals": Residuals()})
             self._fits[key] = fit
         return fit
-
-
-def _with_overheads(time: OperatorTime, factor: float) -> OperatorTime:
-    overhead = factor * time.overhead_s
-    bound = bound_of(time.compute_s, time.memory_s, time.communication_s, overhead)
-    return time._replace(duration_s=time.duration_s + overhead - time.overhead_s, overhead_s=overhead, bound=bound)

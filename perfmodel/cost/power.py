@@ -25,8 +25,7 @@ A clock takes milliseconds to change (Velicka et al. 2025, on A100 and GH200), a
 operators share one: the mean of their clocks, weighed by energy. Norms and all-reduces between large products run at
 the products' clock; only waits for memory or for another node are not affected.
 
-TDP itself is no cap here: measured times include its throttling.
-"""
+TDP itself is no cap here: measured times include its throttling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,8 +157,7 @@ class Load:
     """An operator at the full clock; its work takes `compute_s` and `memory_s` at the declared peaks.
 
     count:     how often it runs
-    is_remote: its messages wait for another node, whatever the clock
-    """
+    is_remote: its messages wait for another node, whatever the clock"""
 
     time: OperatorTime
     compute_s: float

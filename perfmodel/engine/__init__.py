@@ -1,7 +1,6 @@
 """One serving engine: its scheduler and KV blocks.
 
-Standard library only; knows no clock and no costs. `now` is an argument; a simulated or executed driver runs the
-`ServeLoop`."""
+Standard library only; knows no clock and no costs. `now` is an argument; a driver of either clock runs `ServeLoop`."""
 
 __all__ = [
     "DISCIPLINES",

@@ -66,8 +66,7 @@ class Reservations:
     """KV reservations under `config` and its batching `discipline`."""
 
     def __init__(self, config: SchedulerConfig, discipline: Discipline) -> None:
-        self._config, self._discipline = config, discipline
-        drafts = config.speculation
+        self._config, self._discipline, drafts = config, discipline, config.speculation
         self._spare_slots = drafts.spare_slots if drafts is not None else 0
         self._num_lookahead = drafts.num_lookahead if drafts is not None else 0
 
@@ -132,22 +131,17 @@ def sort_waiting(waiting: list[Request], policy: str, blocks: RadixKVBlocks, rul
             waiting.sort(key=lambda request: keys[request][1])
             return True
         case "dfs-weight" if blocks.enable_prefix_caching:
-            _sort_by_subtree(waiting, blocks, rules)
+            nodes: dict[RadixNode, list[Request]] = {}  # depth first, the child with most waiting requests first
+            for request, (node, _) in _prefixes(waiting, blocks, rules).items():
+                nodes.setdefault(node, []).append(request)
+            weights = {node: len(requests) for node, requests in nodes.items()}
+            for node in _children_first(blocks):
+                weights[node] = weights.get(node, 0) + sum(weights.get(child, 0) for child in node.children.values())
+            waiting.clear()
+            for node in _children_first(blocks, weights):
+                waiting += nodes.get(node, ())
             return True
     return False
-
-
-def _sort_by_subtree(waiting: list[Request], blocks: RadixKVBlocks, rules: Estimates) -> None:
-    """Depth first through the tree, the child with most waiting requests first."""
-    nodes: dict[RadixNode, list[Request]] = {}
-    for request, (node, _) in _prefixes(waiting, blocks, rules).items():
-        nodes.setdefault(node, []).append(request)
-    weights = {node: len(requests) for node, requests in nodes.items()}
-    for node in _children_first(blocks):
-        weights[node] = weights.get(node, 0) + sum(weights.get(child, 0) for child in node.children.values())
-    waiting.clear()
-    for node in _children_first(blocks, weights):
-        waiting += nodes.get(node, ())
 
 
 def _children_first(blocks: RadixKVBlocks, weights: dict[RadixNode, int] | None = None) -> list[RadixNode]:

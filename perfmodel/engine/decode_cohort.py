@@ -262,9 +262,7 @@ class DecodeCohort:
     @property
     def num_steps_before_release(self) -> int:
         """Steps until a member gives up blocks, or has in the last one; a lower bound."""
-        if self._released_at == self.age:
-            return 0
-        return min(self._releases, default=self._changes[0]) - self.age - 1
+        return 0 if self._released_at == self.age else min(self._releases, default=self._changes[0]) - self.age - 1
 
     def _take_due(self) -> None:
         for request in _in_turn(self._takers[self.age % self._blocks.block_size]):

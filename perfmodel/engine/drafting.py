@@ -30,8 +30,7 @@ _TOO_MANY = 1 << 40  # above any token budget
 class AcceptanceEstimate:
     """Recent acceptance: share of judged tokens that were right, with a memory of some `_MEMORY` judged tokens.
 
-    A token is judged if all before it were right. While nothing is drafted the estimate drifts back to its start, since
-    no token would ever be judged again."""
+    A token is judged if all before it were right. While nothing is drafted the estimate drifts back to its start."""
 
     _MEMORY = 500.0
 

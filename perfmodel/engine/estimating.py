@@ -310,9 +310,7 @@ class EstimatingScheduler(Scheduler):
             self._num_admissions += 1
         num_decodes = 0 if config.prefill_exclusive else num_running
         budget = _Budget(self._radix, self._budget, not config.enable_chunked_prefill, num_decodes)
-        budget.total += sum(
-            [running.num_expected(request) for request in running.requests if request is not unfinished]
-        )
+        budget.total += sum([running.num_expected(other) for other in running.requests if other is not unfinished])
         num_continued = 0
         if unfinished is not None:  # its prompt goes first
             missing, left = unfinished.num_tokens - unfinished.num_computed_tokens, budget.prompts

@@ -2,8 +2,7 @@
 
 vLLM's hybrid KV cache manager: a block table per group and request over one pool, with `NO_BLOCK` for released rows
 (`Request.tables`). Before a grant a request releases rows that are no longer visible, then takes a block per new row
-and group. A prefix is cached as far as every group has what the next query sees: all rows, the window before it, or its
-chunk so far."""
+and group. A prefix is cached as far as every group has what the next query sees: all rows, the window, or its chunk."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import cast

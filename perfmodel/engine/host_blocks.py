@@ -128,8 +128,7 @@ class HostBlocks:
         return num_ready if num_ready - num_cached >= self.least_tokens else num_cached
 
     def restore(self, request: Request, num_cached: int, num_ready: int, block_size: int) -> int:
-        """Admit `request` with `num_ready` tokens: all but the first `num_cached` come from here, in blocks of
-        `block_size`."""
+        """Admit `request` with `num_ready` tokens: all but the first `num_cached` from here, in `block_size` blocks."""
         parked, tokens, blocks = self._parked.get(request), num_ready - num_cached, 0
         if tokens > 0:
             first, blocks = num_cached // block_size, -(-tokens // block_size)

@@ -227,8 +227,7 @@ class KVBlockManager:
         if request.buffer_ids:
             self._enqueue(_Lot(request.buffer_ids, False))
             request.buffer_ids = []
-        num_full = self._num_full(request, num_tokens)
-        self._give_back_rows(request.block_ids, num_full, request.num_hashed_blocks > 0)
+        self._give_back_rows(request.block_ids, self._num_full(request, num_tokens), request.num_hashed_blocks > 0)
         request.block_ids = []
         request.num_hashed_blocks = 0
 

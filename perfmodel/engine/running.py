@@ -143,8 +143,7 @@ class RunningRequests:
     def _release_in_turn(self, chunks: list[tuple[Request, int]], decodes: bool) -> None:
         """Release invisible blocks of all who get grants, before any takes blocks: equivalent to in turn, since free
         blocks suffice for all."""
-        cohort = self.cohort
-        releasing = [request for request, num_new_tokens in chunks if num_new_tokens]
+        cohort, releasing = self.cohort, [request for request, num_new_tokens in chunks if num_new_tokens]
         if decodes and cohort.joined:
             num_in_flight = sum([cohort.covers(plan) for plan in self._under_way if plan.cohort_age])
             releasing += cohort.due_to_release(num_in_flight)
@@ -313,12 +312,10 @@ class RunningRequests:
             num_known = self.num_known_tokens(victim)
             if victim.last_step == plan.index:  # a grant of this plan named them, one token before those in flight
                 num_known = victim.num_computed_tokens - (victim.num_promised_tokens - victim.num_output_tokens) + 1
-            num_drafted = plan.num_draft_tokens
-            taken_back = _take_back(victim, plan, self._nodes)
+            num_drafted, taken_back = plan.num_draft_tokens, _take_back(victim, plan, self._nodes)
             num_drafted -= plan.num_draft_tokens
             given_back += taken_back + (self.num_input_tokens if taken_back else 0)
-            num_computed = victim.num_computed_tokens - (taken_back - num_drafted)
-            self._preempt(victim, plan, num_computed, num_known)
+            self._preempt(victim, plan, victim.num_computed_tokens - (taken_back - num_drafted), num_known)
             if victim is request:
                 return None
         return given_back

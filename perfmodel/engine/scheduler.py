@@ -435,8 +435,7 @@ class Scheduler:
             if plan.draft_depths:
                 assert num_accepted is not None, "the backend did not say which drafted tokens were right"
                 self._drafting.take_accepted(plan, num_accepted)
-        uneven = plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
-        plan.num_gaps = plan.num_samples - uneven
+        plan.num_gaps = plan.num_samples - plan.note_uneven(now, cohort.last_token_at, self.irregular_gaps)
         self._running.come_back(plan)
         finished, alone = (cohort.apply(plan, now), plan.singles) if cohort.covers(plan) else ([], plan.decodes)
         for sampled in (alone, plan.samples):

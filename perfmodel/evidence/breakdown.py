@@ -2,8 +2,7 @@
 
 A breakdown is {"parts": {name: share}, "why": sentence, ...}. Shares of the prediction add up to one; the sentence
 blames the largest part alone, which shows how plausible that is. Kernel rows are grouped by size: FLOPs of kernels,
-payload bytes of messages, counted from the kernel models' sizes.
-"""
+payload bytes of messages, counted from the kernel models' sizes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,13 +64,6 @@ def kernel_breakdown(predicted: float, measured: float, compute: float, memory: 
     return _with_bound(shares, seconds, why(predicted, measured, shares, "the kernel"))
 
 
-def _message_breakdown(predicted: float, measured: float, wire: float) -> dict[str, Any]:
-    """Parts of a message's time: bytes on the wire, and the rest (launches, hops)."""
-    shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
-    seconds = {"communication_s": wire, "overhead_s": max(0.0, predicted - wire)}
-    return _with_bound(shares, seconds, why(predicted, measured, shares, "the message"))
-
-
 def _with_bound(shares: Mapping[str, float], seconds: Mapping[str, float], reason: str) -> dict[str, Any]:
     return {"parts": shares, **seconds, "bound": max(shares, key=lambda name: shares[name]), "why": reason}
 
@@ -127,7 +119,11 @@ def row_breakdown(group: Group, row: int, fit: Any, device: DeviceFacts, predict
         }
     parts = timed(one, fit, device)
     if isinstance(one, CollectiveSizes):
-        return {"sizes": _numbers(one)} | _message_breakdown(predicted, measured, float(parts.wire[0]))
+        wire = float(parts.wire[0])  # bytes on the wire, and the rest: launches, hops
+        shares = {"communication": min(wire / predicted, 1.0), "overhead": max(0.0, 1 - wire / predicted)}
+        seconds = {"communication_s": wire, "overhead_s": max(0.0, predicted - wire)}
+        because = why(predicted, measured, shares, "the message")
+        return {"sizes": _numbers(one)} | _with_bound(shares, seconds, because)
     compute, memory = (float(np.ravel(part)[0]) for part in (parts.compute, parts.memory))
     return {"sizes": _numbers(one)} | kernel_breakdown(predicted, measured, compute, memory)
 

@@ -5,8 +5,7 @@ version on a device in a number format). The engine's parameters are fitted to t
 simulated with them; without any rest it is simulated with the plausible values that fits start from. Derivatives are
 taken once for all folds (means are all but linear in the parameters). 80 % intervals come from what fits leave
 unexplained of the rest. Not refitted are parameters of kernels, which come from kernel tables, those of all engines
-(routing.yaml), and those of the engine that the other kind of rows is fitted to (steady states,
-stages).
+(routing.yaml), and those of the engine that the other kind of rows is fitted to (steady states, stages).
 
 Accepted lengths of drafts have a law per series, refitted to the rest of the rows.
 Published results have parameters by architecture: those of the one left out are the mean of the others. Single machines
@@ -81,8 +80,7 @@ def validate_left_out(kind: str, path: str | Path, group: str, progress: Progres
     if group not in groups:
         raise SpecError(f"--leave-out: got {group}; expected {', '.join(groups)} with `validate {kind}`.")
     report = report_by(Path(path), group, progress)
-    about = f"Each {group} was left out of the fit that predicts it. {report.about}"
-    return replace(report, about=about)
+    return replace(report, about=f"Each {group} was left out of the fit that predicts it. {report.about}")
 
 
 def _folds(

@@ -76,8 +76,7 @@ class Observation:
     source:      publisher or tool; flags: the source's caveats
     is_reliable: figures count without caveats
     trivial:     metric -> the simplest prediction, where it is known: the benchmark's limit, a roofline
-    window:      arrival interval in seconds, for runs with several stages
-    """
+    window:      arrival interval in seconds, for runs with several stages"""
 
     name: str
     setup: Any
@@ -117,8 +116,7 @@ class Prediction:
     metrics:   predicted, by name; intervals: 80 % intervals as factors of these
     requests:  metric -> seconds of each request, nan if refused
     scenario:  simulated or priced; is_known: its model has a card
-    details:   further facts for a report
-    """
+    details:   further facts for a report"""
 
     row: Observation
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -228,7 +226,7 @@ def lenient_rows(path: str | Path, needed: Sequence[str], what: str) -> list[dic
             if missing:
                 raise SpecError(f"{file}: is no table of {what}: column {missing[0]} is missing.")
             return [
-                {name: (value or "").strip() for name, value in row.items() if isinstance(name, str)} for row in reader
+                {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)} for row in reader
             ]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{file}: cannot be read as a table ({error}).") from None
@@ -274,8 +272,7 @@ def recorded_engine(profile: str, version: str, hardware: HardwareSpec, argument
     version:   as recorded, or ""; unknown ones get the nearest version's facts, and wider intervals
                (`perfmodel.cost.scenario_fits`)
     hardware:  the devices it ran on
-    arguments: recorded ones of `EngineSpec`
-    """
+    arguments: recorded ones of `EngineSpec`"""
     stated = recorded_version(profile, version)
     return with_defaults(EngineSpec(**{**arguments, "profile": profile, "version": stated}), hardware)
 

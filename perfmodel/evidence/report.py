@@ -10,8 +10,7 @@ rows of a benchmark with limits, what the datasheet's peaks give for kernels and
 technique, else the median of the other rows of the device (or run).
 
 Figures are fractions. A `Comparison` holds all rows of one metric; each row has one group per dimension (device, model,
-load ...). A report's `by` and its tables come from these.
-"""
+load ...). A report's `by` and its tables come from these."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,8 +138,7 @@ def trivial_errors(trivial: NDArray[np.float64], measured: NDArray[np.float64]) 
 
 
 def median_of_others(measured: ArrayLike, groups: Sequence[str]) -> NDArray[np.float64]:
-    """For each row the median of the other rows of its group, of all others where it is alone; nan if it is the only
-    one."""
+    """For each row the median of the other rows of its group, or of all others if alone; nan if it is the only one."""
     values, names = np.asarray(measured, dtype=float), np.asarray(groups)
     finite = np.isfinite(values)
     result, of_all = np.full(len(values), nan), np.full(len(values), nan)
@@ -201,8 +199,7 @@ class Comparison:
 
     unit:       of both, "s" or "ms"
     dimensions: name -> groups of the rows
-    setups:     of rows of whole deployments; else empty
-    """
+    setups:     of rows of whole deployments; else empty"""
 
     metric: str
     rows: Rows
@@ -222,8 +219,7 @@ class Comparison:
         """A comparison of the rows kept by `rows`; `metric`, `unit` as of the class; `dimensions`, `setups` are of all
         given pairs."""
         kept = {name: Dimension(item.names, item.codes[rows.kept]) for name, item in dimensions.items()}
-        members = tuple(compress(setups, rows.kept.tolist()))
-        return cls(metric, rows, unit, kept, members)
+        return cls(metric, rows, unit, kept, tuple(compress(setups, rows.kept.tolist())))
 
     def measured_rows(self, kind: str) -> list[MeasuredRow]:
         """Rows for the trust index; empty if not of deployments."""
@@ -328,8 +324,7 @@ class ValidationReport(Renderable):
     figures:       each published figure (id, technique, metric, unit, predicted, published, ratio, source, reason)
     techniques:  each technique (technique, file, page, metric, simulated and executed speedup, quotient, bias of steps
                  with and without it)
-    runs:        each run of a load tool: figures, parts, and facts of its setup with their sources
-    """
+    runs:        each run of a load tool: figures, parts, and facts of its setup with their sources"""
 
     kind: str
     rows: int
@@ -352,11 +347,10 @@ class ValidationReport(Renderable):
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Errors by group and metric; the group `all` comes first."""
-        groups = {"all": self.metrics, **self.by}
         return columns_of(
             [
                 {"group": group, "metric": name, **stats.to_json()}
-                for group, metrics in groups.items()
+                for group, metrics in {"all": self.metrics, **self.by}.items()
                 for name, stats in metrics.items()
             ]
         )
@@ -396,8 +390,7 @@ def report_of(
     kind, pairs, left_out: the kind's rows, and (row, reason) of unreadable ones
     comparisons: by metric; counted: those used for `metrics` and `worst`, default: all
     about, notes: as of the report; num_worst, breakdown: as of `worst_of`
-    groups:      of `by`, before and after those of the dimensions
-    """
+    groups:      of `by`, before and after those of the dimensions"""
     counted = comparisons if counted is None else counted
     covered = [pair for pair in pairs if not pair.reason]
     return ValidationReport(

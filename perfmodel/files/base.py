@@ -69,8 +69,7 @@ class VariantSpec(CheckedSpec):
                 yield f"got {' and '.join(given)}; expected only one of them"
 
     def _is_given(self, name: str) -> bool:
-        field = type(self).model_fields[name]
-        default = field.get_default(call_default_factory=True, validated_data={})
+        default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
         return name in self.model_fields_set and getattr(self, name) != default
 
 

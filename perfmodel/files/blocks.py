@@ -1,7 +1,6 @@
 """Registry of file blocks defined by higher packages, such as `plan:` or `published:` of a scenario.
 
-`perfmodel/__init__.py` registers classes by block name; they load when a file has the block. Unregistered blocks and
-unknown keys in blocks are errors."""
+`perfmodel/__init__.py` registers classes by block name; they load when used. Unknown blocks and keys are errors."""
 
 from dataclasses import dataclass
 from pkgutil import resolve_name

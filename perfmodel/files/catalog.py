@@ -1,7 +1,6 @@
 """Catalogue of data files by name; reads nothing in them but `aliases`.
 
-A wheel has the data in `perfmodel/_data/`, a checkout beside the package. Aliases are read only for a name that is no
-file's own."""
+A wheel has the data in `perfmodel/_data/`, a checkout beside the package. Aliases are for names that no file has."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -131,9 +130,7 @@ def unknown_name(kind: Kind, text: str, suffixes: Sequence[str] = _YAML, more_na
     """Error for the unknown name `text`, with the nearest names of `kind` (by `suffixes`) and of `more_names`."""
     names, wanted = sorted([*list_names(kind, suffixes), *more_names]), normal_name(text)
     longer = [name for name in names if wanted and name.startswith(wanted)][:3]
-    known = longer or dict.fromkeys(
-        [*names, *(alias for alias in aliases_of(kind, tuple(suffixes)) if "/" not in alias)]
-    )
+    known = longer or dict.fromkeys([*names, *(name for name in aliases_of(kind, tuple(suffixes)) if "/" not in name)])
     near = did_you_mean(longer[0] if longer else wanted, known)
     if not near and names:
         shown = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")

@@ -85,9 +85,7 @@ def named(name: str) -> DeviceSource | None:
 def table_rows() -> tuple[DeviceSource, ...]:
     """Every row of every table."""
     files = sorted(data_dir("families").glob("*.yaml"))
-    return tuple(
-        DeviceSource(file, name, name) for file in files for block, name, _ in _entries(file) if block == "devices"
-    )
+    return tuple(DeviceSource(file, row, row) for file in files for kind, row, _ in _entries(file) if kind == "devices")
 
 
 @cache
@@ -98,9 +96,7 @@ def known_architectures() -> frozenset[str]:
         text = read_limited_text(file, _MAX_BYTES)
         architectures.update(_ARCHITECTURE.findall(text))
         if _ARCHITECTURE_COLUMN.search(text):
-            architectures.update(
-                cells.partition(",")[0].strip() for block, _, cells in _entries(file) if block == "devices"
-            )
+            architectures.update(row.partition(",")[0].strip() for kind, _, row in _entries(file) if kind == "devices")
     return frozenset(architectures)
 
 

@@ -144,8 +144,7 @@ class Attention:
 class LinearAttention:
     """Attention with a state of `size` rows per KV head instead of a growing cache.
 
-    performer: `size` random features of a key, times its value and summed; linformer: keys and values projected to
-    `size` rows"""
+    performer: `size` random features of a key, times its value, summed; linformer: keys, values as `size` rows"""
 
     kind: str
     size: int

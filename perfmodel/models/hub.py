@@ -47,8 +47,7 @@ def is_hub_name(text: str) -> bool:
 def load_from_hub(name: str) -> ModelSpec:
     """The model of the repository `name`, from the cache without any traffic, else from the Hub.
 
-    Raises SpecError for a repository that cannot be read, in one sentence with the way out, MissingExtraError where
-    the Hub's client is not installed."""
+    Raises SpecError for an unreadable repository, with the way out, MissingExtraError without the Hub's client."""
     with allow_path(_cache()):
         config, origin = _cached(name), "local cache of the Hub"
         if config is None:
@@ -89,8 +88,7 @@ def _stored_on_hub(name: str) -> dict[str, Any] | None:
     from huggingface_hub import HfApi, errors, hf_hub_download
 
     def header(file: str) -> dict[str, Any]:
-        api = HfApi(endpoint=_endpoint())
-        tensors = api.parse_safetensors_file_metadata(name, file, timeout=_CONNECT_S).tensors
+        tensors = HfApi(endpoint=_endpoint()).parse_safetensors_file_metadata(name, file, timeout=_CONNECT_S).tensors
         return {key: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for key, tensor in tensors.items()}
 
     def first_of_several() -> dict[str, Any]:

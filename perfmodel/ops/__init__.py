@@ -3,8 +3,7 @@
 work, problem_sizes, messages   the result of an operator; `formats`, `sharding`: its input
 linear, elementwise, collectives, attention, recurrent   operators, and the layers of one kind of mixer
 feedforward, routing        feed-forward blocks, dense or mixtures of experts; which experts tokens go to
-node, graphs                operators put together, up to the graph of a step
-"""
+node, graphs                operators put together, up to the graph of a step"""
 
 __all__ = [
     "BatchShape",

@@ -2,8 +2,7 @@
 
 Payload as in nccl-tests: the whole tensor of an all-reduce, the gathered result of an all-gather, the input of a
 reduce-scatter, all that a rank sends in an all-to-all (its own share included), the message of a send. `ranks` is a
-group, or a number of neighbours.
-"""
+group, or a number of neighbours."""
 
 from collections.abc import Callable
 
@@ -20,8 +19,7 @@ def _collective(
     num_ranks, group = (ranks, None) if isinstance(ranks, int) else (ranks.num_ranks, ranks)
     if num_ranks <= 1 or payload_bytes == 0:
         return Work(name, "collective", num_kernels=0)
-    message = Message(kind, payload_bytes, num_ranks, group, exchange)
-    return Work(name, "collective", message=message, format=format)
+    return Work(name, "collective", message=Message(kind, payload_bytes, num_ranks, group, exchange), format=format)
 
 
 def all_reduce(payload_bytes: float, ranks: Ranks, name: str = "all_reduce") -> Work:
@@ -45,8 +43,7 @@ def all_to_all(
     """Every rank sends a k-th of its S bytes to each other rank; S (k-1)/k leave each.
 
     payload_bytes: S per rank; ranks: of the group; name: of the operator; kernel: "dispatch" or "combine", for engines'
-    own kernels; exchange: how tokens map to experts
-    """
+    own kernels; exchange: how tokens map to experts"""
     return _collective(name, "all_to_all", payload_bytes, ranks, kernel, exchange)
 
 
@@ -65,7 +62,6 @@ def tensor_parallel(
     """A collective of the tensor-parallel group, `token_bytes` a token; no node without tensor parallelism.
 
     collective: a function of this module; name: of the operator; context: of the layer
-    on: `on_tokens`, or `on_samples` for bytes a sample
-    """
+    on: `on_tokens`, or `on_samples` for bytes a sample"""
     group = context.shard.group("tensor")
     return [on(name, lambda n: collective(n * token_bytes, group, name))] if group.tp > 1 else []

@@ -49,8 +49,7 @@ def rms_norm(
     5 n d FLOPs). `is_fused=False`: one kernel per operator of PyTorch's expression: n d (2 b + 5 * 4) bytes, and
     n d (2 b + 2 * 4) more for casts to fp32 and back; the `num_tensors` that share the `size` elements run one after
     another. name: of the operator; num_tokens n; size d; element_bytes b. Source: identity; Hugging Face's
-    LlamaRMSNorm.
-    """
+    LlamaRMSNorm."""
     elements = num_tokens * size
     casts = element_bytes != FP32_BYTES
     if is_fused:
@@ -65,8 +64,7 @@ def rms_norm(
 def residual_add(name: str, num_tokens: float, size: int, element_bytes: float) -> Work:
     """x + y: n d FLOPs, 3 n d b bytes. Source: identity.
 
-    name: of the operator; num_tokens n; size d; element_bytes b
-    """
+    name: of the operator; num_tokens n; size d; element_bytes b"""
     elements = num_tokens * size
     return elementwise(name, elements, 3 * elements * element_bytes)
 
@@ -83,8 +81,7 @@ def activation(
                plain 2 n s b; relu2 unfused 4 n s b in two (the square is a kernel of its own)
 
     FLOPs per element depend on `function` and never matter. num_tokens n; element_bytes b; is_gated: multiplied by u;
-    is_fused: in one kernel. Source: Shazeer 2020 (GLU variants); identity.
-    """
+    is_fused: in one kernel. Source: Shazeer 2020 (GLU variants); identity."""
     elements = num_tokens * size
     kernels = 1 if is_fused else 1 + is_gated + (function == "relu2")
     passes = 2 * kernels + is_gated
@@ -96,8 +93,7 @@ def activation(
 def gate(name: str, num_tokens: float, size: int, element_bytes: float, *, is_fused: bool = True) -> Work:
     """x * sigmoid(g) over `size` elements per token: 3 n s b bytes; unfused 5 n s b, 2 kernels. Source: identity.
 
-    name: of the operator; num_tokens n; element_bytes b; is_fused: in one kernel
-    """
+    name: of the operator; num_tokens n; element_bytes b; is_fused: in one kernel"""
     elements = num_tokens * size
     passes, num_kernels = (3, 1) if is_fused else (5, 2)
     return elementwise(name, 6.0 * elements, passes * elements * element_bytes, num_kernels)
@@ -115,8 +111,7 @@ def rope(num_tokens: float, num_elements: int, element_bytes: float, *, is_fused
 
     `is_fused=False`: PyTorch's x cos + rotate_half(x) sin, operator by operator: 10 n e b in 10 kernels; named apart,
     as no measured attention kernel contains it. num_tokens n; element_bytes b. Source: Su et al. 2021, eq. 34; Hugging
-    Face's apply_rotary_pos_emb.
-    """
+    Face's apply_rotary_pos_emb."""
     elements = num_tokens * num_elements
     name, passes, num_kernels = ("rope", 2, 1) if is_fused else ("rope_unfused", _EAGER_PASSES, _EAGER_KERNELS)
     return elementwise(name, 3.0 * elements, passes * elements * element_bytes, num_kernels)
@@ -129,12 +124,8 @@ def embedding(num_tokens: float, hidden_size: int, element_bytes: float, *, num_
     elsewhere, so traffic counts in full. num_tokens n; hidden_size d; element_bytes b; num_tables t. Source: identity.
     """
     row_bytes = hidden_size * element_bytes
-    return Work(
-        "embedding",
-        "embedding",
-        weight_bytes=num_tables * num_tokens * row_bytes,
-        activation_bytes=num_tokens * row_bytes,
-    )
+    read_bytes = num_tables * num_tokens * row_bytes
+    return Work("embedding", "embedding", weight_bytes=read_bytes, activation_bytes=num_tokens * row_bytes)
 
 
 def kv_write(
@@ -145,8 +136,7 @@ def kv_write(
         bytes = n e (b + b_kv): read at the model's dtype, written at the cache's
 
     `is_fused=False`: an indexed copy of K and one of V, named apart, as no measured attention kernel contains them.
-    num_tokens n: new; element_bytes b, kv_element_bytes b_kv: before and in the cache. Source: identity.
-    """
+    num_tokens n: new; element_bytes b, kv_element_bytes b_kv: before and in the cache. Source: identity."""
     elements = num_tokens * num_elements
     name, num_kernels = ("kv_write", 1) if is_fused else ("kv_write_unfused", 2)
     return elementwise(name, 0.0, elements * element_bytes, num_kernels, kv_bytes=elements * kv_element_bytes)
@@ -159,8 +149,7 @@ def kv_concat(name: str, num_calls: int, cached_bytes: float, new_elements: floa
 
     One kernel for K and one for V per call. num_calls: decoding sequences share one tensor, prompts have one each;
     sizes: b and b_kv; name: of the operator; cached_bytes C; new_elements n. Source: identity; Hugging Face's
-    DynamicCache.
-    """
+    DynamicCache."""
     element_bytes, kv_element_bytes = sizes
     kv_bytes = 2.0 * cached_bytes - new_elements * kv_element_bytes
     return elementwise(name, 0.0, new_elements * element_bytes, 2 * num_calls, kv_bytes=kv_bytes)
@@ -179,8 +168,7 @@ def sample(num_samples: float, vocab_size: int, method: str = "greedy", bytes_pe
     """One token for each of `num_samples` rows of `vocab_size` logits: B V bytes_per_logit of HBM traffic.
 
     bytes_per_logit: None: that of `method` (BYTES_PER_LOGIT). Every tensor-parallel rank samples from the gathered
-    logits. Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod.
-    """
+    logits. Raises SpecError for a method that is none of perfmodel.models.spec.SamplingMethod."""
     if method not in BYTES_PER_LOGIT:
         raise SpecError(f"sampling: got {method!r}; expected {', '.join(BYTES_PER_LOGIT)}.")
     per_logit = BYTES_PER_LOGIT[method] if bytes_per_logit is None else bytes_per_logit

@@ -11,8 +11,7 @@ As vLLM runs a mixture, with n tokens on each of dp ranks of tp devices:
 
 Experts, all-gather and reduce-scatter see the tokens of all ranks (`BatchShape.group_tokens`). An all-to-all lasts as
 long as its largest sender, the rank that sets the time, so it counts the rank's own tokens. `routing` assigns tokens
-to experts.
-"""
+to experts."""
 
 from functools import partial
 from math import ceil
@@ -39,8 +38,7 @@ def route(num_tokens: float, num_experts: int, top_k: int, *, is_fused: bool = T
     """Softmax (or sigmoid) and top-k of the router's logits: 4 n E bytes read, 8 n k written (weight and index).
 
     Unfused, logits are cast, scores written and read (14 n E bytes more), and each choice is one-hot encoded over E
-    integers (16 n k E bytes). num_tokens n; num_experts E; top_k k; is_fused: one kernel
-    """
+    integers (16 n k E bytes). num_tokens n; num_experts E; top_k k; is_fused: one kernel"""
     extra = 0.0 if is_fused else (14.0 + 16.0 * top_k) * num_experts
     num_bytes = num_tokens * (4.0 * num_experts + 8.0 * top_k + extra)
     return elementwise("topk", 8.0 * num_tokens * num_experts, num_bytes, 1 if is_fused else _EAGER_ROUTE_KERNELS)
@@ -71,8 +69,7 @@ def experts(
     (g + 1) d a + 2 f o (gated) + 4 d o more per assignment. The up GEMM gathers rows by index; libraries that permute
     or quantize first move more. num_tokens n: that the kernels see; ffn: the block; load: of this rank;
     form: weights and inputs; intermediate: f; num_kernels: of the fused kernels, if known. Source: identity; D:
-    `distinct_experts`; Hugging Face's MixtralSparseMoeBlock for the unfused operators.
-    """
+    `distinct_experts`; Hugging Face's MixtralSparseMoeBlock for the unfused operators."""
     if num_tokens == 0:
         return Work("experts", "moe", rate=form.rate, num_kernels=0)
     d, f, gates = width, intermediate, 2 if ffn.gated else 1
@@ -153,8 +150,7 @@ def _shared_nodes(ffn: MoEFFN, context: LayerContext) -> list[OperatorNode]:
         prefix="shared_",
     )
     if ffn.shared_gate:
-        hidden = context.hidden
-        form, fused = context.format("shared_experts"), context.is_fused
+        hidden, form, fused = context.hidden, context.format("shared_experts"), context.is_fused
         gated = partial(gate, "shared_gate", size=hidden, element_bytes=context.element_bytes, is_fused=fused)
         nodes.append(on_tokens("shared_expert_gate", partial(gemm, "shared_expert_gate", n=1, k=hidden, form=form)))
         nodes.append(on_tokens("shared_gate", gated))
@@ -232,8 +228,7 @@ def _mlp_nodes(
 ) -> list[OperatorNode]:
     """A dense block of `width` intermediate elements on this device; `ranks`: low ranks of its two halves.
 
-    component: whose number format it has (a name in `COMPONENTS`); has_bias: of the up projection
-    """
+    component: whose number format it has (a name in `COMPONENTS`); has_bias: of the up projection"""
     form, hidden, size = context.format(component), context.hidden, context.element_bytes
     if is_gated:
         ups = {"gate_up_proj": 2 * width} if context.is_fused else {"gate_proj": width, "up_proj": width}

@@ -41,8 +41,7 @@ class LinearFormat(NamedTuple):
     output_bytes:    per output element, and per input element before quantization
     outlier_share: of the input columns, multiplied apart at `outlier_rate`
     quantizes_input: a kernel quantizes the activations first (dynamic fp8, int8, fp4)
-    name:            of the number format, where the rate leaves open which kernels run ("fp8_block", "int4_wo")
-    """
+    name:            of the number format, where the rate leaves open which kernels run ("fp8_block", "int4_wo")"""
 
     rate: str
     weight_bytes: float
@@ -58,8 +57,7 @@ def served_model(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec | 
     """The model in the engine's formats: `dtype`, `quantization`, `kv_cache_dtype` and `mamba_ssm_cache_dtype` applied.
     On `hardware` for which the engine has only weight-only kernels, the model's dtype multiplies.
 
-    Raises SpecError for an unknown name, with the nearest known ones.
-    """
+    Raises SpecError for an unknown name, with the nearest known ones."""
     served = with_quantization(with_dtype(model, engine.dtype), engine.quantization, engine.quantization_group_size)
     served = with_layer_formats(served, engine.quantization_by_layer)
     if engine.float32_matmul_precision == "high" and served.dtype == "fp32":
@@ -121,8 +119,7 @@ def _kv_format(name: str, model: ModelSpec) -> str:
 
 def on_device(model: ModelSpec, hardware: HardwareSpec) -> ModelSpec:
     """The model as a device stores and multiplies it: 2:4 sparsity as dense where no unit skips zeros; FP8 KV on a CPU
-    needs conversion instructions, which calibrations of GPU attention kernels include.
-    """
+    needs conversion instructions, which calibrations of GPU attention kernels include."""
     if hardware.kind == "cpu":
         model = replace(model, converts_fp8=True)
     sparsity = model.weight_sparsity
@@ -136,8 +133,7 @@ def linear_format(model: ModelSpec, component: str, own: QuantizationSpec | None
 
     Sparse weights store their indices; 2:4 ones multiply at the sparse rate ("bf16@2:4"). Weight-only formats multiply
     at the model's dtype, activation-quantized ones at the activations' rate. Calibrations contain the cost of
-    dequantizing.
-    """
+    dequantizing."""
     form = _dense_format(model, component, own or model.quantization)
     sparsity = model.weight_sparsity
     if sparsity is None or component not in SPARSE_COMPONENTS:

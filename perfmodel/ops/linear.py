@@ -8,8 +8,7 @@ outputs and b bytes of the model's dtype, beside quantizing the input and the IN
     dequantize  8 m n                       32-bit sums written (instead of b bytes), read, and written in b bytes
     add         3 m n b                     both products
 
-Source: Dettmers et al. 2022, section 3.2; bitsandbytes' MatMul8bitLt has these as kernels of their own.
-"""
+Source: Dettmers et al. 2022, section 3.2; bitsandbytes' MatMul8bitLt has these as kernels of their own."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,8 +27,7 @@ def gemm(name: str, m: float, n: int, k: int, form: LinearFormat, *, has_bias: b
         FLOPs = 2 m n k    bytes = n k w + m k a + m n o  (+ m k (o + a) to quantize X first)
 
     with w, a, o the bytes of a weight, an input and an output element. m = 0 launches nothing. name: of the operator;
-    form: of weights and inputs; has_bias: reads n more. Source: identity, each operand moved once.
-    """
+    form: of weights and inputs; has_bias: reads n more. Source: identity, each operand moved once."""
     if m == 0:
         return Work(name, "gemm", rate=form.rate, num_kernels=0)
     # Quantizing X reads it at the model's dtype and writes it at the input's.
@@ -58,10 +56,8 @@ def _outlier_nodes(name: str, num_in: int, width: int, form: LinearFormat) -> li
     apart = LinearFormat(form.outlier_rate, form.weight_bytes, size, size)
     columns = max(1, ceil(form.outlier_share * num_in))
 
-    def touching(operator: str, elements: int, element_bytes: float) -> OperatorNode:
-        return on_tokens(
-            operator, lambda m: elementwise(operator, m * elements, element_bytes * m * elements, int(m > 0))
-        )
+    def touching(label: str, elements: int, element_bytes: float) -> OperatorNode:
+        return on_tokens(label, lambda m: elementwise(label, m * elements, element_bytes * m * elements, int(m > 0)))
 
     return [
         touching(f"{name}_find", num_in, size),
@@ -83,8 +79,7 @@ def linear_nodes(
     """One GEMM for each of `widths` (name -> outputs), with inputs of `num_in` columns.
 
     A low `rank` r adds one GEMM to r columns (named `thin`, else after the layer): 2 T r (in + out) FLOPs, r (in + out)
-    weights, 2 T r elements written and read. form: of weights and inputs; has_bias: of the last GEMM
-    """
+    weights, 2 T r elements written and read. form: of weights and inputs; has_bias: of the last GEMM"""
     nodes = []
     if rank is not None:
         name = thin or f"{next(iter(widths))}_rank"

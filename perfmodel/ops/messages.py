@@ -3,8 +3,7 @@
 Ranks are numbered as in vLLM: tensor-parallel ranks are neighbours, then come pipeline stages, then data-parallel
 ranks. Rank r is on node r // (devices of a node), the first rank on the first device of a node.
 Source: vLLM, vllm/distributed/parallel_state.py, initialize_model_parallel: "the layout order is: ExternalDP x DP x PP
-x TP", arange(world).reshape(dp, pp, tp); expert-parallel groups are dp x tp ranks of one stage.
-"""
+x TP", arange(world).reshape(dp, pp, tp); expert-parallel groups are dp x tp ranks of one stage."""
 
 from functools import lru_cache
 from math import comb
@@ -24,8 +23,7 @@ class RankGroup(NamedTuple):
     tensor:   tp ranks each, which share out heads and columns; data: dp ranks of equal place
     context:  dcp neighbours of a tensor-parallel group, which share out the tokens of their KV heads
     expert:   all tp * dp ranks of a stage, which share out experts, whole or by columns
-    pipeline: a rank and its peer in the next stage; `stage`: only of this one
-    """
+    pipeline: a rank and its peer in the next stage; `stage`: only of this one"""
 
     axis: RankAxis
     tp: int
@@ -61,8 +59,7 @@ class Spread(NamedTuple):
     """The spread over nodes of the group with most messages between nodes.
 
     most, least: ranks of it on one node
-    crossing:    share of the axis' groups on several nodes (pipeline: of the sends)
-    """
+    crossing:    share of the axis' groups on several nodes (pipeline: of the sends)"""
 
     num_ranks: int
     num_nodes: int
@@ -93,8 +90,7 @@ class Exchange(NamedTuple):
     copy_bytes: all tokens of a rank, once
     route:      one copy of a token per "node" with an expert of it (forwarded over the scale-up link), per "rank", or
     per
-                "expert"; None: the faster of the first and the last
-    """
+                "expert"; None: the faster of the first and the last"""
 
     ffn: MoEFFN
     copy_bytes: float
@@ -105,8 +101,7 @@ class Message(NamedTuple):
     """A collective or point-to-point transfer of `bytes_` payload on each participating rank.
 
     group:    None: neighbours from the first rank on
-    exchange: of an all-to-all of expert parallelism
-    """
+    exchange: of an all-to-all of expert parallelism"""
 
     kind: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send_recv
     bytes_: float
@@ -121,8 +116,7 @@ def distinct_ranks(ffn: MoEFFN, num_ranks: int) -> float:
         R (1 - C(E - E/R, k) / C(E, k))
 
     With group-limited routing the token reaches only top_k_groups / num_groups of experts and ranks.
-    Source: inclusion of a rank, hypergeometric.
-    """
+    Source: inclusion of a rank, hypergeometric."""
     fraction = ffn.top_k_groups / ffn.num_groups
     return _distinct(ffn, max(1.0, num_ranks * fraction), ffn.num_experts * fraction)
 
@@ -132,8 +126,7 @@ def distinct_nodes(ffn: MoEFFN, num_nodes: int) -> float:
 
     As for ranks, but a node may hold several of the G groups, of which a token reaches t. With g = G / N groups per
     node, a node is missed with the mean of C(E t / G - j E / G, k) / C(E t / G, k) over j, the number of its groups
-    among the t, hypergeometric as well. If nodes split groups: the upper bound.
-    """
+    among the t, hypergeometric as well. If nodes split groups: the upper bound."""
     groups, chosen = ffn.num_groups, ffn.top_k_groups
     if chosen == groups:
         return _distinct(ffn, float(num_nodes), float(ffn.num_experts))

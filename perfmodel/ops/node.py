@@ -19,8 +19,7 @@ class OperatorNode:
     """An operator that runs `count` times per step on the device that sets the time.
 
     `work` maps the whole step's shape to one run's work; it reads only the fields that `depends` names. `runs`:
-    expected number of the `count` runs, under early exit.
-    """
+    expected number of the `count` runs, under early exit."""
 
     name: str
     count: int
@@ -40,8 +39,7 @@ class LayerContext:
     is_fused:        serving engines' kernels, not one per PyTorch operator
     concatenates_kv: the cache grows by concatenation
     experts:         how the engine runs routed experts, if described
-    sparse_heads:    heads per tile of the sparse prefill kernel
-    """
+    sparse_heads:    heads per tile of the sparse prefill kernel"""
 
     model: ModelSpec
     shard: Sharding
@@ -112,8 +110,7 @@ def on_mixed(name: str, work: Callable[[Sequence[tuple[int, int]], int, int, flo
 def on_decodes(name: str, work: Callable[[int, int, float], Work], span_index: int | None = None) -> OperatorNode:
     """A node whose work depends on the number of decodes, their visible context, and the queries of each.
 
-    `span_index` picks the entry of `decode_windowed` for a layer with a limited span.
-    """
+    `span_index` picks the entry of `decode_windowed` for a layer with a limited span."""
 
     def run(shape: BatchShape) -> Work:
         if span_index is None or shape.num_decodes == 0:

@@ -1,8 +1,7 @@
 """Problem sizes: what a kernel model reads of an operator besides FLOPs and bytes, one frozen type per family.
 
 Operators fill them in; `perfmodel.cost.kernel_models` reads them. Tables of measured kernels have the same types, with
-a column in each field. An operator with its own kernel model brings its own size: any class with `traits`.
-"""
+a column in each field. An operator with its own kernel model brings its own size: any class with `traits`."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +15,7 @@ class KernelTraits(NamedTuple):
     kv_element_bytes: of the cached elements as the kernel multiplies them
     group:            query heads of a KV head
     gates:            2 for experts with a gate, else 1; 0: no experts
-    shares_experts:   ranks hold whole experts, some of the model's each
-    """
+    shares_experts:   ranks hold whole experts, some of the model's each"""
 
     head_dim: float = 0
     kv_element_bytes: float = 0
@@ -28,8 +26,7 @@ class KernelTraits(NamedTuple):
 
 class ProblemSize(Protocol):
     """The sizes of one operator. Some also give `thread_blocks`, those that can run at once, and `num_items`
-    (sequences, distinct experts).
-    """
+    (sequences, distinct experts)."""
 
     @property
     def traits(self) -> KernelTraits | None:
@@ -41,8 +38,7 @@ class GemmSize(NamedTuple):
 
     weight_bytes, input_bytes: per element as read, scales included
     quantized_bytes: of the kernel that quantizes the input first, 0 without
-    batch:           equal GEMMs in one launch
-    """
+    batch:           equal GEMMs in one launch"""
 
     m: Values
     n: Values
@@ -62,8 +58,7 @@ class HeadShape(NamedTuple):
 
     head_dim, v_head_dim: elements of a key and of a value
     kv_element_bytes:     per cached element as multiplied
-    window:               most keys per query; 0: all
-    """
+    window:               most keys per query; 0: all"""
 
     num_heads: Values
     num_kv_heads: Values
@@ -93,8 +88,7 @@ class PrefillSize(NamedTuple):
     prefills:  (new tokens, cached tokens) of each prompt
     tokens:    new, all prompts; kv_tokens: distinct visible keys
     pairs:     visible query-key pairs
-    has_block_per_head: one thread block per head and prompt (FlashAttention-1)
-    """
+    has_block_per_head: one thread block per head and prompt (FlashAttention-1)"""
 
     heads: HeadShape
     prefills: tuple[tuple[int, int], ...]
@@ -118,8 +112,7 @@ class DecodeSize(NamedTuple):
 
     kv_tokens: visible, all sequences; longest: of the longest sequence, 0: equal lengths
     queries:   new tokens per sequence
-    splits_kv: several thread blocks share the keys of a sequence
-    """
+    splits_kv: several thread blocks share the keys of a sequence"""
 
     heads: HeadShape
     num_seqs: Values
@@ -168,8 +161,7 @@ class ExpertsSize(NamedTuple):
     distinct, assignments: experts with tokens, and (token, expert) pairs
     tiles:         sum over experts of ceil(rows / t), for each t in `TILE_ROWS`; empty: not known
     sum_bytes:     of the final sum over a token's experts, all tokens
-    weight_bytes, input_bytes: per element as read, scales included
-    """
+    weight_bytes, input_bytes: per element as read, scales included"""
 
     tokens: Values
     top_k: Values

@@ -1,13 +1,11 @@
 """State-space scans and linear attention: a state of constant size per sequence instead of a KV cache.
 
 Linear attention: Performer's features and Linformer's projected rows. Per KV head the state is `size` rows m of r
-columns: h_v sums of values and one of keys (Performer), or projected keys and values, h_k + h_v (Linformer), always in
-fp32.
+columns: h_v sums of values and one of keys (Performer), or projected keys and values, h_k + h_v (Linformer), in fp32.
 
 Prefill runs GEMMs inside chunks of c tokens and a recurrence between them; decode is bound by reading and writing the
 state. States of scans are kept in fp32, as configurations that name a format have it (Qwen3.5, Nemotron-3), or in the
-engine's; between chunks in fp32. The window of the causal convolution is in the model's dtype.
-"""
+engine's; between chunks in fp32. The window of the causal convolution is in the model's dtype."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -34,8 +32,7 @@ class StateShape(NamedTuple):
     rows:    key size of linear attention, state size N of a state-space model
     columns: value size of linear attention, head size P of a state-space model
     inputs:  elements per token read and written by the scan (q, k, v or x, B, C, and the output)
-    state_bytes: of an element of the state, as it is kept between steps
-    """
+    state_bytes: of an element of the state, as it is kept between steps"""
 
     num_heads: int
     rows: int
@@ -65,8 +62,7 @@ def chunked_ssd(prefills: Sequence[tuple[int, int]], state: StateShape, chunk: i
         FLOPs = 2 c N G (C B^T) + 2 c P H (the masked product with x) + 4 N P H (into and out of the states)
         bytes = inputs b + (1/c) 8 N P H: every chunk's state is written and read in fp32
 
-    Source: Dao and Gu 2024, listing 1.
-    """
+    Source: Dao and Gu 2024, listing 1."""
     tokens = sum(t for t, _ in prefills)
     per_token = 2.0 * chunk * (state.rows * state.num_groups + state.columns * state.num_heads)
     flops = tokens * (per_token + 4.0 * state.state_elements)
@@ -92,10 +88,8 @@ def selective_scan(prefills: Sequence[tuple[int, int]], state: StateShape) -> Wo
     """Mamba-1's fused scan, token after token in SRAM: 9 FLOPs per token and state element at the vector rate.
 
     Per element: exp(dt A) as 4, two products, a multiply-add into h, a multiply-add into y less shared ones.
-    Source: Gu and Dao 2023, section 3.3 and appendix D.
-    """
-    tokens = sum(t for t, _ in prefills)
-    flops = 9.0 * tokens * state.state_elements
+    Source: Gu and Dao 2023, section 3.3 and appendix D."""
+    flops = 9.0 * sum(t for t, _ in prefills) * state.state_elements
     return _prefill_scan("selective_scan", prefills, state, flops, 0.0, num_kernels=1, rate="vector")
 
 
@@ -109,7 +103,6 @@ def _prefill_scan(
     rate: str,
 ) -> Work:
     tokens = sum(t for t, _ in prefills)
-    own = 2.0 * len(prefills) * state.state_elements * state.state_bytes
     return Work(
         name,
         "scan",
@@ -117,7 +110,7 @@ def _prefill_scan(
         rate=rate,
         activation_bytes=tokens * state.inputs * state.element_bytes
         + 2.0 * num_chunks * state.state_elements * STATE_BYTES,
-        kv_bytes=own,
+        kv_bytes=2.0 * len(prefills) * state.state_elements * state.state_bytes,
         num_kernels=num_kernels if prefills else 0,
     )
 
@@ -132,8 +125,7 @@ def state_update(
 
     Storing the state after each token allows rejected drafts to be rolled back. num_seqs B: sequences of `queries` q
     tokens each; name: of the operator; flops_per_element: per state element and token. Source: Yang et al. 2025, eq. 10
-    in recurrent form; Gu and Dao 2023, algorithm 1.
-    """
+    in recurrent form; Gu and Dao 2023, algorithm 1."""
     return Work(
         name,
         "scan",
@@ -148,8 +140,7 @@ def state_update(
 def state_shape(mixer: Mamba | GatedDeltaNet, tp: int, dtype: str, element_bytes: float) -> StateShape:
     """The mixer's recurrent state on one of `tp` devices.
 
-    dtype: of the products; element_bytes: of inputs and outputs
-    """
+    dtype: of the products; element_bytes: of inputs and outputs"""
     kept = bytes_per_weight(mixer.state_format)
     if isinstance(mixer, GatedDeltaNet):
         heads, key_heads = ceil(mixer.num_value_heads / tp), ceil(mixer.num_key_heads / tp)
@@ -205,23 +196,18 @@ def mamba_nodes(mixer: Mamba, context: LayerContext) -> list[OperatorNode]:
         on_tokens("causal_conv", lambda n: _causal_conv(n, channels, mixer.conv_kernel, size)),
     ]
     if dt_rank is not None:
-        nodes += _step_projections(dt_rank, inner, mixer.state_size, context)
+        columns = dt_rank + 2 * mixer.state_size  # dt, B and C, all-reduced as the inner width is cut
+        nodes += [
+            on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form)),
+            *tensor_parallel(all_reduce, "x_proj_all_reduce", columns * size, context),
+            on_tokens("dt_proj", partial(gemm, "dt_proj", n=inner, k=dt_rank, form=form)),
+        ]
     return [
         *nodes,
         on_prefills("chunked_scan" if dt_rank is None else "selective_scan", scan),
         on_decodes("state_update", lambda seqs, _, queries: state_update(seqs, state, "state_update", flops, queries)),
         *(_gated_norm(inner, context) if dt_rank is None and mixer.inner_norm else []),
         on_tokens("out_proj", partial(gemm, "out_proj", n=hidden, k=inner, form=form, has_bias=bias)),
-    ]
-
-
-def _step_projections(dt_rank: int, inner: int, state_size: int, context: LayerContext) -> list[OperatorNode]:
-    """Mamba-1: x to (dt, B, C), all-reduced as the inner width is cut, and dt to every channel."""
-    form, columns = context.format("linear_attention"), dt_rank + 2 * state_size
-    return [
-        on_tokens("x_proj", partial(gemm, "x_proj", n=columns, k=inner, form=form)),
-        *tensor_parallel(all_reduce, "x_proj_all_reduce", columns * context.element_bytes, context),
-        on_tokens("dt_proj", partial(gemm, "dt_proj", n=inner, k=dt_rank, form=form)),
     ]
 
 
@@ -256,8 +242,7 @@ class LinearHeads(NamedTuple):
     @property
     def token_elements(self) -> int:
         """Elements of q, k, v and o per token."""
-        width = self.head_dim + self.v_head_dim
-        return (self.num_heads + self.num_kv_heads) * width
+        return (self.num_heads + self.num_kv_heads) * (self.head_dim + self.v_head_dim)
 
     @property
     def flops_per_token(self) -> float:
@@ -269,8 +254,7 @@ class LinearHeads(NamedTuple):
 def linear_heads(mixer: LinearAttention, shard: Sharding, dtype: str, element_bytes: float) -> LinearHeads:
     """The mixer's heads on one device.
 
-    shard: tensor parallelism; dtype: of the products, with element_bytes per element
-    """
+    shard: tensor parallelism; dtype: of the products, with element_bytes per element"""
     has_features = mixer.kind == "performer"
     return LinearHeads(
         shard.columns(mixer.num_heads),
@@ -291,8 +275,7 @@ def linear_decode(num_seqs: float, heads: LinearHeads, queries: float = 1.0) -> 
         bytes = 4 (1 + q) B K m r (fp32: read once, written after each of q tokens) + q B (q, k, v, o) b
 
     Storing the state after each token allows rejected drafts to be rolled back.
-    Source: Katharopoulos et al. 2020, eq. 18 to 20.
-    """
+    Source: Katharopoulos et al. 2020, eq. 18 to 20."""
     return Work(
         "linear_decode",
         "scan",
@@ -310,8 +293,7 @@ def _linear_prefill(prefills: Sequence[tuple[int, int]], heads: LinearHeads) -> 
         FLOPs = T flops_per_token + H T min(c, T) (m + h_v)      half of 2 T c (m + h_v): causal
         bytes = T (q, k, v, o) b + per chunk the state written and read in fp32
 
-    Source: Choromanski et al. 2020, section 3.1; Hua et al. 2022 (chunks).
-    """
+    Source: Choromanski et al. 2020, section 3.1; Hua et al. 2022 (chunks)."""
     tokens = sum(t for t, _ in prefills)
     if not tokens:
         return Work("linear_prefill", "scan", rate=heads.dtype, num_kernels=0)

@@ -31,8 +31,7 @@ A token still has exactly k experts. The share of a rank with E / R experts vari
 of what independent tokens make it vary.
 
 Source: Skellam 1948 (beta-binomial). Phi is fitted to servers (`perfmodel calibrate --routing`): routers trained to
-balance their experts over a corpus do not do so over the tokens of a batch.
-"""
+balance their experts over a corpus do not do so over the tokens of a batch."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -102,8 +101,7 @@ class ExpertLoad(NamedTuple):
     """The load of one rank.
 
     distinct: experts with tokens; assignments: (token, expert) pairs
-    tiles:    sum over experts of ceil(rows / t), for each t in TILE_ROWS; empty if not known
-    """
+    tiles:    sum over experts of ceil(rows / t), for each t in TILE_ROWS; empty if not known"""
 
     distinct: float
     assignments: float
@@ -118,8 +116,7 @@ def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
     """Expected experts that get at least one of `num_tokens` tokens: D = E (1 - (1 - k/E)^n).
 
     Tokens pick k of E distinct experts uniformly and independently. Group-limited routing (DeepSeek-V3: the best 4 of 8
-    groups first) leaves k/E, and so D, unchanged. Source: linearity of expectation.
-    """
+    groups first) leaves k/E, and so D, unchanged. Source: linearity of expectation."""
     missed: float = (1.0 - min(1.0, top_k / num_experts)) ** num_tokens
     return num_experts * (1.0 - missed)
 
@@ -127,8 +124,7 @@ def distinct_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
 def expected_tiles(num_tokens: float, probability: float) -> Values:
     """E ceil(X / t) for each t in TILE_ROWS, with X ~ Binomial(n, p) the rows of one expert.
 
-    E ceil(X / t) = sum over j >= 0 of P(X > j t). Source: tail sum.
-    """
+    E ceil(X / t) = sum over j >= 0 of P(X > j t). Source: tail sum."""
     mean = num_tokens * probability
     if probability >= 1.0:
         return np.ceil(num_tokens / _TILES)
@@ -162,8 +158,7 @@ def slowest_uniform_routing(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> Exp
     """Expected load of the most loaded rank under uniform routing.
 
     Assignments per rank are about normal, with variance n k (1/R) (1 - 1/R); the largest of R is expected at the
-    quantile (R - 3/8) / (R + 1/4). Its experts are that much more popular.
-    """
+    quantile (R - 3/8) / (R + 1/4). Its experts are that much more popular."""
     local, top_k = ceil(ffn.num_experts / num_ranks), min(ffn.top_k, ffn.num_experts)
     if num_ranks <= 1:
         return _uniform(local, num_tokens, top_k / ffn.num_experts)
@@ -186,8 +181,7 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8) -> Chances:
     """Each expert's chance to be among a token's k, as the scenario says; random ones are drawn `num_draws` times.
 
     Popularity has the density x^-alpha, or is in proportion to recorded counts per expert, of which blocks with another
-    number of experts use the quantiles; the most popular first.
-    """
+    number of experts use the quantiles; the most popular first."""
 
     @lru_cache(maxsize=256)
     def chances(num_experts: int, top_k: int) -> Values:
@@ -208,8 +202,7 @@ def popularity_of(spec: ExpertRouting, *, num_draws: int = 8) -> Chances:
 def skewed_routing(spec: ExpertRouting, num_redundant: int | None = None, *, num_draws: int = 8) -> Routing:
     """Load of the slowest rank under the popularity that `spec` gives, mean over draws, once per block shape.
 
-    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts
-    """
+    num_redundant: copies of popular experts, placed by `place_experts`; None: consecutive experts"""
     chances_of = popularity_of(spec, num_draws=num_draws)
 
     @lru_cache(maxsize=256)
@@ -273,8 +266,7 @@ def dropped_share(ffn: MoEFFN, num_tokens: int, factor: float, chances: NDArray[
     """Expected share of (token, expert) pairs beyond capacity `factor` c, for num_tokens of all ranks.
 
     ffn: the block; chances: (draws, experts), each expert's chance to be among a token's k. Rows are binomial; the mean
-    of max(X - C, 0) is over a normal's quantiles, and exactly 0 where C holds all tokens.
-    """
+    of max(X - C, 0) is over a normal's quantiles, and exactly 0 where C holds all tokens."""
     rows = capacity_rows(ffn, num_tokens, factor)
     if rows >= num_tokens:
         return 0.0
@@ -322,8 +314,7 @@ def _quantiles(a: float, b: float) -> Values:
 def dispersed_routing(dispersion: float, is_balanced: bool = False) -> Routing:
     """Expected load of the most loaded rank when popularity has this `dispersion` (phi).
 
-    is_balanced: placement and copies even out popularity over ranks; noise per step remains
-    """
+    is_balanced: placement and copies even out popularity over ranks; noise per step remains"""
     return partial(_slowest, dispersion, is_balanced) if dispersion > _LEAST else slowest_uniform_routing
 
 

@@ -1,7 +1,6 @@
 """Sharding: tensor, pipeline, data and expert parallelism, as in vLLM.
 
-Sizes that do not divide are rounded up: the largest share sets the time.
-"""
+Sizes that do not divide are rounded up: the largest share sets the time."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -28,8 +27,7 @@ class Sharding:
     fastest
 
     Without expert parallelism the experts are cut along their intermediate size over all tp * dp ranks (vLLM flattens
-    the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always.
-    """
+    the two for mixture-of-experts layers), so that `moe_tp * ep == tp * dp` always."""
 
     tp: int = 1
     pp: int = 1

@@ -1,8 +1,7 @@
 """`BatchShape`, the shape of a step, and `Work`, what one operator does on one device.
 
 A `BatchShape` is the sufficient statistic of a scheduled step: request identity never affects cost. A `Work` counts
-FLOPs, bytes per memory level and messages; `perfmodel.cost` times it.
-"""
+FLOPs, bytes per memory level and messages; `perfmodel.cost` times it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -40,8 +39,7 @@ class BatchShape(NamedTuple):
     group_tokens:    query tokens of all data-parallel ranks that share experts; 0: every rank has `num_tokens`
     decode_tokens:   query tokens of all decodes, verified ones included; 0: one each
     drafting:        decodes that draft at least 1, 2 ... deep (pipelined: for the next round)
-    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them
-    """
+    num_draft_tokens: drafted tokens to verify, counted in `group_tokens` only; `verified` adds them"""
 
     num_tokens: int
     num_samples: int
@@ -116,8 +114,7 @@ def _within(context: int, num_seqs: int, span: int) -> int:
 def decode_shape(num_seqs: int, context: int, spans: tuple[int, ...] = (), queries: int = 1) -> BatchShape:
     """A decode step of `num_seqs` sequences of `context` tokens each, `queries` of them new.
 
-    spans: the model's attention spans, in tokens (`ModelSpec.attention_spans`)
-    """
+    spans: the model's attention spans, in tokens (`ModelSpec.attention_spans`)"""
     return BatchShape(
         num_tokens=num_seqs * queries,
         num_samples=num_seqs * queries,
@@ -144,8 +141,7 @@ class Work:
     vector_ops: vector instructions beside the products: dequantizing cached integers
     message:    the collective, for operators that talk to other devices
     num_kernels: launches on the device
-    problem:     further sizes that the family's form reads
-    """
+    problem:     further sizes that the family's form reads"""
 
     name: str
     family: str

@@ -52,11 +52,6 @@ class Axis:
     def is_multiple(self) -> bool:
         return self.unit == _MULTIPLE
 
-    @property
-    def present_x(self) -> float | None:
-        """The present value in axis units; None if its unit is unknown."""
-        return 1.0 if self.is_multiple else None if self.unit else self.present
-
     def override(self, x: float) -> str:
         """The override that sets `x`, which need not be one of the axis's values."""
         return f"{self.path}={_written(x, self.unit, self.is_whole)}"
@@ -199,9 +194,7 @@ def _refuse_beyond(text: str, *xs: float) -> None:
 def _written(x: float, unit: str, is_whole: bool) -> str:
     if is_whole and not unit:
         return str(round(x))
-    if unit == _MULTIPLE:
-        return f"{x:.12f}".rstrip("0").rstrip(".") + _MULTIPLE
-    return f"{x:.12g} {unit}".strip()
+    return f"{x:.12f}".rstrip("0").rstrip(".") + _MULTIPLE if unit == _MULTIPLE else f"{x:.12g} {unit}".strip()
 
 
 def _hardware_value(path: tuple[str, ...], hardware: HardwareSpec, text: str) -> int | float | None:

@@ -25,9 +25,7 @@ def pick_replicas(screened: Screened, spec: PlanSpec, rate: float, group_rate: f
     needed = max(1, ceil(rate / rate_of_one - 1e-9))
     most = most_replicas(screened.candidate, spec)
     choices = [count for count in spec.space.replicas or range(1, most + 1) if needed <= count <= most]
-    if not choices:
-        return None
-    return max(choices) if spec.objective == "lowest_latency" else min(choices)
+    return None if not choices else max(choices) if spec.objective == "lowest_latency" else min(choices)
 
 
 def may_have(candidate: Candidate, spec: PlanSpec, replicas: int) -> bool:
@@ -146,9 +144,7 @@ def device_answers(
     ruled_out: device -> reason -> number of candidates"""
 
     def answer(device: str) -> DeviceAnswer:
-        ranked, missed = (
-            [finalist for finalist in finalists if device_of(finalist.screened) == device] for finalists in judged
-        )
+        ranked, missed = ([one for one in group if device_of(one.screened) == device] for group in judged)
         if ranked:
             best = ranked[0]
             return DeviceAnswer(device, best.label, best.num_devices, best.usd_per_hour, best.rate, True)
@@ -197,7 +193,7 @@ def overlooked(
     per layout, the most promising first. cut: deployments at `rate` (requests/s), serving by the screen or not; best:
     first figure of `objective_key` of the best simulated one, None if nothing serves; `ratios` are those of the
     finalists, objective and limits those of `spec`."""
-    best_of_kind: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
+    by_kind: dict[Hashable, tuple[tuple[float, ...], Deployment]] = {}
     for deployment in cut:
         screened = deployment.screened
         likely = replace(screened, rate=screened.rate * ratios.rate[1])
@@ -207,11 +203,9 @@ def overlooked(
         near = ratios.tightness[0] * deployment.tightness
         key = objective_key(Deployment(likely, replicas, near), spec)
         kind = screened.candidate.kind
-        if (best is None or key[0] < best - _BETTER * abs(best)) and (
-            kind not in best_of_kind or key < best_of_kind[kind][0]
-        ):
-            best_of_kind[kind] = key, Deployment(screened, replicas, near)
-    return [deployment for _, deployment in sorted(best_of_kind.values(), key=lambda pair: pair[0])]
+        if (best is None or key[0] < best - _BETTER * abs(best)) and (kind not in by_kind or key < by_kind[kind][0]):
+            by_kind[kind] = key, Deployment(screened, replicas, near)
+    return [deployment for _, deployment in sorted(by_kind.values(), key=lambda pair: pair[0])]
 
 
 OnFront = TypeVar("OnFront", Deployment, FrontPoint)
@@ -278,6 +272,4 @@ def origin_notes(origin: str) -> list[str]:
 def compared_prices(scenarios: Iterable[Scenario]) -> list[str]:
     """Prices used to compare deployments, with source and date, and which are outdated."""
     known = list(scenarios)
-    return [
-        sentence for sentences in (price_lines, price_notes) for scenario in known for sentence in sentences(scenario)
-    ]
+    return [line for lines in (price_lines, price_notes) for scenario in known for line in lines(scenario)]

@@ -322,8 +322,7 @@ class Option:
         return float(np.mean(self.needed <= self.replicas))
 
     def enough(self, allowed: Sequence[int], confidence: float) -> int:
-        """The fewest replicas of `allowed`, at least its own, that suffice in the share `confidence` of draws; else the
-        most."""
+        """The fewest replicas of `allowed`, at least its own, that suffice in the share `confidence`; else the most."""
         counts = [count for count in allowed if count >= self.replicas]
         wanted = replicas_for(self.needed, self.replicas, confidence)
         return next((count for count in counts if count >= wanted), max(counts, default=self.replicas))
@@ -423,12 +422,7 @@ def certainty_of(options: Sequence[Option], choice: int, confidence: float) -> C
         never = np.min([np.where(option.needed <= option.most, 0.0, 1.0) for option in on_it], axis=0)
         short = np.where(known <= elsewhere, never, 1.0 - best.share if best is not None else never)
         measurements.append(Measurement(device, value, min(option.price for option in on_it), float(short.mean())))
-    return Certainty(
-        confidence,
-        chosen.share,
-        chosen.cost,
-        {option.name: option.expected(cap) for option in options},
-        cap,
-        (plain.name, plain.fewest, plain.fewest * plain.price, plain_share),
-        sorted(measurements, key=lambda measurement: -measurement.value),
-    )
+    expected = {option.name: option.expected(cap) for option in options}
+    exact = plain.name, plain.fewest, plain.fewest * plain.price, plain_share
+    measurements.sort(key=lambda measurement: -measurement.value)
+    return Certainty(confidence, chosen.share, chosen.cost, expected, cap, exact, measurements)

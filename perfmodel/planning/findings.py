@@ -23,9 +23,7 @@ class Stretch:
 def better_by(value: float, other: float, is_better_low: bool) -> float:
     """Factor by which `value` is better than `other`; below 1 if worse."""
     above, below = (other, value) if is_better_low else (value, other)
-    if below == 0:
-        return 1.0 if above == 0 else float("inf")
-    return above / below
+    return (1.0 if above == 0 else float("inf")) if below == 0 else above / below
 
 
 def best_at(values: Mapping[str, float | None], is_better_low: bool) -> tuple[str, ...]:

@@ -109,13 +109,10 @@ def plan_job(run: Runs, stages: Watch, on_preliminary: OnPreliminary) -> JobPlan
     late_reason = "late or over budget with max_gpus" if spec.deadline_s is not None else "over budget"
     ruled_out = Counter({_APART: len(space.candidates) - len(unified), late_reason: len(unified) - len(in_time)})
     ruled_out = +(ruled_out + Counter(dict(space.ruled_out)))
-    plan = replace(
-        plan,
-        ruled_out=dict(ruled_out.most_common()),
-        plain=min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None),
-        ranked=_ordered(plan, sized),
-        missed=sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure),
-    )
+    late = sorted((job for job in sized if not _is_in_time(job.seconds, spec)), key=plan.figure)
+    plain = min((job for job in settled if _is_in_time(job.seconds, spec)), key=plan.figure, default=None)
+    reasons = dict(ruled_out.most_common())
+    plan = replace(plan, ruled_out=reasons, plain=plain, ranked=_ordered(plan, sized), missed=late)
     return _completed(plan, screen) if plan.winner is not None else plan
 
 
@@ -144,8 +141,7 @@ def _job_seconds(service: Service, demand: Demand, engines: Floats, num_requests
 
 def _steady(surfaces: Surfaces, slots: Floats, budget: Floats, demand: Demand) -> tuple[Floats, Floats]:
     """Decoding sequences, and seconds of a step."""
-    prompt, answer = demand.mean_prompt, demand.mean_outputs
-    brought = surfaces.tokens(slots)
+    prompt, answer, brought = demand.mean_prompt, demand.mean_outputs, surfaces.tokens(slots)
     held_back = answer * budget / (prompt * brought + answer)
     batch = np.maximum(np.minimum(slots, held_back), 1.0)
     room = np.maximum(budget - batch, 1.0)

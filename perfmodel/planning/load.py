@@ -1,5 +1,4 @@
-"""`OfferedLoad`: findings along an axis of arrival rates: the knee, the largest rate within the SLO, the number of
-users.
+"""`OfferedLoad`: findings along an axis of arrival rates: the knee, the largest rate within the SLO, numbers of users.
 
 The knee maximizes power, throughput over latency (Kleinrock 1979, "Power and deterministic rules of thumb"). Users
 follow from the interactive response time law, Little's law for a user's whole cycle: N = rate x (think time + latency).
@@ -82,9 +81,7 @@ def knee_of(rates: Sequence[float], served: Sequence[float | None], latencies: S
     """Rate with the largest served / latency: vertex of a parabola through the logarithms at the maximum and its
     neighbours. None at either end."""
     rows = zip(rates, served, latencies, strict=True)
-    result = sorted(
-        (log(rate), log(throughput / latency)) for rate, throughput, latency in rows if throughput and latency
-    )
+    result = sorted((log(rate), log(output / latency)) for rate, output, latency in rows if output and latency)
     best = max(range(len(result)), key=lambda number: result[number][1], default=0)
     if not 0 < best < len(result) - 1:
         return None

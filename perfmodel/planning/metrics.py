@@ -1,6 +1,5 @@
 """Registry of metrics: key, label, unit, digits, and direction. Tables, plots, studies, what-ifs, plans and comparisons
-take their labels from here. Keys of runs are those of vLLM's `bench serve`; a published figure's keys depend on its
-basis."""
+take their labels from here. Keys of runs are those of vLLM's `bench serve`; a published figure's follow its basis."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -35,8 +35,7 @@ Found = tuple[float, str]  # in the metric's own unit, and what it is made of
 def max_request_rate(scenario: Scenario) -> float:
     """Requests/s at which the share `attainment` of requests meets the scenario's `slo` (goodput as in DistServe, Zhong
     et al. 2024), and its mean and percentile limits hold; within 2 %. Raises SpecError without an SLO or initial
-    arrival rate, if no rate is low enough, or if even simultaneous arrivals meet the SLO because there are too few
-    requests."""
+    arrival rate, if no rate is low enough, or if even simultaneous arrivals of so few requests meet the SLO."""
     slo, arrivals = scenario.slo, scenario.traffic.arrivals
     if not slo.is_given:
         raise SpecError("max_request_rate needs an `slo`, as in slo: {ttft_ms: 500, tpot_ms: 50}.")
@@ -243,8 +242,7 @@ def step_of(point: Point) -> StepSpec | None:
 
 def evaluate(point: Point, run: Run | None = None) -> Record:
     """The point's metrics. `run` serves the traffic if a metric needs it (default: the simulator). Raises SpecError for
-    wrong overrides; a point that cannot be served, or that its engine refuses to start, gives a record with the
-    problem."""
+    wrong overrides; a point that cannot be served, or that its engine refuses, gives a record with the problem."""
     try:
         scenario, step = load_point(point)
     except UnsupportedError as error:
@@ -277,8 +275,7 @@ def _measured(scenario: Scenario, step: StepSpec | None, point: Point, run: Run 
         values |= {name: run_metric(result, name) for name in of_run}
         ends: Mapping[str, Sequence[float]] = result.summary.get("interval") or {}
         intervals = {name: ends[name] for name in of_run if name in ends}
-        origin = str(result.summary.get("origin") or "")
-        record = Record({}, "", result.clock, origin, result.notes, intervals)
+        record = Record({}, "", result.clock, str(result.summary.get("origin") or ""), result.notes, intervals)
     if names["step"]:
         if step is None:
             example = "`step: {batch: 1, context: 1024}` or `step: {prefill: 512}`"

@@ -306,8 +306,7 @@ def _trust(row: Finalist | Job) -> Trust:
 
 @dataclass(frozen=True, repr=False)
 class JobPlan(_Plan[Job]):
-    """The plan for an offline job: a finalist that is not late does what is asked for. plain: the choice if predictions
-    were exact"""
+    """The plan for an offline job: finalists that are not late do what is asked. plain: if predictions were exact"""
 
     _is_good = "in_time"
     plain: Job | None = None

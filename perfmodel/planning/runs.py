@@ -208,9 +208,7 @@ class Runs:
         first = [rates[0] for rates in self._tried(whole, self.seeds[:1], starts, FIRST_STRIDE, _RUNS_FIRST)]
         near = {index: rate for index, rate in enumerate(first) if rate is not None}
         self.sweep.forecast.expect(_OTHER_SEEDS, 0)
-        others = self._tried(
-            [whole[index] for index in near], self.seeds[1:], list(near.values()), _NEAR_STRIDE, _RUNS_NEAR
-        )
+        others = self._tried([whole[i] for i in near], self.seeds[1:], list(near.values()), _NEAR_STRIDE, _RUNS_NEAR)
         highest: list[tuple[float, ...] | None] = [None] * len(whole)
         for (index, rate), rates in zip(near.items(), others, strict=True):
             there = tuple(rate for rate in (rate, *rates) if rate is not None)

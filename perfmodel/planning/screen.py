@@ -107,9 +107,7 @@ class Screen(ClosedForm):
         latencies = {}
         base, varied = (serve(one, self.demand, np.full((n, 1), rate)) for one, n in ((plain, 1), (drawn, NUM_DRAWS)))
         for name in ("ttft", "tpot", "itl", "e2el"):
-            now, values = (
-                _quantile(_seconds(served, self.demand, name), self._attainment) for served in (base, varied)
-            )
+            now, values = (_quantile(_seconds(one, self.demand, name), self._attainment) for one in (base, varied))
             latencies[name] = over(values, float(now[0]))
         most, highest = (_highest(one, self.demand, self._goals)[:, 0] for one in (plain, drawn))
         return Drawn(over(highest, float(most[0])), latencies)

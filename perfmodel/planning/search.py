@@ -40,8 +40,7 @@ def make_plan(
     stages: Watch | None = None,
     on_preliminary: OnPreliminary | None = None,
 ) -> PlanResult | JobPlan:
-    """Plan the scenario at `path` (name or file) by its `plan` block or the defaults; an offline job if the objective
-    says so.
+    """Plan the scenario at `path` (name or file) by its `plan` block or the defaults; a job if the objective says so.
 
     overrides: as `--set` takes them
     store:     file that caches points, so a stopped plan resumes; default: the user's

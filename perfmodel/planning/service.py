@@ -299,14 +299,8 @@ def serve(service: Service, demand: Demand, rate: Floats) -> Served:
         gap = longest_gap(surfaces, service.budget, demand, beside_rate, met, step, own + first_s)
         at_once = 1.0 - np.exp(-beside_rate * (own + service.gates * step))
         single = SingleTokens(gap, surfaces.decode(met) / brought, held_steps(*met_by), at_once)
-    return Served(
-        np.where(is_bad, np.inf, ttft),
-        np.where(is_bad, np.inf, tpot / brought),
-        chain.mean,
-        full_share * slot_wait,
-        ~is_bad,
-        single,
-    )
+    ttft, tpot = np.where(is_bad, np.inf, ttft), np.where(is_bad, np.inf, tpot / brought)
+    return Served(ttft, tpot, chain.mean, full_share * slot_wait, ~is_bad, single)
 
 
 @dataclass(frozen=True)

@@ -243,11 +243,9 @@ class _RefusedError(Exception):
 
 
 def enumerate_space(base: Base, spec: PlanSpec) -> Space:
-    """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of the
-    space."""
+    """The candidates of `spec` for the scenario `base`. Raises SpecError for an invalid scenario or value of `spec`."""
     candidates = _Candidates(base, spec)
-    own_engine = candidates.scenario.engine
-    space = _widened(spec, candidates.scenario)
+    own_engine, space = candidates.scenario.engine, _widened(spec, candidates.scenario)
     is_unequal = space.prefill is not None or space.decode is not None
     ratios = [ratio_of(text) for text in space.disaggregation] or [None]
     own = [ratio for ratio in ratios if ratio is None or not is_unequal]
@@ -269,12 +267,9 @@ def enumerate_space(base: Base, spec: PlanSpec) -> Space:
         for choices in _layout_choices(decode):
             candidates.add(choices, decode, [ratio for ratio in ratios if ratio is not None], space.prefill)
     axes = {title: getattr(space, name) for name, title in _AXES.items()}
-    return Space(
-        tuple(candidates.accepted),
-        dict(candidates.ruled_out.most_common()),
-        candidates.by_device,
-        {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1},
-    )
+    searched = {title: ", ".join(map(_in_words, values)) for title, values in axes.items() if len(values) > 1}
+    ruled_out = dict(candidates.ruled_out.most_common())
+    return Space(tuple(candidates.accepted), ruled_out, candidates.by_device, searched)
 
 
 _Ratio = tuple[int, int] | None
@@ -389,8 +384,7 @@ class _Candidates:
 
     def layout(self, choices: dict[str, Any]) -> Layout:
         """Refuses choices that cannot serve under any schedule."""
-        key = tuple(sorted(as_overrides(choices)))
-        return self._once(key, lambda: self._layout(choices))
+        return self._once(tuple(sorted(as_overrides(choices))), lambda: self._layout(choices))
 
     def add(
         self, choices: dict[str, Any], space: PlanSpace, ratios: Sequence[_Ratio], prefill: PoolSpace | None = None
@@ -403,12 +397,9 @@ class _Candidates:
             layout = error
         # A layout's engine has its version's defaults on its devices.
         engine = layout.scenario.engine if isinstance(layout, Layout) else self.scenario.engine
-        schedules = product(
-            space.max_num_seqs or (engine.max_num_seqs,),
-            space.max_num_batched_tokens or (engine.max_num_batched_tokens,),
-            space.enable_chunked_prefill or (engine.enable_chunked_prefill,),
-            ratios,
-        )
+        budgets = space.max_num_batched_tokens or (engine.max_num_batched_tokens,)
+        chunks = space.enable_chunked_prefill or (engine.enable_chunked_prefill,)
+        schedules = product(space.max_num_seqs or (engine.max_num_seqs,), budgets, chunks, ratios)
         for seqs, tokens, chunked, ratio in schedules:
             for own in _prefills(choices, prefill, seqs, tokens):
                 try:
@@ -441,9 +432,8 @@ class _Candidates:
 
     def _layout(self, choices: dict[str, Any]) -> Layout:
         around = {name: self._cluster[name] for name in ("router", "network") if name in self._cluster}
-        overrides = as_overrides({**choices, "cluster": around})
         try:
-            scenario = self._base.load(overrides)
+            scenario = self._base.load(as_overrides({**choices, "cluster": around}))
         except UnsupportedError as error:
             raise _RefusedError(error.reason) from None
         except SpecError as error:
@@ -452,8 +442,17 @@ class _Candidates:
             if any(f"{place}{end}" in str(error) for place in places for end in (": ", ".")):
                 raise
             raise _RefusedError("the scenario refuses it") from None
-        _check_cut(scenario, self._spec)
-        needs_price = self._spec.objective == "cheapest" or self._spec.budget_usd_per_hour is not None
+        engine, spec, is_mixture = scenario.engine, self._spec, has_experts(scenario.model)
+        tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
+        if engine.num_devices > spec.max_gpus:
+            raise _RefusedError("more devices than max_gpus")
+        if tp > (spec.link_domain or scenario.hardware.devices_per_node):
+            raise _RefusedError("tensor parallelism beyond the link domain")
+        if dp > 1 and not is_mixture:
+            raise _RefusedError("data-parallel ranks of a dense model are replicas")
+        if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
+            raise _RefusedError("expert parallelism without experts to share out")
+        needs_price = spec.objective == "cheapest" or spec.budget_usd_per_hour is not None
         if needs_price and usd_per_hour(scenario.hardware, scenario.price) is None:
             raise _RefusedError(NO_PRICE)
         return Layout(choices, scenario, self._cluster)
@@ -478,20 +477,6 @@ class _Candidates:
 def has_experts(model: ModelSpec) -> bool:
     """Whether the model is a mixture of experts."""
     return any(isinstance(layer.ffn, MoEFFN) for layer, _ in model.layers)
-
-
-def _check_cut(scenario: Scenario, spec: PlanSpec) -> None:
-    engine, is_mixture = scenario.engine, has_experts(scenario.model)
-    tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
-    if engine.num_devices > spec.max_gpus:
-        raise _RefusedError("more devices than max_gpus")
-    domain = spec.link_domain or scenario.hardware.devices_per_node
-    if tp > domain:
-        raise _RefusedError("tensor parallelism beyond the link domain")
-    if dp > 1 and not is_mixture:
-        raise _RefusedError("data-parallel ranks of a dense model are replicas")
-    if engine.enable_expert_parallel and not (is_mixture and tp * dp > 1):
-        raise _RefusedError("expert parallelism without experts to share out")
 
 
 def _check_steps(layout: Layout, seqs: int, tokens: int, chunked: bool) -> None:

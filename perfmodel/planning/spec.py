@@ -74,8 +74,7 @@ class PlanSpace(Spec):
     @property
     def num_candidates(self) -> int:
         """Number of combinations, without those of `prefill` and `decode`."""
-        lists = [values for _, values in self if isinstance(values, tuple)]
-        return prod(max(len(values), 1) for values in lists)
+        return prod(max(len(values), 1) for _, values in self if isinstance(values, tuple))
 
     _each_value_once = field_validator("*")(_once)
 

@@ -315,8 +315,7 @@ class StudyPoints:
         return next(iter(self.points.values())).metrics
 
     def check(self) -> Scenario:
-        """Load every variant and axis value once; returns the first scenario. Raises SpecError with the study's
-        line."""
+        """Load every variant and axis value once; returns the first scenario. Raises SpecError with its line."""
         first_variant, first_at = next(iter(self.points))
         scenario: Scenario | None = None
         for (variant, at), point in self.points.items():
@@ -400,8 +399,7 @@ class Answers:
         return None if record is None else record.values.get(metric)
 
     def gain(self, variant: str, reference: str, at: Mapping[str, Label], metric: Metric) -> float | None:
-        """Factor by which `variant` is better than `reference` in `metric` at the axis labels `at`; None without
-        either."""
+        """Factor by which `variant` beats `reference` in `metric` at the axis labels `at`; None without either."""
         value, base = self.value(variant, at, metric.key), self.value(reference, at, metric.key)
         return better_by(value, base, metric.is_better_low) if value and base else None
 
@@ -522,8 +520,7 @@ class StudyResult(Renderable):
 
 
 def with_quality(answers: Answers, file: StudyFile) -> Answers:
-    """`answers` with the study's measured quality. Raises SpecError for a missing or invalid file, or a missing
-    entry."""
+    """`answers` with the study's measured quality. Raises SpecError for a missing or invalid file, or missing entry."""
     quality = file.study.quality
     if quality is None:
         return answers

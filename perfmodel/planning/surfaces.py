@@ -103,16 +103,11 @@ def step_surface(
     jump = launched = 0.0
     if not costs.graph.stages:
         jump, launched = host.prompt_s, host.launched_s
-    captured = host.fit.captured_tokens
-    used = _up_to(BATCHES, batches)
+    captured, used = host.fit.captured_tokens, _up_to(BATCHES, batches)
     plain = _filled(np.array([step(batch) for batch in used]), BATCHES)
     rows, columns = _up_to(_BESIDE, batches), _up_to(CHUNKS, chunk)
-    mixed_step_time = np.array(
-        [[step(batch, tokens) - jump * (batch + tokens > captured) for tokens in columns] for batch in rows]
-    )
-    mixed_step_time = np.pad(
-        mixed_step_time, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge"
-    )
+    mixed = np.array([[step(batch, new) - jump * (batch + new > captured) for new in columns] for batch in rows])
+    mixed = np.pad(mixed, ((0, len(_BESIDE) - len(rows)), (0, len(CHUNKS) - len(columns))), mode="edge")
     far = int(max(2 * prompt, 1024))
     cached = np.array([(step(0, tokens, far) - step(0, tokens)) / far for tokens in columns])
     decode, brought = plain, np.ones(len(BATCHES))
@@ -122,17 +117,9 @@ def step_surface(
         decode = _filled(np.array([time for time, _ in drafted]), BATCHES)
         brought = _filled(np.array([tokens for _, tokens in drafted]), BATCHES)
         # What prompts add to a step is taken to be the same beside decodes that are verified.
-        mixed_step_time = mixed_step_time + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
-    return StepSurface(
-        decode,
-        brought,
-        mixed_step_time,
-        _filled(np.maximum(cached, 0.0), CHUNKS),
-        jump,
-        launched,
-        captured,
-        costs.calibration.origin,
-    )
+        mixed = mixed + np.interp(_BESIDE, BATCHES, decode - plain, left=0.0)[:, None]
+    per_token, origin = _filled(np.maximum(cached, 0.0), CHUNKS), costs.calibration.origin
+    return StepSurface(decode, brought, mixed, per_token, jump, launched, captured, origin)
 
 
 def _drafted(cost_model: SpeculativeCostModel, batch: int, context: int) -> tuple[float, float]:
@@ -141,9 +128,8 @@ def _drafted(cost_model: SpeculativeCostModel, batch: int, context: int) -> tupl
     depths = range(config.depth + 1) if config.adaptive else range(config.depth, config.depth + 1)
     if config.disable_by_batch_size is not None and batch > config.disable_by_batch_size:
         depths = range(1)
-    drafted = [
-        (cost_model.expected_time(batch, depth, context) * _PS, config.expected_tokens(depth)) for depth in depths
-    ]
+    time, tokens = cost_model.expected_time, config.expected_tokens
+    drafted = [(time(batch, depth, context) * _PS, tokens(depth)) for depth in depths]
     return max(drafted, key=lambda item: item[1] / item[0])
 
 
@@ -295,10 +281,8 @@ def drawn_surfaces(
     return surfaces, server
 
 
-def _flat(surface: StepSurface) -> Floats:
-    return np.concatenate(
-        [surface.decode, surface.mixed_step_time.ravel(), surface.cached, [surface.jump, surface.launched]]
-    )
+def _flat(one: StepSurface) -> Floats:
+    return np.concatenate([one.decode, one.mixed_step_time.ravel(), one.cached, [one.jump, one.launched]])
 
 
 class EngineSurfaces:
@@ -329,8 +313,7 @@ class EngineSurfaces:
 
     def drawn(self, engine: Engine, is_disaggregated: bool = False) -> tuple[Surfaces, Floats]:
         """`drawn_surfaces` of the engine, under the common draws."""
-        scores = shared_scores(engine[0])
-        surfaces, server = drawn_surfaces(engine[0], self._grid(engine), scores, is_disaggregated)
+        surfaces, server = drawn_surfaces(engine[0], self._grid(engine), shared_scores(engine[0]), is_disaggregated)
         return Surfaces(surfaces, np.arange(NUM_DRAWS)), server
 
     def origin(self, *engines: Engine) -> str:

@@ -89,9 +89,7 @@ def default_store() -> Path:
 
 def key_of(scenario: Scenario, point: Point) -> str:
     """Hash of everything that the point's metrics depend on; `scenario` is the point's."""
-    content = {
-        name: _plain(getattr(scenario, name)) for name in Scenario.model_fields if name not in _SPEAKS_OF_NOTHING
-    }
+    content = {key: _plain(getattr(scenario, key)) for key in Scenario.model_fields if key not in _SPEAKS_OF_NOTHING}
     fits = [_plain(scenario_fits(scenario.of_pool(pool))) for pool in scenario.pools]
     whole = [content, fits, point.metrics, _plain(point.step), point.intervals, program_version()]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
@@ -179,8 +177,7 @@ _LONG_REQUESTS = 5000  # of several tasks: seconds, longer than processes take t
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """Simulations of a search, cached in the store's file. workers, engine: as for `sweep`; forecast: counts their
-    requests"""
+    """Simulations of a search, cached in the store's file. workers, engine: as of `sweep`; forecast: of requests"""
 
     store: str
     workers: int | None = None

@@ -146,8 +146,7 @@ class StepReport(Renderable):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on assumptions, model approximations, formats not multiplied as stored, ineffective expert
-        balancing."""
+        """Sentences on assumptions, approximations, formats not multiplied as stored, ineffective expert balancing."""
         engine = engine_of_step(self.scenario, is_prompt=not self.shape.num_decodes)
         served = serving_notes(engine.model, engine.engine, engine.hardware)
         return [*self.assumed, *served, *balance_notes(self.scenario, engine.engine)]

@@ -52,8 +52,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """One metric along one axis. elasticity: d ln metric / d ln value at the present value; None unless both are
-    positive numbers"""
+    """One metric along one axis. elasticity: d ln metric / d ln value at the present value; None unless positive"""
 
     axis: Axis
     metric: str
@@ -141,16 +140,10 @@ def answer(
         near = [(records[_near(question, text)].values.get(metric), ratio) for text, ratio in axis.nearby(NEAR) or ()]
         values = tuple(record.values.get(metric) for record in by_axis[axis.path])
         sensitivities.append(Sensitivity(axis, metric, base.values.get(metric), values, _elasticity(near)))
-    return WhatIfAnswers(
-        question,
-        scenario,
-        base,
-        tuple(sensitivities),
-        by_axis,
-        records[question.point(alternative=True)] if is_compared else None,
-        {axis.path: along(axis, True) for axis in axes} if is_compared else {},
-        {pair: records[question.point(*pair)] for pair in pairs},
-    )
+    other = records[question.point(alternative=True)] if is_compared else None
+    others = {axis.path: along(axis, True) for axis in axes} if is_compared else {}
+    cells = {pair: records[question.point(*pair)] for pair in pairs}
+    return WhatIfAnswers(question, scenario, base, tuple(sensitivities), by_axis, other, others, cells)
 
 
 def _near(question: WhatIf, text: str) -> Point:
@@ -249,8 +242,7 @@ def _place(asked: _Crossing) -> tuple[float, bool] | None:
 
 def _narrowed(axis: Axis, gain: Callable[[float], float | None], low: float, high: float) -> tuple[float, float]:
     """Bracket a sign change of the gain to `_PRECISION`. Halves twice, then probes just above and below the zero of the
-    secant (over the axis' logarithm) so that both ends close in. Five or six evaluations on smooth lines instead of
-    eight."""
+    secant (over the axis' logarithm) so that both ends close in: five or six evaluations on smooth lines, not eight."""
     above = (gain(high) or 0.0) > 0
     beyond, turn = 1.0, itertools.cycle((True, True, False, False))
     while high - low > _PRECISION * abs(low):
@@ -344,7 +336,10 @@ class WhatIfResult(Renderable):
                     "path": row.axis.path,
                     "metric": row.metric,
                     "low": {"value": row.axis.texts[0], "metric": row.low},
-                    "base": {"value": row.axis.present_x, "metric": row.base},
+                    "base": {
+                        "value": 1.0 if row.axis.is_multiple else None if row.axis.unit else row.axis.present,
+                        "metric": row.base,
+                    },
                     "high": {"value": row.axis.texts[-1], "metric": row.high},
                     "elasticity": row.elasticity,
                 }

@@ -72,8 +72,7 @@ def spread(
     workers: int | None = None,
     engine: str = "local",
 ) -> list[R]:
-    """`function` of each item, in order. Both must be picklable (a module-level function); of a `Stepwise` only its
-    steps.
+    """`function` of each item, in order. Both must be picklable (a module-level function); of a `Stepwise` its steps.
 
     if_lost:  (item, reason) -> answer for an item whose process died twice at one step
     progress: called with (items done, items in all)

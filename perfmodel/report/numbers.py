@@ -41,9 +41,7 @@ def format_short(value: float | None) -> str:
     for factor, suffix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if size >= 0.9995 * factor:
             return f"{value / factor:.3g}{suffix}"
-    if size >= _FEWEST_K:
-        return f"{value / 1e3:.3g}k"
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
+    return f"{value / 1e3:.3g}k" if size >= _FEWEST_K else f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
 
 
 def format_factor(factor: float) -> str:

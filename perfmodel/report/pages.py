@@ -1,7 +1,6 @@
 """A document as Markdown, whose pictures are files beside it, and as one HTML page; `--report FILE` writes either.
 
-The page has no script and no address of any other file, so it opens without a network, and equal documents give equal
-bytes."""
+The page has no script and no address of another file: it opens without a network; equal documents give equal bytes."""
 
 import json
 import re

@@ -37,13 +37,11 @@ def show_document(document: Document, console: Console) -> None:
 
 def render_text(document: Document) -> str:
     """What `show_document` prints, without colours or an empty line at the end."""
-    written = io.StringIO()
+    text = io.StringIO()
     # In a notebook rich would show what is written instead of writing it, and the text would stay empty.
-    console = Console(
-        file=written, width=_WIDTH, soft_wrap=True, no_color=True, force_terminal=False, force_jupyter=False
-    )
+    console = Console(file=text, width=_WIDTH, soft_wrap=True, no_color=True, force_terminal=False, force_jupyter=False)
     show_document(document, console)
-    return "\n".join(line.rstrip() for line in written.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
 
 def render_html(document: Document) -> str:
@@ -61,11 +59,26 @@ def _show(block: Block, console: Console) -> None:
         case doc.Paragraph(line):
             console.print(_text(line))
         case doc.Sentences(lines, title):
-            _show_sentences(lines, title, console)
+            if title:
+                console.print()
+                console.print(Text(title, style="bold"))
+            for item in (line if isinstance(line, Item) else Item(line) for line in lines):
+                console.print(Text("- ").append_text(_text(item.line)))
+                for part in item.parts[:1]:
+                    console.print(Text(f"    {part}", style="dim"))
         case Table():
             _show_table(block, console)
         case Facts():
-            console.print(_facts_table(block))
+            drawn = RichTable(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+            drawn.add_column("quantity")
+            drawn.add_column("value", justify="right")
+            drawn.add_column("unit", style="dim")
+            for name, group in block.groups:
+                if group:
+                    drawn.add_row(Text(name, style="bold cyan"), "", "")
+                for fact in group:
+                    drawn.add_row(f"  {fact.label}", Text(fact.value), fact.unit)
+            console.print(drawn)
         case Commands(_, lines):
             console.print()
             for line in lines:
@@ -77,30 +90,30 @@ def _show(block: Block, console: Console) -> None:
             pass  # a page's
 
 
-def _show_sentences(lines: Sequence[Line | Item], title: str, console: Console) -> None:
-    if title:
-        console.print()
-        console.print(Text(title, style="bold"))
-    for line in lines:
-        item = line if isinstance(line, Item) else Item(line)
-        console.print(Text("- ").append_text(_text(item.line)))
-        for part in item.parts[:1]:
-            console.print(Text(f"    {part}", style="dim"))
-
-
 def _show_table(table: Table, console: Console) -> None:
     if not table.rows:
         return
     if table.title:
         console.print()
         console.print(Text(table.title, style="bold"))
-    turned = _transposed(table)
+    every = [*table.rows, *([table.total] if table.total else [])]
+    # Columns as rows: what few rows of many numbers need to fit.
+    tops = [" ".join(plain(cell) for cell in row[: table.left] if plain(cell)) for row in every]
+    numbers = range(table.left, len(table.head) - table.num_wide)
+    turned = Table(("", *tops), [(table.head[column], *(row[column] for row in every)) for column in numbers])
     for item, between in ((table, _BETWEEN), (table, 1), (turned, _BETWEEN), (turned, 1)):
         widths = _widths(item, console.width, between)
         if widths:
             console.print(_drawn(item, widths, between), no_wrap=False, soft_wrap=False, crop=False)
             return
-    _show_stacked(table, console)
+    # Each row as lines: its first cell, then a line with its name for each other one.
+    names = table.head[1 : len(table.head) - table.num_wide]
+    width = max(map(len, names), default=0)
+    for row in every:
+        console.print(Text(plain(row[0]), style="bold"))
+        for name, cell in zip(names, row[1:], strict=False):
+            if plain(cell):
+                console.print(Text(f"  {name:<{width}}  ").append_text(_text(cell)))
 
 
 def _drawn(table: Table, widths: Sequence[int], between: int) -> RichTable:
@@ -119,15 +132,6 @@ def _drawn(table: Table, widths: Sequence[int], between: int) -> RichTable:
     return drawn
 
 
-def _transposed(table: Table) -> Table:
-    """Columns as rows: what few rows of many numbers need to fit."""
-    count = len(table.head) - table.num_wide
-    rows = [*table.rows, *([table.total] if table.total else [])]
-    names = [" ".join(plain(cell) for cell in row[: table.left] if plain(cell)) for row in rows]
-    numbers = range(table.left, count)
-    return Table(("", *names), [(table.head[column], *(row[column] for row in rows)) for column in numbers])
-
-
 def _widths(table: Table, room: int, between: int) -> list[int]:
     """Characters for each column, so that no word is broken and few lines are; none where `room` is too small."""
     columns = [
@@ -144,30 +148,6 @@ def _widths(table: Table, room: int, between: int) -> list[int]:
         widths[widest] += 1
         left -= 1
     return widths
-
-
-def _show_stacked(table: Table, console: Console) -> None:
-    """Each row as lines: its first cell, then a line with its name for each other one."""
-    names = table.head[1 : len(table.head) - table.num_wide]
-    width = max(map(len, names), default=0)
-    for row in (*table.rows, *([table.total] if table.total else [])):
-        console.print(Text(plain(row[0]), style="bold"))
-        for name, cell in zip(names, row[1:], strict=False):
-            if plain(cell):
-                console.print(Text(f"  {name:<{width}}  ").append_text(_text(cell)))
-
-
-def _facts_table(facts: Facts) -> RichTable:
-    drawn = RichTable(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    drawn.add_column("quantity")
-    drawn.add_column("value", justify="right")
-    drawn.add_column("unit", style="dim")
-    for name, group in facts.groups:
-        if group:
-            drawn.add_row(Text(name, style="bold cyan"), "", "")
-        for fact in group:
-            drawn.add_row(f"  {fact.label}", Text(fact.value), fact.unit)
-    return drawn
 
 
 def _text(line: Line) -> Text:

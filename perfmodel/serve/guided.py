@@ -19,8 +19,7 @@ _CANDIDATES = [chr(code) for code in (*range(ord("a"), ord("z") + 1), *range(ord
 def text_of_pattern(pattern: str, number: int) -> str:
     """A text that `pattern` matches. number: decides between alternatives
 
-    Raises ValueError for invalid expressions, for lookarounds and word boundaries, and for texts of more than 4,096
-    characters."""
+    Raises ValueError for invalid expressions, lookarounds, word boundaries, and texts of more than 4,096 characters."""
     if len(pattern) > _LONGEST_PATTERN:
         raise ValueError(f"regex: got {len(pattern):,} characters; expected at most {_LONGEST_PATTERN:,}")
     try:
@@ -229,23 +228,20 @@ class _Filler:
             _check_count(schema, "Properties", len(members))
             return members
         if kind == "array":
-            return self._array(schema, depth)
+            firsts, others = schema.get("prefixItems", []), schema.get("items", True)
+            least = len(firsts) if others is False else max(1, len(firsts))
+            count = max(schema.get("minItems", 0), min(least, schema.get("maxItems", least)))
+            rest = [others] * min(count - len(firsts), _MAX_VALUES + 1)
+            values = [self.fill(item, depth + 1) for item in [*firsts, *rest][:count]]
+            _check_count(schema, "Items", len(values))
+            if schema.get("uniqueItems") and len({json.dumps(item) for item in values}) < len(values):
+                raise ValueError("uniqueItems: not supported for several items; leave it out")
+            return values
         if kind == "string":
             return self._string(schema)
         if kind in ("integer", "number"):
             return _number_within(schema, kind == "integer", self._number % 100)
         return bool(self._number % 2) if kind == "boolean" else None
-
-    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        firsts, others = schema.get("prefixItems", []), schema.get("items", True)
-        least = len(firsts) if others is False else max(1, len(firsts))
-        count = max(schema.get("minItems", 0), min(least, schema.get("maxItems", least)))
-        rest = [others] * min(count - len(firsts), _MAX_VALUES + 1)
-        values = [self.fill(item, depth + 1) for item in [*firsts, *rest][:count]]
-        _check_count(schema, "Items", len(values))
-        if schema.get("uniqueItems") and len({json.dumps(item) for item in values}) < len(values):
-            raise ValueError("uniqueItems: not supported for several items; leave it out")
-        return values
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength")

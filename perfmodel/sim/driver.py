@@ -127,7 +127,7 @@ def serve(
             progress(collector.num_finished, None if total is None else max(total, collector.num_finished))
 
     def on_lost(lost: "LostRequest") -> None:
-        collector.add_lost(lost)
+        collector.lost.append((lost.request.request_id, lost.fate))
         client.on_finished(lost.request)
 
     def on_step(replica: EngineRank, record: StepRecord) -> None:
@@ -144,8 +144,7 @@ def serve(
     if shortening is not None and shortening.model is not None:
         entrance = cluster.pools[0].scenario  # prefill pools come first
         basis = basis_of(entrance)
-        fits = basis.calibration, basis.profile
-        compressor = Compressor.of(env, entrance, shortening.model, fits, cluster.route)
+        compressor = Compressor.of(env, entrance, shortening.model, (basis.calibration, basis.profile), cluster.route)
         route = lambda _: compressor  # noqa: E731
     if workload.traffic.trace is not None:  # prompts that leave no room for an answer: vLLM refuses these alone
         rejecting, accepted = _RejectingServer(env, on_lost), route

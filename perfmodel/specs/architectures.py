@@ -42,9 +42,7 @@ class Architecture(Spec):
 def find_architecture(name: str | None) -> Architecture:
     """An architecture by name; defaults if it has no file. Raises SpecError for a malformed file."""
     file = data_dir("architectures") / f"{name}.yaml"
-    if name is None or not file.is_file():
-        return Architecture(name=name or "")
-    return load_spec(Architecture, file)
+    return Architecture(name=name or "") if name is None or not file.is_file() else load_spec(Architecture, file)
 
 
 def generations_between(one: str | None, other: str | None) -> int | None:
@@ -54,8 +52,7 @@ def generations_between(one: str | None, other: str | None) -> int | None:
     first, second = find_architecture(one), find_architecture(other)
     if other in first.contemporaries or one in second.contemporaries:
         return 1
-    steps = first.steps_from(other), second.steps_from(one)
-    return next((step for step in steps if step is not None), None)
+    return next((step for step in (first.steps_from(other), second.steps_from(one)) if step is not None), None)
 
 
 def name_in_tables(architecture: str | None, named: Collection[str]) -> str | None:

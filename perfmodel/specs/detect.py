@@ -31,8 +31,7 @@ _BYTES = 256 * 2**20  # of all arrays together: more than nearly all caches hold
 
 
 def copy_bandwidth(seconds: float = 2.0) -> float:
-    """Bytes per second that all cores read and write in copies of large arrays over `seconds`; numpy copies without the
-    GIL."""
+    """Bytes per second that all cores read and write in copies of large arrays over `seconds`; numpy frees the GIL."""
     count = num_cores()
     started = threading.Barrier(count + 1)
 
@@ -301,11 +300,8 @@ def _unknown_processor(machine: Machine) -> HardwareSpec:
     processor = machine.processor
     clock = round(processor.clock_hz or _ANY_CLOCK_HZ, -7)
     operations = next((count for name, count in _OPERATIONS.items() if name in processor.instructions), 8)
-    memory = MemoryLevel(
-        level="hbm",
-        capacity_bytes=processor.memory_bytes or _ANY_MEMORY_BYTES,
-        bandwidth_bytes_per_s=round(machine.copied_bytes_per_s, -8),
-    )
+    capacity, bandwidth = processor.memory_bytes or _ANY_MEMORY_BYTES, round(machine.copied_bytes_per_s, -8)
+    memory = MemoryLevel(level="hbm", capacity_bytes=capacity, bandwidth_bytes_per_s=bandwidth)
     return HardwareSpec(
         name=_file_name(processor.name),
         kind="cpu",

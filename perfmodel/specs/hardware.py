@@ -206,9 +206,8 @@ class NetworkSpec(GivenLink):
                 f"most (max_devices in its file), give that or fewer"
             )
         name = self.link or ("network" if self.bandwidth_bytes_per_s is not None else _SCALE_OUT)
-        port = self.model_copy(update={"link": DEFAULT_NETWORK if self.is_assumed(hardware) else name}).link_of(
-            hardware
-        )
+        link = DEFAULT_NETWORK if self.is_assumed(hardware) else name
+        port = self.model_copy(update={"link": link}).link_of(hardware)
         update: dict[str, float] = {}
         if self.latency_s is None and not port.latency_s:
             update["latency_s"] = _LATENCY_S

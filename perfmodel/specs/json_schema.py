@@ -115,9 +115,7 @@ def _with_json_schema_limits(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     is_number = node.get("type") in ("integer", "number", ["number", "string"])
-    return {
-        (_LIMITS.get(key, key) if is_number else key): _with_json_schema_limits(value) for key, value in node.items()
-    }
+    return {(_LIMITS.get(key, key) if is_number else key): _with_json_schema_limits(item) for key, item in node.items()}
 
 
 _ENTRY = re.compile(r"^(?P<names>\w+(?:, \w+)*): +(?P<text>.*)$")

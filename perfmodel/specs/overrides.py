@@ -152,12 +152,6 @@ def list_position(items: Any, key: str | int) -> int | None:
     return next((names.index(key) for names in named if names.count(key) == 1), None)
 
 
-def is_removed_link(override: Override, place: Path) -> bool:
-    """Whether the override removes the link at `place`."""
-    is_link = len(place) == 3 and place[:2] == ("declared", "links") and isinstance(place[2], int)
-    return is_link and override.factor is None and override.value is None
-
-
 def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
     """Path in a hardware file for one after `hardware.`, full or short."""
     first, rest = path[0], path[1:]
@@ -165,7 +159,15 @@ def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> 
     if first == "price":
         return ("price", *(rest or ("usd_per_hour",)))
     if first in _BLOCKS and rest:
-        return _in_block(_BLOCKS[first], rest, data, text)
+        block = _BLOCKS[first]
+        items = declared.get(block) if isinstance(declared, Mapping) else None
+        names = [*items] if isinstance(items, Mapping) else [*_names(items, "level"), *_names(items, "name")]
+        known = [name for name in names if name is not None]
+        if rest[0] not in known and not rest[0].isdecimal():
+            near = did_you_mean(rest[0], known) or f" Known: {', '.join(known) or 'none'}."
+            raise SpecError(f"--set {text}: hardware.{block}.{rest[0]}: unknown.{near}")
+        fields = _SHORT.get(block, {})
+        return _with_names(("declared", block, rest[0], *(fields.get(part, part) for part in rest[1:])), data)
     if first in HardwareSpec.model_fields or not isinstance(declared, Mapping):
         return _with_names(path, data)
     levels, links = _names(declared.get("memory"), "level"), _names(declared.get("links"), "name")
@@ -184,19 +186,6 @@ def hardware_path(path: tuple[str, ...], data: Mapping[str, Any], text: str) -> 
     near = did_you_mean(first, [*short, *HardwareSpec.model_fields, *_DECLARED_FIELDS, *Declared.model_fields])
     more = near or f" Known: {', '.join(short)}, and the fields of the file."
     raise SpecError(f"--set {text}: hardware.{first}: unknown field.{more}")
-
-
-def _in_block(block: str, rest: tuple[str, ...], data: Mapping[str, Any], text: str) -> Path:
-    """hardware.links.nvlink.bandwidth, hardware.memory.hbm.bandwidth, hardware.peak_flops.bf16."""
-    declared = data.get("declared")
-    items = declared.get(block) if isinstance(declared, Mapping) else None
-    names = [*items] if isinstance(items, Mapping) else [*_names(items, "level"), *_names(items, "name")]
-    known = [name for name in names if name is not None]
-    if rest[0] not in known and not rest[0].isdecimal():
-        near = did_you_mean(rest[0], known) or f" Known: {', '.join(known) or 'none'}."
-        raise SpecError(f"--set {text}: hardware.{block}.{rest[0]}: unknown.{near}")
-    fields = _SHORT.get(block, {})
-    return _with_names(("declared", block, rest[0], *(fields.get(part, part) for part in rest[1:])), data)
 
 
 def _short(rest: tuple[str, ...], block: str, owner: str, text: str) -> str:

@@ -109,7 +109,15 @@ class Scenario(CheckedSpec):
             if engine.kv_offload is not None:
                 engine.kv_offload.link_of(hardware)
             if pool.role != "unified":
-                yield from _unusable_with_exchange(engine)
+                if engine.speculative_config is not None:
+                    yield (
+                        "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, "
+                        "leave one of the two out"
+                    )
+                if engine.kv_cache == "off":
+                    yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
+                if engine.kv_offload:
+                    yield "got kv_offload in prefill and decode pools; only unified engines have it"
                 self.cluster.kv_transfer.link_of(hardware)
             (self.cluster.network or hardware.network or NetworkSpec()).share_of(hardware)
             refuse_missing_units(engine, hardware)
@@ -179,9 +187,7 @@ class Scenario(CheckedSpec):
     @property
     def needs_token_times(self) -> bool:
         """Whether any limit needs single token times."""
-        return any(
-            slo.needs_token_times for slo in (self.slo, *(kind.slo or self.slo for kind in self.traffic.classes))
-        )
+        return any(slo.needs_token_times for slo in (self.slo, *(one.slo or self.slo for one in self.traffic.classes)))
 
     @property
     def num_devices(self) -> int:
@@ -189,22 +195,8 @@ class Scenario(CheckedSpec):
         return sum(pool.most_replicas * pool.engine.num_devices for pool in self.pools)
 
 
-def _unusable_with_exchange(engine: EngineSpec) -> Iterator[str]:
-    """Engine features that do not work with KV from another engine."""
-    if engine.speculative_config is not None:
-        yield (
-            "got speculative_config in pools that exchange KV; the drafter's KV is not moved between them, leave one "
-            "of the two out"
-        )
-    if engine.kv_cache == "off":
-        yield "got kv_cache=off in prefill and decode pools, which exchange their KV; keep it on"
-    if engine.kv_offload:
-        yield "got kv_offload in prefill and decode pools; only unified engines have it"
-
-
 def _served_fields(scenario: Scenario, positions: Positions) -> dict[str, Any]:
-    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all
-    hardware.
+    """Fields of `scenario` that differ once served: the model, engine defaults, and `cluster.network` on all hardware.
 
     Raises SpecError, or UnsupportedError for what no engine starts with: `file:line: field: ...`."""
     hardware, cluster = scenario.hardware, scenario.cluster
@@ -323,9 +315,7 @@ def _price_note(device: str, price: Price | None) -> str:
     what = f"The price of {device}, {price.usd_per_hour:g} USD per hour,"
     if price.is_unconfirmed:
         return f"{what} is unconfirmed: no list or quote is at hand; {_WAY_OUT}."
-    if is_stale(price):
-        return f"{what} dates from {price.date}, more than half a year ago; {_WAY_OUT}."
-    return ""
+    return f"{what} dates from {price.date}, more than half a year ago; {_WAY_OUT}." if is_stale(price) else ""
 
 
 def _prices(scenario: Scenario) -> Iterator[tuple[HardwareSpec, Price | None]]:

@@ -42,14 +42,12 @@ _FILES: tuple[Path, ...] = (
 def load_scenario(
     path_or_name: str | pathlib.Path, overrides: Sequence[str] = (), inside: Sequence[str] = ()
 ) -> Scenario:
-    """Scenario from a file, a name in workloads/scenarios, or its own text (`{model: ..., ...}`), with `--set`
-    overrides.
+    """Scenario from a file, a name in workloads/scenarios, or its own text (`{model: ..., ...}`), with overrides.
 
     inside: keys of the block that is the scenario, in a file of another kind (a study)
 
     Paths are relative to the file. `model_changes`, `engine.dtype` and `engine.quantization` are applied to the model;
-    `engine.max_model_len` defaults to the model's. Raises SpecError: `file:line: field: got X; expected Y`, a line
-    each."""
+    `engine.max_model_len` defaults to the model's. Raises SpecError: `file:line: field: got X; expected Y` lines."""
     loaded, folder = read_scenario(path_or_name, inside)
     data, positions = loaded.data, loaded.positions
     changes = [parse_override(text) for text in overrides]
@@ -175,10 +173,7 @@ class _Names:
     def block(self, place: Path) -> dict[str, Any]:
         block: Any = self.data
         for key in place:
-            if isinstance(key, int):
-                block = block[key]
-            else:
-                block = block.get(key) if isinstance(block, dict) else None
+            block = block[key] if isinstance(key, int) else block.get(key) if isinstance(block, dict) else None
         return block if isinstance(block, dict) else {}
 
     def replace(self, place: Path, read: Callable[[str], Any], is_optional: bool = False) -> None:
@@ -279,7 +274,8 @@ def _hardware(source: DeviceSource, changes: Sequence[Override]) -> HardwareSpec
                 f"--set {change.text}: only fields of hardware can be set here, as in hardware.hbm.bandwidth."
             )
         for place in edits.hardware_places(change, change.path[1:], data):
-            if edits.is_removed_link(change, place):
+            is_link = len(place) == 3 and place[:2] == ("declared", "links") and isinstance(place[2], int)
+            if is_link and change.factor is None and change.value is None:
                 del data["declared"]["links"][place[2]]
                 continue
             apply_override(change, data, place, loaded.positions)

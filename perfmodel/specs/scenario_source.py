@@ -111,18 +111,16 @@ def scenario_files(every: bool = False) -> list[dict[str, Any]]:
             continue
         data = load_yaml(path).data
         if "model" in data and "hardware" in data:
-            result.append(
-                {"name": name, "model": data["model"], "hardware": data["hardware"], "purpose": _purpose(path)}
-            )
+            row = {"name": name, "model": data["model"], "hardware": data["hardware"]}
+            result.append(row | {"purpose": _purpose(path)})
     return result
 
 
 def traffic_files() -> list[dict[str, Any]]:
     """Name, aliases and purpose of each traffic file, by name."""
-    files = sorted(data_dir("traffic").glob("*.yaml"))
     return [
         {"name": path.stem, "aliases": load_yaml(path).data.get("aliases", []), "purpose": _purpose(path)}
-        for path in files
+        for path in sorted(data_dir("traffic").glob("*.yaml"))
     ]
 
 

@@ -160,8 +160,7 @@ class SLO(CheckedSpec):
 
     def ttft_limit_ms(self, num_prompt_tokens: Amounts) -> Amounts:
         """TTFT limit in ms for prompts of `num_prompt_tokens`; requires one."""
-        item = self.ttft_ms_per_input_token or 0.0
-        return (self.ttft_ms or 0.0) + item * num_prompt_tokens
+        return (self.ttft_ms or 0.0) + (self.ttft_ms_per_input_token or 0.0) * num_prompt_tokens
 
     def planned_ms(self, metric: str) -> float | None:
         """As `limit_ms`; a reading speed counts as TPOT, the nearest metric without single token times."""

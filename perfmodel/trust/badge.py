@@ -136,12 +136,10 @@ def trust_of(scenario: Scenario) -> Trust:
         because = f"{because} No model of its family ({setup.family}) was measured."
     elif kin and level != "datasheet":
         because = f"{because} {_sizes_of_nearest(setup, kin)}"
-    models_here = {
-        cell.low.model for cell in cells if (cell.low.device, cell.low.engine) == (setup.device, setup.engine)
-    }
+    known = {cell.low.model for cell in cells if (cell.low.device, cell.low.engine) == (setup.device, setup.engine)}
     if cut not in ("architecture", "datasheet"):
         # the nearest cross-validation that left out what no row has
-        cut = "device" if not models_here else "cell" if setup.model in models_here else "model"
+        cut = "device" if not known else "cell" if setup.model in known else "model"
     return Trust(level, because, setup, _expected(setup, scenario, cells, cut), cut, _nearest(setup, cells))
 
 
@@ -287,10 +285,9 @@ def _of_kernels(hardware: HardwareSpec, engine: EngineSpec) -> tuple[Level, str,
 
 
 def _cell_json(cell: MeasuredCell) -> dict[str, Any]:
-    names = ("device", "engine", "version", "model", "weights")
     return {
         "validation": cell.kind,
-        **{name: getattr(cell.low, name) for name in names},
+        **{name: getattr(cell.low, name) for name in ("device", "engine", "version", "model", "weights")},
         **{size: [getattr(cell.low, size), getattr(cell.high, size)] for size in index.SIZES[2:]},
         "metric": cell.metric,
         "rows": cell.rows,

@@ -10,8 +10,7 @@ only by declared figures.
                         core bandwidth, are divided by (1 + (core_w cores / TDP)**2) ** (power / 2); 0: no effect
     small_cores         threads have equal shares and wait for the slowest: clocks are divided by it on CPUs with
                         small cores
-    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.kernel_models.blocks`)
-"""
+    cycles              clocks of one compute unit for one weight of a format (`perfmodel.cost.kernel_models.blocks`)"""
 
 import datetime
 from collections.abc import Mapping
@@ -48,8 +47,7 @@ class Factors(Spec):
     """What a generation or a version has times the backend's numbers.
 
     launch: seconds; memory: the share of the bandwidth; cycles: of a weight; compute, float_compute, attention: rates
-    of products with weights in blocks, with weights in 16 bits, and of attention
-    """
+    of products with weights in blocks, with weights in 16 bits, and of attention"""
 
     launch: PositiveFloat = 1.0
     memory: PositiveFloat = 1.0
@@ -69,8 +67,7 @@ class BackendFit(Spec):
     by_generation: factors by the device's `architecture`, or its instructions on a CPU (`generation_of`)
     by_version: factors of versions up to the one named and beyond the one before; newer ones have the numbers
                 themselves, which are of the newest that was measured
-    decode_residuals, prompt_residuals: log(measured / predicted seconds) of devices that were left out of the fit
-    """
+    decode_residuals, prompt_residuals: log(measured / predicted seconds) of devices that were left out of the fit"""
 
     launch_s: FittedSeconds
     unit_launch_s: FittedSeconds = 0.0
@@ -118,8 +115,7 @@ def load_backends(engine: str) -> BackendFits | None:
 
 def generation_of(hardware: HardwareSpec) -> str:
     """A GPU's architecture, with cards that lack its matrix units (GeForce GTX 16) apart; a CPU's widest instruction
-    set, as one binary serves all that have it. "" if unknown.
-    """
+    set, as one binary serves all that have it. "" if unknown."""
     declared = hardware.declared
     if hardware.kind != "cpu":
         has_half = "dp4a" in declared.instructions and "matrix" not in declared.instructions
@@ -133,8 +129,7 @@ _WIDEST_FIRST = ("amx", "sme", "apple_amx", "avx512", "avx2", "avx", "sse4", "i8
 
 def product_rates(facts: BackendFacts, hardware: HardwareSpec) -> tuple[str, str]:
     """Peak rates for weights in blocks, and in 16 bits. Where 16 bits are slower than 32 (GeForce GTX 10), libraries
-    multiply in 32.
-    """
+    multiply in 32."""
     float_rate = max((facts.float_rate, "fp32"), key=lambda rate: peak_flops_per_s(hardware, rate))
     return facts.rate, float_rate
 
@@ -148,16 +143,14 @@ def has_small_cores(hardware: HardwareSpec) -> bool:
 def power_factor(core_w: Any, power: Any, cores: Any, tdp_w: Any) -> Any:
     """Slow-down of a CPU's clock by its TDP; numbers or columns. See the module.
 
-    core_w: watts of a core at full clock; power: exponent; cores: of the CPU; tdp_w: its watts
-    """
+    core_w: watts of a core at full clock; power: exponent; cores: of the CPU; tdp_w: its watts"""
     return (1.0 + (core_w * cores / tdp_w) ** 2) ** (power / 2)
 
 
 def backend_calibration(hardware: HardwareSpec, engine: EngineSpec, fits: BackendFits | None = None) -> Calibration:
     """The calibration of `hardware` under an engine with backends; the datasheet's without fits.
 
-    fits: instead of the engine's file. Raises SpecError for a backend that the engine lacks, or lacks on the device.
-    """
+    fits: instead of the engine's file. Raises SpecError for a backend that the engine lacks, or lacks on the device."""
     described = engine.described
     facts = described.facts
     name = backend_of(engine.backend, facts.backends, hardware)
@@ -205,8 +198,7 @@ def engine_calibration(hardware: HardwareSpec, engine: EngineSpec) -> Calibratio
     """Kernel fits of an engine on a device: those of the user's server profile, tables of the device or a related one,
     or the backend's fits.
 
-    Raises SpecError for a malformed file, and for a backend that the engine lacks on the device.
-    """
+    Raises SpecError for a malformed file, and for a backend that the engine lacks on the device."""
     if engine.described.facts.backends:
         return backend_calibration(hardware, engine)
     if engine.calibration is not None and (own := device_file(engine.calibration, hardware.name)).is_file():
@@ -226,8 +218,7 @@ def _families(fit: BackendFit, hardware: HardwareSpec, engine: EngineSpec, rates
     """Fits of all operator families on one device under one version; rates: as of `product_rates`.
 
     Bandwidth is capped at the declared one: owners' memory may be faster than a CPU's specification, and the fits are
-    to theirs.
-    """
+    to theirs."""
     own = fit.by_generation.get(generation_of(hardware), Factors())
     old = _of_version(fit.by_version, engine.described.version.described)
     cores, tdp_w = hardware.declared.compute_units, hardware.declared.tdp_w or _DEFAULT_TDP_W

@@ -5,8 +5,7 @@
 Fitted ones are in `hardware_specs/calibrations/<device>@<engine>.yaml`; `perfmodel calibrate` writes them.
 
 Real kernels reach 0.75-0.9 of the bandwidth and 0.5-0.9 of the tensor rate, so the datasheet is optimistic for large
-work.
-"""
+work."""
 
 import datetime
 from typing import Literal
@@ -32,16 +31,14 @@ _SAME_UNITS = {"tf32": ("bf16", "fp16"), "fp16_acc16": ("fp16", "bf16")}
 class HostFit(Spec):
     """Host (CPU) time per step: scheduling, input preparation, sampling bookkeeping.
 
-    `serial` parts are always exposed; `hidden` parts overlap with the device. Without asynchronous scheduling nothing
-    overlaps:
+    `serial` parts are always exposed; `hidden` ones overlap with the device; without asynchronous scheduling none:
 
         t_step = serial + max(hidden, device)        t_step = serial + hidden + device, scheduled synchronously
 
     `prompt` parts apply to steps with prompts beyond the captured CUDA graphs: extra preparation (`prompt_step_s`), and
     kernel-by-kernel launches (`hidden_prompt`), which queue up and are exposed only if the device catches up, however
     steps are scheduled. Graphs cover steps with prompts up to `captured_tokens` tokens (a fact of the engine's code),
-    and all steps without prompts.
-    """
+    and all steps without prompts."""
 
     serial_step_s: FittedSeconds = 0.0
     serial_per_sequence_s: FittedSeconds = 0.0
@@ -130,18 +127,16 @@ class Calibration(Spec):
     @property
     def has_ragged_cost(self) -> bool:
         """Whether an attention kernel is slower for unequal contexts."""
-        fits = self.families.values()
         return self.has_family("attention_mixed") or any(
             isinstance(fit, FlashDecodeFit) and (fit.kernel.split_share is not None or not fit.kernel.is_balanced)
-            for fit in fits
+            for fit in self.families.values()
         )
 
     def fit(self, family: str, rate: str, traits: KernelTraits | None = None, format: str = "") -> KernelFit:
         """The most specific fit: family and number `format`, family and `rate`, family, a fallback of `rate`, default.
 
         Sparse tensor cores reach the dense ones' share of their peak. Among fits of one family and rate, the domain
-        nearest to the work's `traits` wins.
-        """
+        nearest to the work's `traits` wins."""
         rate = rate.removesuffix(SPARSE_RATE).removesuffix(MMA_SYNC_RATE)
         rates = (*((format, format.removesuffix(STATIC_SCALES)) if format else ()), rate)
         names = (*(f"{family}/{item}" for item in rates), family)

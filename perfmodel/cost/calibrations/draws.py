@@ -10,8 +10,7 @@ errors as log-normal factors (scores in standard deviations):
     server    the front end's times
 
 `spread` is the calibration's transfer factor; residuals of steps are in units of it. Fits without residuals, engines
-without recorded runs and the datasheet have assumed spreads.
-"""
+without recorded runs and the datasheet have assumed spreads."""
 
 from math import exp
 from typing import NamedTuple
@@ -128,8 +127,7 @@ class Uncertainty(NamedTuple):
         """The uncertainty that residuals of `calibration` and of the engine's `profile` leave.
 
         is_closed_loop: a fixed concurrency, as in the runs of `tpot_residuals`; is_disaggregated: prefill engines
-        apart, as in none of them
-        """
+        apart, as in none of them"""
         spread = calibration.spread
         if calibration.origin == "datasheet":
             return cls(_DATASHEET_STEPS, _DATASHEET_PROMPTS, _SERVER_TIMES, spread, True)
@@ -142,20 +140,13 @@ class Uncertainty(NamedTuple):
         return cls(step, prompt.widened(_OWN_ENGINES) if is_disaggregated else prompt, _SERVER_TIMES, spread, False)
 
     def draw(self, scores: Scores) -> Draw:
-        return Draw(
-            self.step.at(scores[_STEP]),
-            self.prompt.at(scores[_PROMPT]),
-            self.server.at(scores[_SERVER]),
-            scores,
-            self.spread,
-            self.is_datasheet,
-        )
+        step, prompt = self.step.at(scores[_STEP]), self.prompt.at(scores[_PROMPT])
+        return Draw(step, prompt, self.server.at(scores[_SERVER]), scores, self.spread, self.is_datasheet)
 
 
 def _prompts(profile: EngineProfile, calibration: Calibration) -> LogNormal:
     """Error of what prompts add: TTFT has errors of steps and prompts, TPOT of steps alone. It is the engine's
-    (launches, preparation on the host), so it does not widen with the transfer of kernel fits.
-    """
+    (launches, preparation on the host), so it does not widen with the transfer of kernel fits."""
     if calibration.prompt_residuals.num_rows:
         steps = LogNormal.of(calibration.step_residuals, calibration.spread)
         return LogNormal.of(calibration.prompt_residuals, calibration.spread).beyond(steps)

@@ -1,8 +1,7 @@
 """`EngineProfile`: what an engine adds to its kernels: host time per step, and the server around it.
 
 It is independent of the device: `hardware_specs/calibrations/engine@<profile>.yaml`, fitted to whole serving runs by
-`perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and results say so.
-"""
+`perfmodel calibrate`, never by hand. An engine without a fit adds nothing, and results say so."""
 
 import datetime
 from pathlib import Path
@@ -32,8 +31,7 @@ class ServerFit(Spec):
     in_s:                   HTTP, validation and hand-over to the engine, per request, in parallel
     in_per_prompt_token_s:  tokenisation, one request after another
     out_s:                  detokenisation and hand-over of a token
-    out_per_sequence_s:     streaming: a token leaves after those of the sequences sampled with it
-    """
+    out_per_sequence_s:     streaming: a token leaves after those of the sequences sampled with it"""
 
     in_s: float = Field(default=0.0, ge=0, le=0.1)
     in_per_prompt_token_s: float = Field(default=0.0, ge=0, le=1e-4)
@@ -58,8 +56,7 @@ class EngineProfile(Spec):
                               those of TTFT without any units
     tpot_residuals_elsewhere, ttft_residuals_elsewhere: the same on devices that are none of `devices`
     devices:                  those of the runs at fixed concurrencies
-    older:                    hosts of versions before the one named, where the engine was another program
-    """
+    older:                    hosts of versions before the one named, where the engine was another program"""
 
     engine: str
     name: str = ""
@@ -87,14 +84,11 @@ class EngineProfile(Spec):
     def on(self, device: str) -> "EngineProfile":
         """The profile with the fixed-concurrency residuals that apply to `device`.
 
-        If all runs were on one other device, the spread between devices is unknown: twice as much [assumed].
-        """
+        If all runs were on one other device, the spread between devices is unknown: twice as much [assumed]."""
         if device in self.devices or not self.devices:
             return self
         pairs = (("tpot_residuals", self.tpot_residuals_elsewhere), ("ttft_residuals", self.ttft_residuals_elsewhere))
-        update = {
-            name: elsewhere if elsewhere.num_rows else getattr(self, name).widened(2.0) for name, elsewhere in pairs
-        }
+        update = {name: others if others.num_rows else getattr(self, name).widened(2.0) for name, others in pairs}
         return self.model_copy(update=update)
 
     def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:

@@ -11,8 +11,7 @@ Proxies for unmeasured kernels:
 collective/dispatch, collective/combine   the exchange of expert parallelism, as published for one device
 attention_sparse                          prompts that attend to the latents which an indexer keeps (DSA): the kernel of
                                           FlashMLA reaches 640 TFLOP/s on an H800 SXM5 and 1450 on a B200, 65 % of
-                                          the dense 16-bit peak of either (deepseek-ai/FlashMLA, README).
-"""
+                                          the dense 16-bit peak of either (deepseek-ai/FlashMLA, README)."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -81,8 +80,7 @@ def load_calibration(
     `path` if given, else `<device>@<profile>.yaml`, else the nearest relation's, else whole runs, else the datasheet
     (also for the profile "datasheet"); `origin` and `source` say which. hardware: the device; engine_profile: the
     engine's name; without: (device, engine) of files that are not read, for hold-outs; version: of the engine, for
-    kernels and whole runs. Raises SpecError for a malformed file, or a missing one if `path` is given.
-    """
+    kernels and whole runs. Raises SpecError for a malformed file, or a missing one if `path` is given."""
     if path is not None:
         return load_fitted(Calibration, Path(path))
     if engine_profile == "datasheet":
@@ -92,8 +90,7 @@ def load_calibration(
     if own.is_file() and not without(hardware.name, engine_profile):
         result = _as_declared(_completed(load_fitted(Calibration, own), inherited), hardware)
     if result is None:
-        whole = whole_run_calibration(hardware, engine_profile, version=version)
-        return whole or _prior(hardware, engine_profile)
+        return whole_run_calibration(hardware, engine_profile, version=version) or _prior(hardware, engine_profile)
     if version is not None and result.versions and result.engine == engine_profile:
         result = _as_of(result, hardware, version)
     return with_unmeasured(result)
@@ -103,9 +100,8 @@ def _as_of(calibration: Calibration, hardware: HardwareSpec, version: str) -> Ca
     """`calibration` with the kernels that its engine ran in `version`: of those for the same formats the ones measured
     in the first version from it on, whose tables are nearer to servers than older ones."""
     asked, kind = parse_version(version)
-    measured = {
-        key: _releases(calibration.versions[key]) for key in calibration.families if key in calibration.versions
-    }
+    named = calibration.versions
+    measured = {key: _releases(named[key]) for key in calibration.families if key in named}
     if kind == "nightly" or asked >= max(release for releases in measured.values() for release in releases):
         return calibration
     fits = calibration.families | with_others(calibration, hardware).others
@@ -220,10 +216,8 @@ def _completed(own: Calibration, inherited: Calibration | None) -> Calibration:
 def _inherited(hardware: HardwareSpec, engine: str, without: Callable[[str, str], bool]) -> Calibration | None:
     """The nearest relation's fits, spread widened; None without a relation.
 
-    Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it.
-    """
-    relations = _transfer_candidates(hardware, engine, without)
-    candidates = sorted(relations, key=_transfer_distance)
+    Missing kinds of kernel come from the next one: TensorRT-LLM's H100 tables lack latent attention, vLLM's have it."""
+    candidates = sorted(_transfer_candidates(hardware, engine, without), key=_transfer_distance)
     if not candidates:
         return None
     (spread, nearest), *others = candidates
@@ -259,8 +253,7 @@ def _passed_on(file: Path, hardware: HardwareSpec) -> Calibration:
 
 def calibrated_kernels(engine: str = "") -> Iterator[tuple[str, str, Path]]:
     """(device, engine, file) of every calibration of GPU kernels; those of this project's executor, which no other
-    engine runs, only if asked for.
-    """
+    engine runs, only if asked for."""
     for file in sorted(data_dir("calibrations").glob("*@*.yaml")):
         device, _, its_engine = file.stem.partition("@")
         is_kernels = device not in ("engine", "backend", "cpu")

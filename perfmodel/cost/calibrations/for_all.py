@@ -12,8 +12,7 @@ has these messages; the sources are figures of two publishers.
 Residuals cover all shapes of a table; a run has those of one model. Errors of a shape at all batches and lengths
 persist within a run, others average out.
 
-All are in `hardware_specs/calibrations/`.
-"""
+All are in `hardware_specs/calibrations/`."""
 
 from pydantic import Field
 
@@ -21,14 +20,7 @@ from perfmodel.cost.kernel_models.messages.collective import ExchangeFit
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import CommittedFits, load_fitted
 from perfmodel.models.architecture import MoEFFN
-from perfmodel.ops.routing import (
-    ExpertLoad,
-    Routing,
-    dispersed_routing,
-    skewed_routing,
-    slowest_uniform_routing,
-    with_capacity,
-)
+from perfmodel.ops import routing
 from perfmodel.specs.engine.spec import EngineSpec
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.traffic import ExpertRouting
@@ -45,11 +37,11 @@ class RoutingFit(CommittedFits):
         """The dispersion for `num_experts`."""
         return self.dispersion * num_experts / _EXPERTS
 
-    def routing(self, is_balanced: bool = False) -> Routing:
+    def routing(self, is_balanced: bool = False) -> routing.Routing:
         """Load of the most loaded rank, for any number of experts; see `dispersed_routing`."""
 
-        def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> ExpertLoad:
-            return dispersed_routing(self.among(ffn.num_experts), is_balanced)(ffn, num_tokens, num_ranks)
+        def route(ffn: MoEFFN, num_tokens: int, num_ranks: int) -> routing.ExpertLoad:
+            return routing.dispersed_routing(self.among(ffn.num_experts), is_balanced)(ffn, num_tokens, num_ranks)
 
         return route
 
@@ -79,20 +71,19 @@ def _is_uniform(spec: ExpertRouting, engine: EngineSpec) -> bool:
     return spec.distribution == "uniform" or (engine.profile == "datasheet" and all(value is None for value in fields))
 
 
-def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> Routing:
+def routing_of(scenario: Scenario, fit: RoutingFit | None = None) -> routing.Routing:
     """The slowest rank's load in `scenario`. Placement gains nothing for equal experts; where only dispersion is known,
-    `enable_eplb` is taken to even it out. fit: instead of the committed one
-    """
+    `enable_eplb` is taken to even it out. fit: instead of the committed one"""
     spec, engine = scenario.routing, scenario.engine
     if spec.capacity_factor is not None:
-        return with_capacity(spec.capacity_factor)
+        return routing.with_capacity(spec.capacity_factor)
     num_redundant = engine.eplb_config.num_redundant_experts if engine.enable_eplb else None
     if spec.alpha is not None or spec.popularity is not None:
-        return skewed_routing(spec, num_redundant)
+        return routing.skewed_routing(spec, num_redundant)
     if _is_uniform(spec, engine):
-        return slowest_uniform_routing
+        return routing.slowest_uniform_routing
     if spec.dispersion is not None:
-        return dispersed_routing(spec.dispersion, engine.enable_eplb)
+        return routing.dispersed_routing(spec.dispersion, engine.enable_eplb)
     return (fit or load_routing_fit()).routing(engine.enable_eplb)
 
 

@@ -1,7 +1,6 @@
 """Provenance of a result: versions, the engine's description, calibrations.
 
-Calibrations are named with a hash of their content, transferred ones included: equal hashes are equal step times.
-"""
+Calibrations are named with a hash of their content, transferred ones included: equal hashes are equal step times."""
 
 import hashlib
 import json
@@ -27,8 +26,7 @@ Fit = Calibration | EngineProfile | BackendFits
 class FittedSource:
     """A calibration or an engine's profile that predictions came from.
 
-    key: device@engine or engine@name; digest: a hash of all that it says
-    """
+    key: device@engine or engine@name; digest: a hash of all that it says"""
 
     name: str
     source: str
@@ -93,8 +91,7 @@ def provenance_of(
 ) -> Provenance:
     """Provenance of simulations of `scenarios`, all pools.
 
-    calibration: for all devices, instead of their own; profile: for all engines
-    """
+    calibration: for all devices, instead of their own; profile: for all engines"""
     pools = [(pool.hardware or scenario.hardware, pool.engine) for scenario in scenarios for pool in scenario.pools]
     asked = {
         (hardware.name, engine.profile, engine.version, engine.calibration): (hardware, engine)

@@ -2,8 +2,7 @@
 
 One file, `hardware_specs/calibrations/whole_runs.yaml`, written by `perfmodel calibrate --whole-runs`. For makers
 without kernel tables (AMD, Intel, Google, Tenstorrent) it has achieved fractions over all kernels, kernel overhead and
-host time per step. It ranks between the datasheet and kernel tables of the device or a relation.
-"""
+host time per step. It ranks between the datasheet and kernel tables of the device or a relation."""
 
 from pydantic import Field
 
@@ -37,8 +36,7 @@ class ArchitectureFit(Spec):
     launch_s, step_s: of a kernel; of the host in each step
     kind:             of its devices; a program that was compiled whole has cheaper kernels (`LAUNCH_OVERHEAD_S`)
     rows:             that it was fitted to
-    residuals:        spread of log(measured / predicted) of seconds over those rows
-    """
+    residuals:        spread of log(measured / predicted) of seconds over those rows"""
 
     compute_fraction: float = Field(default=1.0, gt=0, le=1)
     memory_fraction: float = Field(default=1.0, gt=0, le=1)
@@ -57,8 +55,7 @@ class WholeRunFits(CommittedFits):
                  makers
     older: by architecture, of releases before an engine had kernels for it (`is_older`); of no related architecture
     widths: spread of log(measured / predicted) of published results by metric, each device left out of what it was
-            predicted with
-    """
+            predicted with"""
 
     architectures: dict[str, ArchitectureFit] = Field(default_factory=dict)
     older: dict[str, ArchitectureFit] = Field(default_factory=dict)
@@ -91,8 +88,7 @@ def whole_run_calibration(
     """The calibration by whole runs on the device's architecture or the nearest of its line; None without any.
 
     hardware, engine: device and engine name; fits: instead of the committed ones; or_others: fall back to the means of
-    all; version: of the engine, None: the newest
-    """
+    all; version: of the engine, None: the newest"""
     if engine in _NO_SERVERS:
         return None
     fits = fits or load_whole_runs()

@@ -2,8 +2,7 @@
 
 One file per family: a `...Fit` (parameters with meaning and plausible range), the sizes it reads, and one function from
 (sizes, fit, device) to seconds, shared by the simulator (one operator), the fit (thousands of measured rows) and
-validation. A form never knows the name of a device or a model, or a row of a table.
-"""
+validation. A form never knows the name of a device or a model, or a row of a table."""
 
 __all__ = ["DeviceFacts"]
 

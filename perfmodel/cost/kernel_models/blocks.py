@@ -16,8 +16,7 @@ Other kernels (attention over a cache, norms, activations, elementwise operators
 
     t = launch_s * kernels + FLOPs / (compute_fraction peak) + bytes / (memory_fraction B) + KV bytes / (kv_fraction B)
 
-Engines compute a batch in pieces of up to `micro_batch` tokens, each with its own launches, which read the weights
-again.
+Engines compute a batch in pieces of up to `micro_batch` tokens, each with its own launches and reads of the weights.
 
 CPU-offloaded layers: the CPU computes small steps, the device large ones. In steps of `from_tokens` tokens or more the
 device multiplies weights, read over its link once per micro-batch. Operators without weights (attention over the

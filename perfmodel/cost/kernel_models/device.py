@@ -49,16 +49,13 @@ def _peak(rates: tuple[tuple[str, float], ...], vector: float | None, rate: str)
     declared = dict(rates)
     if rate == "vector":
         return vector or declared.get("fp32") or max(declared.values()) * _VECTOR_SHARE
-    for name in (rate, *FALLBACKS.get(rate, ("bf16", "fp16", "fp32"))):
-        if name in declared:
-            return declared[name]
-    return max(declared.values())
+    names = (rate, *FALLBACKS.get(rate, ("bf16", "fp16", "fp32")))
+    return next((declared[name] for name in names if name in declared), max(declared.values()))
 
 
 def peak_flops_per_s(hardware: HardwareSpec, rate: str) -> float:
     """Dense peak of `rate`: declared, or that of its fallback (FALLBACKS). "vector" is the non-tensor rate:
-    `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`, or what `sparsity_speedups` has for
-    the format."""
+    `vector_flops_per_s`, else fp32. "bf16@2:4" is bf16 times `sparsity_speedup`, or the format's own speedup."""
     declared = hardware.declared
     if rate.endswith(MMA_SYNC_RATE):
         share = find_architecture(declared.architecture).mma_sync_share
@@ -99,8 +96,7 @@ class DeviceFacts:
 
     @classmethod
     def of(cls, hardware: HardwareSpec) -> "DeviceFacts":
-        declared, link = hardware.declared, hardware.scale_up_link
-        l2 = hardware.level("l2")
+        declared, link, l2 = hardware.declared, hardware.scale_up_link, hardware.level("l2")
         return cls(
             hardware=hardware,
             compute_units=declared.compute_units,
@@ -175,9 +171,7 @@ def bound_of(compute: float, memory: float, communication: float, overhead: floa
     largest = max(compute, memory, communication, overhead)
     if largest == memory:
         return "memory"
-    if largest == compute:
-        return "compute"
-    return "communication" if largest == communication else "overhead"
+    return "compute" if largest == compute else "communication" if largest == communication else "overhead"
 
 
 NO_TIME = OperatorTime(0.0, 0.0, 0.0, 0.0, 0.0, "overhead")

@@ -65,8 +65,7 @@ class GroupedExpertsFit(Spec):
 
 
 class ExpertSizes(NamedTuple):
-    """Many calls of one number format, as columns. row_bytes: activation bytes per assignment; rate: the peak rate that
-    multiplies"""
+    """Calls of one number format, as columns. row_bytes: activation bytes per assignment; rate: the peak rate used"""
 
     problem: ExpertsSize
     row_bytes: Values

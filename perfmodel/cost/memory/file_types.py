@@ -2,8 +2,7 @@
 
 For each type: does the model fit with the scenario's slots and context? If not, how many layers fit, the rest on the
 CPU? What context do all layers leave room for? Defaults: one slot, as llama.cpp's slots share one KV pool that one
-sequence may fill; the shortest context that llama.cpp falls back to.
-"""
+sequence may fill; the shortest context that llama.cpp falls back to."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ class TypeFit:
 
     weight_bytes: of all layers; asked: what has to fit
     layers:       on the device then, the head included; num_layers: of the model, counted likewise
-    max_context:  tokens per slot with all layers on the device; 0 if these do not fit
-    """
+    max_context:  tokens per slot with all layers on the device; 0 if these do not fit"""
 
     file_type: str
     weight_bytes: float
@@ -52,11 +50,9 @@ class TypeFit:
 
 
 def fits_of_types(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> list[TypeFit]:
-    """Each of `FILE_TYPES` with the slots of `engine`; none for an engine that cannot split layers between device and
-    CPU.
+    """Each of `FILE_TYPES` with the slots of `engine`; none for one that cannot split layers between device and CPU.
 
-    Defaults: one slot, and the shortest context that llama.cpp falls back to.
-    """
+    Defaults: one slot, and the shortest context that llama.cpp falls back to."""
     if not engine.described.facts.offloads_from_tokens:
         return []
     given, usual = engine.model_fields_set, min(_USUAL_CONTEXT, model.max_position_embeddings)

@@ -14,8 +14,7 @@ self_skip, ngram, lookahead  nothing
 Other memory: activations of a step, the sampler's buffers, the rotary table. An engine that sizes its KV cache by a
 profiling run computes `max_num_batched_tokens` tokens, then samples for `max_num_seqs` sequences; what the worse of the
 two leaves is for blocks. Not modelled: an encoder's activations (some 0.3 GB for the largest image of Llama-4 Scout on
-two devices, less than its sampler takes).
-"""
+two devices, less than its sampler takes)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,20 +22,7 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    FeedForward,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    MoEFFN,
-    QuantizationSpec,
-    Rope,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.models.number_formats import bytes_per_weight, kv_element_bytes, kv_surplus
 from perfmodel.models.params import layer_parameters
 from perfmodel.models.spec import ModelSpec
@@ -51,31 +37,31 @@ _INDEX_KEY_BYTES = 1.0  # the indexer caches fp8 keys
 _INDEX_SCALE_BYTES = 4.0  # and one fp32 scale per token
 
 
-def shard_layer(layer: Layer, shard: Sharding) -> Layer:
+def shard_layer(layer: arch.Layer, shard: Sharding) -> arch.Layer:
     """The part of a layer on one device, as a layer of smaller sizes."""
     return replace(layer, mixer=_shard_mixer(layer.mixer, shard), ffn=_shard_ffn(layer.ffn, shard))
 
 
-def _shard_mixer(mixer: Mixer | None, shard: Sharding) -> Mixer | None:
-    if isinstance(mixer, Attention | LinearAttention):
+def _shard_mixer(mixer: arch.Mixer | None, shard: Sharding) -> arch.Mixer | None:
+    if isinstance(mixer, arch.Attention | arch.LinearAttention):
         kv_heads = shard.kv_heads(mixer.num_kv_heads)
         return replace(mixer, num_heads=shard.columns(mixer.num_heads), num_kv_heads=kv_heads)
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, arch.LatentAttention):
         return replace(mixer, num_heads=shard.columns(mixer.num_heads))
-    if isinstance(mixer, GatedDeltaNet):
+    if isinstance(mixer, arch.GatedDeltaNet):
         keys, values = shard.columns(mixer.num_key_heads), shard.columns(mixer.num_value_heads)
         return replace(mixer, num_key_heads=keys, num_value_heads=values)
-    if isinstance(mixer, Mamba):
+    if isinstance(mixer, arch.Mamba):
         return replace(
             mixer, num_heads=shard.columns(mixer.num_heads), num_groups=max(1, shard.columns(mixer.num_groups))
         )
     return None
 
 
-def _shard_ffn(ffn: FeedForward | None, shard: Sharding) -> FeedForward | None:
-    if isinstance(ffn, DenseFFN):
+def _shard_ffn(ffn: arch.FeedForward | None, shard: Sharding) -> arch.FeedForward | None:
+    if isinstance(ffn, arch.DenseFFN):
         return replace(ffn, intermediate_size=shard.columns(ffn.intermediate_size))
-    if isinstance(ffn, MoEFFN):
+    if isinstance(ffn, arch.MoEFFN):
         return replace(
             ffn,
             num_experts=shard.local_experts(ffn.num_experts),
@@ -86,22 +72,24 @@ def _shard_ffn(ffn: FeedForward | None, shard: Sharding) -> FeedForward | None:
 
 
 def weights(
-    model: ModelSpec, shard: Sharding, stage: Sequence[Layer], *, is_first: bool, is_last: bool, has_table: bool = True
+    model: ModelSpec,
+    shard: Sharding,
+    stage: Sequence[arch.Layer],
+    *,
+    is_first: bool,
+    is_last: bool,
+    has_table: bool = True,
 ) -> dict[str, float]:
     """Bytes of weights on a device of a pipeline stage, by component; "other": what comes with the text decoder.
 
     A tied LM head shares the embedding's memory, or copies it if they are on different devices. model, shard: as
     served; stage: its layers; is_first: with embedding and encoder; has_table: False if the host keeps the embedding
-    table; is_last: with head
-    """
+    table; is_last: with head"""
     plain = bytes_per_weight(model.dtype)
     totals: dict[str, float] = {}
 
-    def add(component: str, params: float, own: QuantizationSpec | None = None) -> None:
-        if component == "norms":
-            per_weight = plain
-        else:
-            per_weight = linear_format(model, component, own).weight_bytes
+    def add(component: str, params: float, own: arch.QuantizationSpec | None = None) -> None:
+        per_weight = plain if component == "norms" else linear_format(model, component, own).weight_bytes
         totals[component] = totals.get(component, 0.0) + params * per_weight
 
     table = shard.columns(model.vocab_size) * model.hidden_size
@@ -119,7 +107,7 @@ def weights(
     for layer in {id(layer): layer for layer in distinct}.values():
         formats = dict(layer.formats)
         for component, params in layer_parameters(model, shard_layer(layer, shard)).items():
-            if component == "router" and isinstance(layer.ffn, MoEFFN):
+            if component == "router" and isinstance(layer.ffn, arch.MoEFFN):
                 params = model.hidden_size * layer.ffn.num_experts  # routers know all experts
             add(component, params * alike[id(layer)], formats.get(component))
     if is_first and model.extra_params:
@@ -127,38 +115,36 @@ def weights(
     return totals
 
 
-def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
+def kv_bytes_per_token(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer]) -> float:
     """KV cache bytes of one token in `layers` on one device.
 
     Attention 2 K h b (K KV heads of this device), MLA (r_kv + r) b on every device, plus an indexer's keys. Layers with
     a window or chunk count in full: blocks are allocated for whole sequences. With several formats, that of the oldest
     tokens; `kv_bytes` adds what newer ones take. Layers that evict keep 4 H bytes of score sums besides. Of ranks that
-    share out tokens (dcp) the mean.
-    """
+    share out tokens (dcp) the mean."""
     form, group_size = model.quantization.kv_cache or model.dtype, model.quantization.kv_group_size
     size = kv_element_bytes(form, group_size)
     total = 0.0
     for layer in layers:
         mixer = layer.mixer
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, arch.Attention):
             total += shard.kv_heads(mixer.num_kv_heads) * (mixer.head_dim + mixer.v_head_dim) * size / shard.dcp
             if mixer.evicts_to is not None:
                 total += shard.columns(mixer.num_heads) * SCORE_SUM_BYTES
-        elif isinstance(mixer, LatentAttention):
+        elif isinstance(mixer, arch.LatentAttention):
             total += (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * size / shard.dcp
             if mixer.indexer is not None:
                 total += mixer.indexer.head_dim * _INDEX_KEY_BYTES + _INDEX_SCALE_BYTES
     return total
 
 
-def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context: int) -> float:
+def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer], context: int) -> float:
     """KV bytes of a sequence of `context` tokens in `layers` on one device, with wider formats of newer tokens, and
-    span limits of layers that overwrite or evict. model, shard: as served
-    """
-    held: dict[int, list[Layer]] = {}
+    span limits of layers that overwrite or evict. model, shard: as served"""
+    held: dict[int, list[arch.Layer]] = {}
     for layer in layers:
         mixer = layer.mixer
-        span = mixer.span if isinstance(mixer, Attention) and mixer.is_rolling else None
+        span = mixer.span if isinstance(mixer, arch.Attention) and mixer.is_rolling else None
         held.setdefault(context if span is None else min(context, span), []).append(layer)
     quantization, total = model.quantization, 0.0
     item = kv_element_bytes(quantization.kv_cache or model.dtype, quantization.kv_group_size)
@@ -168,34 +154,33 @@ def kv_bytes(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], context
     return total
 
 
-def is_rolling(layer: Layer) -> bool:
+def is_rolling(layer: arch.Layer) -> bool:
     """Whether the layer overwrites keys outside its window."""
-    return isinstance(layer.mixer, Attention) and layer.mixer.is_rolling
+    return isinstance(layer.mixer, arch.Attention) and layer.mixer.is_rolling
 
 
-def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer], longest: int) -> float:
+def rolling_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer], longest: int) -> float:
     """Bytes of one sequence in rolling buffers as long as each layer's window, at most `longest` tokens.
 
-    model, shard, layers: as served
-    """
+    model, shard, layers: as served"""
     return sum(
         min(layer.mixer.span or longest, longest) * kv_bytes_per_token(model, shard, [layer])
         for layer in layers
-        if isinstance(layer.mixer, Attention) and layer.mixer.is_rolling
+        if isinstance(layer.mixer, arch.Attention) and layer.mixer.is_rolling
     )
 
 
-def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[Layer]) -> float:
+def state_bytes_per_sequence(model: ModelSpec, shard: Sharding, layers: Sequence[arch.Layer]) -> float:
     """Recurrent state of one sequence on one device: states as stored, and convolution windows."""
     size = bytes_per_weight(model.dtype)
     total = 0.0
     for layer in layers:
         mixer = layer.mixer
-        if isinstance(mixer, Mamba | GatedDeltaNet):
+        if isinstance(mixer, arch.Mamba | arch.GatedDeltaNet):
             state = state_shape(mixer, shard.tp, model.dtype, size)
             total += state.state_elements * state.state_bytes
             total += conv_channels(mixer, state) * (mixer.conv_kernel - 1) * size
-        elif isinstance(mixer, LinearAttention):
+        elif isinstance(mixer, arch.LinearAttention):
             total += linear_heads(mixer, shard, model.dtype, size).state_elements * STATE_BYTES
     return total
 
@@ -240,14 +225,13 @@ def activation_bytes(model: ModelSpec, shard: Sharding, engine: EngineSpec) -> f
 
     Final hidden states stay while logits are computed and sampled; layers hold residual, hidden and the widest pair of
     tensors. V is the whole vocabulary, gathered on every rank. Standard attention holds two T x T score matrices per
-    head. Without inference mode the framework keeps the inputs of every operator of every layer for a backward pass.
-    """
+    head. Without inference mode the framework keeps the inputs of every operator of every layer for a backward pass."""
     size = bytes_per_weight(model.dtype)
     tokens, hidden = engine.max_num_batched_tokens, model.hidden_size
     widest = max((_intermediate(layer, shard, hidden) for layer, _ in model.layers), default=0)
     in_layers = tokens * size * (hidden + widest)
     if engine.attention == "standard":
-        heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)]
+        heads = [layer.mixer.num_heads for layer, _ in model.layers if isinstance(layer.mixer, arch.Attention)]
         in_layers += 2.0 * shard.columns(max(heads, default=0)) * tokens * tokens * size
     stays = tokens * size * hidden
     if not engine.inference_mode:
@@ -270,8 +254,7 @@ def sampler_bytes_per_logit(engine: EngineSpec, size: float) -> float:
     (inputs that are not overwritten ask for room for another copy);
     TensorRT-LLM, cpp/tensorrt_llm/kernels/samplingTopPKernels.cu.
 
-    engine: whose facts say whether it sorts
-    """
+    engine: whose facts say whether it sorts"""
     held = size + _FP32
     sorts = engine.described.facts.buffers.sorts_logits
     if sorts == "none":
@@ -288,8 +271,7 @@ def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
         positions x rotated elements of a head x bytes, for each distinct rotation
 
     All layers with equal rotations share one table, whole on every device. Source: vllm/model_executor/layers/
-    rotary_embedding/base.py; pull request 44738 of vllm-project/vllm says what cutting it to the context would save.
-    """
+    rotary_embedding/base.py; pull request 44738 of vllm-project/vllm says what cutting it to the context would save."""
     rules = engine.described.facts.buffers
     if rules.rotary_table == "none":
         return 0.0
@@ -299,26 +281,25 @@ def rotary_table_bytes(model: ModelSpec, engine: EngineSpec) -> float:
     return positions * size * sum(table[1] for table in tables if table is not None)
 
 
-def _rotated(layer: Layer) -> tuple[Rope, int] | None:
+def _rotated(layer: arch.Layer) -> tuple[arch.Rope, int] | None:
     """A layer's RoPE, and the rotated elements per head."""
     mixer = layer.mixer
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, arch.LatentAttention):
         return mixer.rope, mixer.qk_rope_head_dim
-    if isinstance(mixer, Attention) and mixer.rope is not None:
+    if isinstance(mixer, arch.Attention) and mixer.rope is not None:
         return mixer.rope, mixer.rope.dim or mixer.head_dim
     return None
 
 
-def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
+def _inputs(layer: arch.Layer, shard: Sharding, hidden: int) -> int:
     """Elements per token that a layer's operators read: residual and normed state before each block, queries, keys,
     values, attention output, the halves of a feed-forward block and their product.
 
-    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices.
-    """
+    Source: Korthikanti et al. 2022, section 4.1, without dropout; fused attention stores no score matrices."""
     total = 0
     if layer.mixer is not None:
         total += 2 * hidden
-        if isinstance(layer.mixer, Attention):
+        if isinstance(layer.mixer, arch.Attention):
             mixer = layer.mixer
             heads, kv_heads = shard.columns(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
             total += (heads + kv_heads) * (mixer.head_dim + mixer.v_head_dim)
@@ -329,12 +310,11 @@ def _inputs(layer: Layer, shard: Sharding, hidden: int) -> int:
     return total
 
 
-def _intermediate(layer: Layer, shard: Sharding, hidden: int) -> int:
+def _intermediate(layer: arch.Layer, shard: Sharding, hidden: int) -> int:
     ffn = layer.ffn
-    if isinstance(ffn, DenseFFN):
+    if isinstance(ffn, arch.DenseFFN):
         return (3 if ffn.gated else 2) * shard.columns(ffn.intermediate_size)
-    if isinstance(ffn, MoEFFN):
+    if isinstance(ffn, arch.MoEFFN):
         per_row = (3 if ffn.gated else 2) * ceil(ffn.intermediate_size / shard.moe_tp) + (ffn.latent_size or hidden)
-        rows = ceil(ffn.top_k * shard.dp / shard.ep)
-        return rows * per_row
+        return ceil(ffn.top_k * shard.dp / shard.ep) * per_row
     return 0

@@ -14,8 +14,7 @@ No groups if layers' blocks differ in size (other heads), or a drafter brings la
 With it, states are set apart (vLLM itself does not start then).
 Source: vllm-project/vllm, vllm/v1/core/kv_cache_utils.py (_get_kv_cache_groups_uniform_page_size) and
 vllm/config/vllm.py (what disables the manager: platforms without it, as TPUs; KV connectors that cannot tell groups
-apart).
-"""
+apart)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,8 +48,7 @@ class StateBlocks:
     """Recurrent states in the pool of KV blocks.
 
     groups:     of layers with keys, and with states; per_sequence: blocks per sequence beside its tokens'
-    block_size: tokens of an attention block as the engine makes it
-    """
+    block_size: tokens of an attention block as the engine makes it"""
 
     groups: tuple[LayerGroup, ...]
     per_sequence: int
@@ -60,8 +58,7 @@ class StateBlocks:
 def state_blocks(model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> StateBlocks | None:
     """KV blocks of the states of `model`, as served; None if states are not in blocks.
 
-    m = ceil( bytes of a layer's state / (b bytes of a token in an attention layer) )     blocks of b tokens
-    """
+    m = ceil( bytes of a layer's state / (b bytes of a token in an attention layer) )     blocks of b tokens"""
     rules = engine.described.facts.kv_groups
     is_off = "state" not in rules.kinds or engine.disable_hybrid_kv_cache_manager
     if is_off or hardware.kind not in _PLATFORMS or not _can_have_groups(model, engine):

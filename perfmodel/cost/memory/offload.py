@@ -5,8 +5,7 @@
 Layer-wise loading overlaps with the step; the last of L layers waits for its blocks: max(step, t) + min(step, t)/L.
 Stores use the link's other direction and hide beside steps. Without overlap a step waits for both, stores first.
 Source: CachedAttention (Gao et al. 2024): loading layer by layer; vLLM's offloading connector; vLLM before version 1,
-`CacheEngine.swap_out` and `swap_in`: copies both ways on the stream of the step that follows.
-"""
+`CacheEngine.swap_out` and `swap_in`: copies both ways on the stream of the step that follows."""
 
 from dataclasses import dataclass
 
@@ -25,8 +24,7 @@ class RestoreCost:
     """Restoring over the link of one device.
 
     layers: of the model; 0 if the step waits for all blocks
-    block_size: tokens per block
-    """
+    block_size: tokens per block"""
 
     latency_s: float
     bytes_per_s: float
@@ -49,8 +47,7 @@ class RestoreCost:
     def added_s(self, step_s: float, num_tokens: float, num_blocks: float, num_stored: float = 0) -> float:
         """Seconds that copies add to a step of `step_s`.
 
-        num_tokens, num_blocks: restored for it; num_stored: blocks to the tier, waited for only without overlap
-        """
+        num_tokens, num_blocks: restored for it; num_stored: blocks to the tier, waited for only without overlap"""
         alone = self.alone_s(num_tokens, num_blocks)
         if not self.layers:
             return alone + self.alone_s(num_stored * self.block_size, num_stored)
@@ -62,20 +59,14 @@ def restore_cost(scenario: Scenario, offload: KvOffload, graph: StepGraph) -> Re
     link, model = offload.link_of(scenario.hardware), graph.model
     shard = Sharding.of(scenario.engine)
     per_token = kv_bytes_per_token(model, shard, list(model.iter_layers())) / shard.pp
-    return RestoreCost(
-        link.latency_s,
-        link.bandwidth_bytes_per_s,
-        per_token,
-        model.num_layers if offload.overlap else 0,
-        scenario.engine.block_size,
-    )
+    num_layers, size = model.num_layers if offload.overlap else 0, scenario.engine.block_size
+    return RestoreCost(link.latency_s, link.bandwidth_bytes_per_s, per_token, num_layers, size)
 
 
 def least_restored_tokens(scenario: Scenario, offload: KvOffload, graph: StepGraph, timer: OperatorTimer) -> int:
     """The fewest tokens worth restoring: the rule's, else the first power of two that is faster than recomputing.
 
-    scenario, offload: the engine and its tier; graph, timer: cost of recomputing
-    """
+    scenario, offload: the engine and its tier; graph, timer: cost of recomputing"""
     longest = scenario.engine.max_model_len or scenario.model.max_position_embeddings
     if offload.rule != "faster":
         return 1 if offload.rule == "restore" else longest + 1

@@ -5,8 +5,7 @@
 at the pipeline stage, or the device of a layer split, with the fewest. With CPU-offloaded layers (`n_gpu_layers`) the
 plan covers the device; the host holds the rest, with their KV. CUDA graphs count inside the share from vLLM 0.21 on;
 before, they were captured in what it leaves. With groups (`perfmodel.cost.memory.groups`) a block has the layers of one
-group. Not modelled: fragmentation, memory of other processes, an encoder's activations.
-"""
+group. Not modelled: fragmentation, memory of other processes, an encoder's activations."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -57,8 +56,7 @@ class MemoryPlan(Renderable):
                    with groups, of the layers of any one of them
     kv_bytes_per_token: of a token in a block
     rolling_span:  tokens that a sequence holds blocks for at most, None if for all
-    kv_groups:     groups of layers that each have blocks of their own for a sequence; none: all share them
-    """
+    kv_groups:     groups of layers that each have blocks of their own for a sequence; none: all share them"""
 
     model: str
     hardware: str
@@ -288,8 +286,7 @@ def _with_blocks(plan: MemoryPlan, model: ModelSpec, engine: EngineSpec) -> tupl
 
 
 def _does_not_fit(plan: MemoryPlan, model: ModelSpec, hardware: HardwareSpec, engine: EngineSpec) -> str:
-    tp = engine.tensor_parallel_size
-    needed = plan.weight_bytes
+    tp, needed = engine.tensor_parallel_size, plan.weight_bytes
     what = "the weights need"
     if plan.usable_bytes >= needed:  # the weights alone would fit
         needed += plan.workspace_bytes + plan.state_bytes + plan.block_size * plan.kv_bytes_per_token

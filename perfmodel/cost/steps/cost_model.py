@@ -1,8 +1,7 @@
 """Step times by batch shape: `StepCostModel`, and `GraphCostModel` for one graph on one device.
 
 Durations are whole picoseconds, so sums do not depend on order or grouping: steps advanced together take exactly as
-long as one by one. A cost model counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds.
-"""
+long as one by one. A cost model counts uses of each cost; `usage` multiplies out FLOPs, bytes and bounds."""
 
 from collections.abc import Hashable
 from typing import Protocol
@@ -21,8 +20,7 @@ _OF_BATCH = (Depends.TOKENS, Depends.ROWS, Depends.SAMPLES)  # what `_Batch` sum
 class StepCostModel(Protocol):
     """Times steps. `GraphCostModel` is the plain one; those of pipelines and speculation wrap it.
 
-    has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one
-    """
+    has_runs: whether `run` answers; else plans overlap or drafts are drawn, and steps are priced one by one"""
 
     has_runs: bool
 
@@ -33,8 +31,7 @@ class StepCostModel(Protocol):
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun | None:
         """`num_steps` decode steps from `shape` on, one token per sequence each; `apply_leap` counts those taken.
 
-        growth: per step, of `shape.decode_windowed`
-        """
+        growth: per step, of `shape.decode_windowed`"""
         ...
 
     def explain(self, shape: BatchShape) -> StepEstimate:
@@ -149,7 +146,11 @@ class GraphCostModel:
         if self._shared is not None:
             device += self._shared.use(shape)
         if shape.prefills:
-            device += self._prompt_time(shape)
+            device += self._prompts.use(shape) if self._prompts is not None else 0
+            if self._draw is not None:
+                device += self._drawn_prompts(shape, self._draw)
+            if self._mixed and shape.num_decodes:
+                device += self._mixed_extra(shape)
         duration = step_ticks(batch.serial, batch.hidden, device)
         self._waited.total += duration - device
         return duration
@@ -184,15 +185,6 @@ class GraphCostModel:
             curves = [Curve(self._costs, num_decodes, axis, queries) for axis in self.tables.axes]
             self._curves[key] = curves
         return curves
-
-    def _prompt_time(self, shape: BatchShape) -> int:
-        """Picoseconds that prompts add: attention and the rest."""
-        duration = self._prompts.use(shape) if self._prompts is not None else 0
-        if self._draw is not None:
-            duration += self._drawn_prompts(shape, self._draw)
-        if self._mixed and shape.num_decodes:
-            duration += self._mixed_extra(shape)
-        return duration
 
     def run(self, shape: BatchShape, growth: tuple[int, ...], num_steps: int) -> DecodeRun:
         """See `StepCostModel.run`."""
@@ -235,8 +227,7 @@ class GraphCostModel:
 
     def _drawn_prompts(self, shape: BatchShape, draw: Draw) -> int:
         """Picoseconds that the draw's prompt factor adds: to operators of prompts and tokens beyond what decodes, or
-        one token, take in every step, beside other ranks' tokens.
-        """
+        one token, take in every step, beside other ranks' tokens."""
         count = max(shape.num_decodes, 1)
         everyone = shape.group_tokens or self.tables.graph.shard.dp * shape.num_tokens
         alone = BatchShape(count, 0, (), count, group_tokens=everyone - shape.num_tokens + count)

@@ -1,8 +1,7 @@
 """Decode steps over growing contexts: attention time as a curve tabulated at knots, and runs of steps along it.
 
 Knots are an eighth of an octave apart, linear in between: exact for lines, within about 0.1 % for curves. So a run of
-growing decode steps is an arithmetic series. Times are whole picoseconds: sums do not depend on order.
-"""
+growing decode steps is an arithmetic series. Times are whole picoseconds: sums do not depend on order."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -36,8 +35,7 @@ class Used:
 class Segment:
     """A line over context from `start` up to `end`: `base + slope * (x - start)`.
 
-    at_start, at_end: the costs there
-    """
+    at_start, at_end: the costs there"""
 
     __slots__ = ("_ends", "base", "end", "slope", "start", "sum_offset", "uses")
 
@@ -65,8 +63,7 @@ class Segment:
 class Curve:
     """Duration of some decode operators at one batch size over one summed context.
 
-    tables: of costs; axis: which context; queries: tokens of the batch; 0: one per sequence
-    """
+    tables: of costs; axis: which context; queries: tokens of the batch; 0: one per sequence"""
 
     __slots__ = ("_tables", "axis", "batch", "queries", "segments")
 

@@ -3,8 +3,7 @@
     t_step = serial host + max( hidden host, sum over operators of count x t_op )
 
 Operators run one after another, each bounded by its own resource: never a maximum of global sums. With pipeline stages
-a step is the round in which each sequence gets a token (`stages`).
-"""
+a step is the round in which each sequence gets a token (`stages`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ _BOUNDS = ("compute", "memory", "communication", "overhead")
 class OperatorEstimate:
     """One row: an operator that runs `count` times; `work` and `time` are of one run.
 
-    The count is a mean under early exit. link: the slowest of its messages; num_nodes: of its group
-    """
+    The count is a mean under early exit. link: the slowest of its messages; num_nodes: of its group"""
 
     name: str
     count: float
@@ -85,8 +83,7 @@ class PipelineEstimate:
 
     num_plans:    how many; stage_s: seconds of the longest plan in each stage
     latency_s:    of a lone plan: the inter-token latency of a sequence that decodes alone
-    bubble_share: idle share of all devices in the round
-    """
+    bubble_share: idle share of all devices in the round"""
 
     num_plans: int
     stage_s: tuple[float, ...]
@@ -106,8 +103,7 @@ class StepEstimate(Renderable):
     mfu, mbu:       model FLOPs and bytes utilisation: share of the declared peaks over `duration_s`
     bound_share:    share of `duration_s` by what bounds the operators; launches and exposed host time are overhead
     pipeline:       of several stages; then rows are those of a device on their average, and `bound_share` is of the
-                    time in which it has something to do
-    """
+                    time in which it has something to do"""
 
     rows: tuple[OperatorEstimate, ...]
     duration_s: float
@@ -149,8 +145,7 @@ def summed(
 ) -> StepEstimate:
     """The estimate of a step with these `rows`.
 
-    duration: seconds of the step; host: its serial and hidden seconds; timer: of the rows
-    """
+    duration: seconds of the step; host: its serial and hidden seconds; timer: of the rows"""
     device = sum(row.duration_s for row in rows)
     at_peak = sum(row.count * timer.at_peak_s(row.work, timer.fit(row.work)) for row in rows)
     num_bytes = sum(row.hbm_bytes for row in rows)

@@ -2,8 +2,7 @@
 
     t_step = serial + max( hidden, device )
 
-`serial` parts are always exposed; `hidden` parts overlap with the device.
-"""
+`serial` parts are always exposed; `hidden` parts overlap with the device."""
 
 from perfmodel.cost.calibrations.calibration import EAGER_OPERATOR_S, HostFit
 from perfmodel.cost.calibrations.draws import Draw
@@ -76,8 +75,7 @@ def host_fit(graph: StepGraph, timer: OperatorTimer) -> HostFit:
     run ahead of the device and are exposed only if they take longer.
 
     With pipeline stages the engine's host plans each batch once, and a process per stage launches its layers: the whole
-    graph has what comes once, a stage's graph what comes with layers and launches.
-    """
+    graph has what comes once, a stage's graph what comes with layers and launches."""
     calibration = timer.calibration
     host = calibration.host
     if not graph.is_async:
@@ -99,8 +97,7 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
     or the host was measured without.
 
     `OverheadFits.engine_launch_s` per call (`launching_calls`). Plain PyTorch modules take EAGER_OPERATOR_S each under
-    any calibration, but not on a CPU, which computes in the same thread.
-    """
+    any calibration, but not on a CPU, which computes in the same thread."""
     calibration = timer.calibration
     is_plain = graph.is_plain and timer.hardware.kind != "cpu"
     shape = decode_shape(1, 1, graph.model.attention_spans)
@@ -113,10 +110,7 @@ def launch_seconds(graph: StepGraph, timer: OperatorTimer) -> tuple[float, int]:
 
 def launching_calls(graph: StepGraph) -> int:
     """Python calls that launch a decode step's kernels: one per operator, whose C++ also launches quantization and
-    combine kernels; experts' kernels are launched one by one.
-    """
+    combine kernels; experts' kernels are launched one by one."""
     shape = decode_shape(1, 1, graph.model.attention_spans)
     works = [(node.count, node.work(shape)) for node in graph.nodes]
-    return sum(
-        count * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for count, work in works
-    )
+    return sum(n * (work.num_kernels if work.family == "moe" else min(work.num_kernels, 1)) for n, work in works)

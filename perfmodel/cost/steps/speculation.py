@@ -13,8 +13,7 @@ A drafter on its own devices shares none: round = max(verification, drafting). R
 none to verify) are up to `perfmodel.engine.config`.
 
 `DraftTables`: costs of drafting and verifying, shared by a scenario's cost models. Drafter passes run back to back on
-the model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches.
-"""
+the model's devices, launched ahead by the host: a pass takes the longer of its operators and its launches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,8 +50,7 @@ class DraftTables:
 
     drafter, passes: the drafter and the cost of a pass; None if no device drafts
     first, rest:     the two parts of LayerSkip's verification; else None
-    method:          the model's sampling
-    """
+    method:          the model's sampling"""
 
     config: SpeculativeConfig
     method: str
@@ -80,8 +78,7 @@ class DraftTables:
 
 class Pass(NamedTuple):
     """A drafter pass over `num_seqs` sequences of `queries` tokens each, with `rows` rows of logits and `context`
-    tokens in all.
-    """
+    tokens in all."""
 
     num_seqs: int
     queries: int
@@ -116,8 +113,7 @@ def draft_tables(
     """The tables for `engine.speculative_config`; None without one.
 
     graph: the model's own steps, with their calibration, sampling and bytes_per_logit; hardware, routing: also of the
-    drafter. Raises SpecError for a model that this method cannot draft for.
-    """
+    drafter. Raises SpecError for a model that this method cannot draft for."""
     config = engine.speculative_config
     if config is None:
         return None
@@ -151,8 +147,7 @@ def _launches(hardware: HardwareSpec, host: HostFit) -> HostFit:
 def passes_of(config: SpeculativeConfig, drafter: Drafter, shape: BatchShape) -> list[Pass]:
     """The passes of the round of a step of `shape`; one for its prompts if no sequence drafts.
 
-    Each pass reads the nodes drafted by the last (one of a chain, several of a tree) and drafts their children.
-    """
+    Each pass reads the nodes drafted by the last (one of a chain, several of a tree) and drafts their children."""
     drafting = shape.drafting
     if not drafting:
         return [Pass(0, 1, 0, 0)] if shape.prefills and drafter.computes_prompts else []
@@ -343,7 +338,7 @@ class SpeculativeCostModel:
     # ---------------------------------------------------------------- what it all amounted to
 
     def usage(self) -> Usage:
-        """Totals over all steps so far, per device; time saved by pipelining is taken off the overhead."""
+        """Totals over all steps so far, per device; time saved by pipelining is taken off overhead and bounds."""
         total = Usage()
         for cost_model in self._cost_models():
             total.add(cost_model.usage(), 1)
@@ -354,7 +349,11 @@ class SpeculativeCostModel:
             total.hbm_bytes += times * work.hbm_bytes
             total.bound_s["memory"] += times * duration / PS_PER_S
         total.bound_s["overhead"] += self._lookup_wait / PS_PER_S
-        _take_off(total, self._overlapped / PS_PER_S)
+        saved, bound_s = self._overlapped / PS_PER_S, total.bound_s
+        for bound in ("overhead", *sorted(_RESOURCES, key=lambda item: -bound_s[item])):
+            taken = min(saved, bound_s[bound])
+            bound_s[bound] -= taken
+            saved -= taken
         return total
 
 
@@ -375,12 +374,3 @@ def _alike(passes: list[Pass]) -> list[tuple[int, Pass]]:
 def _shares(usage: Usage, duration: int) -> tuple[float, ...]:
     seconds = max(duration / PS_PER_S, 1e-30)
     return tuple(min(usage.bound_s[resource] / seconds, 1.0) for resource in _RESOURCES)
-
-
-def _take_off(usage: Usage, seconds: float) -> None:
-    """Subtract doubly counted time from the overhead first, then from the largest bound."""
-    bound_s = usage.bound_s
-    for bound in ("overhead", *sorted(_RESOURCES, key=lambda item: -bound_s[item])):
-        taken = min(seconds, bound_s[bound])
-        bound_s[bound] -= taken
-        seconds -= taken

@@ -22,8 +22,7 @@ Layer splits: layers on several devices of one machine that work one after anoth
     t = T (n + g - 1) / (n g)        g = min(devices, pieces_under_way)
 
 One piece, as in decode-only steps, gains nothing. Source: GPipe (Huang et al. 2019); llama.cpp's
-`llama_context::decode`, which hands over all pieces of a batch before it waits for the first.
-"""
+`llama_context::decode`, which hands over all pieces of a batch before it waits for the first."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -79,8 +78,7 @@ def round_time(plans: Mapping[StageTimes, int]) -> float:
 def plans_of_round(shape: BatchShape, num_stages: int) -> dict[BatchShape, int]:
     """The plans of a step of `shape`, with their counts: one per stage, if there are as many sequences.
 
-    Decodes are split evenly, prompts go whole to one plan after another.
-    """
+    Decodes are split evenly, prompts go whole to one plan after another."""
     count = max(1, min(num_stages, shape.num_decodes + len(shape.prefills)))
     if count == 1:
         return {shape: 1}

@@ -30,8 +30,7 @@ class StepCosts:
 
     tables: costs of the model's own steps, shared by all cost models
     drafts: costs of drafting and verifying, with speculation
-    split:  of layers over several devices
-    """
+    split:  of layers over several devices"""
 
     tables: StepTables
     profile: EngineProfile
@@ -80,9 +79,7 @@ class StepCosts:
     def tokens_per_decode(self, shape: BatchShape) -> float:
         """Mean tokens per decoding sequence of a step; 1 if acceptance is unknown."""
         config = self.drafts.config if self.drafts is not None else None
-        if config is None or config.acceptance is None:
-            return 1.0
-        return config.expected_tokens(self.draft_depth(shape))
+        return 1.0 if config is None or config.acceptance is None else config.expected_tokens(self.draft_depth(shape))
 
     def estimate(self, shape: BatchShape) -> StepEstimate:
         """A step of `shape` by operator; with drafting, verification and the drafter's prompts where it speculates."""
@@ -96,8 +93,7 @@ def scenario_fits(
 ) -> tuple[Calibration, EngineProfile]:
     """The calibration as the engine runs its kernels, and the profile; default: those of `engine.profile`.
 
-    Intervals widen for engine versions older or newer than any described.
-    """
+    Intervals widen for engine versions older or newer than any described."""
     profile = profile or profile_of(scenario.engine)
     engine = scenario.engine
     calibration = calibration or engine_calibration(scenario.hardware, engine)
@@ -128,12 +124,9 @@ def _captured_with_prompts(scenario: Scenario) -> int:
         "all2all": engine.data_parallel_size > 1 and engine.enable_expert_parallel and not engine.gathers_tokens,
         "speculation": engine.speculative_config is not None,
     }
-    return engine.described.facts.graphs.most_with_prompts(
-        engine.captured_tokens,
-        engine.max_num_batched_tokens,
-        any(isinstance(mixer, LatentAttention) for mixer in mixers),
-        [name for name, is_there in has.items() if is_there],
-    )
+    has_latents = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    names, limits = [name for name, is_there in has.items() if is_there], engine.described.facts.graphs
+    return limits.most_with_prompts(engine.captured_tokens, engine.max_num_batched_tokens, has_latents, names)
 
 
 def scenario_graph(scenario: Scenario, profile: EngineProfile, spread: ContextSpread | None = None) -> StepGraph:
@@ -156,8 +149,7 @@ def scenario_drafts(
     """Costs of drafting and verifying beside the steps of `graph`; None without speculation.
 
     calibration, profile: from `scenario_fits`. Raises SpecError for a model that the scenario's method cannot draft
-    for.
-    """
+    for."""
     method = scenario.sampling.method
     return draft_tables(
         scenario.model,

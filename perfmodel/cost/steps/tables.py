@@ -2,8 +2,7 @@
 
 Each group of operators depends on one part of a batch's shape (`OperatorGroup`); decode attention depends on batch and
 summed contexts, by axis. Tables know no steps taken, so simulations share them. Costs are kept by fit, so that a draw
-(`DrawnTables`) only multiplies.
-"""
+(`DrawnTables`) only multiplies."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -62,8 +61,7 @@ class OperatorGroup:
 
     key:      that part; 0 or empty: no work
     shape:    a batch with that part only
-    by_token: whether work depends on the step's tokens, whoever's they are
-    """
+    by_token: whether work depends on the step's tokens, whoever's they are"""
 
     depends: Depends
     key: Callable[[BatchShape], Any]
@@ -97,8 +95,7 @@ def _groups_of(graph: StepGraph) -> tuple[OperatorGroup, ...]:
 class StepCost(NamedTuple):
     """Picoseconds of one run of some operators, and their usage.
 
-    parts: (index in `StepTables.fits`, seconds timed by it)
-    """
+    parts: (index in `StepTables.fits`, seconds timed by it)"""
 
     duration: int
     usage: Usage
@@ -142,8 +139,7 @@ class StepTables:
     def decodes(self, axis: int, batch: int, context: int, queries: int = 0) -> StepCost:
         """The cost of decode operators on `axis`: 0 is the summed context, i that under the i-th span.
 
-        batch: sequences; context: their summed tokens on the axis; queries: tokens of all decodes; 0: one each
-        """
+        batch: sequences; context: their summed tokens on the axis; queries: tokens of all decodes; 0: one each"""
         entry = (Depends.DECODE, (axis, batch, context, queries))
         known = self._known_decodes.get(entry)
         if known is not None:

@@ -54,9 +54,7 @@ class StepPair(NamedTuple):
     @property
     def kind(self) -> str:
         """decode | chunk | mixed"""
-        if not self.num_chunks:
-            return "decode"
-        return "mixed" if self.num_decodes else "chunk"
+        return "decode" if not self.num_chunks else "mixed" if self.num_decodes else "chunk"
 
     @property
     def row(self) -> _Row:
@@ -187,8 +185,7 @@ def report_executor(
             by[f"run {number}"] = {name: rows.stats() for name, rows in of_run.items() if len(rows)}
     steps = [pair for comparison in comparisons for pair in comparison.steps]
     for group, (kind, low, high) in _STEP_GROUPS.items():
-        members = [pair.row for pair in steps if pair.kind == kind and low <= pair.num_decodes <= high]
-        rows = _rows(members, interval)
+        rows = _rows([pair.row for pair in steps if pair.kind == kind and low <= pair.num_decodes <= high], interval)
         by |= {group: {"step": rows.stats()}} if len(rows) else {}
     return ValidationReport(
         kind="executor",
@@ -284,6 +281,5 @@ def validate_recorded(
         )
         for number, shape in enumerate(shapes_of(EngineSteps(scenario, steps, chunks)))
     ]
-    residuals = costs.calibration.step_residuals
-    report = report_executor([ExecutorComparison(simulated, executed, pairs)], residuals)
+    report = report_executor([ExecutorComparison(simulated, executed, pairs)], costs.calibration.step_residuals)
     return replace(report, provenance=provenance_of([scenario]))

@@ -9,8 +9,7 @@ Half of the measured kernels and steps calibrate the device; predicted are
     speedup           scenarios with and without a technique: the gain on both clocks
 
 A sentence per operator compares kernels with the device's limit and the best library call. A problem's limit is the
-larger of bytes / measured copy bandwidth and FLOPs / measured rate of a library product in the same format, from the
-same run."""
+larger of bytes / measured copy bandwidth and FLOPs / measured rate of a library product in the same format and run."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,16 +34,7 @@ from perfmodel.evidence.executed.techniques import speedups
 from perfmodel.evidence.fit.device import costs_of, fit_measured, predict_kernels
 from perfmodel.evidence.observation import NO_INTERVAL, Observation, Prediction, Progress, reported
 from perfmodel.evidence.report import Comparison, Dimension, ValidationReport, by_dimension, comparison_of, pooled
-from perfmodel.evidence.sources.measured import (
-    SIDES,
-    Ceilings,
-    KernelRecord,
-    MeasuredStep,
-    Measurements,
-    ServingRecord,
-    read_measurements,
-    shape_of,
-)
+from perfmodel.evidence.sources import measured as suites
 from perfmodel.files.blocks import block_as
 from perfmodel.ops.work import BatchShape
 from perfmodel.planning.points import run_metric
@@ -53,22 +43,23 @@ from perfmodel.specs import load_hardware, load_scenario
 from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.scenario import Scenario
 
-RecordT = TypeVar("RecordT", KernelRecord, MeasuredStep)
+RecordT = TypeVar("RecordT", suites.KernelRecord, suites.MeasuredStep)
 _MEANS = ("e2el", "tpot", "ttft")
 _WORST = 5
 
 
-def served_steps(run: ServingRecord, scenario: Scenario, calibration: Calibration) -> list[Prediction]:
+def served_steps(run: suites.ServingRecord, scenario: Scenario, calibration: Calibration) -> list[Prediction]:
     """Each executed step as a `serving_step` in seconds, predicted at its exact shape."""
     cost_model = step_costs(scenario, calibration, EngineProfile(engine=calibration.engine)).cost_model()
     result = []
     for fields, seconds in zip(run.steps.shapes, run.steps.seconds, strict=True):
-        batch = shape_of(dict(zip(BatchShape._fields, fields, strict=False)))  # those at their defaults are left out
+        batch = suites.shape_of(
+            dict(zip(BatchShape._fields, fields, strict=False))
+        )  # those at their defaults are left out
         drafts = f", {batch.num_draft_tokens} drafted" if batch.num_draft_tokens else ""
         label = f"{batch.num_decodes} decodes, {len(batch.prefills)} prompts, {batch.num_tokens} tokens{drafts}"
-        row = Observation(
-            f"{run.scenario}: {label}", None, {"serving_step": seconds}, labels={"scenario": run.scenario}
-        )
+        name, labels = f"{run.scenario}: {label}", {"scenario": run.scenario}
+        row = Observation(name, None, {"serving_step": seconds}, labels=labels)
         result.append(_predicted(row, cost_model.duration_ps(batch) / PS_PER_S, calibration.step_residuals))
     return result
 
@@ -87,7 +78,7 @@ def _compared(metric: str, pairs: Sequence[Prediction], *dimensions: str, unit: 
 
 def validate_measured(folder: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Calibrate on half of `folder`, predict the rest. Raises SpecError for an invalid folder."""
-    measured = read_measurements(folder)
+    measured = suites.read_measurements(folder)
     info, hardware = measured.info, load_hardware(measured.info.device)
     fitted_kernels, kernels = halves(measured.kernels, lambda record: record.operator)
     fitted_steps, steps = halves(
@@ -144,7 +135,7 @@ def halves(
     return tuple(parts[0]), tuple(parts[1])
 
 
-def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+def _kernels(records: Sequence[suites.KernelRecord], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
     pairs = []
     for record, seconds, residuals in predict_kernels(records, calibration, hardware):
         row = Observation(record.label, record, {"kernel": record.seconds}, labels={"operator": record.operator})
@@ -152,7 +143,7 @@ def _kernels(records: Sequence[KernelRecord], calibration: Calibration, hardware
     return _compared("kernel", pairs, "operator")
 
 
-def _steps(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+def _steps(records: Sequence[suites.MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
     pairs = []
     for step in records:
         kind = "prompts" if step.batch.prefills else f"batch {step.batch.num_decodes}"
@@ -176,7 +167,7 @@ def _energies(records: Sequence[MeasuredStep], calibration: Calibration, hardwar
 
 
 def _servings(
-    measured: Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
+    measured: suites.Measurements, calibration: Calibration, unpredicted: list[str], progress: Progress | None
 ) -> list[Comparison]:
     """Steps and means of all scenarios, simulated whole; failures go to `unpredicted`."""
     steps: list[Prediction] = []
@@ -204,11 +195,13 @@ def _servings(
     return [_compared("serving_step", steps, "scenario"), *means]
 
 
-def _verdicts(measured: Measurements, calibration: Calibration, unpredicted: list[str]) -> list[TechniqueVerdict]:
+def _verdicts(
+    measured: suites.Measurements, calibration: Calibration, unpredicted: list[str]
+) -> list[TechniqueVerdict]:
     """Verdict of each pair with both sides; failures go to `unpredicted`."""
     result = []
     for name in dict.fromkeys(key.rpartition(" ")[0] for key in measured.pairs):
-        keys = [f"{name} {side}" for side in SIDES]
+        keys = [f"{name} {side}" for side in suites.SIDES]
         if all(key in measured.pairs for key in keys):
             try:
                 result.append(_verdict([measured.pairs[key] for key in keys], calibration, measured.info.date))
@@ -217,7 +210,7 @@ def _verdicts(measured: Measurements, calibration: Calibration, unpredicted: lis
     return result
 
 
-def _verdict(sides: list[ServingRecord], calibration: Calibration, date: str) -> TechniqueVerdict:
+def _verdict(sides: list[suites.ServingRecord], calibration: Calibration, date: str) -> TechniqueVerdict:
     scenarios = [load_scenario(side.scenario, side.overrides) for side in sides]
     technique = block_as(scenarios[0].technique, Technique)
     if technique is None:
@@ -235,9 +228,9 @@ def _verdict(sides: list[ServingRecord], calibration: Calibration, date: str) ->
     return TechniqueVerdict.of(technique, file, [TechniqueRun(gained, took, Sides(*biases))], "", date)
 
 
-def _rate_notes(measured: Measurements) -> Iterator[str]:
+def _rate_notes(measured: suites.Measurements) -> Iterator[str]:
     """One sentence per operator, wrong results first."""
-    by_operator: dict[str, list[KernelRecord]] = {}
+    by_operator: dict[str, list[suites.KernelRecord]] = {}
     for record in measured.kernels:
         by_operator.setdefault(record.operator, []).append(record)
         if record.error is not None and record.tolerance is not None and not record.error <= record.tolerance:
@@ -266,7 +259,7 @@ def _rate_notes(measured: Measurements) -> Iterator[str]:
         yield f"{len(measured.info.left_out)} tasks did not fit the time budget."
 
 
-def _limit(record: KernelRecord, ceilings: Ceilings) -> tuple[float, str]:
+def _limit(record: suites.KernelRecord, ceilings: suites.Ceilings) -> tuple[float, str]:
     """(minimal seconds of a problem or 0 if unknown, its bound)"""
     rate = ceilings.rate(record.rate)
     memory = record.bytes / ceilings.bandwidth if ceilings.bandwidth else 0.0
@@ -274,7 +267,7 @@ def _limit(record: KernelRecord, ceilings: Ceilings) -> tuple[float, str]:
     return max(memory, compute), "memory" if memory >= compute else "compute"
 
 
-def _smoke_notes(measured: Measurements) -> Iterator[str]:
+def _smoke_notes(measured: suites.Measurements) -> Iterator[str]:
     checks = measured.smoke
     wrong = {key: check for key, check in checks.items() if not check.is_right}
     if checks:
@@ -283,13 +276,11 @@ def _smoke_notes(measured: Measurements) -> Iterator[str]:
         yield f"WRONG RESULT: {key}: differs by {check.error:.2g}; expected at most {check.tolerance:.2g}."
 
 
-def _state_notes(measured: Measurements) -> Iterator[str]:
+def _state_notes(measured: suites.Measurements) -> Iterator[str]:
     """Clocks and power: a clock that drops at the power limit explains times."""
     readings = measured.info.readings
     units = {"sm_clock_mhz": "MHz", "memory_clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
     columns = {name: values for name in units if (values := getattr(readings, name))}
     if columns:
-        stated_as = (
-            f"{name} {median(values):g} ({min(values):g} to {max(values):g})" for name, values in columns.items()
-        )
+        stated_as = (f"{name} {median(row):g} ({min(row):g} to {max(row):g})" for name, row in columns.items())
         yield f"While measuring, median and range: {'; '.join(stated_as)}."

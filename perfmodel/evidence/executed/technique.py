@@ -47,16 +47,6 @@ def executed_interval(speedups: Sequence[float]) -> tuple[float, float]:
     return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
 
 
-def outcome_of(simulated: float, speedups: Sequence[float]) -> Outcome:
-    """Verdict from the `simulated` speedup and those of paired executed runs."""
-    executed, (low, high) = median(speedups), executed_interval(speedups)
-    is_close = low <= simulated <= high or abs(simulated / executed - 1.0) <= CLOSE
-    has_effect = max(executed, 1 / executed) > 1.0 + MIN_GAIN and not low <= 1.0 <= high
-    if not has_effect:
-        return "proves nothing" if is_close else "missed"
-    return "right" if is_close and (simulated > 1.0) == (executed > 1.0) else "missed"
-
-
 class Technique(Spec):
     """A technique and what it is compared with.
 
@@ -147,8 +137,12 @@ class TechniqueVerdict:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the simulator was right."""
-        return outcome_of(self.simulated, self.speedups)
+        """Whether the simulator was right, by paired executed runs."""
+        executed, (low, high) = median(self.speedups), executed_interval(self.speedups)
+        is_close = low <= self.simulated <= high or abs(self.simulated / executed - 1.0) <= CLOSE
+        if max(executed, 1 / executed) <= 1.0 + MIN_GAIN or low <= 1.0 <= high:
+            return "proves nothing" if is_close else "missed"
+        return "right" if is_close and (self.simulated > 1.0) == (executed > 1.0) else "missed"
 
     def __str__(self) -> str:
         result = f"simulated {self.simulated:.3f}, executed {self.executed:.3f}, quotient {self.quotient:.3f}"

@@ -1,6 +1,5 @@
 """`validate techniques`: each technique's speedup, simulated vs. executed on this CPU. A scenario with a `technique`
-block and its baseline are calibrated together on a step grid independent of their workloads, then simulated and
-executed."""
+block and its baseline are calibrated on one step grid independent of their workloads, then simulated and executed."""
 
 import hashlib
 import json
@@ -97,8 +96,7 @@ def validate_techniques(
     journal: stores finished pairs, and has those of an interrupted session
     judged:  called with each pair's verdict
 
-    Files that cannot be read or executed are listed with the reason. Raises SpecError if none can.
-    """
+    Files that cannot be read or executed are listed with the reason. Raises SpecError if none can."""
     root = Path(path)
     if not root.exists():
         raise SpecError(f"validate techniques {root}: no such file or folder.")
@@ -153,12 +151,8 @@ def _judge(file: Path, repeats: int, measure: Measure, journal: Journal) -> Tech
 def speedups(verdicts: Sequence[TechniqueVerdict]) -> tuple[Comparison, str]:
     """Simulated vs. executed speedups, a row per technique (medians over runs), and a sentence on the number right."""
     # executed = simulated / quotient, so that the row's error is that of the quotient, not one of two medians
-    rows = Rows(
-        [item.simulated for item in verdicts],
-        [item.simulated / item.quotient for item in verdicts],
-        [item.technique.name for item in verdicts],
-        trivial=1.0,
-    )
+    simulated, techniques = [item.simulated for item in verdicts], [item.technique.name for item in verdicts]
+    rows = Rows(simulated, [item.simulated / item.quotient for item in verdicts], techniques, trivial=1.0)
     names = Dimension.of([item.technique.metric for item in verdicts])
     comparison = Comparison.of("speedup", rows, "times", {"metric": names})
     counts = Counter(item.outcome for item in verdicts)

@@ -41,8 +41,7 @@ class DraftSetup(NamedTuple):
 
 
 def read_acceptance(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """Rows of a table, whose setups are `DraftSetup`, and those that cannot be read, with reasons. Raises SpecError for
-    another file."""
+    """Rows of a table, with `DraftSetup`s, and (row, reason) of unreadable ones. Raises SpecError for another file."""
     return described(named(lenient_rows(path, _COLUMNS, "accepted lengths")), _row)
 
 

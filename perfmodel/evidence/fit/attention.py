@@ -3,8 +3,7 @@
 Columns: batch_size, isl (query tokens of a sequence), step (cached tokens), num_heads, num_key_value_heads, head_dim,
 window_size (0 or NaN: none), attn_dtype, kv_cache_dtype, kernel_source, engine_version; latent modules also gemm_type.
 Rows of one kernel, head size and formats are fitted together over all windows. Latent tables without a model have
-DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`) includes the GEMMs that expand or absorb the
-latents."""
+DeepSeek-V3's sizes; attention alone (`context_mla`, `generation_mla`) includes GEMMs that expand or absorb latents."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -197,8 +196,7 @@ def prefill_sizes(table: KernelTable) -> PrefillSizes:
 
 
 def prefills_too_fast(table: KernelTable, device: DeviceFacts) -> NDArray[np.bool_]:
-    """Rows whose visible products alone would take longer at the declared peak. A kernel with FP8 keys multiplies in
-    FP8, whatever its queries' format."""
+    """Rows whose visible products alone would take longer at the declared peak; with FP8 keys they multiply in FP8."""
     sizes = prefill_sizes(table)
     tokens, cached, window = sizes.tokens, sizes.cached, sizes.heads.window
     short = np.clip(window - cached, 0, tokens)
@@ -215,8 +213,7 @@ _MASKS = 1e9  # tokens beyond a window that kernels visit which mask keys outsid
 
 def _prefill_kernels(name: str, head_dim: int, is_fp8: bool) -> list[PrefillKernel]:
     """Tile sizes by head size (tiles share registers and SRAM), from the libraries' sources. TensorRT-LLM's closed
-    kernels are inferred from their tables: 128 rows, and windows that start in wide key tiles. Of others, all that may
-    be."""
+    kernels are inferred from their tables: 128 rows, windows that start in wide key tiles. Of others, all may be."""
     if name == "trtllm":
         return [PrefillKernel(rows=128, keys=32, packs="never")]
     if name == "trtllm_sm90":

@@ -334,13 +334,9 @@ class _Problem:
         generations = [calibrated.generation_of(item.hardware) for item in settings]
         versions = [item.scenario.engine.described.version.described for item in settings]
         newest = max(versions, key=lambda text: parse_version(text or "0")[0])
-        self.layout = ParameterLayout(
-            _starts(CPU_START if settings[0].is_cpu else GPU_START, related),
-            self.columns.forms,
-            sorted(set(generations) - {""}),
-            sorted(set(versions) - {newest}),
-            related.cycles if related is not None else {},
-        )
+        starts = _starts(CPU_START if settings[0].is_cpu else GPU_START, related)
+        cycles, others = related.cycles if related is not None else {}, sorted(set(versions) - {newest})
+        self.layout = ParameterLayout(starts, self.columns.forms, sorted(set(generations) - {""}), others, cycles)
         count = Counter((item.row.device, item.row.test) for item in settings)
         totals = np.array([count[item.row.device, item.row.test] for item in settings])
         self._weights = np.sqrt(np.log2(1.0 + totals) / totals)
@@ -379,11 +375,8 @@ class _Problem:
         launch = (n["launch_s"] + n["unit_launch_s"] * self._units) * of_launch * old_launch
         reached = n["memory_fraction"] * of_memory / slower
         is_float = columns.form == (columns.forms.index("float") if "float" in columns.forms else -2)
-        products = np.where(
-            is_float,
-            n["float_compute_fraction"] * old_float * self._float_peak,
-            n["compute_fraction"] * old_compute * self._peak,
-        )
+        of_floats = n["float_compute_fraction"] * old_float * self._float_peak
+        products = np.where(is_float, of_floats, n["compute_fraction"] * old_compute * self._peak)
         rates = blocks.MatmulRates(
             launch,
             np.minimum(1.0, reached * np.where(columns.is_experts, n["expert_memory"], 1.0)) * self._bandwidth,
@@ -396,12 +389,9 @@ class _Problem:
         rate = np.where(self._is_flash, n["attention_fraction"], n["score_fraction"])
         share = np.where(self._is_flash, n["kv_fraction"], n["score_kv_fraction"])
         attention = rate * old_attention * of_compute / computing * self._float_peak
-        streamed = blocks.StreamRates(
-            launch,
-            np.where(columns.is_attention, attention, self._vector),
-            np.minimum(1.0, reached) * self._bandwidth,
-            np.minimum(1.0, share * of_memory / slower) * self._bandwidth,
-        )
+        peaks = np.where(columns.is_attention, attention, self._vector)
+        speeds = (np.minimum(1.0, part) * self._bandwidth for part in (reached, share * of_memory / slower))
+        streamed = blocks.StreamRates(launch, peaks, *speeds)
         passed = blocks.stream_seconds(sizes, columns.kv_bytes, streamed)
         multiplied: Vector = blocks.matmul_seconds(sizes, rates, np).duration
         multiplied[columns.form < 0] = passed[columns.form < 0]
@@ -428,8 +418,7 @@ class _Problem:
         result = np.zeros(len(keys))
         for number in range(min(_FOLDS, len(names))):
             out = folds == number
-            start = vector if len(names) > 1 else self.layout.prior[0]
-            again = self.solve((~out).astype(float), start)
+            again = self.solve((~out).astype(float), vector if len(names) > 1 else self.layout.prior[0])
             result[out] = self.predicted(again)[out]
         return result
 
@@ -467,5 +456,4 @@ def _places(values: Sequence[str], names: Sequence[str]) -> Vector:
 
 
 def _rows(factors: Vector, places: Vector) -> Any:
-    padded = np.vstack([factors, np.ones(factors.shape[1])])
-    return padded[places].T
+    return np.vstack([factors, np.ones(factors.shape[1])])[places].T

@@ -100,9 +100,8 @@ def choose(kernels: Mapping[str, list[Kernel]], count: int) -> Chosen:
 
 
 def _family(kernels: list[Kernel]) -> _Family:
-    names = tuple(
-        name for name in fitted_names(kernels[0].begin) if all(name in fitted_names(k.begin) for k in kernels)
-    )
+    of_each = [fitted_names(kernel.begin) for kernel in kernels]
+    names = tuple(name for name in of_each[0] if all(name in fitted for fitted in of_each))
     rows = [(number, row) for number, kernel in enumerate(kernels) for row in range(len(kernel.group.rows))]
     some = np.random.default_rng(0).permutation(len(rows))[:_CANDIDATES]
     candidates = [rows[row] for row in np.sort(some)]
@@ -138,13 +137,8 @@ def fit_few(
             key = bare_key(kernel.group.key)
             families[key if key not in families else kernel.group.key] = fit
     what = f"{sum(map(len, chosen.values()))} kernel times of {len(families)} kernels on {hardware.name} {origin}"
-    return Calibration(
-        device=hardware.name,
-        engine=engine,
-        source=what.strip(),
-        default=GENERIC_SMALL,
-        families=dict(sorted(families.items())),
-    )
+    source, families = what.strip(), dict(sorted(families.items()))
+    return Calibration(device=hardware.name, engine=engine, source=source, default=GENERIC_SMALL, families=families)
 
 
 def fitted(family: _Family, chosen: Sequence[tuple[int, int]]) -> list[Any]:
@@ -173,6 +167,4 @@ def fitted(family: _Family, chosen: Sequence[tuple[int, int]]) -> list[Any]:
     seen = float(np.median(np.abs(search.fun[: len(chosen)]))) * _ERROR * 1.48 if chosen else 0.0
     end = round(_WITHIN * (unknown + max(seen, _ERROR) ** 2) ** 0.5, 5)
     residuals = Residuals(num_rows=len(chosen), p10=-end, p90=end)
-    return [
-        fit_of(number, search.x).model_copy(update={"residuals": residuals}) for number in range(len(family.kernels))
-    ]
+    return [fit_of(place, search.x).model_copy(update={"residuals": residuals}) for place in range(len(family.kernels))]

@@ -1,8 +1,7 @@
 """Fits kernel models to kernel tables: bounded robust least squares of log(predicted / measured), several starts.
 
 A model's parameters are the bounded positive float fields of its `...Fit`, fitted as logarithms within `ge` and `le`.
-Each has a prior at its default with the weight of one row, which holds undetermined parameters. A soft L1 loss limits
-outliers."""
+Each has a prior at its default with the weight of one row, for undetermined ones. A soft L1 loss limits outliers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -113,9 +112,8 @@ def refitted(fit: FitT, groups: Groups, most_rows: int = 1000) -> FitT:
 
 def fitted_names(fit: Spec) -> list[str]:
     """The parameters that a fit has values of."""
-    return [
-        name for name in sorted(fit.model_fields_set) if isinstance(getattr(fit, name), float) and _has_range(fit, name)
-    ]
+    names = sorted(fit.model_fields_set)
+    return [name for name in names if isinstance(getattr(fit, name), float) and _has_range(fit, name)]
 
 
 def moved(fit: FitT, logs: Mapping[str, float]) -> FitT:

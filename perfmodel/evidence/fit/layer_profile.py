@@ -99,12 +99,9 @@ def fit_small_kernels(hardware: HardwareSpec, timed: Sequence[tuple[Work, float]
     def predicted(fit: FamilyFit) -> Floats:
         return np.array([roofline_time(work, fit, device).duration_s for work, _ in timed])
 
+    start, bounds = np.log([2e-6, 0.8, 2.0]), (np.log([2e-7, 0.05, 1.0]), np.log([5e-5, 1.0, 8.0]))
     result = least_squares(
-        lambda logs: np.log(predicted(fit_of(logs)) / measured),
-        np.log([2e-6, 0.8, 2.0]),
-        bounds=(np.log([2e-7, 0.05, 1.0]), np.log([5e-5, 1.0, 8.0])),
-        loss="soft_l1",
-        f_scale=0.1,
+        lambda logs: np.log(predicted(fit_of(logs)) / measured), start, bounds=bounds, loss="soft_l1", f_scale=0.1
     )
     fit = fit_of(result.x)
     return fit.model_copy(update={"residuals": residuals_of(predicted(fit), measured)})

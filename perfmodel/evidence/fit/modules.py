@@ -38,8 +38,7 @@ _MAX_ROWS = 2500  # of a fit
 
 
 class _Latents(NamedTuple):
-    """A model's latent attention. keys: chosen by the indexer; ratio: tokens a compressed key stands for; window: keys
-    that all see"""
+    """A model's latent attention. keys: chosen by the indexer; ratio: tokens per compressed key; window: seen by all"""
 
     hidden: int
     query_rank: int

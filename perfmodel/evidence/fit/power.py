@@ -5,8 +5,7 @@ step that only decodes unless most have prompts, `tokens_per_s` the batch over t
 all devices, `energy_per_token` their ratio.
 
 The fit (`perfmodel.cost.power`) takes the shares of the peaks of the mean step as predicted, over the time that it was
-measured to take; steps that are predicted badly say nothing of power and are left out.
-"""
+measured to take; steps that are predicted badly say nothing of power and are left out."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,11 +44,8 @@ def steps_of(row: Observation) -> MeanStep:
     prompt, answer = (round(mean_length(item)) if item else 1 for item in (traffic.input_tokens, traffic.output_tokens))
     begun = decodes.num_decodes / answer  # prompts per step
     count = max(1, round(begun))
-    mixed = decodes._replace(
-        num_tokens=decodes.num_tokens + count * prompt,
-        num_samples=decodes.num_samples + count,
-        prefills=((prompt, 0),) * count,
-    )
+    num_tokens, num_samples = decodes.num_tokens + count * prompt, decodes.num_samples + count
+    mixed = decodes._replace(num_tokens=num_tokens, num_samples=num_samples, prefills=((prompt, 0),) * count)
     share, usage, seconds = min(1.0, begun / count), Usage(), []
     for shape, times in ((decodes, 1.0 - share), (mixed, share)):
         model = costs.cost_model()

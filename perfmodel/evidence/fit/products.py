@@ -96,8 +96,7 @@ def gemm_groups(table: KernelTable, device: DeviceFacts) -> list[Group]:
 
 
 def gemms_too_fast(group: Group) -> NDArray[np.bool_]:
-    """Rows that beat the declared tensor rate or, with operands that L2 cannot hold, the bandwidth: something else was
-    timed."""
+    """Rows that beat the declared tensor rate or, if L2 cannot hold them, the bandwidth: something else was timed."""
     sizes: GemmSizes = group.sizes
     device = group.device
     flops = 2.0 * sizes.problem.m * sizes.problem.n * sizes.problem.k
@@ -205,8 +204,7 @@ def _expert_sizes(table: KernelTable, form: WeightFormat, gates: Floats, is_mask
 def experts_too_fast(group: Group) -> NDArray[np.bool_]:
     """Rows that beat the declared tensor rate or, with experts hit that L2 cannot hold, the bandwidth."""
     sizes: ExpertSizes = group.sizes
-    device = group.device
-    problem = sizes.problem
+    device, problem = group.device, sizes.problem
     weights = (problem.gates + 1) * problem.width * problem.inner
     flops = 2.0 * problem.assignments * weights
     read = problem.distinct * weights * problem.weight_bytes

@@ -8,8 +8,7 @@ format); for devices without rows, one device.
 For all engines: TTFT of long prompts is compute, so residuals on a generation's rows, given engine profiles fitted on
 all devices, are its kernels'. Dense 4-bit products, which lack kernel tables, get their own bandwidth and launch. Skew
 of expert popularity shows in how step time grows with batch; errors are relative to each cell, which cancels other
-biases.
-"""
+biases."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,13 +29,7 @@ from perfmodel.evidence.fit.parameters import (
     with_values,
 )
 from perfmodel.evidence.observation import Floats, Observation, Prediction, Progress, described, grouped
-from perfmodel.evidence.predict.recorded import (
-    accelerated,
-    shortened_stages,
-    simulate_runs,
-    simulate_steady_states,
-    spread_of,
-)
+from perfmodel.evidence.predict import recorded
 from perfmodel.evidence.predict.results import has_kernel_tables
 from perfmodel.evidence.sources.local import DeviceTable
 from perfmodel.evidence.sources.setups import Setup, scenario_of
@@ -66,13 +59,12 @@ def fit_engine_profile(
 ) -> EngineProfile:
     """Fit an engine's profile to mean latencies of stages, starting from `begin`; undetermined parameters stay.
     Overloaded stages are left out: a backlog multiplies small errors of capacity."""
-    members = shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
-    profile = fit_parameters(
-        starting_profile(begin),
-        PARAMETERS,
-        lambda profile: stage_log_errors(simulate_runs(members, profile=profile)),
-        progress=progress,
-    )
+    members = recorded.shortened_stages([row for row in rows if row.scenario.engine.profile == begin.engine], share)
+
+    def errors(profile: EngineProfile) -> Floats:
+        return stage_log_errors(recorded.simulate_runs(members, profile=profile))
+
+    profile = fit_parameters(starting_profile(begin), PARAMETERS, errors, progress=progress)
     return profile.model_copy(update={"latency_residuals": step_residuals(members, profile)})
 
 
@@ -80,13 +72,13 @@ def step_residuals(rows: Sequence[Observation], profile: EngineProfile) -> Resid
     """Residuals of steady stages, as factors on step time. In open loop, longer steps raise the batch, which lengthens
     steps further: latency errors exceed step errors by g = 1 + d log(latency) / d log(rate) (see `accelerated`)."""
     usual, faster = (
-        [pair for pair in simulate_runs(item, profile=profile) if not pair.row.is_overloaded]
-        for item in (rows, accelerated(rows, _RATE_FACTOR))
+        [pair for pair in recorded.simulate_runs(item, profile=profile) if not pair.row.is_overloaded]
+        for item in (rows, recorded.accelerated(rows, _RATE_FACTOR))
     )
     predicted, at_more_load = (np.array([pair.metrics["e2el_mean"] for pair in item]) for item in (usual, faster))
     measured = np.array([pair.row.metrics["e2el_mean"] for pair in usual])
     gain = np.maximum(1 + np.log(at_more_load / predicted) / np.log(_RATE_FACTOR), 1.0)
-    return residuals_of(predicted, measured, gain * np.array([spread_of(pair.row.scenario) for pair in usual]))
+    return residuals_of(predicted, measured, gain * np.array([recorded.spread_of(pair.row.scenario) for pair in usual]))
 
 
 def starting_profile(profile: EngineProfile) -> EngineProfile:
@@ -139,7 +131,7 @@ def fit_steady_profile(
     leave open are then fitted to TTFT of rows with suspected speculation."""
 
     def errors_on(members: Sequence[Observation]) -> Callable[[EngineProfile], Floats]:
-        return lambda profile: steady_log_errors(simulate_steady_states(members, profile=profile))
+        return lambda profile: steady_log_errors(recorded.simulate_steady_states(members, profile=profile))
 
     members = fitting_rows(rows, begin.engine)
     parameters = parameters_of(begin, members)
@@ -158,7 +150,7 @@ def with_steady_residuals(
 ) -> EngineProfile:
     """`profile` with residuals of left-out cells and devices. rows, model: fitted rows, and the linear error model"""
     cells, devices = ([name(row.scenario) for row in rows] for name in (config_key, lambda item: item.hardware.name))
-    spread = np.array([spread_of(row.scenario) for row in rows])
+    spread = np.array([recorded.spread_of(row.scenario) for row in rows])
     update: dict[str, object] = {"devices": tuple(sorted(set(devices)))}
     for groups, suffix in ((cells, ""), (devices, "_elsewhere")):
         if suffix and len(set(groups)) == 1:
@@ -212,8 +204,7 @@ def _of_each_cell(rows: Sequence[Observation], most: int, most_concurrency: int)
 
 
 def steady_log_errors(pairs: Sequence[Prediction]) -> Floats:
-    """Weighted log(predicted / measured), TPOT and TTFT alternating; 0 where unpredicted, and for TPOT if
-    speculated."""
+    """Weighted log(predicted / measured), TPOT and TTFT in turn; 0 where unpredicted, and for TPOT if speculated."""
     errors = []
     for pair in pairs:
         for metric, weight in _WEIGHTS.items():
@@ -253,13 +244,11 @@ def fit_older_host(begin: EngineProfile, rows: Sequence[Observation], folder: Pa
 
     def errors(profile: EngineProfile) -> Floats:
         spans = [simulate(row.scenario, profile=profile, keep_steps=False).summary["duration"] for row in members]
-        measured = [row.metrics["batch_latency"] / 1e3 for row in members]
-        return np.log(spans) - np.log(measured)
+        return np.log(spans) - np.log([row.metrics["batch_latency"] / 1e3 for row in members])
 
     hidden = {"hidden_step_s": 0.0, "hidden_per_sequence_s": 0.0}
     alone = begin.model_copy(update={"server": ServerFit(), "host": begin.host.model_copy(update=hidden)})
-    fitted = fit_parameters(alone, _OF_OLDER, errors)
-    return begin.model_copy(update={"older": {version: fitted.host}}), len(members)
+    return begin.model_copy(update={"older": {version: fit_parameters(alone, _OF_OLDER, errors).host}}), len(members)
 
 
 # ---------------------------------------------------------------- generations and routers
@@ -288,7 +277,7 @@ def fit_popularity(rows: Sequence[Observation], *, progress: Progress | None = N
     cells = np.array([f"{config_key(row.scenario)} {degree}" for row, degree in zip(members, degrees, strict=True)])
 
     def errors(fit: RoutingFit) -> Floats:
-        pairs = simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in members])
+        pairs = recorded.simulate_steady_states([with_dispersion(row, fit.among(_num_experts(row))) for row in members])
         of_steps = steady_log_errors(pairs)[::2]
         for cell in masks(cells):
             of_steps[cell] -= np.median(of_steps[cell])

@@ -1,5 +1,4 @@
-"""`perfmodel calibrate --from`: fits recorded measurements of any kind and writes the files to where they are looked
-up."""
+"""`perfmodel calibrate --from`: fits recorded measurements of any kind and writes files where they are looked up."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -65,8 +64,7 @@ def fit_recorded(
     profile, one of static batches the host of its older versions; a table of single-machine figures gives the engine's
     backends. is_forced: overwrite existing files
 
-    Raises SpecError for unreadable measurements, those of another engine, and existing files.
-    """
+    Raises SpecError for unreadable measurements, those of another engine, and existing files."""
     if describe_engine(engine).facts.backends:
         file = _target(out, f"backend@{engine}.yaml", is_forced)
         command = f"perfmodel calibrate --from <local figures> --engine {engine}"
@@ -109,8 +107,7 @@ def fit_chosen(
     """The calibration of `hardware` by those `count` rows of its tables in `path` that say most, and its file in `out`;
     without tables of it, None and the folder of tables that say which of the rows there to measure.
 
-    engine: whose kernels; is_forced: overwrite existing files. Raises SpecError as `fit_recorded` does.
-    """
+    engine: whose kernels; is_forced: overwrite existing files. Raises SpecError as `fit_recorded` does."""
     own = [file.parent.name for file in table_files(path) if load_hardware(file.parent.name).name == hardware.name]
     name = f"{hardware.name}@{engine}.yaml" if own else hardware.name
     file = _target(out if own else out or Path("to-measure"), name, is_forced)
@@ -129,8 +126,7 @@ _OF_PROFILES = ("attention_mixed", "elementwise")  # families that no kernel tab
 
 
 def _beside_others(fitted: Calibration, file: Path) -> Calibration:
-    """`fitted` with what the other kind of recording gave the same file: a layer profile adds what tables, which have
-    more shapes, lack."""
+    """`fitted` with what the other kind of recording gave the file: a layer profile adds what larger tables lack."""
     before = load_fitted(Calibration, file) if file.is_file() else None
     publishers = (KERNEL_TABLES.publisher, LAYER_PROFILE.publisher)
     if before is None:
@@ -162,8 +158,7 @@ def fit_recorded_for_all(
     kind: of `FITS_FOR_ALL`
     out:  folder, by default among the calibrations; is_forced: overwrite an existing file
 
-    Raises SpecError without data of the kind.
-    """
+    Raises SpecError without data of the kind."""
     file = _target(out, f"{'overheads' if kind == 'softmax' else kind}.yaml", is_forced)
     fits, provenance = FITS_FOR_ALL[kind](path, progress)
     fits = fits.model_copy(update={**provenance, "date": today()})

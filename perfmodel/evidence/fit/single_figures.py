@@ -1,5 +1,4 @@
-"""Fits single published figures from CSV files: expert-parallel exchanges, messages over PCIe, eager steps, sampling
-and memory.
+"""Fits single published figures from CSV files: expert-parallel exchanges, PCIe messages, eager steps, sampling, memory
 
 Exchanges, a row per size and direction: device, exchange (dispatch or combine), ranks, payload_bytes (sent by a rank to
 all), latency_us. All ranks share a switch; the inter-node start time is not determined and stays.
@@ -13,8 +12,7 @@ Others: figure, device, model, ranks, amount (bytes sent by a rank; graphs), val
     eager_step_s               a decode step of one sequence, launched operator by operator
     sampled_sequence_s         time per further sequence of a step if the model asks for top-p
     graphs_bytes               vLLM's estimate for so many CUDA graphs
-    communicator_bytes         memory per device besides tensors, with several devices
-"""
+    communicator_bytes         memory per device besides tensors, with several devices"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,12 +23,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrations.for_all import ExchangeFits
 from perfmodel.cost.kernel_models.device import DEFAULT_LINK, DeviceFacts
-from perfmodel.cost.kernel_models.messages.collective import (
-    CollectiveFit,
-    CollectiveSizes,
-    ExchangeFit,
-    collective_seconds,
-)
+from perfmodel.cost.kernel_models.messages import collective
 from perfmodel.cost.kernel_models.overheads import OverheadFits, OverPcieFit
 from perfmodel.cost.steps.host import launching_calls
 from perfmodel.errors import SpecError
@@ -79,13 +72,13 @@ def fit_exchanges(rows: Sequence[ExchangeRow], begin: ExchangeFits) -> ExchangeF
     return begin.model_copy(update=result)
 
 
-def _fit_exchange(exchange: str, rows: Sequence[ExchangeRow], begin: ExchangeFit) -> ExchangeFit:
+def _fit_exchange(exchange: str, rows: Sequence[ExchangeRow], begin: collective.ExchangeFit) -> collective.ExchangeFit:
     members = [row for row in rows if row.exchange == exchange]
     if len(members) < _FEWEST:
         raise SpecError(f"got {len(members)} rows of exchange {exchange}; a fit needs at least {_FEWEST} of each.")
     wire_s, measured = (np.array([getattr(row, name) for row in members]) for name in ("wire_s", "seconds"))
 
-    def seconds(candidate: ExchangeFit, chosen: NDArray[np.int64]) -> Floats:
+    def seconds(candidate: collective.ExchangeFit, chosen: NDArray[np.int64]) -> Floats:
         moved = candidate.start_s + wire_s[chosen] / candidate.link_fraction
         return np.asarray(np.maximum(candidate.floor_s, moved), dtype=np.float64)
 
@@ -167,24 +160,23 @@ def _over_pcie(rows: Sequence[OverheadRow]) -> OverPcieFit:
     hop_s = (more.value - least.value) / (more.ranks - least.ranks)  # k - 1 steps between k ranks
     link, device = _link(pairs[0].device), DeviceFacts.of(load_hardware(pairs[0].device))
     payload = np.array([row.ranks * row.amount for row in pairs])
-    sizes = CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
+    sizes = collective.CollectiveSizes.of("all_gather", payload, np.full(len(pairs), 2.0))
 
-    def seconds(fit: CollectiveFit, chosen: NDArray[np.int64]) -> Floats:
-        some = CollectiveSizes(*(np.broadcast_to(item, payload.shape)[chosen] for item in sizes))
-        return np.asarray(collective_seconds(some, fit, device, link).duration, dtype=np.float64)
+    def seconds(fit: collective.CollectiveFit, chosen: NDArray[np.int64]) -> Floats:
+        some = collective.CollectiveSizes(*(np.broadcast_to(item, payload.shape)[chosen] for item in sizes))
+        return np.asarray(collective.collective_seconds(some, fit, device, link).duration, dtype=np.float64)
 
-    begin = CollectiveFit(
+    begin = collective.CollectiveFit(
         launch_s=least.value - hop_s, hop_s=hop_s, memory_touches=1.0, simple_fraction=0.6, ramp_s=1e-8
     )
     direct = fit_form(seconds, begin, np.array([row.value for row in pairs]), free=_FREE_OVER_PCIE)
-    through = _of("bus_rate_through_host", rows)
     return OverPcieFit(
         hop_s=_rounded(hop_s, 3),
         hop_through_host_s=_rounded(_of("all_to_all_through_host_s", rows)[0].value - direct.launch_s),
         low_latency_fraction=_rounded(direct.low_latency_fraction),
         simple_fraction=_rounded(direct.simple_fraction),
         simple_start_s=_rounded(direct.simple_start_s),
-        through_host_fraction=_mean([row.link_share for row in through]),
+        through_host_fraction=_mean([row.link_share for row in _of("bus_rate_through_host", rows)]),
         kernels_fraction=_mean([row.link_share for row in _of("peer_read_rate", rows)]),
     )
 

@@ -3,8 +3,7 @@
 Residuals of kernel tables split into shapes, few per model, and sizes within a shape, which a model's steps vary. With
 a row's residual the sum of independent shape and size effects (one-way random effects; Searle, Casella and McCulloch,
 Variance Components, 1992, chapter 3), the variance of shapes is that of their means minus the sizes' part in a mean. A
-layer's four matrix products (qkv, output, gate and up, down) have four shapes: their mean has half the standard
-deviation of one."""
+layer's four matrix products have four shapes: their mean has half the standard deviation of one."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -234,8 +233,7 @@ def _named(fits: Sequence[_Fitted], preferred: Mapping[str, str] = MappingProxyT
     """Fits by their keys in a calibration: of what engines run by default, with its versions, and of the rest.
 
     Among kernels for the same formats and sizes the default is the one that the newest version was measured with most;
-    `preferred`: kernels that engines run by default whatever was measured most, by family and format.
-    """
+    `preferred`: kernels that engines run by default whatever was measured most, by family and format."""
     by_kernel = grouped((fit.kernel_of, fit) for fit in fits)
     families: dict[str, Any] = {}
     others: dict[str, Any] = {}
@@ -287,8 +285,7 @@ def _calibration(
 
 
 def _with_static_scales(families: dict[str, Any]) -> dict[str, Any]:
-    """Add FP8 and NVFP4 products of pre-quantized input: measured ones include the launches of the quantizing
-    kernels."""
+    """Add FP8 and NVFP4 products of quantized input: measured ones include the launches of the quantizing kernels."""
     plain, result = families.get("gemm/bf16"), dict(families)
     for key in ("gemm/fp8", "gemm/nvfp4"):
         if plain is not None and key in families:

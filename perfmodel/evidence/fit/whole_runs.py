@@ -7,8 +7,7 @@ The energy per matrix operation at full clock comes from large products of vendo
 device and format the share of the declared peak a large product reaches. Tiles, waves and quantization leave a common
 share c, power the rest:
 
-    reached / peak = c min(1, (TDP / (peak e))^(1/3))
-"""
+    reached / peak = c min(1, (TDP / (peak e))^(1/3))"""
 
 from collections.abc import Sequence
 from math import log, nan
@@ -52,8 +51,7 @@ def fit_operation_j() -> float:
 
 
 def measured_shares() -> list[tuple[str, str, float, float, float]]:
-    """(device, number format, watts, declared peak in operations per second, reached share) of each calibrated device
-    and format, per measured engine."""
+    """(device, number format, watts, declared peak in operations/s, reached share) per calibrated device and engine."""
     result = []
     for device, engine, file in calibrated_kernels():
         hardware = load_hardware(device)
@@ -133,11 +131,8 @@ def _mean(fits: Sequence[ArchitectureFit]) -> ArchitectureFit:
     fits = [fit.model_copy(update={"launch_s": s, "kind": "gpu"}) for fit, s in zip(fits, launches, strict=True)]
     values = {name: float(np.exp(np.mean([np.log(getattr(fit, name)) for fit in fits]))) for name in _PRIORS}
     left = [fit.residuals for fit in fits]
-    widest = Residuals(
-        num_rows=sum(item.num_rows for item in left),
-        p10=min(item.p10 for item in left),
-        p90=max(item.p90 for item in left),
-    )
+    low, high = min(item.p10 for item in left), max(item.p90 for item in left)
+    widest = Residuals(num_rows=sum(item.num_rows for item in left), p10=low, p90=high)
     return ArchitectureFit(**rounded(values), rows=sum(fit.rows for fit in fits), residuals=widest)
 
 
@@ -155,8 +150,7 @@ def _widths(rows: Sequence[Observation], folder: Path, fits: WholeRunFits) -> di
     for key, members in sorted(result.items()):
         devices, errors = zip(*members, strict=True)
         weights = np.array([devices.count(device) ** -0.5 for device in devices])
-        quantiles = weighted_quantiles(np.array(errors), weights)
-        widths[key] = rounded_residuals(quantiles, len(errors), _DIGITS)
+        widths[key] = rounded_residuals(weighted_quantiles(np.array(errors), weights), len(errors), _DIGITS)
     return widths
 
 

@@ -1,7 +1,6 @@
 """Fits a `Calibration` to whole-step times: few bounded parameters, least squares of relative errors.
 
-Operators timed alone sum to 29 % less than their step (hot loops flatter them), so the fit divides a step's time over
-its graph:
+Operators timed alone sum to 29 % less than their step (hot loops flatter them): the fit divides a step over its graph:
 
     t(step) = overhead * kernels + sum over families of (item * items + vector * vector ops + compute / c + memory / m)
 
@@ -12,8 +11,7 @@ is settled by a weak prior; only the sum matters on that model, as the source te
 
 Steps recorded on another engine (`perfmodel execute --on`) include all of its host work, so the profile adds nothing.
 Steps that differ mainly in decode context are pooled, and pool medians are fitted, which reject steps disturbed by
-other processes.
-"""
+other processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

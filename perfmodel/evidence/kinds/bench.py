@@ -83,9 +83,7 @@ def _figures(pairs: Sequence[Prediction], key: str) -> report.Comparison:
     members = [pair for pair in pairs if key in pair.metrics]
     metric, unit = _FIGURES[key]
     names = [(pair.row.source, *_names(pair)) for pair in members]
-    groups = {
-        name: report.Dimension.of([row[i] for row in names]) for i, name in enumerate(("tool", "model", "device"))
-    }
+    groups = {key: report.Dimension.of([row[i] for row in names]) for i, key in enumerate(("tool", "model", "device"))}
     return report.Comparison.of(metric, report.rows_of(key, members), unit, groups)
 
 

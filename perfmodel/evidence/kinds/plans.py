@@ -142,7 +142,7 @@ def validate_plans(path: str, progress: Callable[[int, int | None], None] | None
         except PerfmodelError as error:
             notes.append(f"Case {number} could not be replayed: {error}")
             continue
-        difference = _difference_in_words(steps, case, slots)
+        difference = _difference(steps, case, slots)
         covered, equal = covered + 1, equal + (difference is None)
         features = _features_of(case)
         for group in (f"{engine} {version}", *features):
@@ -178,14 +178,12 @@ def _features_of(case: RecordedCase) -> list[str]:
 
 def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] | None = None) -> Iterator[Step]:
     """Our scheduler's steps of `case` under the rules of `engine` and `version`. slots: filled with the slot of each
-    request, if the engine has slots. Raises SpecError for an invalid config, WorkloadError for a request that can never
-    run."""
+    request, if it has slots. Raises SpecError for an invalid config, WorkloadError for a request that can never run."""
     spec, extras = _engine_of(case.config, engine, version)
     config = engine_scheduler_config(spec, spec.max_model_len or 1)
     if config.slots is not None:
-        config = replace(
-            config, slots=replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
-        )
+        own = replace(config.slots, saves_prompts=extras.cache_ram, is_unified=extras.kv_unified)
+        config = replace(config, slots=own)
     if extras.num_speculative_tokens:
         nodes = tuple(range(extras.num_speculative_tokens + 1))
         past_end, is_ahead = spec.rules.drafts_past_end, spec.async_scheduling
@@ -251,8 +249,7 @@ def replay(case: RecordedCase, engine: str, version: str, slots: dict[int, int] 
             if config.slots is not None and slots is not None:
                 begun = [*plan.singles, *(grant.request for grant in plan.chunks)]
                 slots.update((request.request_id, request.admission) for request in begun)
-            finished = scheduler.apply(plan, step, accepted(plan))
-            transfers.pass_outcome(scheduler, finished)
+            transfers.pass_outcome(scheduler, scheduler.apply(plan, step, accepted(plan)))
 
 
 class _RecordedGroup(Spec):
@@ -391,9 +388,7 @@ def _drafted(plan: StepPlan) -> Iterator[tuple[Request, int]]:
         yield request, padding if request in plan.padded else depth
 
 
-def _difference_in_words(
-    ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]
-) -> tuple[int, str, str] | None:
+def _difference(ours: Sequence[Step], case: RecordedCase, slots: Mapping[int, int]) -> tuple[int, str, str] | None:
     """First differing step: (step, recorded, ours) in words; None if all are equal."""
     for our_step, recorded_step in zip_longest(ours, case.steps):
         a, b = (step and (step[0], list(step[1]), list(step[2])) for step in (our_step, recorded_step))

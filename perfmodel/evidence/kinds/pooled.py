@@ -3,8 +3,7 @@
 Such tables are dominated by few devices (two thirds of single-machine rows are of one chip; submissions on one device
 are near repeats). Errors are pooled in two steps: per group (one setting, on other hosts or builds) the prediction vs.
 the median figure; per device the median over groups. Reported are median, mean and 90th percentile over devices.
-`interval_coverage` is the share of groups in their 80 % interval, devices weighted equally.
-"""
+`interval_coverage` is the share of groups in their 80 % interval, devices weighted equally."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -261,13 +260,10 @@ def _noise_floor(figures: Figures) -> dict[str, ErrorStats]:
 
 
 def _rows(figures: Sequence[_Figure]) -> Rows:
-    return Rows(
-        [item.predicted for item in figures],
-        [item.measured for item in figures],
-        [item.row.name for item in figures],
-        ([item.interval[0] for item in figures], [item.interval[1] for item in figures]),
-        [item.trivial for item in figures],
-    )
+    predicted, measured = [item.predicted for item in figures], [item.measured for item in figures]
+    ends = [item.interval[0] for item in figures], [item.interval[1] for item in figures]
+    names, trivial = [item.row.name for item in figures], [item.trivial for item in figures]
+    return Rows(predicted, measured, names, ends, trivial)
 
 
 def _comparison(metric: str, figures: Sequence[_Figure]) -> Comparison:

@@ -43,8 +43,7 @@ _S = 1e6  # microseconds
 
 
 def _kernel_format(scenario: Scenario, format: str | None) -> LinearFormat:
-    """Format of a linear layer: a dtype or `engine.quantization`; `_static`: inputs come quantized, scales known
-    ahead."""
+    """Format of a linear layer: a dtype or `engine.quantization`; `_static`: inputs come quantized, scales known."""
     model = scenario.model
     name = (format or model.dtype).lower()
     if name in _DTYPES:
@@ -119,8 +118,7 @@ def _experts(scenario: Scenario, shape: KernelShape) -> Work:
 
 def predict(scenario: Scenario, file: Path) -> points.Found:
     """Prediction of `scenario.published` in the figure's unit, and its parts as text; `file` holds the scenario, which
-    a baseline changes. Raises PerfmodelError if nothing can be predicted: the model does not fit, or there is no such
-    operator."""
+    a baseline changes. Raises PerfmodelError if nothing can be predicted: it does not fit, or has no such operator."""
     figure = block_as(scenario.published, Published)
     if figure is None:
         raise SpecError(f"{file}: has no `published` block; see docs/published.md.")
@@ -148,7 +146,16 @@ def _metric(scenario: Scenario, figure: Published) -> points.Found:
     if figure.basis == "memory":
         return points.memory_metric(scenario, figure.metric, figure.step)
     if figure.basis == "run":
-        return _of_run(scenario, figure.metric)
+        if figure.metric == "max_request_rate":
+            rate = points.max_request_rate(scenario)
+            return rate, f"{rate:.3g} requests per second meet the slo"
+        result = sim.simulate(scenario, keep_steps=False)
+        reached, summary = points.run_metric(result, figure.metric), result.summary
+        if reached is None:
+            name = figure.metric
+            raise SpecError(f"published.metric: this run has no {name} (request_goodput needs an slo, USD a price).")
+        shares = points.shares_text(summary.get("bound_share") or {})
+        return reached, f"a run of {summary['duration']:.3g} s, {shares}"
     assert figure.step is not None
     shape, costs = points.batch_shape(figure.step, scenario), step_costs(scenario)
     estimate = costs.estimate(shape)
@@ -219,18 +226,6 @@ def _of_kernel(scenario: Scenario, metric: str, kernel: KernelShape) -> points.F
     return values[metric], f"{seconds * _S:.4g} us, bound by {time.bound}"
 
 
-def _of_run(scenario: Scenario, metric: str) -> points.Found:
-    if metric == "max_request_rate":
-        rate = points.max_request_rate(scenario)
-        return rate, f"{rate:.3g} requests per second meet the slo"
-    result = sim.simulate(scenario, keep_steps=False)
-    value = points.run_metric(result, metric)
-    if value is None:
-        raise SpecError(f"published.metric: this run has no {metric} (request_goodput needs an slo, USD a price).")
-    summary = result.summary
-    return value, f"a run of {summary['duration']:.3g} s, {points.shares_text(summary.get('bound_share') or {})}"
-
-
 _DIMENSIONS = ("technique", "device", "kind", "basis")
 _FAMILIES = ("kernels", "steps", "memory", "systems", "system ratios")
 _ABOUT = (
@@ -264,7 +259,6 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
         comparisons.append(report.Comparison.of(family, report.rows_of(family, members), "as published", dimensions))
     comparisons = [item for item in comparisons if len(item.rows)]
     facts = [pair.details for pair in pairs]
-    ordered = sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"]))
     return report.ValidationReport(
         kind="published",
         rows=len(files),
@@ -286,7 +280,7 @@ def validate_published(path: str | Path, progress: Progress | None = None) -> re
         comparisons=comparisons,
         provenance=provenance_of([pair.row.scenario for pair in pairs]),
         about=_ABOUT,
-        figures=ordered,
+        figures=sorted(facts, key=lambda fact: (_FAMILIES.index(fact["family"]), fact["technique"], fact["id"])),
     )
 
 

@@ -89,8 +89,7 @@ class KernelShape(Spec):
     attention_decode:  `batch` sequences of one new token and `context` tokens of KV; split as `engine.split_kv` says
     moe:               `tokens` tokens through `top_k` of `experts` experts, hidden x intermediate each, shared out over
                        `expert_parallel` devices, chosen as the scenario's `routing` says
-    all_reduce:        `message_bytes` over `ranks` devices
-    """
+    all_reduce:        `message_bytes` over `ranks` devices"""
 
     operator: Literal["gemm", "attention_prefill", "attention_decode", "moe", "all_reduce"]
     format: str | None = None
@@ -146,8 +145,7 @@ class Published(Spec):
     fitted:    whether it stands in a table that calibrations were fitted to: then it validates nothing
     step, operator, kernel: what of a step is meant, where the metric is not of a whole run
     baseline:  `--set` overrides that turn the scenario into what the figure is relative to; then `ratio` says which
-               way round, and `value` is a ratio
-    """
+               way round, and `value` is a ratio"""
 
     metric: str
     value: float | tuple[float, float]
@@ -197,8 +195,7 @@ class Published(Spec):
         ends = self.value if isinstance(self.value, tuple) else (self.value, self.value)
         if not 0 < ends[0] <= ends[1]:
             raise ValueError("value: expected a number above 0, or [low, high] of two such numbers")
-        metric = self.metric_spec
-        if metric.needs_context and (self.step is None or self.step.context is None):
+        if self.metric_spec.needs_context and (self.step is None or self.step.context is None):
             raise ValueError(f"{self.metric} needs `step: {{batch: ..., context: ...}}`, tokens of each sequence")
         _ = self.factor
         return self
@@ -215,9 +212,7 @@ class Published(Spec):
             return "kernel"
         if self.operator:
             return "operator"
-        if needs_no_run(self.metric):
-            return "memory"
-        return "step" if self.step is not None else "run"
+        return "memory" if needs_no_run(self.metric) else "step" if self.step is not None else "run"
 
     @property
     def dimension(self) -> str:

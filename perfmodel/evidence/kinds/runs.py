@@ -14,14 +14,7 @@ from perfmodel.evidence.breakdown import TypicalSteps, latency_breakdown
 from perfmodel.evidence.fit.power import predict_all
 from perfmodel.evidence.fit.profiles import config_key
 from perfmodel.evidence.observation import Prediction, Progress, grouped
-from perfmodel.evidence.predict.recorded import (
-    num_slices,
-    simulate_log,
-    simulate_offline_runs,
-    simulate_runs,
-    simulate_steady_states,
-    with_traffic,
-)
+from perfmodel.evidence.predict import recorded
 from perfmodel.evidence.report import (
     Comparison,
     Rows,
@@ -88,7 +81,7 @@ _ABOUT_SERVING = (
 def validate_serving(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every run and compare each stage. Runs that cannot be described are listed with a reason."""
     rows, left_out = read_serving_runs(path)
-    return report_serving(simulate_runs(rows, progress, intervals=True), left_out)
+    return report_serving(recorded.simulate_runs(rows, progress, intervals=True), left_out)
 
 
 def report_serving(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -110,7 +103,7 @@ def _at_stage(pair: Prediction) -> Scenario:
     for stage in scenario.traffic.arrivals.stages:
         end += stage.duration_s
         if end >= pair.row.window[1] * (1 - 1e-9):
-            return with_traffic(scenario, {"stages": (stage,)})
+            return recorded.with_traffic(scenario, {"stages": (stage,)})
     raise ValueError(f"{pair.row.label}: its run has no such stage")
 
 
@@ -198,7 +191,7 @@ _ABOUT_STEADY = (
 def validate_steady_state(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every row and compare; failures are listed with the reason."""
     rows, left_out = read_steady_states(path)
-    return report_steady_state(simulate_steady_states(rows, progress, intervals=True), left_out)
+    return report_steady_state(recorded.simulate_steady_states(rows, progress, intervals=True), left_out)
 
 
 def report_steady_state(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -241,7 +234,7 @@ def _cells(pairs: Sequence[Prediction]) -> list[str]:
 
 def _in_part(pairs: Sequence[Prediction]) -> list[str]:
     """Rows simulated in part, or with fewer requests than were sent."""
-    sliced = sum(num_slices(pair.row.scenario) > 1 for pair in pairs)
+    sliced = sum(recorded.num_slices(pair.row.scenario) > 1 for pair in pairs)
     fewer = sum(pair.details["is_shortened"] for pair in pairs)
     what = "large disaggregated deployments: one of their equal slices was simulated, under its share of the load."
     shortened = (
@@ -273,7 +266,7 @@ _ABOUT_THROUGHPUT = (
 def validate_throughput(path: str | Path, progress: Progress | None = None) -> ValidationReport:
     """Simulate every row of a table or folder of tables; failures are listed with the reason."""
     rows, left_out = read_offline_runs(path)
-    return report_throughput(simulate_offline_runs(rows, progress), left_out)
+    return report_throughput(recorded.simulate_offline_runs(rows, progress), left_out)
 
 
 def report_throughput(pairs: Sequence[Prediction], left_out: Sequence[tuple[str, str]] = ()) -> ValidationReport:
@@ -304,7 +297,7 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
     """Simulate the run and compare single requests, and their means."""
     with TemporaryDirectory() as traces:
         log = read_request_log(folder, traces)
-        pair = simulate_log(log, progress)
+        pair = recorded.simulate_log(log, progress)
     times = log.requests
     assert times is not None
     assert pair.result is not None
@@ -322,9 +315,9 @@ def validate_per_request(folder: str | Path, progress: Progress | None = None) -
         of_means = [rows.predicted.mean()], [rows.measured.mean()], ["mean over requests"]
         means[name] = Rows(*of_means, pair.intervals.get(name)).stats()
     parts = partial(_request_parts, pair, mean_step(pair.result))
-    report = report_of("per-request", [pair], (), comparisons, _ABOUT_REQUESTS, 3, parts)
+    result = report_of("per-request", [pair], (), comparisons, _ABOUT_REQUESTS, 3, parts)
     covered = len(pair.result.requests or ())
-    return replace(report, rows=len(times), covered=covered, metrics=means | pooled(comparisons))
+    return replace(result, rows=len(times), covered=covered, metrics=means | pooled(comparisons))
 
 
 def _request_parts(pair: Prediction, steps: StepChoice | None, comparison: Comparison, number: int) -> dict[str, Any]:

@@ -56,8 +56,7 @@ class GivenSetup:
     scenario:  a name, a path or a text; None without one
     flags:     "model", "hardware", "traffic" -> value given in place of a scenario's
     overrides: as of `--set`
-    speed:     simulated seconds per second of the emulator; None: as recorded
-    """
+    speed:     simulated seconds per second of the emulator; None: as recorded"""
 
     scenario: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -176,9 +175,7 @@ def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
     most = max(_MAX_REQUESTS, _PER_SLOT * (load.concurrency or 0))
     result: dict[str, Any] = {"num_requests": min(load.num_requests, most)}
     means = {"input_tokens": load.prompt, "output_tokens": load.answer}
-    result |= {
-        key: {"distribution": "fixed", "value": max(1, round(mean))} for key, mean in means.items() if mean is not None
-    }
+    result |= {key: {"distribution": "fixed", "value": max(1, round(n))} for key, n in means.items() if n is not None}
     missing = [key for key in means if key not in result]
     if not missing:
         return result
@@ -271,13 +268,11 @@ def _values(scenario: Scenario) -> dict[str, tuple[str, str]]:
 def predict_runs(
     runs: Sequence[Observation], given: GivenSetup, progress: Progress | None = None, intervals: bool = True
 ) -> list[Prediction]:
-    """A prediction for each run, or the reason for none. `details` has `facts` the answer rests on, and `notes` on
-    contradictions.
+    """A prediction for each run, or the reason for none. `details`: `facts` the answer rests on, `notes` on conflicts.
 
     runs, given: measurements, and the user's setup
     progress:    called with (runs done, of how many)
-    intervals:   compute 80 % intervals of means
-    """
+    intervals:   compute 80 % intervals of means"""
     pairs = []
     for run in reported(runs, len(runs), progress):
         try:

@@ -7,8 +7,7 @@ lacks load balancing with other slices. Against whole simulations, mean TPOT dif
 
 The first round of a closed loop starts on an idle server with everyone queued, the second still follows in its waves,
 the last sees the server drain; all others are alike. So of four simulated rounds the third stands for the whole middle
-(of five the fourth).
-"""
+(of five the fourth)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -179,8 +178,7 @@ def simulate_steady_states(
     intervals: bool = False,
 ) -> list[Prediction]:
     """Predict all rows on all cores; servers measured twice are simulated once. profile: replaces the committed
-    one; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows
-    done"""
+    one; intervals: of reliable rows; unrecorded facts have no 80 % interval; progress: called with rows done"""
     work = partial(_simulate_steady, profile=profile, intervals=intervals)
 
     def key(row: Observation) -> tuple[bool, str]:
@@ -205,13 +203,8 @@ def _simulate_steady(row: Observation, profile: EngineProfile | None, intervals:
     part = scenario if count == 1 else slice_of(scenario, count)
     simulated = shortened(part, row.is_reliable)
     is_small = part.cluster.is_disaggregated and (part.traffic.num_requests or 0) <= _MAX_REQUESTS
-    result = simulate(
-        simulated,
-        profile=profile,
-        keep_steps=False,
-        one_of=count,
-        intervals=intervals and (row.is_reliable or is_small),
-    )
+    has_intervals = intervals and (row.is_reliable or is_small)
+    result = simulate(simulated, profile=profile, keep_steps=False, one_of=count, intervals=has_intervals)
     slots, sent = part.traffic.arrivals.concurrency or 0, part.traffic.num_requests or 0
     ttft_s, tpot_s = weighted_means(requests_of(result), slots, sent)
     metrics = {"tpot_mean": tpot_s * 1e3, "ttft_mean": ttft_s * 1e3}

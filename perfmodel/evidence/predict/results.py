@@ -20,8 +20,7 @@ each beam, a step takes as long as one that reads from HBM
     p (1 + (b - 1) / s) + b a    tokens per request,
 
 with s the speed of L2 over HBM reads: from kernel tables whose repeats keep KV in L2 (`FlashDecodeFit.cache_speedup`),
-else the median over kernels.
-"""
+else the median over kernels."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -31,18 +30,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from perfmodel.cost import (
-    Calibration,
-    EngineProfile,
-    HostFit,
-    OperatorTimer,
-    Residuals,
-    ServerFit,
-    load_calibration,
-    plan_memory,
-    profile_of,
-    step_costs,
-)
+from perfmodel import cost
 from perfmodel.cost.calibrations.backends import BackendFits, backend_calibration, engine_calibration
 from perfmodel.cost.calibrations.draws import LogNormal
 from perfmodel.cost.calibrations.files import calibrated_kernels
@@ -68,9 +56,9 @@ def tokens_read(prompt: float, behind: float, beams: int, speedup: float) -> flo
     return prompt * (1 + (beams - 1) / speedup) / beams + behind
 
 
-def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: Calibration) -> float:
+def cached_read_speedup(work: Work, hardware: HardwareSpec, calibration: cost.Calibration) -> float:
     """L2 over HBM read speed of the decode attention kernel of `work`."""
-    fit = OperatorTimer(hardware, calibration).fit(work)
+    fit = cost.OperatorTimer(hardware, calibration).fit(work)
     is_known = isinstance(fit, FlashDecodeFit) and "cache_speedup" in fit.model_fields_set
     return fit.cache_speedup if isinstance(fit, FlashDecodeFit) and is_known else _usual_speedup()
 
@@ -80,7 +68,7 @@ def _usual_speedup() -> float:
     """Median over measured kernels faster from L2; 1 without any."""
     result = []
     for device, engine, _ in calibrated_kernels():
-        fits = load_calibration(load_hardware(device), engine).families.values()
+        fits = cost.load_calibration(load_hardware(device), engine).families.values()
         result += [fit.cache_speedup for fit in fits if isinstance(fit, FlashDecodeFit) and fit.cache_speedup > 1.05]
     return float(np.median(result)) if result else 1.0
 
@@ -92,22 +80,21 @@ class MeanSteps:
     """Mean steps of an instance. Raises PerfmodelError if the model does not fit."""
 
     def __init__(self, setup: Setup, scenario: Scenario, fits: WholeRunFits | None = None) -> None:
-        self.setup, self.scenario = setup, scenario
-        engine, hardware = scenario.engine, scenario.hardware
+        self.setup, self.scenario, engine, hardware = setup, scenario, scenario.engine, scenario.hardware
         # Calibrations by whole runs are of devices without kernel tables, under engines without fitted backends.
-        self.given: Calibration | None = None
+        self.given: cost.Calibration | None = None
         if not (engine.described.facts.backends or has_kernel_tables(hardware, engine.profile)):
             self.given = whole_run_calibration(hardware, engine.profile, fits, or_others=True, version=engine.version)
         self.profile = _profile_of(setup, scenario, self.given or engine_calibration(hardware, engine))
-        costs = step_costs(scenario, self.given, self.profile)
-        self.calibration: Calibration = costs.calibration
+        costs = cost.step_costs(scenario, self.given, self.profile)
+        self.calibration: cost.Calibration = costs.calibration
         self._cost_model: StepCostModel = costs.cost_model()
         self._spans = scenario.model.attention_spans
         answers = scenario.traffic.output_tokens
         spread = (answers.std or 0.0) / answers.mean if answers is not None and answers.mean else 0.0  # over the mean
         behind = setup.answer / 2 * (1 + spread**2)  # mean tokens of the answer that a sequence has, over its life
         self._context = self._read(setup.prompt, behind)
-        plan = plan_memory(scenario.model, hardware, engine)
+        plan = cost.plan_memory(scenario.model, hardware, engine)
         self._slots = max(1, min(plan.max_batch(round(setup.prompt + setup.beams * behind)), engine.max_num_seqs))
         most = plan.max_batch(setup.prompt + setup.answer)
         if setup.is_static and (scenario.traffic.num_requests or 1) > most:
@@ -148,8 +135,7 @@ class MeanSteps:
         return float(self._cost_model.duration_ps(shape)) / PS_PER_S
 
     def _step(self, slots: float) -> float:
-        """Seconds of a mean step with `slots` decodes and one prompt per finished answer, interpolated between
-        prompts."""
+        """Seconds of a mean step with `slots` decodes and a prompt per finished answer, interpolated in prompts."""
         decodes, arriving = max(self.setup.beams, round(slots * self.setup.beams)), slots / self._answer
         size, parts = self._part(decodes)
         prompts = arriving * parts
@@ -202,18 +188,18 @@ class MeanSteps:
 
 def has_kernel_tables(hardware: HardwareSpec, engine: str) -> bool:
     """Whether kernel tables exist for the device, or a related one, under `engine` (a name)."""
-    return bool(load_calibration(hardware, engine).families.keys() - {"collective"})
+    return bool(cost.load_calibration(hardware, engine).families.keys() - {"collective"})
 
 
-def _profile_of(setup: Setup, scenario: Scenario, calibration: Calibration) -> EngineProfile:
+def _profile_of(setup: Setup, scenario: Scenario, calibration: cost.Calibration) -> cost.EngineProfile:
     """The engine's profile, without front end or launches of a step compiled ahead; host time of whole runs, if any."""
-    profile = profile_of(scenario.engine)
-    if calibration.host != HostFit():
-        profile = profile.model_copy(update={"host": HostFit()})
+    profile = cost.profile_of(scenario.engine)
+    if calibration.host != cost.HostFit():
+        profile = profile.model_copy(update={"host": cost.HostFit()})
     if setup.is_in_process:
-        profile = profile.model_copy(update={"server": ServerFit()})
+        profile = profile.model_copy(update={"server": cost.ServerFit()})
     if setup.is_compiled:
-        none = {name: 0.0 for name in HostFit.model_fields if "prompt" in name}
+        none = {name: 0.0 for name in cost.HostFit.model_fields if "prompt" in name}
         profile = profile.model_copy(update={"host": profile.host.model_copy(update=none)})
     return profile
 
@@ -250,7 +236,7 @@ def _priced(row: Observation, table: DeviceTable, fits: BackendFits | None) -> P
         hardware, model = table.device(setup.device, setup.device_class), setup.stored_model()
         scenario = local_scenario(setup, model, hardware)
         calibration = backend_calibration(hardware, scenario.engine, fits)
-        cost_model = step_costs(scenario, calibration).cost_model()
+        cost_model = cost.step_costs(scenario, calibration).cost_model()
         tests = row_tests(setup, scenario.model.attention_spans, scenario.engine.max_num_batched_tokens)
         rates = [test.tokens * PS_PER_S / sum(cost_model.duration_ps(shape) for shape in test.shapes) for test in tests]
     except PerfmodelError as error:
@@ -311,7 +297,7 @@ def _predicted(row: Observation, setup: Setup, table: DeviceTable, fits: WholeRu
     return Prediction(row, metrics, "", intervals, scenario=scenario, is_known=model.is_known)
 
 
-def _interval(width: Residuals | None, wider: float) -> Interval:
+def _interval(width: cost.Residuals | None, wider: float) -> Interval:
     """80 % interval as factors of the prediction; nan without a width."""
     if width is None:
         return NO_INTERVAL
@@ -348,8 +334,7 @@ def _served(
     """Latencies in ms and output tokens/s of all instances, simulated; of beams by mean steps. longer: factor on the
     duration of every step, of arrivals at a rate"""
     if setup.beams > 1:
-        latencies = steps.latencies(setup.rate / instances * longer)
-        return {name: longer * value for name, value in latencies.items()}
+        return {name: longer * value for name, value in steps.latencies(setup.rate / instances * longer).items()}
     sent, slots = scenario.traffic.num_requests or 1, scenario.traffic.arrivals.concurrency or 1
     count = 1 if setup.load == "first_token" else sent if setup.load == "open" else min(sent, _MAX_REQUESTS)
     if setup.load == "closed":
@@ -373,9 +358,7 @@ def _metrics(requests: RequestColumns, instances: int, longer: float) -> dict[st
     columns = {"ttft": requests.ttft_s, "e2el": requests.e2el_s, "tpot": requests.tpot_s}
     finite = {name: values[np.isfinite(values)] for name, values in columns.items()}
     result = {f"{name}_mean": 1e3 * longer * float(values.mean()) for name, values in finite.items() if len(values)}
-    result |= {
-        f"{name}_p99": 1e3 * longer * float(np.quantile(values, 0.99)) for name, values in finite.items() if len(values)
-    }
+    result |= {f"{name}_p99": 1e3 * longer * float(np.quantile(row, 0.99)) for name, row in finite.items() if len(row)}
     span = longer * float(requests.finished_s.max() - requests.arrival_s.min())
     result |= {"batch_latency": 1e3 * span, "batch_ttft": 1e3 * longer * float(columns["ttft"].max())}
     result["output_tokens_per_s"] = instances * float(requests.num_output_tokens.sum()) / max(span, 1e-9)

@@ -29,8 +29,7 @@ class BenchLoad:
 
     process:      closed: `concurrency` in flight; open: at `rate`; burst: all at once
     rate:         requests/s; cv: coefficient of variation of the gaps (1: Poisson)
-    num_requests: sent; prompt, answer: mean tokens of answered ones, None if unknown
-    """
+    num_requests: sent; prompt, answer: mean tokens of answered ones, None if unknown"""
 
     process: Literal["closed", "open", "burst"]
     num_requests: int
@@ -49,8 +48,7 @@ class LoadTest:
     version: of the tool, "" if unknown
     failed:  requests not answered completely
     speed:   simulated seconds per second of the measured emulator; 1 for a real server
-    local:   a llama-bench test, which has no requests
-    """
+    local:   a llama-bench test, which has no requests"""
 
     says: Mapping[str, Stated]
     completed: int
@@ -84,8 +82,7 @@ class ResultFields(NamedTuple):
         return ResultFields(self.name, self.at(*path))
 
     def number(self, *path: str, scale: float = 1.0) -> float | None:
-        """The number at `path` times `scale`; None if missing or not finite. Raises SpecError for non-numbers and
-        negative ones."""
+        """The number at `path` times `scale`; None if missing or infinite. Raises SpecError for text and negatives."""
         value = self.at(*path)
         if value is None or (isinstance(value, float) and not isfinite(value)):
             return None
@@ -123,8 +120,7 @@ class Format:
     completed, failed, version: places; duration: of the run, in seconds
     runs:      (name, object) of each run, if an object has several
     refusal:   why a run cannot be compared; "" if it can
-    speed, local: as of `LoadTest`
-    """
+    speed, local: as of `LoadTest`"""
 
     names: tuple[str, ...]
     keys: frozenset[str]
@@ -163,21 +159,22 @@ class Format:
         numbers = ((ours, fields.number(*path, scale=scale)) for ours, path, scale in table)
         metrics = {ours: value for ours, value in numbers if value}
         if fields.requests is not None:
-            metrics |= figures_of(fields.requests, self._duration_s(fields, fields.requests))
+            duration_s = fields.number(*self.duration) if self.duration else None
+            shortest_s = float(fields.requests.e2el_s.min())
+            if duration_s and duration_s < shortest_s:
+                raise SpecError(
+                    f"{name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest "
+                    f"request; correct it or leave it out."
+                )
+            metrics |= figures_of(fields.requests, duration_s or None)
 
         def text(place: Place) -> Any:
             return place(fields) if callable(place) else fields.text(*place)
 
         says = {key: text(place) for key, place in self.says.items()}
-        test = LoadTest(
-            {key: value for key, value in says.items() if value},
-            completed,
-            failed,
-            text(self.version),
-            tuple(self.notes(fields)),
-            self.speed(fields),
-            self.local(fields),
-        )
+        known = {key: value for key, value in says.items() if value}
+        notes, speed, local = tuple(self.notes(fields)), self.speed(fields), self.local(fields)
+        test = LoadTest(known, completed, failed, text(self.version), notes, speed, local)
         tool = self.names[0] if self.tool is None else self.tool(fields)
         load = self._load(fields, completed + failed)
         return Observation(name, test, metrics, fields.requests, load=load, source=tool)
@@ -192,25 +189,12 @@ class Format:
             prompt = prompt or float(fields.requests.num_prompt_tokens.mean())
             answer = answer or float(fields.requests.num_output_tokens.mean())
         cv = 1.0 if cv is None else cv
-        return BenchLoad(
-            process if rate is None else "open", num_requests, slots, rate, cv, prompt or None, answer or None
-        )
-
-    def _duration_s(self, fields: ResultFields, times: RequestTimes) -> float | None:
-        """None if missing, 0 or NaN. Raises SpecError for a run shorter than its shortest request."""
-        duration_s, shortest_s = fields.number(*self.duration) if self.duration else None, float(times.e2el_s.min())
-        if duration_s and duration_s < shortest_s:
-            raise SpecError(
-                f"{fields.name}: duration: got {duration_s:g} s; expected at least {shortest_s:g} s, its shortest "
-                f"request; correct it or leave it out."
-            )
-        return duration_s or None
+        kind: Any = process if rate is None else "open"
+        return BenchLoad(kind, num_requests, slots, rate, cv, prompt or None, answer or None)
 
 
 def _value(fields: ResultFields, place: Place) -> Any:
-    if callable(place):
-        return place(fields)
-    return fields.number(*place) if place else None
+    return place(fields) if callable(place) else fields.number(*place) if place else None
 
 
 def statistics_of(
@@ -233,8 +217,7 @@ def request_times(
     columns:     prompt, output: tokens; ttft, e2el: seconds
     is_answered: per request; starts: seconds of any clock
 
-    Raises SpecError for unequal lengths, non-numbers, and clocks that went backwards.
-    """
+    Raises SpecError for unequal lengths, non-numbers, and clocks that went backwards."""
     given = {**columns, **({"start": starts} if starts is not None else {})}
     for key, values in given.items():
         if len(values) != len(is_answered):
@@ -248,9 +231,7 @@ def request_times(
             f"{name}: none of its {len(is_answered):,} requests was answered; there is nothing to compare, look at "
             f"what the server said."
         )
-    result = {
-        key: np.array([_number(name, key, number, values[number]) for number in kept]) for key, values in given.items()
-    }
+    result = {key: np.array([_number(name, key, row, values[row]) for row in kept]) for key, values in given.items()}
     _refuse_impossible(name, result, kept)
     order = np.argsort(result["start"], kind="stable") if starts is not None else np.arange(len(kept))
     result = {key: values[order] for key, values in result.items()}

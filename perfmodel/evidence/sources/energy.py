@@ -2,8 +2,7 @@
 
 Columns: task, model, weight_precision, gpu, num_gpus, tp, ep, dp, max_num_seqs, engine ("vllm 0.11.1"), server_args,
 avg_batch_size, avg_output_len, output_tokens_per_s, itl_p50_ms, power_w (of all GPUs), energy_per_output_token_j. Rows
-of images and video are left out: their encoders are not in the scenario. Lengths of prompts are not in the data.
-"""
+of images and video are left out: their encoders are not in the scenario. Lengths of prompts are not in the data."""
 
 from pathlib import Path
 
@@ -61,9 +60,8 @@ def _row(name: str, entry: Entry) -> Observation:
         "power": entry["power_w"],
         "energy_per_token": entry["energy_per_output_token_j"],
     }
-    return Observation(
-        name,
-        scenario,
+    metrics, labels = (
         {key: float(value) for key, value in figures.items()},
-        labels={"task": task, "devices": entry["num_gpus"]},
+        {"task": task, "devices": entry["num_gpus"]},
     )
+    return Observation(name, scenario, metrics, labels=labels)

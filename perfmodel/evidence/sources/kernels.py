@@ -59,8 +59,7 @@ class KernelTable:
             yield tuple(str(self[name][rows[0]]) for name in names), rows
 
     def sampled(self, most_rows: int) -> "KernelTable":
-        """At most `most_rows` of each combination of texts and head size (kernel, formats, versions), always the
-        same."""
+        """At most `most_rows` of each combination of texts and head size (kernel, formats, versions), reproducibly."""
         names = (name for name, column in self.columns.items() if column.dtype.kind in "OU" or name == "head_dim")
         number = self.numbered(tuple(names))
         shuffled = np.random.default_rng(0).permutation(len(self))

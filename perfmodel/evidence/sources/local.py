@@ -2,15 +2,13 @@
 
 Devices without a file are in a `devices.csv` beside the table. Models without a card are decoders of typical
 proportions: width 110 times the layers, heads of 128, tied embeddings below 4e9 parameters, with the row's total and
-active parameters. Number formats are the file type's, scaled to the file's bytes, since types mix formats differently
-by vendor.
+active parameters. Number formats are the file type's, scaled to the file's bytes: types mix formats by vendor.
 
     tg N            N steps of one token per sequence, at the mean depth of depth + N / 2
     pp N            a prompt of N tokens in steps of the token budget
     LocalScore      mean rate over nine shapes, each a prompt and a generation after it (README of cjpais/localscore)
     llama-server    generation after a prompt of num_prompt tokens
-    several devices pipeline parallel: layers are split, micro-batches follow one another
-"""
+    several devices pipeline parallel: layers are split, micro-batches follow one another"""
 
 import csv
 import datetime
@@ -55,8 +53,7 @@ class LocalSetup:
     test:    pp (prompts) or tg (generation)
     batch:   sequences; the rate is over all of them
     flash:   attention without materialized scores; None if unknown
-    ubatch:  tokens of a micro-batch
-    """
+    ubatch:  tokens of a micro-batch"""
 
     device: str
     device_class: str
@@ -91,8 +88,7 @@ class LocalSetup:
 
 
 def read_local_rows(path: str | Path) -> tuple[list[Observation], Reasons]:
-    """Rows of a table, plain or gzipped, and (row, reason) of those without a figure. Raises SpecError for a missing or
-    other file."""
+    """Rows of a table, plain or gzipped, and (row, reason) of others. Raises SpecError for a missing or other file."""
     return described(named(lenient_rows(path, _NEEDED, "local figures")), _row)
 
 
@@ -414,9 +410,7 @@ def local_engine(row: LocalSetup) -> EngineSpec:
 
 def local_scenario(row: LocalSetup, model: LocalModel, hardware: HardwareSpec) -> Scenario:
     """The scenario for pricing the row's steps."""
-    prompts, answers = (
-        Lengths(distribution="fixed", value=max(1, count)) for count in (row.num_prompt, row.num_generated)
-    )
+    prompts, answers = (Lengths(distribution="fixed", value=max(1, n)) for n in (row.num_prompt, row.num_generated))
     arrivals = Arrivals(process="closed_loop", concurrency=row.batch)
     traffic = Traffic(arrivals=arrivals, num_requests=row.batch, input_tokens=prompts, output_tokens=answers)
     engine = with_defaults(local_engine(row), hardware)

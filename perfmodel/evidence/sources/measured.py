@@ -8,8 +8,7 @@
     serving.json   a record per scenario: each request, and each step with its shape
     pairs.json     the same with and without a technique: "<file> with", "<file> without"
 
-Times are in seconds, of the device (a CPU: of the measuring thread).
-"""
+Times are in seconds, of the device (a CPU: of the measuring thread)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,8 +36,7 @@ class Ceilings(Spec):
 
     copy_bytes_per_s:  bytes read and written per second by a copy, by MiB copied
     gemm_flops_per_s:  rate of a library's square product by number format and side
-    launch_s:          one launch in a stream of empty kernels; graph_launch_s: of one kernel in a replayed graph
-    """
+    launch_s:          one launch in a stream of empty kernels; graph_launch_s: of one kernel in a replayed graph"""
 
     copy_bytes_per_s: dict[str, PositiveFloat] = Field(default_factory=dict)
     gemm_flops_per_s: dict[str, dict[str, FlopsPerSecond]] = Field(default_factory=dict)
@@ -75,8 +73,7 @@ class SuiteCall(Spec):
 
     spent_s:       seconds by part
     num_processes: in which it measured, one after the other: another one follows each that a task has ended
-    compile_s:     seconds in which they compiled `num_compiled` kernels; others had compiled `num_compiled_ahead`
-    """
+    compile_s:     seconds in which they compiled `num_compiled` kernels; others had compiled `num_compiled_ahead`"""
 
     date: str
     command: str
@@ -94,8 +91,7 @@ class SuiteInfo(Spec):
 
     device:      name of the hardware file, or what the driver calls a device without one
     elapsed_s:   of all calls
-    parts_done:  tasks measured, by part; left_out: keys of tasks that the budget did not reach
-    """
+    parts_done:  tasks measured, by part; left_out: keys of tasks that the budget did not reach"""
 
     device: str
     device_name: str = ""
@@ -142,8 +138,7 @@ class KernelRecord(Spec):
 
     is_eager:   the kernel could not be captured in a graph, so that the host's launches show
     baselines:  library calls on the same inputs by name (attention: each backend of SDPA); baseline_s: the fastest
-    error:      largest difference to the reference over its largest magnitude
-    """
+    error:      largest difference to the reference over its largest magnitude"""
 
     operator: str
     sizes: dict[str, Size]
@@ -229,8 +224,7 @@ class Measurements:
 
 
 def read_measurements(folder: str | Path) -> Measurements:
-    """The files in `folder`; parts that were not reached are empty. Raises SpecError without `suite.json`, and for
-    invalid files."""
+    """The files in `folder`; missing parts are empty. Raises SpecError without `suite.json`, and for invalid files."""
     root = Path(folder)
     if not (root / "suite.json").is_file():
         raise SpecError(f"{root}: has no suite.json; expected what `python -m perfmodel_executors.gpu_suite` writes.")

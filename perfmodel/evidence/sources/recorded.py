@@ -16,8 +16,7 @@ Offline TensorRT-LLM tables come in two kinds, recognised by their columns:
 
 Assumed where the tables are silent: TensorRT-LLM's defaults of that time, up to 2,048 sequences, 8,192 tokens a step of
 in-flight batching (more if a whole prompt needs it), FP8 KV with FP8 weights; a saturated engine. Static batches are
-its C++ session: no server.
-"""
+its C++ session: no server."""
 
 import json
 from itertools import pairwise
@@ -26,33 +25,12 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel import specs
 from perfmodel.cost.memory.groups import kv_groups
 from perfmodel.errors import SpecError
-from perfmodel.evidence.observation import (
-    MALFORMED,
-    Entry,
-    Observation,
-    Reasons,
-    RequestTimes,
-    described,
-    recorded_engine,
-    table_rows,
-)
+from perfmodel.evidence import observation
 from perfmodel.files.sandbox import read_json, read_rows
 from perfmodel.models.number_formats import with_quantization
-from perfmodel.specs import (
-    Arrivals,
-    EngineSpec,
-    HardwareSpec,
-    Lengths,
-    ModelSpec,
-    Prefix,
-    Scenario,
-    Stage,
-    Traffic,
-    load_hardware,
-    load_model,
-)
 from perfmodel.specs.traffic import Sampling, Trace
 
 METRICS = ("e2el_mean", "e2el_p90", "e2el_p99", "ttft_mean", "ttft_p90", "ttft_p99", "itl_mean")
@@ -62,7 +40,7 @@ _KEPT = ("tensor_parallel_size", "data_parallel_size", "max_num_batched_tokens",
 _LOGGED_ENGINE = "vllm"  # that logs of each request are of
 
 
-def read_serving_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
+def read_serving_runs(path: str | Path) -> tuple[list[observation.Observation], observation.Reasons]:
     """(stages of runs, (run, reason) for undescribed runs). Raises SpecError for a file that is no list of runs."""
     path = Path(path)
     try:
@@ -74,29 +52,29 @@ def read_serving_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
     if not isinstance(entries, list) or not entries:
         raise SpecError(f"{path}: expected a list of at least one run")
     names = (str(e.get("id", i)) if isinstance(e, dict) else str(i) for i, e in enumerate(entries))
-    runs, left_out = described(zip(names, entries, strict=True), _stages)
+    runs, left_out = observation.described(zip(names, entries, strict=True), _stages)
     return [stage for run in runs for stage in run], left_out
 
 
-def _stages(name: str, entry: dict[str, Any]) -> list[Observation]:
+def _stages(name: str, entry: dict[str, Any]) -> list[observation.Observation]:
     workload, measured = entry["workload"], entry["measured"]
-    stages = tuple(Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
-    hardware, model = load_hardware(entry["gpu"]), load_model(entry["model"])
+    stages = tuple(specs.Stage(rate=s["rate"], duration_s=s["duration_s"]) for s in workload["stages"])
+    hardware, model = specs.load_hardware(entry["gpu"]), specs.load_model(entry["model"])
     length = round((workload["system_prompt_len"] + workload["question_len"]) * _RETOKENIZED)
     answer = workload["output_len"]
     low, high = max(length - _LENGTH_SPREAD, 1), length + _LENGTH_SPREAD
-    traffic = Traffic(
-        arrivals=Arrivals(process="poisson_fixed_count", stages=stages),
-        input_tokens=Lengths(distribution="uniform", low=low, high=high),
-        output_tokens=Lengths(distribution="fixed", value=answer),
-        prefix=Prefix(
+    traffic = specs.Traffic(
+        arrivals=specs.Arrivals(process="poisson_fixed_count", stages=stages),
+        input_tokens=specs.Lengths(distribution="uniform", low=low, high=high),
+        output_tokens=specs.Lengths(distribution="fixed", value=answer),
+        prefix=specs.Prefix(
             num_groups=workload["num_groups"],
             shared_tokens=max(workload["system_prompt_len"], 1),
             num_prompts_per_group=workload["num_prompts_per_group"],
         ),
     )
     engine = _engine(entry, model, hardware)
-    scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
+    scenario = specs.Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     if len(measured) != len(stages):
         raise ValueError(f"measured has {len(measured)} objects for {len(stages)} stages")
     windows = pairwise([0.0, *np.cumsum([stage.duration_s for stage in stages]).tolist()])
@@ -106,15 +84,15 @@ def _stages(name: str, entry: dict[str, Any]) -> list[Observation]:
         metrics = {metric: float(row[key]) for metric, key in keys.items() if row.get(key) is not None}
         # See the truth's notes.
         metrics["itl_mean"] = (metrics["e2el_mean"] - metrics["ttft_mean"]) / max(answer - 1, 1)
-        rows.append(Observation(name, scenario, metrics, label=f"{name}, stage {number}", window=window))
+        rows.append(observation.Observation(name, scenario, metrics, label=f"{name}, stage {number}", window=window))
     return rows
 
 
-def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> EngineSpec:
+def _engine(entry: dict[str, Any], model: specs.ModelSpec, hardware: specs.HardwareSpec) -> specs.EngineSpec:
     server = entry["server"]
     arguments = {name: server[name] for name in (*_KEPT, "gpu_memory_utilization", "block_size") if server.get(name)}
     name, _, version = entry["engine"].partition(" ")
-    engine = recorded_engine(name.lower().replace("-", ""), version, hardware, arguments)
+    engine = observation.recorded_engine(name.lower().replace("-", ""), version, hardware, arguments)
     logged = server.get("total_kv_blocks")
     if not logged:
         return engine
@@ -123,7 +101,7 @@ def _engine(entry: dict[str, Any], model: ModelSpec, hardware: HardwareSpec) -> 
     return engine.model_copy(update={"num_gpu_blocks_override": blocks})
 
 
-def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observation:
+def read_request_log(folder: str | Path, trace_folder: str | Path) -> observation.Observation:
     """Read a run and write its requests as a trace to `trace_folder`. Raises SpecError for missing or invalid files."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -142,17 +120,17 @@ def read_request_log(folder: str | Path, trace_folder: str | Path) -> Observatio
         raise SpecError(f"{folder}: not a run with a log of requests ({error})") from None
     if not rows:
         raise SpecError(f"{folder}: requests.csv has no requests")
-    times = RequestTimes(arrival, prompts, outputs, first - arrival, last - arrival)
+    times = observation.RequestTimes(arrival, prompts, outputs, first - arrival, last - arrival)
     trace = write_trace(times, Path(trace_folder) / f"{folder.name}.jsonl")
     try:
         scenario = _logged_scenario(folder.name, meta, trace)
-    except MALFORMED as error:
+    except observation.MALFORMED as error:
         stated_as = " ".join(str(error).split())[:200]
         raise SpecError(f"{folder / 'e2e' / 'meta.json'}: its description is incomplete: {stated_as}") from None
-    return Observation(folder.name, scenario, {}, times)
+    return observation.Observation(folder.name, scenario, {}, times)
 
 
-def write_trace(times: RequestTimes, file: Path) -> Path:
+def write_trace(times: observation.RequestTimes, file: Path) -> Path:
     """Write the requests as a trace that scenarios can replay."""
     starts = np.zeros(len(times)) if times.start_s is None else times.start_s
     columns = (starts.tolist(), times.num_prompt_tokens.tolist(), times.num_output_tokens.tolist())
@@ -164,7 +142,7 @@ def write_trace(times: RequestTimes, file: Path) -> Path:
     return file
 
 
-def _logged_scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
+def _logged_scenario(name: str, meta: dict[str, Any], trace: Path) -> specs.Scenario:
     arguments = meta["engine_kwargs"]
     kept = (*_KEPT, "pipeline_parallel_size", "enable_expert_parallel", "kv_cache_dtype")
     chosen = {key: arguments[key] for key in kept if arguments.get(key) is not None}
@@ -172,13 +150,15 @@ def _logged_scenario(name: str, meta: dict[str, Any], trace: Path) -> Scenario:
     if cache.get("num_gpu_blocks"):
         chosen |= {"num_gpu_blocks_override": cache["num_gpu_blocks"], "block_size": cache.get("block_size", 16)}
     # The device as the run recorded it, else the beginning of the folder's name (`<gpu>-<model>`).
-    hardware = load_hardware(str((meta.get("hardware") or {}).get("device_name") or name.split("-")[0]))
-    return Scenario(
+    hardware = specs.load_hardware(str((meta.get("hardware") or {}).get("device_name") or name.split("-")[0]))
+    return specs.Scenario(
         name=name,
-        model=load_model(arguments["model"]),
+        model=specs.load_model(arguments["model"]),
         hardware=hardware,
-        engine=recorded_engine(_LOGGED_ENGINE, str(meta.get(f"{_LOGGED_ENGINE}_version") or ""), hardware, chosen),
-        traffic=Traffic(arrivals=Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
+        engine=observation.recorded_engine(
+            _LOGGED_ENGINE, str(meta.get(f"{_LOGGED_ENGINE}_version") or ""), hardware, chosen
+        ),
+        traffic=specs.Traffic(arrivals=specs.Arrivals(process="trace"), trace=Trace(path=str(trace), format="jsonl")),
         sampling=Sampling(method="greedy"),
     )
 
@@ -193,17 +173,16 @@ _QUANTIZATION = {"FP8": "fp8", "FP16": None, "BF16": None}
 _STATIC_METRICS = {"throughput_out_tok_s_gpu": "static_throughput", "ttft_ms": "ttft"}
 
 
-def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
+def read_offline_runs(path: str | Path) -> tuple[list[observation.Observation], observation.Reasons]:
     """(rows, (row, reason) for those that cannot be described) of a CSV or a folder of them. Metrics: throughput,
-    static_throughput (output tokens/s per device), ttft (ms). Raises SpecError for an unreadable file or another kind
-    of table."""
+    static_throughput (output tokens/s per device), ttft (ms). Raises SpecError if unreadable, or of another kind."""
     path = Path(path)
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     if not files:
         raise SpecError(f"{path}: has no .csv file; give one, or a folder of them.")
-    entries: list[tuple[str, Entry]] = []
+    entries: list[tuple[str, observation.Entry]] = []
     for file in files:
-        rows = table_rows(file)
+        rows = observation.table_rows(file)
         columns = set(rows[0]) if rows else set()
         if not (columns >= _IN_FLIGHT or columns >= _STATIC):
             raise SpecError(
@@ -211,13 +190,13 @@ def read_offline_runs(path: str | Path) -> tuple[list[Observation], Reasons]:
                 f"batches, {', '.join(sorted(_STATIC))}."
             )
         entries += ((f"{file.name}:{number}", row) for number, row in enumerate(rows, 2))
-    return described(entries, _row)
+    return observation.described(entries, _row)
 
 
-def _row(name: str, entry: Entry) -> Observation:
+def _row(name: str, entry: observation.Entry) -> observation.Observation:
     is_static = "batch_size" in entry
-    model, quantization = load_model(entry["model"]), _QUANTIZATION[entry["precision"]]
-    hardware = load_hardware(entry["gpu"])
+    model, quantization = specs.load_model(entry["model"]), _QUANTIZATION[entry["precision"]]
+    hardware = specs.load_hardware(entry["gpu"])
     if quantization is not None:
         model = with_quantization(model, quantization)
     inputs, outputs = int(entry["isl"]), int(entry["osl"])
@@ -234,24 +213,19 @@ def _row(name: str, entry: Entry) -> Observation:
         "max_model_len": inputs + outputs,
         **({"batching": "static"} if is_static else {}),
     }
-    engine = recorded_engine(_ENGINE, entry.get("trtllm_version") or "", hardware, arguments)
-    traffic = Traffic(
-        arrivals=Arrivals(process="burst"),
+    engine = observation.recorded_engine(_ENGINE, entry.get("trtllm_version") or "", hardware, arguments)
+    traffic = specs.Traffic(
+        arrivals=specs.Arrivals(process="burst"),
         num_requests=count,
-        input_tokens=Lengths(distribution="fixed", value=inputs),
-        output_tokens=Lengths(distribution="fixed", value=outputs),
+        input_tokens=specs.Lengths(distribution="fixed", value=inputs),
+        output_tokens=specs.Lengths(distribution="fixed", value=outputs),
     )
-    scenario = Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
+    scenario = specs.Scenario(name=name, model=model, hardware=hardware, engine=engine, traffic=traffic)
     metric = _STATIC_METRICS[entry["metric"]] if is_static else "throughput"
     measured = float(entry["value"] if is_static else entry["throughput_out_tok_s_gpu"])
     served = scenario.model  # in the format that the engine computes in
     lengths = f"{inputs:,} in, {outputs:,} out"
     label = f"{served.name} {served.quantization.weights or served.dtype} on {entry['tp']} x {hardware.name}, {lengths}"
-    return Observation(
-        name,
-        scenario,
-        {metric: measured},
-        label=f"{label}, batch {count}" if is_static else label,
-        labels={"tokens": lengths},
-        flags="" if is_static else SATURATED,
-    )
+    label, flags = f"{label}, batch {count}" if is_static else label, "" if is_static else SATURATED
+    labels, metrics = {"tokens": lengths}, {metric: measured}
+    return observation.Observation(name, scenario, metrics, label=label, labels=labels, flags=flags)

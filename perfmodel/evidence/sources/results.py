@@ -14,8 +14,7 @@ The load generator calls the engine in-process with token ids. Lengths by data s
     GPT-J           CNN/DailyMail, answers of up to 128, beams of four
     DeepSeek-R1     answers of 3,880 on average (mlcommons.org, "DeepSeek inference 5.1")
 
-Prompt means other than those two are recalled. Answer means are taken from the result if it has one.
-"""
+Prompt means other than those two are recalled. Answer means are taken from the result if it has one."""
 
 import re
 from collections.abc import Mapping
@@ -237,8 +236,7 @@ def _batch_row(name: str, entry: Entry) -> Observation:
         "tokens": f"{setup.prompt:,} in, {setup.answer:,} out",
         "parallelism": f"TP {setup.tp}, PP {setup.pp}" + ", experts shared out" * setup.is_expert_parallel,
     }
-    result = _observation(name, entry, setup, measured, entry["experiment"], also)
-    return replace(result, group=repr(setup))
+    return replace(_observation(name, entry, setup, measured, entry["experiment"], also), group=repr(setup))
 
 
 def _batch_setup(entry: Entry) -> Setup:

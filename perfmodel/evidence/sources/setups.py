@@ -2,8 +2,7 @@
 
 Maps publishers' names of engines, models and formats. An instance is the smallest part that serves alone; instances
 share the load evenly, as in round robin. If its device count is not stated, it is the submitter's likely choice: of
-those that hold the weights and keep the TPOT limit at the stated rate the one that serves most (`layouts`).
-"""
+those that hold the weights and keep the TPOT limit at the stated rate the one that serves most (`layouts`)."""
 
 import re
 from collections.abc import Iterator
@@ -74,8 +73,7 @@ class Setup:
     tpot_limit_s, ttft_limit_s: the submitter's limits
     is_static:     a burst is one batch, from prompts to last tokens
     is_expert_parallel: whole experts on each device
-    block_size:    tokens of a KV block
-    """
+    block_size:    tokens of a KV block"""
 
     device: str
     device_class: str
@@ -232,13 +230,10 @@ def scenario_of(name: str, setup: Setup, table: DeviceTable, tp: int) -> tuple[S
         hardware = hardware.model_copy(update={"power_cap_w": setup.power_cap_w})
     model = served_model(setup.model, setup.precision, setup.gguf_type, hardware.maker in (None, "nvidia"))
     engine = _engine(setup, hardware, tp)
+    traffic = _traffic(setup, setup.instances_of(tp))
+    sampling = Sampling(method="greedy" if setup.is_in_process else "default")
     scenario = Scenario(
-        name=name,
-        model=model.spec,
-        hardware=hardware,
-        engine=engine,
-        traffic=_traffic(setup, setup.instances_of(tp)),
-        sampling=Sampling(method="greedy" if setup.is_in_process else "default"),
+        name=name, model=model.spec, hardware=hardware, engine=engine, traffic=traffic, sampling=sampling
     )
     if setup.roles is None:
         return scenario, model

@@ -14,8 +14,7 @@ Disaggregated serving (of DeepSeek's kind of model) has the same load. Assumed f
   `ep`, which is 1 where the all-to-all backend sets it itself; cut 32 ways, an expert of DeepSeek-V3 would be 64 wide,
   half a block of its FP8 scales.
 - TensorRT-LLM's decode workers have an unstated maximal batch, and send the first token, so requests above it wait; see
-  `_max_batch`.
-"""
+  `_max_batch`."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -109,8 +108,7 @@ def _max_batch(entry: Entry, siblings: Sequence[Entry]) -> int:
     Recipes name a power of two and sweep the concurrency to it or slightly above: the largest one within the sweep's
     largest concurrency per rank (for data-parallel attention, a multiple of 16); each FP8 recipe on Grace has its own
     concurrency. The rule comes from the rows: by Little's law the decoding requests, C (1 - TTFT / E2E) per rank, stay
-    at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128.
-    """
+    at 4.0, 8.0, 16.0, 31.6 or 32.2, 121 where C is above 4, 8, 16, 32, 128."""
     is_alone = entry["precision"] == "fp8" and entry["system"].startswith("gb")
     most = max(
         _count(item, "concurrency") / (_count(item, "decode_num_workers") * _count(item, "decode_attention_dp_size"))
@@ -154,12 +152,8 @@ def _row(name: str, entry: Entry, siblings: Sequence[Entry]) -> Observation:
         Lengths(distribution="uniform", low=max(int((1.0 if lengths == "fixed" else 0.8) * most), 1), high=most)
         for most in (inputs, outputs)
     )
-    traffic = Traffic(
-        arrivals=Arrivals(process="closed_loop", concurrency=concurrency),
-        num_requests=_REQUESTS_PER_SLOT * concurrency,
-        input_tokens=prompts,
-        output_tokens=answers,
-    )
+    arrivals, count = Arrivals(process="closed_loop", concurrency=concurrency), _REQUESTS_PER_SLOT * concurrency
+    traffic = Traffic(arrivals=arrivals, num_requests=count, input_tokens=prompts, output_tokens=answers)
     cluster = _disaggregated(entry, hardware, siblings) if is_disaggregated(entry) else None
     engine = _engine(entry, hardware, concurrency, inputs, outputs) if cluster is None else cluster.pools[-1].engine
     shared = {} if cluster is None else {"cluster": cluster}
@@ -227,8 +221,7 @@ class _Recipes(Spec):
 
 
 def recipe_arguments(engine: str, hardware: str, concurrency: int) -> dict[str, int]:
-    """Arguments of `EngineSpec` set by the scripts. engine, hardware: names of profile and device; concurrency:
-    requests in flight"""
+    """Fields of `EngineSpec` set by the scripts. engine, hardware: profile and device; concurrency: in flight"""
     settings = load_spec(_Recipes, Path(__file__).with_name("recipes.yaml")).settings
     members = (item for item in settings if item.engine == engine and concurrency >= item.least_concurrency)
     return {item.argument: item.value for item in members if not item.hardware or hardware in item.hardware}

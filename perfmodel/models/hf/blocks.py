@@ -320,9 +320,8 @@ def _rope_scaling(fields: Fields, block: Mapping[str, Any]) -> arch.RopeScaling 
     if kind is None:
         return None
     trained = fields.optional("max_position_embeddings")
-    original = (
-        block.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings") or trained
-    )
+    name = "original_max_position_embeddings"
+    original = block.get(name) or fields.get(name) or trained
     factor = block.get("factor")
     if factor is None and trained and original and kind in ("yarn", "longrope"):
         factor = trained / original

@@ -147,11 +147,22 @@ def _decoder_layers(fields: Fields, family: Family) -> list[Layer]:
     if pattern is None and fields.model_type == "nemotron_h":
         pattern = "".join(_LETTERS.get(str(word), "?") for word in fields.items("layers_block_type")) or None
     if pattern is not None:
-        return _lettered_layers(fields, family, pattern)
+        # Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them.
+        if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
+            raise fields.error(f"hybrid_override_pattern: got {pattern!r}; expected the letters M, *, - and E.")
+        num_layers, num_letters = fields.integer("num_hidden_layers", len(pattern)), len(pattern)
+        if num_letters != num_layers:
+            problem = f"hybrid_override_pattern has {num_letters} letters, but num_hidden_layers is {num_layers}."
+            raise fields.error(problem)
+        builders = {
+            "M": lambda: Layer(blocks.mamba(fields), None),
+            "*": lambda: Layer(blocks.attention(fields, family, use_rope=False), None),
+            "-": lambda: Layer(None, blocks.dense_ffn(fields, family)),
+            "E": lambda: Layer(None, blocks.moe_ffn(fields, family)),
+        }
+        return [builders[letter]() for letter in pattern]
     num_layers = fields.integer("num_hidden_layers")
-    kinds = [
-        (_kind(fields, family, index, num_layers), _uses_rope(fields, index, num_layers)) for index in range(num_layers)
-    ]
+    kinds = [(_kind(fields, family, i, num_layers), _uses_rope(fields, i, num_layers)) for i in range(num_layers)]
     mixers = {kind: _mixer(fields, family, *kind) for kind in dict.fromkeys(kinds)}
     ffns: list[FeedForward | None] = [None] * num_layers
     if fields.model_type not in _SCANS and not blocks.num_experts(fields):
@@ -235,24 +246,6 @@ def _span(fields: Fields, name: str) -> int | None:
     """A window or chunk in tokens; one that holds the whole context limits nothing."""
     span = fields.integer(name)
     return span if span < fields.integer("max_position_embeddings", span + 1) else None
-
-
-def _lettered_layers(fields: Fields, family: Family, pattern: Any) -> list[Layer]:
-    """Nemotron-H: M a scan, * attention, - dense, E experts; each layer holds one of them."""
-    if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
-        raise fields.error(f"hybrid_override_pattern: got {pattern!r}; expected the letters M, *, - and E.")
-    num_layers = fields.integer("num_hidden_layers", len(pattern))
-    if len(pattern) != num_layers:
-        raise fields.error(
-            f"hybrid_override_pattern has {len(pattern)} letters, but num_hidden_layers is {num_layers}."
-        )
-    builders = {
-        "M": lambda: Layer(blocks.mamba(fields), None),
-        "*": lambda: Layer(blocks.attention(fields, family, use_rope=False), None),
-        "-": lambda: Layer(None, blocks.dense_ffn(fields, family)),
-        "E": lambda: Layer(None, blocks.moe_ffn(fields, family)),
-    }
-    return [builders[letter]() for letter in pattern]
 
 
 def _searched_block(fields: Fields, family: Family, block: Any) -> Layer:

@@ -64,8 +64,7 @@ class Fields:
         self.outer = config
         self.config = _text_part(config)
         self.model_type = str(self.config.get("model_type") or config.get("model_type") or "unknown").replace("-", "_")
-        is_nested = self.config is not config
-        self.fallback = (class_defaults or {}).get(self.model_type, {}) if is_nested else {}
+        self.fallback = (class_defaults or {}).get(self.model_type, {}) if self.config is not config else {}
 
     def error(self, sentence: str) -> SpecError:
         """A mistake in the file, which it names."""

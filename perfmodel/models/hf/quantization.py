@@ -96,7 +96,15 @@ def _from_settings(fields: Fields, settings: Mapping[str, Any], layers: Sequence
     bits: tuple[tuple[str, float], ...] = ()
     groups = settings.get("config_groups")
     if isinstance(groups, Mapping) and groups:  # compressed-tensors and modelopt
-        formats = _of_first_group(fields, next(iter(groups.values())))
+        first = next(iter(groups.values()))
+        weights = first.get("weights") if isinstance(first, Mapping) else None
+        if not isinstance(weights, Mapping) or "num_bits" not in weights:
+            raise fields.error("quantization_config.config_groups: the first group has no weights.num_bits.")
+        rows, size, inputs = 1, int(weights.get("group_size") or 0), first.get("input_activations")
+        if weights.get("strategy") == "block":
+            rows, size = _block_of(weights.get("block_structure")) or (rows, size)
+        activations = _group_format(inputs) if isinstance(inputs, Mapping) else None
+        formats = _group_format(weights), activations, max(size, 0), rows
     elif method in _READERS:
         formats = _READERS[method](settings)
         bits = tuple(sorted((settings.get("bits") or {}).items())) if method == "gguf" else ()
@@ -160,25 +168,11 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], _Formats]] = {
 }
 
 
-def _of_first_group(fields: Fields, group: Any) -> _Formats:
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping) or "num_bits" not in weights:
-        raise fields.error("quantization_config.config_groups: the first group has no weights.num_bits.")
-    rows, size = 1, int(weights.get("group_size") or 0)
-    if weights.get("strategy") == "block":
-        rows, size = _block_of(weights.get("block_structure")) or (rows, size)
-    inputs = group.get("input_activations")
-    activations = _group_format(inputs) if isinstance(inputs, Mapping) else None
-    return _group_format(weights), activations, max(size, 0), rows
-
-
 def _group_format(part: Mapping[str, Any]) -> str:
     bits, size = int(part.get("num_bits", 8)), int(part.get("group_size") or 0)
     if part.get("type", "int") != "float":
         return f"int{bits}"
-    if bits == 4:
-        return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4")
-    return "mxfp8" if size == 32 else f"fp{bits}"
+    return {16: "nvfp4", 32: "mxfp4"}.get(size, "fp4") if bits == 4 else "mxfp8" if size == 32 else f"fp{bits}"
 
 
 def _kv_cache(settings: Mapping[str, Any]) -> str | None:

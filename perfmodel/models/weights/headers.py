@@ -36,13 +36,8 @@ def load_header(path: str | Path) -> ModelSpec:
     if path.suffix == ".gguf":
         header = read_gguf(path)
         name = str(header.metadata.get("general.name") or path.stem).lower().replace(" ", "-")
-        return model_from_config(
-            config_from_gguf(header, path),
-            name,
-            source=str(path),
-            origin=f"GGUF header {path.name}",
-            weights_path=str(path),
-        )
+        config, origin = config_from_gguf(header, path), f"GGUF header {path.name}"
+        return model_from_config(config, name, source=str(path), origin=origin, weights_path=str(path))
     stem = path.name.removesuffix(".index.json").removesuffix(".safetensors")
     name = (path.parent.name if stem.startswith("model") and path.parent.name else stem).lower()
     config_file = path.with_name("config.json")
@@ -60,8 +55,7 @@ def weight_files(path: Path) -> list[Path]:
     """The safetensors files that `path` stands for: for an index, and for one file of several, all there are."""
     if path.name.endswith(".index.json"):
         try:
-            weight_map = read_json(path)["weight_map"]
-            names = sorted(set(weight_map.values()), key=str)
+            names = sorted(set(read_json(path)["weight_map"].values()), key=str)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise SpecError(f"{path}: is not a safetensors index (a JSON object with weight_map).") from None
         for name in names:

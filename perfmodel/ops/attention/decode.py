@@ -26,8 +26,7 @@ class ContextSpread(NamedTuple):
     def of(cls, lengths: Iterable[tuple[int, int]]) -> "ContextSpread | None":
         """The spread for requests with these (prompt, answer) lengths in tokens; None without any.
 
-        A request is sampled in proportion to its answer's length, at a uniformly random point of its decode.
-        """
+        A request is sampled in proportion to its answer's length, at a uniformly random point of its decode."""
         pairs = np.array([(prompt, answer) for prompt, answer in lengths if answer > 1], dtype=np.float64)
         if not len(pairs):
             return None
@@ -45,8 +44,7 @@ class ContextSpread(NamedTuple):
 
             E max = sum over i of q_i ((i / Q)^n - ((i - 1) / Q)^n)
 
-        Source: distribution of the largest of n independent draws.
-        """
+        Source: distribution of the largest of n independent draws."""
         return _expected_largest(self.quantiles, num_seqs)
 
 
@@ -85,8 +83,7 @@ def attention_decode(
     3 kernels). Without `is_fused`, KV heads are first copied per query head (`Heads.copy_bytes`, 2 kernels).
     `is_module`: score operators as in `Heads.module_scores`. Score-based eviction reads and writes the sums (8 H C
     bytes in fp32) in one more kernel, which also finds the lowest.
-    Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
-    """
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference"."""
     if num_seqs == 0:
         return Work("attention_decode", "attention_decode", rate=heads.dtype, num_kernels=0)
     context = heads.visible(context, num_seqs)
@@ -140,8 +137,7 @@ def mixed_attention(
     """The work of `flash_prefill(prefills)` and `attention_decode(num_decodes, context)` in one launch.
 
     No work unless the batch has both. queries: new tokens per decode; heads: on one device; spread: of the decodes'
-    contexts
-    """
+    contexts"""
     if not prefills or not num_decodes:
         return Work("attention_mixed", "attention_mixed", rate=heads.dtype, num_kernels=0)
     prompts = flash_prefill(prefills, heads)

@@ -7,8 +7,7 @@ FLOPs, absorbed 2 H (2 r_kv + r): 3.4 times as many for DeepSeek-V3, for a cache
 
 With an indexer (DSA) each token attends to `top_k` latents, absorbed in prefill, too. If no prompt of a step sees more
 tokens, engines run dense prefill: sglang, nsa_backend.py, set_nsa_prefill_impl; vllm, mla_attention.py
-(`prefill_max_seq_len <= topk_tokens`).
-"""
+(`prefill_max_seq_len <= topk_tokens`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,8 +29,7 @@ Prompts = Sequence[tuple[int, int]]  # new tokens and cached ones of each
 def expanded_heads(mixer: LatentAttention, num_heads: int, dtype: str, element_bytes: float) -> Heads:
     """Heads of expanded attention: keys n + r wide, values v wide, at the model's dtype.
 
-    mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`
-    """
+    mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`"""
     return Heads(
         num_heads=num_heads,
         num_kv_heads=num_heads,
@@ -49,8 +47,7 @@ def latent_heads(
     """Heads of absorbed attention: one KV head, keys r_kv + r wide, values their first r_kv elements.
 
     mixer: the attention spec; num_heads: on this device; element_bytes: per element of `dtype`, the products' format;
-    kv_element_bytes: per cached element
-    """
+    kv_element_bytes: per cached element"""
     return Heads(
         num_heads=num_heads,
         num_kv_heads=1,
@@ -68,8 +65,7 @@ def absorb(name: str, num_tokens: float, num_heads: int, n: int, k: int, dtype: 
         FLOPs = 2 T H n k    bytes = b H (n k + T (n + k))
 
     Weights stay in the model's `dtype`. name: of the operator; num_tokens T, num_heads H: on this device;
-    element_bytes b. Source: DeepSeek-V2 (2024), section 2.1.2.
-    """
+    element_bytes b. Source: DeepSeek-V2 (2024), section 2.1.2."""
     if num_tokens == 0:
         return Work(name, "gemm", rate=dtype, num_kernels=0)
     return Work(
@@ -87,8 +83,7 @@ def latent_decode(num_seqs: int, context: float, heads: Heads, *, splits_kv: boo
     """Absorbed decode over `context` latents: FLOPs = 2 q C H (2 r_kv + r), KV bytes = C (r_kv + r) b_kv.
 
     The latent is read once for key and value. num_seqs: sequences of `queries` new tokens each; heads: from
-    `latent_heads`; splits_kv: over thread blocks. Source: DeepSeek-V2, section 2.1.
-    """
+    `latent_heads`; splits_kv: over thread blocks. Source: DeepSeek-V2, section 2.1."""
     work = attention_decode(num_seqs, context, heads, splits_kv=splits_kv, queries=queries)
     return replace(work, kv_bytes=context * heads.head_dim * heads.kv_element_bytes)
 
@@ -97,8 +92,7 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
     """Absorbed prefill attention over the `top_k` latents that the indexer selects per query.
 
     FLOPs = 2 H (2 r_kv + r) sum(min(pos + 1, top_k)). Each visible latent is read from HBM once; gathers per query come
-    from L2 (`sram_bytes`). Source: DeepSeek-V3.2-Exp report (2025), eq. 2.
-    """
+    from L2 (`sram_bytes`). Source: DeepSeek-V3.2-Exp report (2025), eq. 2."""
     work = flash_prefill(prefills, heads)
     if not prefills:
         return replace(work, family="attention_sparse")
@@ -117,8 +111,7 @@ def sparse_prefill(prefills: Sequence[tuple[int, int]], heads: Heads, top_k: int
 def index_prefill(prefills: Sequence[tuple[int, int]], indexer: Indexer) -> Work:
     """Index scores of every visible pair, and top-k: FLOPs = 2 pairs H_i h_i, in fp8.
 
-    bytes: keys once (fp8), fp32 scores written and read by the top-k. Source: DeepSeek-V3.2-Exp report, eq. 1.
-    """
+    bytes: keys once (fp8), fp32 scores written and read by the top-k. Source: DeepSeek-V3.2-Exp report, eq. 1."""
     if not prefills:
         return Work("index_prefill", "attention_prefill", rate="fp8", num_kernels=0)
     pairs = sum(visible_pairs(t, p) for t, p in prefills)
@@ -140,8 +133,7 @@ def index_decode(num_seqs: int, context: float, indexer: Indexer, queries: float
     """Index scores and top-k of q new tokens per sequence: FLOPs = 2 q C H_i h_i, bytes C h_i of fp8 keys and 8 q C of
     scores.
 
-    num_seqs: sequences of `queries` new tokens each; context: cached tokens C, all sequences; indexer: the model's
-    """
+    num_seqs: sequences of `queries` new tokens each; context: cached tokens C, all sequences; indexer: the model's"""
     if num_seqs == 0:
         return Work("index_decode", "attention_decode", rate="fp8", num_kernels=0)
     return Work(
@@ -164,8 +156,7 @@ def index_preparation(num_tokens: int, indexer: Indexer, element_bytes: float) -
     """Elementwise kernels between the index projections and the scores: six, one of which quantizes.
 
     num_tokens: new; indexer: the model's; element_bytes: before quantization.
-    Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py; engines launch as many kernels.
-    """
+    Source: `Indexer.forward` of deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py; engines launch as many kernels."""
     queries = indexer.num_heads * indexer.head_dim
     passes = 2 * 2 * queries + 3 * 2 * indexer.head_dim + 2 * indexer.num_heads  # twice the queries, thrice the key
     num_bytes = num_tokens * (passes * element_bytes + queries * (element_bytes + 1.0))
@@ -233,8 +224,7 @@ def _projections(mixer: LatentAttention, context: LayerContext, num_heads: int) 
 
 def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> list[OperatorNode]:
     """Keys and values of all visible tokens expanded, cached ones included, then attention. With an indexer that leaves
-    some out: absorbed attention to its choice, in whole tiles of heads.
-    """
+    some out: absorbed attention to its choice, in whole tiles of heads."""
     form, indexer, size = context.format("attention"), mixer.indexer, context.element_bytes
     columns = num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
     expanded = expanded_heads(mixer, num_heads, context.dtype, size)
@@ -262,12 +252,9 @@ def _prefill(mixer: LatentAttention, context: LayerContext, num_heads: int) -> l
     first, attention = on_prefills("kv_b_proj", expand), on_prefills("attention_prefill", attend)
     if indexer is None:
         return [first, attention]
-    return [
-        first,
-        on_prefills("absorb_query_prefill", partial(absorbed, "absorb_query")),
-        attention,
-        on_prefills("expand_output_prefill", partial(absorbed, "expand_output")),
-    ]
+    absorb, expand = (partial(absorbed, name) for name in ("absorb_query", "expand_output"))
+    before, behind = on_prefills("absorb_query_prefill", absorb), on_prefills("expand_output_prefill", expand)
+    return [first, before, attention, behind]
 
 
 def _absorbed(name: str, num_tokens: float, *, mixer: LatentAttention, context: LayerContext, num_heads: int) -> Work:
@@ -297,12 +284,11 @@ def _index_nodes(mixer: LatentAttention, indexer: Indexer, context: LayerContext
     query_input = mixer.q_lora_rank or hidden
     width = indexer.num_heads * indexer.head_dim
     plain = context.format("router")  # head weights stay in the model's dtype
-    prepare = partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)
     return [
         on_tokens("index_q_proj", partial(gemm, "index_q_proj", n=width, k=query_input, form=form)),
         on_tokens("index_k_proj", partial(gemm, "index_k_proj", n=indexer.head_dim, k=hidden, form=form)),
         on_tokens("index_weights_proj", partial(gemm, "index_weights_proj", n=indexer.num_heads, k=hidden, form=plain)),
-        on_tokens("index_prepare", prepare),
+        on_tokens("index_prepare", partial(index_preparation, indexer=indexer, element_bytes=context.element_bytes)),
         on_tokens("index_write", lambda n: kv_write(n, indexer.head_dim, context.element_bytes, 1.0)),
         on_prefills("index_prefill", partial(index_prefill, indexer=indexer)),
         on_decodes("index_decode", lambda seqs, visible, queries: index_decode(seqs, visible, indexer, queries)),

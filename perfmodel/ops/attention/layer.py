@@ -1,8 +1,7 @@
 """The operators of one softmax-attention mixer (MHA, GQA, MQA), sharded by heads.
 
 A norm over the queries of all heads adds an all-reduce of the sum of squares, as in vLLM's `MiniMaxText01RMSNormTP`
-(its OLMo-2 gathers queries and keys instead, which takes as long for a few tokens).
-"""
+(its OLMo-2 gathers queries and keys instead, which takes as long for a few tokens)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,8 +53,7 @@ def striped_decode(
     rank attends to its part of the context, and results are merged by the sums of their exponentials.
 
     With H heads in the group and q queries: H h b q bytes are gathered, then 4 H dcp q of sums, and H v b q of results
-    scattered, which one kernel has weighted. Source: vLLM, vllm/v1/attention/ops/dcp.py (`cp_lse_ag_out_rs`).
-    """
+    scattered, which one kernel has weighted. Source: vLLM, vllm/v1/attention/ops/dcp.py (`cp_lse_ag_out_rs`)."""
     dcp, group, size = context.shard.dcp, context.shard.group("context"), context.element_bytes
     if dcp == 1:
         name = "attention_decode"
@@ -113,8 +111,7 @@ def attention_nodes(mixer: Attention, context: LayerContext) -> list[OperatorNod
     if mixer.output_gate:
         nodes.append(on_tokens("output_gate", lambda n: gate("output_gate", n, gated, size, is_fused=fused)))
     form = context.format("attention")
-    out = linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
-    return nodes + out
+    return nodes + linear_nodes({"o_proj": context.hidden}, gated, form, rank=mixer.out_rank, has_bias=mixer.out_bias)
 
 
 def _written(mixer: Attention, context: LayerContext, heads: Heads) -> list[OperatorNode]:

@@ -2,8 +2,7 @@
 
 Softmax arithmetic and masked positions of a tile are not counted as FLOPs; calibrated fractions include them.
 A query at position p (0-based) sees min(p + 1, window) keys, or p mod chunk + 1 under chunks. Counts are differences
-of prefix sums, so chunked prefills add up exactly.
-"""
+of prefix sums, so chunked prefills add up exactly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,8 +54,7 @@ class Heads:
     @property
     def written_bytes(self) -> float:
         """Bytes per element of a new token, conversions between the age tiers of the cache included: each tier is read
-        and the next written, one token for each that enters.
-        """
+        and the next written, one token for each that enters."""
         total = size = self.kv_element_bytes
         for tier in reversed(self.surplus):
             size += tier.num_bytes
@@ -75,8 +73,7 @@ class Heads:
     @property
     def module_scores(self) -> tuple[int, float]:
         """Kernels, and bytes per score, of Hugging Face's eager attention: product, scale, mask, cast to fp32, softmax,
-        cast back, product. In fp16 the softmax casts while it reads (ATen's SoftMax.cpp).
-        """
+        cast back, product. In fp16 the softmax casts while it reads (ATen's SoftMax.cpp)."""
         num_casts = {"fp32": 0, "fp16": 1}.get(self.dtype, 2)
         return 5 + num_casts, 8.0 * self.element_bytes + 2.0 * FP32_BYTES * num_casts
 
@@ -93,8 +90,7 @@ class Heads:
     def visible(self, num_keys: float, num_queries: float) -> float:
         """Keys seen by `num_queries` queries under block sparsity, of `num_keys` under full attention.
 
-        f x rounded up to whole blocks, half a block more on average, at most all.
-        """
+        f x rounded up to whole blocks, half a block more on average, at most all."""
         if self.fraction == 1.0:
             return num_keys
         return min(num_keys, self.fraction * num_keys + num_queries * self.block / 2)
@@ -102,14 +98,8 @@ class Heads:
     @property
     def problem(self) -> HeadShape:
         """The sizes that select and time the kernel."""
-        return HeadShape(
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.v_head_dim,
-            self.kernel_element_bytes,
-            self.window or self.chunk or 0,
-        )
+        num_bytes, limit = self.kernel_element_bytes, self.window or self.chunk or 0
+        return HeadShape(self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim, num_bytes, limit)
 
     @property
     def query_elements(self) -> int:
@@ -148,8 +138,7 @@ def flash_prefill(prefills: Sequence[tuple[int, int]], heads: Heads) -> Work:
     Re-reads of K and V by later query tiles hit L2 and count as `sram_bytes` only. FlashAttention-1 gives each head of
     a prompt one thread block, keys outside and queries inside: per key tile Q is read, O read and written, b H (h_k + 2
     h_v) x the rows visited. Versions before 3 use mma.sync, not Hopper's fastest instruction.
-    Source: Dao 2023 (FlashAttention-2), algorithm 1 and section 3.2; Dao et al. 2022, algorithm 1 and theorem 2.
-    """
+    Source: Dao 2023 (FlashAttention-2), algorithm 1 and section 3.2; Dao et al. 2022, algorithm 1 and theorem 2."""
     if not prefills:
         return Work("attention_prefill", "attention_prefill", rate=heads.dtype, num_kernels=0)
     problem = _problem(prefills, heads, has_block_per_head=heads.flash_version == 1)
@@ -184,8 +173,7 @@ def standard_prefill(
     (2 b H sum(T (P + T)) more) and KV heads are copied per query head. `is_module`: as `Heads.module_scores`; the
     output is transposed to token-major. Under eviction each key's scores are summed in fp32, and a chunk of a prompt
     sees `evicts_to` earlier tokens. prefills: (new tokens T, cached tokens P) per prompt; is_fused: no kernel for the
-    mask. Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward.
-    """
+    mask. Source: Dao et al. 2022, algorithm 0; Zhang et al. 2023 (H2O); Hugging Face's eager_attention_forward."""
     if not prefills:
         return Work("attention_prefill", "attention_prefill", rate=heads.dtype, num_kernels=0)
     if heads.evicts_to is not None:
@@ -232,21 +220,17 @@ def _pairs_below(position: int, window: int | None, chunk: int | None) -> int:
 def visible_pairs(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:
     """Query-key pairs of `num_tokens` new tokens after `num_cached` cached ones; causal T P + T (T+1)/2.
 
-    window, chunk: most keys per query, in tokens; None: all
-    """
+    window, chunk: most keys per query, in tokens; None: all"""
     return _pairs_below(num_cached + num_tokens, window, chunk) - _pairs_below(num_cached, window, chunk)
 
 
 def visible_keys(num_tokens: int, num_cached: int, window: int | None = None, chunk: int | None = None) -> int:
     """Distinct keys that the `num_tokens` new tokens see, after `num_cached` cached ones.
 
-    window, chunk: most keys per query, in tokens; None: all
-    """
+    window, chunk: most keys per query, in tokens; None: all"""
     if chunk is not None:
         return num_cached % chunk + num_tokens
-    if window is not None:
-        return num_tokens + min(num_cached, window - 1)
-    return num_cached + num_tokens
+    return num_tokens + min(num_cached, window - 1) if window is not None else num_cached + num_tokens
 
 
 def tile_pairs(
@@ -255,8 +239,7 @@ def tile_pairs(
     """Key tokens visited by all query tiles of `tile` rows, each padded to whole key tiles of `tile` tokens.
 
     Causal: tile i of ceil(T / tile) ends at key P + min((i + 1) tile, T) and visits ceil of that / tile key tiles, or
-    at most its window or chunk. num_tokens T: new; num_cached P: cached
-    """
+    at most its window or chunk. num_tokens T: new; num_cached P: cached"""
     num_tiles = ceil(num_tokens / tile)
     first = ceil((num_cached + min(tile, num_tokens)) / tile)
     last = ceil((num_cached + num_tokens) / tile)

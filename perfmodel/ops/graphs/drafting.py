@@ -7,23 +7,13 @@ eagle           a projection of (feature, embedding) 2 d -> d, one decoder layer
 medusa          k heads on the last hidden state, each a residual block d x d and a projection d x V
 ngram, lookahead  nothing on the device: the host looks up n-grams; the step itself is the draft
 
-Source: Leviathan et al. 2023; Elhoushi et al. 2024 (LayerSkip); Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE).
-"""
+Source: Leviathan et al. 2023; Elhoushi et al. 2024 (LayerSkip); Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE)."""
 
 from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.errors import SpecError
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    Mamba,
-    MoEFFN,
-    QuantizationSpec,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.models.architecture import LinearAttention as _Linear
 from perfmodel.models.number_formats import with_quantization
 from perfmodel.models.spec import ModelSpec
@@ -48,8 +38,7 @@ class Drafter:
     computes_prompts: it has its own KV cache, so prompts pass through it
     first_tokens:     tokens per sequence in a round's first pass: what the last round added beside the newest
     has_one_pass:     one pass drafts all depths
-    has_distribution: rejection sampling needs its probabilities
-    """
+    has_distribution: rejection sampling needs its probabilities"""
 
     graph: StepGraph
     computes_prompts: bool = False
@@ -68,8 +57,7 @@ def drafter_of(
     """The drafter for `engine.speculative_config`; None without one, or if no device drafts.
 
     method: the `model`'s sampling; a drafter is greedy with greedy sampling; routing: for a drafter with experts;
-    hardware: as in `build_graph`. Raises SpecError for a model that this method cannot draft for.
-    """
+    hardware: as in `build_graph`. Raises SpecError for a model that this method cannot draft for."""
     config = engine.speculative_config
     if config is None:
         return None
@@ -84,7 +72,11 @@ def drafter_of(
     part = GraphPart(range(config.draft_layers or 0)) if config.method == "self_skip" else None
     graph = build_graph(drafting, own, sampling=sampling, routing=routing, part=part, hardware=hardware)
     if config.method == "eagle":
-        graph = _with_projection(graph, drafting, own)
+        context = LayerContext(served_model(drafting, own), graph.shard)
+        hidden, form = context.hidden, context.format("attention")
+        node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))
+        first = next(i for i, item in enumerate(graph.nodes) if not item.name.startswith("embedding"))
+        graph = replace(graph, nodes=(*graph.nodes[:first], node, *graph.nodes[first:]))
         return Drafter(graph, computes_prompts=True, first_tokens=config.depth + 1)
     is_own = config.method == "draft_model"
     # Pipelined, the drafter has gone on behind its last token, or begins behind the newest one.
@@ -94,8 +86,7 @@ def drafter_of(
 def draft_model_of(model: ModelSpec, config: SpeculativeConfig) -> ModelSpec:
     """The drafting model: the one named, the quantized one, the EAGLE layer, or `model` (whose layers draft).
 
-    Raises SpecError for a model that this method cannot draft for.
-    """
+    Raises SpecError for a model that this method cannot draft for."""
     _refuse(model, config)
     if config.method == "draft_model":
         assert config.model is not None
@@ -118,8 +109,7 @@ def rejection(num_drafted: float, vocab_size: int, method: str, has_distribution
         bytes = 4 V (p read) + 4 V (q read, where the drafter has a distribution) a token, fp32; greedy: ids only
 
     vocab_size V; method: of sampling; has_distribution: q is read.
-    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
-    """
+    Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023."""
     per_logit = 0.0 if method == "greedy" else 8.0 if has_distribution else 4.0
     return Work(
         "rejection_sampling",
@@ -161,18 +151,18 @@ def _medusa_graph(model: ModelSpec, engine: EngineSpec, num_heads: int) -> StepG
 
 def _eagle_model(model: ModelSpec) -> ModelSpec:
     """One decoder layer of the model's sizes and dtype between embedding and head; dense, as wide as active experts."""
-    layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, Attention | LatentAttention)]
+    layers = [layer for layer in model.iter_layers() if isinstance(layer.mixer, arch.Attention | arch.LatentAttention)]
     dense = [layer for layer in layers if getattr(layer.mixer, "span", None) is None]
     chosen = (dense or layers)[-1]
     ffn = next((layer.ffn for layer in reversed(list(model.iter_layers())) if layer.ffn is not None), None)
-    if isinstance(ffn, MoEFFN):
+    if isinstance(ffn, arch.MoEFFN):
         width = ffn.top_k * ffn.intermediate_size + ffn.shared_intermediate_size
-        ffn = DenseFFN(width, ffn.gated, ffn.activation, ffn.bias)
+        ffn = arch.DenseFFN(width, ffn.gated, ffn.activation, ffn.bias)
     return replace(
         model,
         name=f"{model.name}-eagle",
-        layers=((Layer(chosen.mixer, ffn), 1),),
-        quantization=QuantizationSpec(
+        layers=((arch.Layer(chosen.mixer, ffn), 1),),
+        quantization=arch.QuantizationSpec(
             kv_cache=model.quantization.kv_cache,
             kv_group_size=model.quantization.kv_group_size,
             kv_recent=model.quantization.kv_recent,
@@ -181,14 +171,6 @@ def _eagle_model(model: ModelSpec) -> ModelSpec:
         num_distinct_layers=None,
         weight_sparsity=None,
     )
-
-
-def _with_projection(graph: StepGraph, model: ModelSpec, engine: EngineSpec) -> StepGraph:
-    context = LayerContext(served_model(model, engine), graph.shard)
-    hidden, form = context.hidden, context.format("attention")
-    node: OperatorNode = on_tokens("eagle_fc", partial(gemm, "eagle_fc", n=hidden, k=2 * hidden, form=form))
-    first = next(i for i, item in enumerate(graph.nodes) if not item.name.startswith("embedding"))
-    return replace(graph, nodes=(*graph.nodes[:first], node, *graph.nodes[first:]))
 
 
 def _refuse(model: ModelSpec, config: SpeculativeConfig) -> None:
@@ -200,12 +182,13 @@ def _refuse(model: ModelSpec, config: SpeculativeConfig) -> None:
             "first layers)."
         )
     is_branching = config.lookahead is not None or any(width > 1 for width in config.tree or ())
-    if is_branching and any(isinstance(mixer, Mamba | GatedDeltaNet | _Linear) for mixer in mixers):
+    if is_branching and any(isinstance(mixer, arch.Mamba | arch.GatedDeltaNet | _Linear) for mixer in mixers):
         raise SpecError(
             f"speculative_config.{'lookahead' if config.lookahead else 'tree'}: {model.name} has layers with a "
             f"recurrent state, which follows one sequence and not several branches; draft a chain."
         )
-    if config.method == "eagle" and not any(isinstance(mixer, Attention | LatentAttention) for mixer in mixers):
+    has_attention = any(isinstance(mixer, arch.Attention | arch.LatentAttention) for mixer in mixers)
+    if config.method == "eagle" and not has_attention:
         raise SpecError(f"speculative_config.method=eagle: {model.name} has no attention layer to make the draft of.")
     if config.method == "self_skip" and not 0 < (config.draft_layers or 0) < model.num_layers:
         raise SpecError(

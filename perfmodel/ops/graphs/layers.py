@@ -9,8 +9,7 @@ The cache still needs keys and values of the other (1 - p_i) B rows, projected f
 et al. 2022 (CALM), section 3.1 (state propagation); q_i: independent exits. Equal layers are timed at their mean rows.
 
 CPU offload: single-machine engines keep the first layers of a model too large for the device, and always the embedding
-table, in host memory (llama.cpp's n_gpu_layers). These operators are marked for a form of their own.
-"""
+table, in host memory (llama.cpp's n_gpu_layers). These operators are marked for a form of their own."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,17 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
-from perfmodel.models.architecture import (
-    Attention,
-    DenseFFN,
-    FeedForward,
-    GatedDeltaNet,
-    LatentAttention,
-    Layer,
-    LinearAttention,
-    Mixer,
-    QuantizationSpec,
-)
+from perfmodel.models import architecture as arch
 from perfmodel.ops.attention.latent import latent_nodes
 from perfmodel.ops.attention.layer import attention_heads, attention_nodes
 from perfmodel.ops.collectives import all_gather, all_reduce, send_recv, tensor_parallel
@@ -43,20 +32,19 @@ from perfmodel.ops.work import BatchShape, Depends, Work
 def leaving_node(node: OperatorNode, reach: Sequence[float]) -> OperatorNode:
     """`node` for the tokens that reach its layers: the shares `reach` of the decodes, layer by layer.
 
-    KV writes run for all tokens. Mixed kernels are left as they are: with early exit the graph does without them.
-    """
+    KV writes run for all tokens. Mixed kernels are left as they are: with early exit the graph does without them."""
     if node.name == "kv_write" or node.depends in (Depends.PREFILL, Depends.MIXED):
         return replace(node, count=node.count * len(reach))
     return _limited(node, reach)
 
 
-def filling_nodes(mixer: Mixer | None, context: LayerContext, reach: Sequence[float]) -> list[OperatorNode]:
+def filling_nodes(mixer: arch.Mixer | None, context: LayerContext, reach: Sequence[float]) -> list[OperatorNode]:
     """KV (or latent) projection of the tokens that exit before the layers of `mixer`."""
     hidden, form = context.hidden, context.format("attention")
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, arch.Attention):
         widths = {"skipped_kv_proj": attention_heads(mixer, context).kv_elements}
         nodes = linear_nodes(widths, hidden, form, rank=mixer.qkv_rank)
-    elif isinstance(mixer, LatentAttention):
+    elif isinstance(mixer, arch.LatentAttention):
         nodes = linear_nodes({"skipped_kv_proj": mixer.kv_lora_rank + mixer.qk_rope_head_dim}, hidden, form)
     else:
         return []
@@ -105,8 +93,8 @@ def _limited(node: OperatorNode, reach: Sequence[float], has_prompts: bool = Tru
     return replace(node, count=item * num_layers, depends=depends, work=work, runs=runs)
 
 
-Block = TypeVar("Block", Mixer, FeedForward)
-Formats = tuple[tuple[str, QuantizationSpec], ...]
+Block = TypeVar("Block", arch.Mixer, arch.FeedForward)
+Formats = tuple[tuple[str, arch.QuantizationSpec], ...]
 _MIXERS = frozenset({"attention", "linear_attention"})
 _FFNS = frozenset({"dense_ffn", "experts", "shared_experts"})
 _LABELS = {
@@ -130,8 +118,7 @@ def passing_on_nodes(context: LayerContext, stage: int | None = None) -> list[Op
     """Sends from pipeline stage `stage` (or any) to the next: hidden states, and the residual if norms add it.
 
     Each tensor-parallel rank sends its part; the receivers all-gather.
-    Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise.
-    """
+    Source: vLLM's IntermediateTensors and `send_tensor_dict(all_gather_group=get_tp_group())`; SGLang's likewise."""
     shard, token_bytes = context.shard, context.hidden * context.element_bytes * (2 if context.is_fused else 1)
     pair = shard.group("pipeline", stage)
     nodes = [on_tokens("send_recv", lambda n: send_recv(n * token_bytes / shard.tp, pair))]
@@ -152,13 +139,12 @@ def head_nodes(context: LayerContext, method: str, bytes_per_logit: float | None
 
 
 def layer_nodes(
-    layers: Sequence[Layer], context: LayerContext, reach: Sequence[float] | None = None
+    layers: Sequence[arch.Layer], context: LayerContext, reach: Sequence[float] | None = None
 ) -> list[OperatorNode]:
     """Each distinct mixer and feed-forward block of `layers` once, with its count.
 
     reach: share of decodes that reach each layer, under early exit. Colliding names get their block's label:
-    "attention_decode@window_128".
-    """
+    "attention_decode@window_128"."""
     reaches = reach or [1.0] * len(layers)
     pairs = list(zip(layers, reaches, strict=True))
     mixers = _places(((x.mixer, _own(x, _MIXERS)), p) for x, p in pairs if x.mixer is not None)
@@ -177,8 +163,7 @@ def layer_nodes(
         for node in nodes:
             placed = leaving_node(node, shares) if reach else replace(node, count=node.count * len(shares))
             told_apart_by = "attention_prefill" if node.depends is Depends.MIXED else node.name  # which MIXED replaces
-            name = f"{node.name}@{label}" if names[told_apart_by] > 1 else node.name
-            result.append(replace(placed, name=name))
+            result.append(replace(placed, name=f"{node.name}@{label}" if names[told_apart_by] > 1 else node.name))
     if reach:
         for (mixer, own), shares in mixers.items():
             result += filling_nodes(mixer, replace(context, formats=own), shares)
@@ -186,7 +171,7 @@ def layer_nodes(
     return result
 
 
-def _own(layer: Layer, components: frozenset[str]) -> Formats:
+def _own(layer: arch.Layer, components: frozenset[str]) -> Formats:
     return tuple((name, form) for name, form in layer.formats if name in components)
 
 
@@ -197,16 +182,16 @@ def _places(blocks: Iterable[tuple[tuple[Block, Formats], float]]) -> dict[tuple
     return places
 
 
-def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
+def _mixer_block(mixer: arch.Mixer, context: LayerContext) -> list[OperatorNode]:
     """Norm, mixer, all-reduce. Parallel blocks share the second one's all-reduce."""
     nodes = _norms("input_norm", context)
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, arch.Attention):
         nodes += attention_nodes(mixer, context)
-    elif isinstance(mixer, LatentAttention):
+    elif isinstance(mixer, arch.LatentAttention):
         nodes += latent_nodes(mixer, context)
-    elif isinstance(mixer, LinearAttention):
+    elif isinstance(mixer, arch.LinearAttention):
         nodes += linear_attention_nodes(mixer, context)
-    elif isinstance(mixer, GatedDeltaNet):
+    elif isinstance(mixer, arch.GatedDeltaNet):
         nodes += delta_net_nodes(mixer, context)
     else:
         nodes += mamba_nodes(mixer, context)
@@ -215,10 +200,10 @@ def _mixer_block(mixer: Mixer, context: LayerContext) -> list[OperatorNode]:
     return nodes + _post_norm("mixer_post_norm", context)
 
 
-def _ffn_block(ffn: FeedForward, context: LayerContext) -> list[OperatorNode]:
+def _ffn_block(ffn: arch.FeedForward, context: LayerContext) -> list[OperatorNode]:
     """Norm, feed-forward block, all-reduce (mixtures of experts bring their own messages)."""
     nodes = [] if context.model.shared_block_norm else _norms("post_attention_norm", context)
-    if isinstance(ffn, DenseFFN):
+    if isinstance(ffn, arch.DenseFFN):
         nodes += [*dense_ffn_nodes(ffn, context), *_reduce("mlp_all_reduce", context)]
     else:
         nodes += moe_nodes(ffn, context)
@@ -258,13 +243,13 @@ def _labels(blocks: Iterable[tuple[Block, Formats]]) -> dict[tuple[Block, Format
     return labels
 
 
-def _label(block: Mixer | FeedForward, formats: Formats) -> str:
+def _label(block: arch.Mixer | arch.FeedForward, formats: Formats) -> str:
     """Kind and weight format: "full", "full_int4"."""
     return "_".join((_kind(block), *(form.weights or "plain" for _, form in formats)))
 
 
-def _kind(block: Mixer | FeedForward) -> str:
-    if isinstance(block, Attention):
+def _kind(block: arch.Mixer | arch.FeedForward) -> str:
+    if isinstance(block, arch.Attention):
         if block.window is not None:
             return f"window_{block.window}"
         if block.sparsity is not None:

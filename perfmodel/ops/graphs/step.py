@@ -8,8 +8,7 @@ Parallelism, per device of the replica (`BatchShape` is the batch of one data-pa
     pipeline:  nodes cover the whole path, on one device of each stage, with the messages between stages;
                `StepGraph.stages` has each stage's part. Overlap of plans is up to `perfmodel.cost`
     data:      ranks are independent, but mixtures of experts see all ranks' tokens (`has_group`)
-    expert:    whole experts are shared out over tp * dp ranks
-"""
+    expert:    whole experts are shared out over tp * dp ranks"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +31,7 @@ from perfmodel.specs.hardware import HardwareSpec
 
 class LaunchedLayers(NamedTuple):
     """Layers, and those with experts launched operator by operator or with latent attention, whose prompts take twice
-    as many operators as plain attention.
-    """
+    as many operators as plain attention."""
 
     layers: int
     experts: int = 0
@@ -48,8 +46,7 @@ class StepGraph:
     mixed: (node, nodes it replaces): one kernel for prompts and decodes, if the calibration has one
     experts_are_one_operator: routed experts are launched like any other operator
     stages: one graph per pipeline stage; empty for a single stage
-    stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only
-    """
+    stage_layers, stage_kind: a stage's layers, and the first stage that differs in message targets only"""
 
     model: ModelSpec
     shard: Sharding
@@ -73,11 +70,9 @@ class StepGraph:
         """Layers launched operator by operator without CUDA graphs."""
         layers, span = list(self.model.iter_layers()), self.stage_layers
         result = layers if span is None else layers[span.start : span.stop]
-        return LaunchedLayers(
-            len(result),
-            0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in result),
-            sum(isinstance(layer.mixer, LatentAttention) for layer in result),
-        )
+        num_experts = 0 if self.experts_are_one_operator else sum(isinstance(layer.ffn, MoEFFN) for layer in result)
+        num_latents = sum(isinstance(layer.mixer, LatentAttention) for layer in result)
+        return LaunchedLayers(len(result), num_experts, num_latents)
 
     @property
     def has_group(self) -> bool:
@@ -94,8 +89,7 @@ class GraphPart(NamedTuple):
     """Consecutive layers, with or without embedding and head.
 
     num_hops: between pipeline stages, within or behind these layers; stage: if it is one
-    device_layers: last layers (the head is one) on the device, the others on the host; None: all
-    """
+    device_layers: last layers (the head is one) on the device, the others on the host; None: all"""
 
     layers: range
     has_embedding: bool = True
@@ -120,8 +114,7 @@ def build_graph(
 
     sampling: "greedy", "top_p", ...; "default": the model's generation config; bytes_per_logit: overrides the method's
     traffic; routing: expert load of the slowest rank; spread: of decode contexts (default: equal); part: some layers on
-    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply
-    """
+    one pipeline stage (default: all); hardware: decides in which format weight-only kernels multiply"""
     engine = engine or EngineSpec()
     model = served_model(model, engine, hardware)
     is_plain = engine.enforce_eager and not engine.fused_kernels

@@ -154,8 +154,7 @@ def pareto_svg(
     legend: Sequence[str] = (),
 ) -> str:
     """Dots by panel; the front is filled and joined by a line, what it dominates is hollow. panels: by heading; title,
-    x_title, y_title: of the whole and of its axes; log: which of the axes are logarithmic, of "x" and "y"; legend:
-    lines below"""
+    x_title, y_title: of the whole and of its axes; log: logarithmic axes, of "x" and "y"; legend: lines below"""
     parts = [text(12, 40, y_title, fill=GREY)]
     for (name, dots), (left, right) in zip(panels.items(), _columns(len(panels), 90), strict=True):
         y = scale_over([dot.y for dot in dots], _TOP + _HEIGHT, _TOP, "y" in log)
@@ -265,9 +264,7 @@ def waterfall_svg(names: Sequence[str], ladders: Sequence[Ladder], title: str, x
     left = 24 + max(map(text_width, [*names, "together"]))
     width = max(240.0, (960 - left - 30 - _BETWEEN_LADDERS * (len(ladders) - 1)) / len(ladders))
     bottom = _RUNGS_TOP + _RUNG * (len(names) + 1)
-    parts = [
-        text(left - 10, _RUNGS_TOP + _RUNG * row + 15, name, "end") for row, name in enumerate([*names, "together"])
-    ]
+    parts = [text(left - 10, _RUNGS_TOP + _RUNG * n + 15, name, "end") for n, name in enumerate([*names, "together"])]
     for number, ladder in enumerate(ladders):
         start = left + number * (width + _BETWEEN_LADDERS)
         reached = np.cumprod([1.0 if gain is None else gain for gain in ladder.gains]).tolist()

@@ -167,8 +167,7 @@ def axis(title: str, **more: Any) -> Trace:
 
 def line(x: Values, y: Values, name: str, colour: str | None, hover: str, **more: Any) -> Trace:
     """A line through the points x, y. name: in the legend; colour: `#RRGGBB`, or None for the next one of the theme;
-    hover: plotly's template of the text at a pointer; more: `width`, `dash` and `shape` are of the line, others of the
-    trace"""
+    hover: plotly's template of the text at a pointer; more: `width`, `dash`, `shape` of the line, else of the trace"""
     style: Trace = {"color": colour, **{key: more.pop(key) for key in ("width", "dash", "shape") if key in more}}
     style = {key: value for key, value in style.items() if value is not None}
     data = {"x": _plain(x), "y": _plain(y), "name": name, "line": style, "hovertemplate": hover}

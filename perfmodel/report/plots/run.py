@@ -148,8 +148,7 @@ class _Distribution:
 
     def axis(self, title: str) -> Trace:
         if self.is_log:
-            ends = [log10(self.left_ms), log10(self.right_ms)]
-            return axis(f"{title}, logarithmic", type="log", range=ends)
+            return axis(f"{title}, logarithmic", type="log", range=[log10(self.left_ms), log10(self.right_ms)])
         return axis(title, range=[0, self.right_ms])
 
     def is_left(self, at_ms: float) -> bool:
@@ -175,9 +174,8 @@ def latency_figure(requests: RequestColumns, slo: SLO) -> Figure:
         traces += [line(x, share * 100, name, colour, hover, width=2.5, **panel)]
         traces += [{**marks, **panel} for marks in _percentiles(drawn, colour)]
         start = 0.35 * number
-        notes.append(
-            fig.note(name, start + 0.15, 1, 16, xref="paper", yref="paper", xanchor="center", yanchor="bottom")
-        )
+        places = {"xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
+        notes.append(fig.note(name, start + 0.15, 1, 16, **places))
         if limit_ms is not None:
             if limit_ms < drawn.right_ms:
                 place = {"xref": f"x{of}", "yref": f"y{of} domain"}
@@ -276,8 +274,7 @@ def bound_figure(shares: Mapping[str, float]) -> Figure:
 
 
 def replicas_figure(pools: Pools, end_s: float) -> Figure:
-    """Replicas of each pool that serve, in steps (dotted: with those that start), and a cross for each failure. end_s:
-    of the run"""
+    """Replicas of each pool that serve, in steps (dotted: with those that start), and failures. end_s: of the run"""
     traces: list[Trace] = []
     fixed = sum(not pool.get("replicas_over_time") for pool in pools)
     for pool, name, colour in zip(pools, pool_names(pools), cycle(_POOL_COLOURS), strict=False):

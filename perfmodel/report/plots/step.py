@@ -162,8 +162,7 @@ def operators_figure(rows: Sequence[OperatorEstimate]) -> Figure:
             trace = bars(times, [name for name, _ in group], colour, hover, name=_bound_name(bound), **texts)
             traces.append({**trace, "cliponaxis": False})
     y = {"categoryorder": "array", "categoryarray": [name for name, _, _ in reversed(spans)]}
-    x = axis("time in the step (µs)")
-    return figure(traces, 130 + 26 * len(spans), x, y, barmode="stack", margin={"r": 64})
+    return figure(traces, 130 + 26 * len(spans), axis("time in the step (µs)"), y, barmode="stack", margin={"r": 64})
 
 
 def memory_figure(plan: Any) -> Figure:

@@ -65,14 +65,10 @@ def _answers(result: ResultComparison) -> Table:
 def _cells(change: MetricChange) -> tuple[Line, ...]:
     metric = change.metric
     difference = format_short(change.difference * metric.scale)
-    return (
-        metric.title,
-        format_metric(metric, change.one),
-        format_metric(metric, change.other),
-        difference if difference.startswith("-") else f"+{difference}",
-        MISSING if change.relative is None else f"{change.relative:+.1%}",
-        Span(change.verdict, _TONES[change.verdict]),
-    )
+    cells = metric.title, format_metric(metric, change.one), format_metric(metric, change.other)
+    moved = difference if difference.startswith("-") else f"+{difference}"
+    relative = MISSING if change.relative is None else f"{change.relative:+.1%}"
+    return (*cells, moved, relative, Span(change.verdict, _TONES[change.verdict]))
 
 
 _DEVICES = ("memory", "bandwidth", "bf16 peak", "FLOP/byte", "TDP W", "USD/h")
@@ -270,9 +266,7 @@ def device_view(device: HardwareSpec) -> Document:
         capacity, bandwidth = format_si(level.capacity_bytes, "B"), format_si(level.bandwidth_bytes_per_s, "B/s")
         levels.append((level.level, capacity + visible, level.per.replace("_", " "), bandwidth))
     peer = {None: "–", True: "yes", False: "no"}
-    links = [
-        (link.name, format_si(link.bandwidth_bytes_per_s, "B/s"), peer[link.peer_to_peer]) for link in declared.links
-    ]
+    links = [(one.name, format_si(one.bandwidth_bytes_per_s, "B/s"), peer[one.peer_to_peer]) for one in declared.links]
     blocks: list[Block] = [
         *_about(device),
         Table(("dtype", "dense peak", "ridge FLOP/byte"), rates),

@@ -21,9 +21,11 @@ def memory_view(
     notes: sentences at the end
     types: how the model fits in each file type, for engines that can keep layers on the CPU
     trust: in the step times"""
+    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
+    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
     blocks: list[Block] = [
         Paragraph(Span(_slots(plan, types[0].asked) if types else _served(plan), "strong")),
-        _memory_parts(plan),
+        Table(("memory", "GB", f"of {plan.visible_bytes / 1e9:.2f} GB visible"), rows, total=usable),
         Paragraph(
             f"KV cache: {plan.max_tokens:,} tokens in {plan.num_kv_blocks:,} blocks of {plan.block_size}, "
             f"{plan.kv_bytes_per_token:,.0f} B a token.{_groups(plan)}"
@@ -59,12 +61,6 @@ def _counted(slots: int, tokens: int) -> str:
 def _longest(plan: MemoryPlan, batch: int = 1) -> int:
     """The longest context of `batch` sequences, capped by the model's positions."""
     return min(plan.max_context(batch), plan.longest or plan.max_context(batch))
-
-
-def _memory_parts(plan: MemoryPlan) -> Table:
-    rows = [(name, f"{size / 1e9:.2f}", f"{size / plan.visible_bytes:.1%}") for name, size in plan.parts]
-    usable = ("usable", f"{plan.usable_bytes / 1e9:.2f}", f"{plan.usable_bytes / plan.visible_bytes:.1%}")
-    return Table(("memory", "GB", f"of {plan.visible_bytes / 1e9:.2f} GB visible"), rows, total=usable)
 
 
 def _groups(plan: MemoryPlan) -> str:

@@ -252,8 +252,7 @@ def _devices(result: PlanResult) -> Table:
 
 
 def _finalists(result: PlanResult) -> Iterator[Table]:
-    """How finalists serve, what they cost, and their maximum rates in closed form: best first, those that miss the SLO
-    last."""
+    """How finalists serve, what they cost, and their rates in closed form: best first, those that miss the SLO last."""
     quantile, spec, rows = result.quantile, result.spec, result.everyone
     certainty, ratios = result.certainty, result.ratios
     expected = {} if certainty is None else certainty.expected

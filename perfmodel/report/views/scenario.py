@@ -48,12 +48,9 @@ def scenario_facts(scenario: Scenario, title: str = "Scenario") -> Facts:
 
 def _model_facts(scenario: Scenario) -> Pairs:
     model = scenario.model
-    facts = [
-        ("name", model.name),
-        ("layers", f"{model.num_layers} x {model.hidden_size:,} wide"),
-        ("vocabulary", f"{model.vocab_size:,}"),
-        ("dtype", model.dtype if scenario.engine.dtype == "auto" else scenario.engine.dtype),
-    ]
+    layers = f"{model.num_layers} x {model.hidden_size:,} wide"
+    dtype = model.dtype if scenario.engine.dtype == "auto" else scenario.engine.dtype
+    facts = [("name", model.name), ("layers", layers), ("vocabulary", f"{model.vocab_size:,}"), ("dtype", dtype)]
     if model.published_params:
         facts.insert(1, ("parameters", format_si(model.published_params, "").replace("G", "B")))
     if model.quantization.weights:
@@ -69,11 +66,9 @@ def _hardware_facts(scenario: Scenario) -> Pairs:
     sizes = {"TP": engine.tensor_parallel_size, "PP": engine.pipeline_parallel_size, "DP": engine.data_parallel_size}
     sizes["replicas"] = scenario.cluster.replicas
     parallelism = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
-    facts = [
-        ("device", hardware.name),
-        ("devices", f"{scenario.num_devices} ({parallelism})"),
-        ("memory", f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"),
-    ]
+    memory = f"{format_si(hardware.memory_bytes, 'B')} at {format_si(hardware.memory_bandwidth, 'B/s')}"
+    devices = f"{scenario.num_devices} ({parallelism})"
+    facts = [("device", hardware.name), ("devices", devices), ("memory", memory)]
     if rate:
         facts.append(("peak", f"{format_si(peaks[rate], 'FLOP/s')} {rate}"))
     if scenario.num_nodes > 1:
@@ -94,11 +89,10 @@ def _engine_facts(scenario: Scenario) -> Pairs:
         "expert parallel": engine.enable_expert_parallel,
         "eager": engine.enforce_eager,
     }
-    on = [label for label, is_on in options.items() if is_on]
     return [
         ("batching", f"{engine.batching}, {engine.scheduling_policy}"),
         ("batch", f"up to {engine.max_num_seqs:,} sequences, {engine.max_num_batched_tokens:,} tokens a step"),
-        ("with", ", ".join(on) or "nothing optional"),
+        ("with", ", ".join([label for label, is_on in options.items() if is_on]) or "nothing optional"),
         ("profile", engine.profile),
     ]
 
@@ -210,9 +204,7 @@ def _cells(cells: Sequence[MeasuredCell]) -> Table:
 
 
 def _range(low: float, high: float) -> str:
-    if not high:
-        return "-"
-    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    return "-" if not high else f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
 _MAX_NOTES, _NOTE_WIDTH = 3, 190

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from perfmodel.cost import plan_memory
-from perfmodel.cost.steps.explain import OperatorEstimate, PipelineEstimate, StepEstimate
+from perfmodel.cost.steps.explain import OperatorEstimate, StepEstimate
 from perfmodel.planning.typical_step import StepReport
 from perfmodel.report import document as doc
 from perfmodel.report.document import Block, Details, Document, Line, Notes, Paragraph, Plot, Span, Table, Tone
@@ -70,8 +70,15 @@ def estimate_blocks(estimate: StepEstimate, most: int | None = None) -> Iterator
     tail = f". MFU {estimate.mfu:.1%}, MBU {estimate.mbu:.1%}, {estimate.num_kernels:,} kernels."
     yield Paragraph((head, f" ({estimate.origin}), bound by ", *bound_shares(estimate.bound_share), tail))
     yield _operators(estimate, most)
-    if estimate.pipeline is not None:
-        yield Paragraph(_pipeline(estimate.pipeline))
+    if (pipeline := estimate.pipeline) is not None:
+        count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
+        plans = "One plan is" if count == 1 else f"{count} plans are"
+        stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)
+        few = f" Fewer sequences than stages leave {num_stages - count} of them idle." if count < num_stages else ""
+        yield Paragraph(
+            f"{num_stages} pipeline stages take {stages} ms. {plans} under way; a plan that meets no other takes "
+            f"{pipeline.latency_s * 1e3:.3f} ms. Pipeline bubbles {pipeline.bubble_share:.1%}.{few}"
+        )
 
 
 def step_blocks(report: StepReport) -> Iterator[Block]:
@@ -138,17 +145,6 @@ def _operator_cells(row: OperatorEstimate, step_s: float) -> tuple[Line, ...]:
         f"{row.duration_s * 1e3:.3f}",
         f"{row.duration_s / step_s:.1%}",
         Span(f"{row.bound}, {row.link} ({row.num_nodes} nodes)" if row.num_nodes > 1 else row.bound, _tone(row.bound)),
-    )
-
-
-def _pipeline(pipeline: PipelineEstimate) -> str:
-    count, num_stages = pipeline.num_plans, len(pipeline.stage_s)
-    plans = "One plan is" if count == 1 else f"{count} plans are"
-    stages = ", ".join(f"{seconds * 1e3:.3f}" for seconds in pipeline.stage_s)
-    few = f" Fewer sequences than stages leave {num_stages - count} of them idle." if count < num_stages else ""
-    return (
-        f"{num_stages} pipeline stages take {stages} ms. {plans} under way; a plan that meets no other takes "
-        f"{pipeline.latency_s * 1e3:.3f} ms. Pipeline bubbles {pipeline.bubble_share:.1%}.{few}"
     )
 
 

@@ -1,5 +1,4 @@
-"""A what-if in sentences, tables and pictures: which resource counts, where the bound changes, where an alternative
-pays."""
+"""A what-if in sentences, tables and pictures: which resource counts, where bounds change, what alternatives pay."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -83,9 +82,7 @@ def _choices(answers: WhatIfAnswers, metrics: Sequence[Metric]) -> Iterator[str]
     for axis in answers.question.axes:
         records = {} if axis.xs else dict(zip(axis.texts, answers.by_axis[axis.path], strict=True))
         for metric in metrics if records else ():
-            known = [
-                (name, value) for name, one in records.items() if (value := one.values.get(metric.key)) is not None
-            ]
+            known = [(key, value) for key, one in records.items() if (value := one.values.get(metric.key)) is not None]
             known.sort(key=lambda item: item[1] if metric.is_better_low else -item[1])
             named = ", ".join(f"{name} {format_metric(metric, value)}" for name, value in known)
             if named:

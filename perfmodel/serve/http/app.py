@@ -1,5 +1,4 @@
-"""`build_app`: an emulator as an ASGI application: every path of the server, and what answers there; `serve`
-listens."""
+"""`build_app`: an emulator as an ASGI application: every path of the server, and what answers there."""
 
 import asyncio
 import json
@@ -78,11 +77,10 @@ def document(rows: tuple[PathRow, ...]) -> dict[str, Any]:
     """The document of these paths; the same each time."""
     bodies = sorted({row.body for row in rows if row.body is not None}, key=lambda kind: kind.__name__)
     _, schemas = models_json_schema([(kind, "validation") for kind in bodies], ref_template=_REFERENCE)
-    paths = {row.path: {method.lower(): _operation(row, method) for method in row.methods} for row in rows}
     return {
         "openapi": "3.1.0",
         "info": {"title": "perfmodel serve", "version": __version__},
-        "paths": paths,
+        "paths": {row.path: {method.lower(): _operation(row, method) for method in row.methods} for row in rows},
         "components": {
             "schemas": {**schemas["$defs"], "Error": _ERROR_SCHEMA},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -130,8 +128,7 @@ class _Routes(Generation):
         self._metrics = metrics
 
     async def health(self, request: HttpRequest) -> Response:
-        is_up = self._replica is None or self._emulator.is_up(self._replica)
-        return Response(status_code=200 if is_up else 503)
+        return Response(status_code=200 if self._replica is None or self._emulator.is_up(self._replica) else 503)
 
     async def version(self, request: HttpRequest) -> Response:
         engine = self._emulator.scenario.engine.described.version
@@ -162,8 +159,7 @@ class _Routes(Generation):
     async def detokenize(self, request: HttpRequest) -> Response:
         body = await read_json(request.scope, request.receive, self._settings, DetokenizeBody)
         self._model(body.model)
-        text = self._vocabulary.decode(np.array(body.tokens, dtype=np.int64))
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": self._vocabulary.decode(np.array(body.tokens, dtype=np.int64))})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> Response:
         emulator, replica = self._emulator, self._replica
@@ -289,8 +285,7 @@ class _Application:
                     is_route = noting.status != HTTPStatus.METHOD_NOT_ALLOWED
                     handler = self._paths.get(scope.get("endpoint"), "none") if is_route else "none"
                     sizes = content_length(scope["headers"]), content_length(noting.headers)
-                    seconds = time.perf_counter() - began
-                    self._http.add(handler, scope["method"], noting.status, sizes, seconds)
+                    self._http.add(handler, scope["method"], noting.status, sizes, time.perf_counter() - began)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

@@ -4,8 +4,7 @@ Ignored, as no time depends on them: temperature, top_p, top_k, min_p, penalties
 store, and fields that nobody knows, as vLLM ignores them. What sampling costs is the scenario's `sampling`. Values
 beyond vLLM's ranges are refused as there.
 
-Rejected, as their time is not modelled or they cannot be answered: beam search, guided decoding by grammars,
-non-text contents."""
+Rejected, as their time is unmodelled or they cannot be answered: beam search, grammars, non-text contents."""
 
 import json
 from collections.abc import Iterable
@@ -216,8 +215,7 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _is_plain(self) -> "CompletionBody":
-        count, prompts = self.logprobs, self.prompts
-        place = None if self.prompt == [] else "prompt"
+        count, prompts, place = self.logprobs, self.prompts, None if self.prompt == [] else "prompt"
         is_beyond = count is not None and not 0 <= count <= _MAX_LOGPROBS
         _refuse(
             (self.prompt_embeds is not None, "prompt_embeds: not modelled here; give a prompt", "prompt_embeds"),

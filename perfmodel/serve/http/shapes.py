@@ -161,8 +161,7 @@ class AnswerShape:
         raise NotImplementedError
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """What stands before and after the text of a token of answer `index` that is not its last; None: it depends on
-        the token."""
+        """What stands before and after the text of a token of answer `index` but its last; None: it depends on it."""
         return None
 
     def token(self, index: int, place: int, usage: TokenCounts | None) -> bytes:
@@ -366,8 +365,7 @@ class CompletionShape(_OpenAiShape):
 
     def whole(self, usage: TokenCounts) -> bytes:
         choices = [self._whole_choice(index, asked) for index, asked in enumerate(self._asked)]
-        counts = usage.detailed(created_cache_tokens=None, multimodal_tokens=None)
-        return self._whole(choices, counts)
+        return self._whole(choices, usage.detailed(created_cache_tokens=None, multimodal_tokens=None))
 
     def _whole_choice(self, index: int, asked: AskedAnswer) -> Json:
         body, vocabulary, answer, ids = self._body, self._vocabulary, asked.answer, asked.prompt_ids

@@ -319,8 +319,7 @@ class Row(NamedTuple):
 
 
 class SizeRow(NamedTuple):
-    """A histogram: `name`, what it is, which of `HISTOGRAMS` it shows, its buckets (None: 1, 2, 5 up to the longest
-    sequence)."""
+    """A histogram: `name`, what it is, which of `HISTOGRAMS` it shows, buckets (None: 1, 2, 5 up to the longest)."""
 
     name: str
     text: str

@@ -102,8 +102,7 @@ def add_failures(
 
     for event in spec.events:
         down_s = spec.repair_s if event.down_s is None else event.down_s
-        failing = partial(fail, fleets[event.pool], event.replica, down_s)
-        Alarm(env, to_ticks(event.at_s), failing, ARRIVAL_PRIORITY)
+        Alarm(env, to_ticks(event.at_s), partial(fail, fleets[event.pool], event.replica, down_s), ARRIVAL_PRIORITY)
     for fleet in fleets.values() if spec.mtbf_s is not None else ():
         fleet.on_up.append(partial(draw_failure, fleet))
         for number in range(len(fleet.pool.replicas)):
@@ -136,8 +135,7 @@ class DynamicCluster:
     def __init__(
         self, env: TickEnvironment, scenario: Scenario, on_answer: OnFinished, on_step: OnStep, on_lost: OnLost
     ) -> None:
-        spec = scenario.cluster.gateway or GatewaySpec()
-        self.gateway = Gateway(env, spec, scenario.seed, self._route, on_lost)
+        self.gateway = Gateway(env, scenario.cluster.gateway or GatewaySpec(), scenario.seed, self._route, on_lost)
         self.fleets: dict[int, Fleet] = {}  # by the position of their pool in the scenario
         self.shadowed: Counter[int] = Counter()  # answers of shadow pools, by engine
         self.is_sent: Callable[[], bool] = lambda: False
@@ -172,9 +170,8 @@ class DynamicCluster:
         for one in deployed:
             if one.spec.is_shadow:
                 assert one.spec.share is not None
-                self._shadows.append(
-                    (Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}"), self._entry_router(one))
-                )
+                shares = Shares([one.spec.share], seed, f"shadow{one.spec.pools[0]}")
+                self._shadows.append((shares, self._entry_router(one)))
         if spec is not None:
             fleets = {n: self.fleets[n] for n in sorted(self.fleets) if not self.fleets[n].pool.spec.shadow}
             add_failures(self._env, spec, fleets, seed, self._is_over)

@@ -227,8 +227,7 @@ class Gateway:
             deadlines.popleft()
         self._alarm = None
         if deadlines:
-            delay = deadlines[0][0] - self.env.ticks
-            self._alarm = Alarm(self.env, delay, self._give_up, ARRIVAL_PRIORITY)
+            self._alarm = Alarm(self.env, deadlines[0][0] - self.env.ticks, self._give_up, ARRIVAL_PRIORITY)
 
     def _give_up(self, _: Event) -> None:
         deadlines, now = self._deadlines, self.env.ticks

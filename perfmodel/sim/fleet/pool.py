@@ -82,12 +82,6 @@ class Pool:
         """Bytes loaded at a replica's start, on all its devices."""
         return self.memory.weight_bytes * self.devices_per_engine * len(self.replicas[0].ranks)
 
-    @property
-    def restored_bytes_per_block(self) -> float:
-        """Bytes of a KV block on one device's link to the second tier; 0 without one."""
-        cost = self.backend.restore
-        return 0.0 if cost is None else cost.block_bytes
-
     def usage(self) -> costs.Usage:
         """Usage of one device per engine, summed."""
         return self.cost_model.usage()
@@ -105,8 +99,7 @@ class Pool:
 
     def energy_j(self, engine_s: float) -> float:
         """Joules of all devices; `engine_s`: engine-seconds in use."""
-        one_of_each = costs.energy_j(self.scenario.hardware, self.usage(), engine_s)
-        return one_of_each * self.devices_per_engine
+        return costs.energy_j(self.scenario.hardware, self.usage(), engine_s) * self.devices_per_engine
 
     def energy_split_j(self, engine_s: float) -> dict[str, float]:
         """The same by component: idle, memory, compute."""

@@ -81,8 +81,7 @@ class PowerOfTwo(Router[T]):
 class LeastLoaded(Router[T]):
     """Target with the least `load`, ties by lowest index.
 
-    A heap with lazy entries: grown loads are re-entered when they reach the top, shrunk ones when the target reports
-    them. O(log n) amortised per change."""
+    A heap with lazy entries: grown loads re-enter when at the top, shrunk ones when reported; O(log n) amortised."""
 
     def __init__(self, load: str, targets: Iterable[T] = (), seed: int = 0) -> None:
         self._load: Callable[[T], int] = attrgetter(load)

@@ -18,7 +18,7 @@ from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.records.columns import RequestColumns, StepColumns
 
 if TYPE_CHECKING:
-    from perfmodel.sim.fleet.gateway import Fate, LostRequest
+    from perfmodel.sim.fleet.gateway import Fate
 
 _BIN_WIDTH = log(1.002)  # of gap histograms, logarithmic
 REQUEST_COLUMNS = tuple(f.name for f in fields(RequestColumns) if f.default is MISSING)
@@ -71,9 +71,7 @@ class GapHistogram:
 
     @property
     def std(self) -> float:
-        if not self.count:
-            return nan
-        return sqrt(max(self._sum_squares / self.count - self.mean**2, 0.0))
+        return nan if not self.count else sqrt(max(self._sum_squares / self.count - self.mean**2, 0.0))
 
     def quantile(self, q: float) -> float:
         """The q-quantile of gaps in seconds."""
@@ -179,10 +177,6 @@ class Collector:
         if self._has_turns:
             row += (request.session, request.turn)
         self._requests.add(tuple(row))
-
-    def add_lost(self, lost: "LostRequest") -> None:
-        """Record an unanswered request."""
-        self.lost.append((lost.request.request_id, lost.fate))
 
     def num_lost(self, fate: "Fate") -> int:
         """Number of requests lost by `fate`."""

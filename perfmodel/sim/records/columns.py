@@ -199,9 +199,8 @@ def attained(missed: Mapping[str, Bools], num_lost: int) -> dict[str, Any]:
 def tail(requests: RequestColumns, end_s: float) -> dict[str, float | None]:
     """Drain time of an offline job: from the first unfilled slot with an empty queue to the end; averaged over engines,
     and as a share of the job's time."""
-    last_s: dict[int, float] = {}
-    for replica in np.unique(requests.replica).tolist():
-        last_s[replica] = float(requests.first_scheduled_s[requests.replica == replica].max())
+    replicas = np.unique(requests.replica).tolist()
+    last_s = {number: float(requests.first_scheduled_s[requests.replica == number].max()) for number in replicas}
     seconds = end_s - float(np.mean(list(last_s.values()))) if last_s else 0.0
     return {"tail_s": seconds if last_s else None, "tail_share": ratio(seconds, end_s) if last_s else None}
 

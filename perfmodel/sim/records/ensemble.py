@@ -153,8 +153,7 @@ def _shortened(scenario: Scenario, count: int) -> tuple[Scenario, float]:
     share = min(count / in_stages, 1.0) if stages else 1.0
     if stages and share < 1.0:
         cut = tuple(stage.model_copy(update={"duration_s": stage.duration_s * share}) for stage in stages)
-        arrivals = traffic.arrivals.model_copy(update={"stages": cut})
-        traffic = traffic.model_copy(update={"arrivals": arrivals})
+        traffic = traffic.model_copy(update={"arrivals": traffic.arrivals.model_copy(update={"stages": cut})})
     else:
         traffic = traffic.model_copy(update={"num_requests": count})
     return scenario.model_copy(update={"traffic": traffic}), share
@@ -197,7 +196,6 @@ def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
 
     aside: standard deviation of independent errors that the pairs leave out. The predicted mean always lies inside."""
     centre = median(logs.ravel().tolist())
-    up, down = (
-        np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in (logs.max(axis=1), logs.min(axis=1))
-    )
+    ends = logs.max(axis=1), logs.min(axis=1)
+    up, down = (np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in ends)
     return min(exp(centre - _Z80 * float(down)), 1.0), max(exp(centre + _Z80 * float(up)), 1.0)

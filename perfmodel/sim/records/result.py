@@ -191,8 +191,7 @@ class RunResult(Renderable):
     @property
     def trust(self) -> Trust | None:
         """Expected accuracy; None for measured runs or a calibration given for this run."""
-        is_own = self.clock == "executed" or self.calibration is not None
-        return None if is_own else trust_of(self.scenario)
+        return None if self.clock == "executed" or self.calibration is not None else trust_of(self.scenario)
 
     def provenance(self, kind: str = "run") -> dict[str, Any]:
         """Versions, engines, calibrations and the resolved scenario; executed runs carry their own times."""

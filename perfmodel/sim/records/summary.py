@@ -41,11 +41,8 @@ from perfmodel.specs.scenario import Scenario
 
 def kv_cache_waste(scenario: Scenario, requests: RequestColumns) -> float | None:
     """Empty share of held KV slots; None where nothing is held."""
-    engine, model, block = (
-        scenario.engine,
-        served_model(scenario.model, scenario.engine),
-        scenario.engine.kv_block_tokens,
-    )
+    engine, block = scenario.engine, scenario.engine.kv_block_tokens
+    model = served_model(scenario.model, engine)
     if engine.kv_cache == "off" or not len(requests):
         return None
     prompts = requests.num_prompt_tokens.astype(np.float64)

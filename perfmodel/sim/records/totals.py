@@ -60,7 +60,7 @@ def _bubble_share(pools: Sequence[Pool]) -> float | None:
 def kv_offloaded(cluster: Cluster) -> dict[str, float] | None:
     """Blocks moved to and from second tiers, and bytes over all devices' links."""
     tiers = [
-        (host, pool.devices_per_engine * pool.restored_bytes_per_block)
+        (host, 0.0 if (cost := pool.backend.restore) is None else pool.devices_per_engine * cost.block_bytes)
         for pool in cluster.pools
         for engine in pool.engines
         if (host := engine.loop.scheduler.blocks.host) is not None

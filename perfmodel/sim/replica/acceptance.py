@@ -42,8 +42,7 @@ class SimulatedAcceptance:
         return accepted
 
     def offered(self, plan: StepPlan) -> list[int]:
-        """`StepPlan.draft_depths`, 0 where the drafter proposes nothing: the draw for the first token is beyond the
-        share of steps with a proposal."""
+        """`StepPlan.draft_depths`, 0 where the first token's draw is beyond the share of steps with a proposal."""
         if self._offered >= 1.0:
             return plan.draft_depths
         share = self._offered
@@ -60,7 +59,6 @@ class SimulatedAcceptance:
     def _new_draws(self, request: Request) -> list[float]:
         if len(self._draws) >= _MAX_REMEMBERED:  # requests that end without drafts are never removed
             self._draws.clear()
-        draws = uniform_draws(self._seed, request.request_id, request.max_output_tokens)
-        values: list[float] = draws.tolist()
+        values: list[float] = uniform_draws(self._seed, request.request_id, request.max_output_tokens).tolist()
         self._draws[request.request_id] = values
         return values

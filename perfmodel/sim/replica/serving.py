@@ -151,8 +151,7 @@ def kv_block_manager(
     groups: layer groups that keep different parts of a sequence; span, num_buffers, host: see `KVBlockManager`
     by_estimates: admission by estimates, which needs a radix tree and plain blocks"""
     can_share = engine.enable_prefix_caching and engine.kv_cache == "paged" and _slots_of(engine) is None
-    size = engine.kv_block_tokens
-    partial_first = engine.rules.reuses_partial_first
+    size, partial_first = engine.kv_block_tokens, engine.rules.reuses_partial_first
     if groups:
         most_under_way = 2 if engine.plans_ahead else engine.pipeline_parallel_size
         in_flight = most_under_way * engine.max_num_batched_tokens

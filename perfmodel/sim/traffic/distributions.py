@@ -56,19 +56,13 @@ def _endless(arrivals: Arrivals, rate: float, rng: np.random.Generator) -> Itera
         start = float(times[-1])
 
 
-def _fixed_count(rate: float, duration_s: float, rng: np.random.Generator) -> list[float]:
-    """Times of exactly `rate` times `duration_s` arrivals; the last one falls on the end, up to rounding."""
-    gaps = rng.exponential(1.0, round(rate * duration_s))
-    times: list[float] = (np.cumsum(gaps) * (duration_s / gaps.sum())).tolist() if len(gaps) else []
-    return times
-
-
 def _staged(arrivals: Arrivals, stages: list[tuple[float, float]], rng: np.random.Generator) -> Iterator[float]:
     """Times of consecutive `stages` (rate, seconds)."""
     start = 0.0
     for rate, duration_s in stages:
         if arrivals.process == "poisson_fixed_count" and duration_s < inf:
-            yield from (start + time for time in _fixed_count(rate, duration_s, rng))
+            gaps = rng.exponential(1.0, round(rate * duration_s))  # the last arrival falls on the end, up to rounding
+            yield from (start + np.cumsum(gaps) * (duration_s / gaps.sum())).tolist() if len(gaps) else ()
         else:
             for time in _endless(arrivals, rate, rng):
                 if time > duration_s:

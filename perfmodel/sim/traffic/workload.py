@@ -224,8 +224,7 @@ class Workload:
         follows_trace = traffic.arrivals.process == "trace" or "arrivals" not in traffic.model_fields_set
         streams = self._streams()
         times = distributions.arrival_times(traffic.arrivals, traffic.duration_s, streams[0])
-        priorities = _priorities(traffic, streams[4])
-        for row, time, priority in zip(rows, times, priorities, strict=False):
+        for row, time, priority in zip(rows, times, _priorities(traffic, streams[4]), strict=False):
             arrival = row.arrival_s / speedup if follows_trace else time
             if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
                 break

@@ -49,7 +49,10 @@ def _started(
     if inner is None and span is None:
         return
     before = words[: inner[0] if inner else span[0] if span else 0]
-    image, version = _image_among(before, known)
+    images = {image for description in known for image in description.images}
+    image = next((word for word in before if _image_name(word) in images), None)
+    tag = _VERSION.match((image or "").partition("@")[0].rpartition("/")[2].partition(":")[2])
+    version = None if tag is None else tag[1]
     environment = {**command.environment, **_variables(before)}
     if inner is not None:
         text = inner[1]
@@ -123,15 +126,6 @@ def _image_name(word: str) -> str:
     head, _, tail = word.partition("@")[0].rpartition("/")
     plain = f"{head}/{tail.partition(':')[0]}".strip("/")
     return plain.removeprefix("docker.io/").removeprefix("index.docker.io/")
-
-
-def _image_among(words: Sequence[str], known: tuple[CommandDescription, ...]) -> tuple[str | None, str | None]:
-    """(container image, version from its tag)."""
-    images = {image for description in known for image in description.images}
-    image = next((word for word in words if _image_name(word) in images), None)
-    tag = (image or "").partition("@")[0].rpartition("/")[2].partition(":")[2]
-    version = _VERSION.match(tag)
-    return image, None if version is None else version[1]
 
 
 def _variables(words: Sequence[str]) -> dict[str, str]:

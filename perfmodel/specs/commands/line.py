@@ -60,8 +60,7 @@ class LineScenario:
 
 
 def read_line(text: str, asking: Asking, place: str = "line") -> LineScenario:
-    """Scenario of a command line, script or compose file; `asking` has what it does not say, `place` is its name in
-    errors.
+    """Scenario of a command line, script or compose file; `asking` has what it does not say, `place` its name in errors
 
     Raises SpecError in one sentence: for an unknown flag (with the nearest), `$(...)`, unset variables, missing values.
     """

@@ -171,8 +171,7 @@ def _aiperf(reading: Reading, traffic: dict[str, Any], place: str) -> None:
 
 def _guidellm(reading: Reading, traffic: dict[str, Any], place: str) -> None:
     """`--profile constant --rate 5` or `--profile kind=constant,rate=5`; lengths as `prompt_tokens=256,...`."""
-    line = reading.line
-    profile, rates = _pairs(reading.take("profile", "sweep"), "kind"), reading.take("rates")
+    line, profile, rates = reading.line, _pairs(reading.take("profile", "sweep"), "kind"), reading.take("rates")
     kind = profile.get("kind", "sweep")
     given = profile.get("rate") or profile.get("streams") or rates
     values = [part for part in str(given if given is not None else "").strip("[]").split(",") if part.strip()]

@@ -35,9 +35,7 @@ class BackendFacts(Spec):
 
     def takes(self, hardware: HardwareSpec) -> bool:
         """Whether it runs on `hardware`; a device of unknown vendor matches any."""
-        return self.kind == hardware.kind and (
-            not self.makers or hardware.maker is None or hardware.maker in self.makers
-        )
+        return self.kind == hardware.kind and (not self.makers or hardware.maker in (None, *self.makers))
 
 
 def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], hardware: HardwareSpec) -> Backend:
@@ -50,9 +48,7 @@ def backend_of(asked: Backend | None, backends: Mapping[Backend, BackendFacts], 
         raise SpecError(f"engine.backend: got {asked} on {hardware.name} (a {hardware.kind}); {allowed}.")
     if not fitting:
         raise SpecError(f"engine.profile: the engine has no backend for {hardware.name} (a {hardware.kind}).")
-    if asked is not None:
-        return asked
-    return next((name for name in fitting if backends[name].default), fitting[0])
+    return asked if asked is not None else next((name for name in fitting if backends[name].default), fitting[0])
 
 
 GraphObstacle = Literal["encoder", "indexer", "data_parallel", "pipeline_parallel", "all2all", "speculation"]

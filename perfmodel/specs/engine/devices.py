@@ -99,9 +99,7 @@ def _step_size(budget: StepBudget, engine: EngineSpec, facts: EngineFacts, longe
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def refuse_missing_units(engine: EngineSpec, hardware: HardwareSpec) -> None:
@@ -148,9 +146,7 @@ def heads_divide(model: ModelSpec, tensor_parallel_size: int) -> bool:
     KV heads are divided or replicated: one of their number and the size divides the other (`QKVParallelLinear`)."""
     kv_heads = {layer.mixer.num_kv_heads for layer, _ in model.layers if isinstance(layer.mixer, Attention)}
     size = tensor_parallel_size
-    return all(count % size == 0 for count in _heads(model)) and all(
-        not count % size or not size % count for count in kv_heads
-    )
+    return all(n % size == 0 for n in _heads(model)) and all(not n % size or not size % n for n in kv_heads)
 
 
 def _heads(model: ModelSpec) -> list[int]:

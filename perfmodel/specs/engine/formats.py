@@ -122,8 +122,7 @@ def auto_dtype(dtype: str, model: ModelSpec, engine: EngineSpec, hardware: Hardw
 
 
 def serving_notes(model: ModelSpec, engine: EngineSpec, hardware: HardwareSpec) -> list[str]:
-    """Notes on encoders (not modelled), acceptance from the catalog, and formats multiplied in another one. model: as
-    served."""
+    """Notes on unmodelled encoders, acceptance from the catalog, formats multiplied in another. model: as served."""
     notes, dtype, peaks = [*model.encoder_notes], model.dtype, hardware.declared.peak_flops_per_s
     label, where = engine.described.label, _on(hardware)
     drafts = engine.speculative_config.acceptance if engine.speculative_config is not None else None

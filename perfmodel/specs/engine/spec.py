@@ -145,9 +145,8 @@ class EngineSpec(VariantSpec):
     n_gpu_layers: NonNegativeInt | None = None
     cpu: str | None = None
     batching: Literal["continuous", "iteration", "dynamic", "static", "none"] = "continuous"
-    batch_timeout_ms: Milliseconds = Field(
-        default=100.0, ge=0
-    )  # dynamic batching: start a partial batch after this wait
+    # dynamic batching: start a partial batch after this wait
+    batch_timeout_ms: Milliseconds = Field(default=100.0, ge=0)
     # Which engine: a name in hardware_specs/engines, whose facts and fits count; or one's own server's, as `perfmodel
     # calibrate --name` called it, which stands for its engine and `calibration`
     profile: str = "vllm"
@@ -195,9 +194,8 @@ class EngineSpec(VariantSpec):
     def rules(self) -> BatchingRules:
         """Batching rules of the engine, overlaid by the scenario's."""
         own = self.described.facts.batching
-        chunks = self.enable_chunked_prefill and (
-            own.chunks_prompts or "enable_chunked_prefill" in self.model_fields_set
-        )
+        is_asked = own.chunks_prompts or "enable_chunked_prefill" in self.model_fields_set
+        chunks = self.enable_chunked_prefill and is_asked
         update: dict[str, bool] = {"chunks_prompts": chunks}
         if chunks and not own.chunks_prompts:  # vLLM's V0: whole prompts alone, or chunks beside decodes
             update["prefill_exclusive"] = False

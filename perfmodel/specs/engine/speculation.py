@@ -86,12 +86,10 @@ class AcceptanceCatalog(CommittedFits):
             return tuple(getattr(law, key) == wanted.get(key) for key in KEYS)
 
         most = max(map(shared, self.laws.values()))
-        entries = tuple(law for law in self.laws.values() if shared(law) == most)
-        first, decay = (
-            prod(getattr(law, name) for law in entries) ** (1 / len(entries)) for name in ("first", "decay")
-        )
-        update = {"first": first, "decay": decay, "longest": max(law.longest for law in entries)}
-        return LawMatch(entries[0].model_copy(update=update), entries, all(most))
+        laws = tuple(law for law in self.laws.values() if shared(law) == most)
+        first, decay = (prod(getattr(law, name) for law in laws) ** (1 / len(laws)) for name in ("first", "decay"))
+        update = {"first": first, "decay": decay, "longest": max(law.longest for law in laws)}
+        return LawMatch(laws[0].model_copy(update=update), laws, all(most))
 
 
 def load_catalog() -> AcceptanceCatalog:
@@ -248,8 +246,7 @@ class Acceptance(VariantSpec):
             return (self.rate,) * depth
         if self.catalog is not None:
             return self.catalog.match.law.rates(depth)
-        ranks = self.per_rank
-        counts = None if self.measured is None else MeasuredAcceptance.read(self.measured)
+        ranks, counts = self.per_rank, None if self.measured is None else MeasuredAcceptance.read(self.measured)
         if counts is not None and counts.by_rank is not None:
             rows = zip(counts.by_rank, counts.examined, strict=False)
             ranks = tuple(tuple(accepted / examined for accepted in row) for row, examined in rows if examined)

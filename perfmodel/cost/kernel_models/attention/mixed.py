@@ -62,8 +62,7 @@ class MixedSizes(NamedTuple):
 
 
 def mixed_seconds(sizes: MixedSizes, fit: MixedAttentionFit, device: DeviceFacts) -> KernelSeconds:
-    """The formula of this module over columns of `sizes`, one prompt per batch; products in bf16, unless the fit has a
-    rate of its own."""
+    """The formula of this module over columns of `sizes`, one prompt per batch; in bf16, unless the fit has a rate."""
     kernel = fit.kernel
     tiles = prompt_tiles(sizes.tokens, sizes.cached, 0.0 * sizes.tokens, kernel, kernel.rows, np)
     empty = sizes.decodes * (tiles[1] - 1)

@@ -115,8 +115,7 @@ def prefill_time(work: Work, fit: FlashPrefillFit, device: DeviceFacts) -> Opera
     compute = share * _seconds(tiles, memory, first, fit, device, work.rate, SCALARS).compute
     compute += work.vector_ops / device.vector_instructions  # cached integers are made into numbers first
     streamed_s = work.kv_bytes / device.bandwidth if work.kv_bytes > device.l2_bytes else 0.0  # no kernel beats it
-    duration = max(fit.launch_s + compute + memory, streamed_s)
-    return OperatorTime.of(duration, compute, memory, fit.launch_s)
+    return OperatorTime.of(max(fit.launch_s + compute + memory, streamed_s), compute, memory, fit.launch_s)
 
 
 def _sizes(work: Work, problem: PrefillSize) -> list[PrefillSizes]:

@@ -93,9 +93,7 @@ class CollectiveFit(Spec):
     low_latency_fraction: float = Field(default=0.35, ge=0.05, le=0.8)
     simple_start_s: float = Field(default=2e-5, ge=1e-8, le=1e-4)
     simple_fraction: float = Field(default=0.85, ge=0.2, le=1.0)
-    left_per_doubling: float = Field(
-        default=1.0, ge=0.1, le=1.0
-    )  # of the rate, beyond two ranks: paths that they share
+    left_per_doubling: float = Field(default=1.0, ge=0.1, le=1.0)  # of the rate, beyond two ranks: shared paths
     memory_touches: float = Field(default=2.5, ge=1.0, le=5.0)  # of local memory, per payload byte
     switch_ranks: PositiveInt | None = None  # from so many ranks on a switch adds, on a link that has one
     switch_bytes: PositiveFloat = 3e7  # payload from which it does
@@ -259,8 +257,7 @@ def custom_time(work: Work, fit: CustomAllReduceFit, device: DeviceFacts) -> Ope
         return NO_TIME
     if work.message.kind != "all_reduce" or device.spread(work.message).num_nodes > 1:
         return OperatorTime.on_the_wire(_nccl_seconds(work.message, fit.beyond, device))
-    parts = custom_seconds(_sizes(work.message), fit, device, device.link, SCALARS)
-    return OperatorTime.on_the_wire(parts.duration)
+    return OperatorTime.on_the_wire(custom_seconds(_sizes(work.message), fit, device, device.link, SCALARS).duration)
 
 
 def _nccl_seconds(message: Message, fit: CollectiveFit, device: DeviceFacts) -> float:
@@ -301,22 +298,18 @@ def exchange_time(work: Work, fit: ExchangeFit, device: DeviceFacts) -> Operator
     if work.message is None:
         return NO_TIME
     ranks, link, spread = work.message.num_ranks, device.link, device.spread(work.message)
+    rate = fit.link_fraction * link.bandwidth_bytes_per_s
     if spread.num_nodes > 1:
-        return OperatorTime.on_the_wire(_exchange_between_nodes(work.message, spread, fit, device))
+        start_s, network = max(fit.start_s, fit.between_nodes_s), device.network
+        network_rate = _SIMPLE * network.bandwidth_bytes_per_s
+        duration = min(
+            start_s
+            + (item.hops_between - 1) * network.latency_s
+            + work.message.bytes_ * max(item.within / rate, item.between / network_rate)
+            for item in ways_of(work.message, spread)
+        )
+        return OperatorTime.on_the_wire(duration)
     if not link.has_switch:
         return collective_time(work, fit.beyond, device)
-    wire = work.message.bytes_ * (ranks - 1) / ranks
-    duration = max(fit.floor_s, fit.start_s + wire / (fit.link_fraction * link.bandwidth_bytes_per_s))
+    duration = max(fit.floor_s, fit.start_s + work.message.bytes_ * (ranks - 1) / ranks / rate)
     return OperatorTime.on_the_wire(duration)
-
-
-def _exchange_between_nodes(message: Message, spread: Spread, fit: ExchangeFit, device: DeviceFacts) -> float:
-    start_s, network = max(fit.start_s, fit.between_nodes_s), device.network
-    rate = fit.link_fraction * device.link.bandwidth_bytes_per_s
-    network_rate = _SIMPLE * network.bandwidth_bytes_per_s
-    return min(
-        start_s
-        + (item.hops_between - 1) * network.latency_s
-        + message.bytes_ * max(item.within / rate, item.between / network_rate)
-        for item in ways_of(message, spread)
-    )

@@ -21,8 +21,7 @@ A ring passes each byte through every device and leaves a node once, over as man
 A tree first reduces within a node, each device its part, then over the network (N nodes as a double binary tree, whose
 busiest node sends to its parent and to two children), and gathers within: the hierarchical all-reduce.
 Source: NCCL, src/graph/tuning.cc (steps and latencies of rings and trees; all-gather and reduce-scatter have rings
-only; trees of two nodes have the bandwidth within a node); Sanders, Speck and Träff 2009 (two trees).
-"""
+only; trees of two nodes have the bandwidth within a node); Sanders, Speck and Träff 2009 (two trees)."""
 
 from functools import lru_cache
 from math import ceil, inf, log2
@@ -42,9 +41,7 @@ _MAX_RANKS_OVER_PCIE = 2  # vLLM's custom_all_reduce.py: kernels of its own serv
 
 def link_for(hardware: HardwareSpec, group: int | RankGroup) -> Link:
     """The slowest link of a group, or of a number of neighbours: the scale-up link within a node, else the network."""
-    if path_of(hardware, group).num_nodes > 1:
-        return hardware.network_link
-    return hardware.scale_up_link or DEFAULT_LINK
+    return hardware.network_link if path_of(hardware, group).num_nodes > 1 else hardware.scale_up_link or DEFAULT_LINK
 
 
 def path_of(hardware: HardwareSpec, group: int | RankGroup) -> Spread:
@@ -62,8 +59,7 @@ def alpha_beta_time(message: Message, link: Link, bandwidth_fraction: float = 1.
 
     One-shot: every rank reads all others' buffers at once, as engines' own kernels do up to
     `most_ranks_of_own_kernels`. The launch is not included.
-    Source: Thakur et al. 2005 (ring, alpha-beta); vLLM's and TensorRT-LLM's custom all-reduce (one-shot).
-    """
+    Source: Thakur et al. 2005 (ring, alpha-beta); vLLM's and TensorRT-LLM's custom all-reduce (one-shot)."""
     k, payload = message.num_ranks, message.bytes_
     if k <= 1:
         return 0.0
@@ -72,9 +68,7 @@ def alpha_beta_time(message: Message, link: Link, bandwidth_fraction: float = 1.
     if message.kind == "all_reduce":
         ring = 2 * (k - 1) * (hop + wire / k)
         return min(ring, hop + (k - 1) * wire) if k <= most_ranks_of_own_kernels(link) else ring
-    if message.kind == "send_recv":
-        return hop + wire
-    return hop + (k - 1) * wire / k
+    return hop + wire if message.kind == "send_recv" else hop + (k - 1) * wire / k
 
 
 def network_time(message: Message, spread: Spread, link: Link, network: Link, bandwidth_fraction: float = 1.0) -> float:
@@ -84,8 +78,7 @@ def network_time(message: Message, spread: Spread, link: Link, network: Link, ba
 
     a, b: hop latencies, W, V: one-way bandwidths of the scale-up `link` and of a device's share of the `network`, which
     overlap. A pipeline's sends within a node cost what they do there. message: the payload; spread: of its group;
-    bandwidth_fraction: reached of both bandwidths
-    """
+    bandwidth_fraction: reached of both bandwidths"""
     rate, network_rate = link.bandwidth_bytes_per_s * bandwidth_fraction, network.bandwidth_bytes_per_s
     network_rate *= bandwidth_fraction
     times = [
@@ -101,9 +94,7 @@ def network_time(message: Message, spread: Spread, link: Link, network: Link, ba
 
 def most_ranks_of_own_kernels(link: Link) -> float:
     """Most devices whose peer memory an engine's own kernels read over `link`."""
-    if link.name != "pcie":
-        return inf
-    return 1 if link.peer_to_peer is False else _MAX_RANKS_OVER_PCIE
+    return inf if link.name != "pcie" else 1 if link.peer_to_peer is False else _MAX_RANKS_OVER_PCIE
 
 
 def _hop_s(link: Link) -> float:
@@ -137,8 +128,7 @@ def two_level(kind: str, spread: Spread) -> tuple[TwoLevel, ...]:
     if kind != "all_reduce":
         return (ring,)
     crossings = (1 if num_nodes == 2 else 2) / least
-    tree = TwoLevel("tree", 2 * (most - 1), 2 * ceil(log2(num_nodes)), 2 * (most - 1) / most, crossings)
-    return ring, tree
+    return ring, TwoLevel("tree", 2 * (most - 1), 2 * ceil(log2(num_nodes)), 2 * (most - 1) / most, crossings)
 
 
 def ways_of(message: Message, spread: Spread) -> tuple[TwoLevel, ...]:
