@@ -339,13 +339,13 @@ def front(
         lines.append(curve | {"mode": "lines+markers", "text": counts, "customdata": opens, "marker": {"size": 8}})
         if number < len(bands) and bands[number] is not None:
             lines.insert(0, _front_band(bands[number].data, metric, shown.scale, fig.translucent(colour, 0.2)))
-    values = [value for curve in lines for value in curve["y"] if value]
+    heights = [value for curve in lines for value in curve["y"] if value]
     linear: Trace = {"rangemode": "tozero"}
     is_first = metric == "output_throughput_per_gpu"
     x = axis("tokens/s of a user", **linear)
     if by_load:
-        x = axis("requests in flight", **_log_axis([count for curve in lines for count in curve["x"]]))
-    y = axis(shown.title, **(linear if is_first else _log_axis(values)))
+        x = axis("requests in flight", **_log_axis([count for curve in lines for count in curve["x"] if count]))
+    y = axis(shown.title, **(linear if is_first else _log_axis(heights)))
     look = {"hovermode": "closest", "margin": {"l": 64, "r": 16, "t": 60 if is_first else 12, "b": 48}}
     return figure(lines, 420 if is_first else _HEIGHT, x, y, showlegend=is_first and len(lines) > 1, **look)
 

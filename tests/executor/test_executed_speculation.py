@@ -20,6 +20,7 @@ from perfmodel.specs.engine.speculation import Acceptance, MeasuredAcceptance, S
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.clocks import serve  # noqa: E402
 from perfmodel_executors.graphs import DecodeGraphs, no_capture  # noqa: E402
+from perfmodel_executors.kernels import load_kernels  # noqa: E402
 from perfmodel_executors.models.batch import TokenSegment  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import StepRunner  # noqa: E402
@@ -289,3 +290,19 @@ def test_a_drafter_ahead_computes_nothing_twice(monkeypatch):
     _, backend, _ = served(DECODERS["gqa"], config, 100, [Request(i, 0, 9 + i, 30) for i in range(2)], "itself ahead")
     assert backend.acceptance.accepted == backend.acceptance.examined
     assert set(lengths) == {1}
+
+
+def test_of_a_tree_the_path_is_kept_that_the_target_would_have_taken():
+    parents = [-1, 0, 0, 1, 1, 2, 5]
+    tokens = torch.tensor([[9, 1, 2, 3, 4, 5, 6]] * 5)
+    chosen = torch.tensor(
+        [
+            [1, 4, 0, 0, 0, 0, 0],  # 1, then 4
+            [2, 3, 5, 0, 0, 6, 8],  # 2, 5, 6
+            [7, 3, 5, 0, 0, 6, 8],  # nothing
+            [1, 5, 5, 0, 0, 6, 8],  # 1 only
+            [2, 3, 5, 0, 0, 6, 8],  # as the second, but the last two were not drafted
+        ]
+    )
+    last = load_kernels().verify_greedy(tokens, parents, chosen, torch.tensor([7, 7, 7, 7, 5]))
+    assert last.tolist() == [4, 6, 0, 1, 2]

@@ -35,7 +35,7 @@ _MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "moe": ("capacity_experts grouped_experts route", ""),
         "rms_norm": ("add_rms_norm rms_norm", ""),
         "rope_kv_write": ("kv_write rope rope_kv_write", ""),
-        "sampling": ("greedy sample_top_k_top_p verify_greedy", "verify_stochastic"),
+        "sampling": ("greedy sample_top_k_top_p verify_greedy", ""),
         "scan": ("scan_decode scan_prefill", ""),
         "swiglu": ("activate", ""),
     }

@@ -15,14 +15,8 @@ and is counted: a token is one of the vocabulary, whatever a model computes.
 Drafts of a sequence are the nodes of a tree: node 0 is the last token that is known already, every other node a drafted
 token behind its parent; nodes come after their parents, siblings in the order in which they are tried.
 
-greedy:      a node is kept if it is its parent's most likely successor; the first node of a path that is not ends it.
-stochastic:  at a node with the target's distribution p, its children are tried one after the other: a child x drawn
-             from q is kept with probability min(1, p(x) / q(x)); if it is not, p becomes max(p - q, 0), normalised.
-             When none is kept, the next token is drawn from what p has become; after a leaf from p itself. The tokens
-             are distributed as those of the target alone, whatever q is, if siblings are drawn independently.
-
-Sources: Leviathan et al. 2023, algorithm 1, and Chen et al. 2023 (chains); Miao et al. 2024 (SpecInfer), algorithm 2
-(trees).
+A node is kept if it is the token that the model has behind its parent, its likeliest or the one that the random number
+of the token's position draws; the first node of a path that is not ends it. So drafts change no token.
 """
 
 from collections.abc import Callable, Sequence
@@ -103,9 +97,6 @@ def _nucleus(weights_SV: Tensor, least_S1: Tensor, top_p_S: Tensor) -> Tensor:
     return torch.where((top_p_S >= 1)[:, None], 0.0, sorted_SV.gather(1, last_S1))
 
 
-_TINY = 1e-30  # below it, nothing of a distribution is left
-
-
 def verify_greedy(
     tokens_RN: Tensor, parents: Sequence[int], chosen_RN: Tensor, num_nodes_R: Tensor | None = None
 ) -> Tensor:
@@ -120,37 +111,6 @@ def verify_greedy(
     depth_N = torch.tensor(depths, device=tokens_RN.device)
     last_R: Tensor = (torch.stack(kept, dim=1) * depth_N).argmax(dim=1)  # the first of equally deep ones
     return last_R
-
-
-def verify_stochastic(
-    tokens_RN: Tensor,
-    parents: Sequence[int],
-    draft_RNV: Tensor,
-    target_RNV: Tensor,
-    uniform_RN: Tensor,
-    num_nodes_R: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The last node kept of each sequence and the token that follows it, int64 [R] each. draft: the distribution that
-    each node was drawn from; target: after each node; uniform: in [0, 1), independent; node 0's draws the token that
-    follows the last node kept; the others as for `verify_greedy`."""
-    drafted_RN = _drafted(tokens_RN, num_nodes_R)
-    at_R = torch.zeros_like(tokens_RN[:, 0])
-    left_RV = target_RNV[:, 0].double()
-    for node in range(1, len(parents)):
-        tried_R = (at_R == parents[node]) & drafted_RN[:, node]
-        x_R1, q_RV = tokens_RN[:, node : node + 1], draft_RNV[:, node].double()
-        ratio_R = (left_RV.gather(1, x_R1) / q_RV.gather(1, x_R1).clamp_min(_TINY))[:, 0]
-        kept_R = tried_R & (uniform_RN[:, node] < ratio_R)
-        at_R = torch.where(kept_R, node, at_R)
-        over_RV = (left_RV - q_RV).clamp_min(0.0)
-        total_R1 = over_RV.sum(dim=1, keepdim=True)  # nothing is left after no rejection but by rounding
-        is_rejected_R1 = (tried_R & ~kept_R)[:, None] & (total_R1 > _TINY)
-        left_RV = torch.where(is_rejected_R1, over_RV / total_R1.clamp_min(_TINY), left_RV)
-        left_RV = torch.where(kept_R[:, None], target_RNV[:, node].double(), left_RV)
-    sums_RV = left_RV.cumsum(dim=1)
-    wanted_R1 = uniform_RN[:, :1].double() * sums_RV[:, -1:]
-    next_R = (sums_RV <= wanted_R1).sum(dim=1).clamp_max(left_RV.shape[1] - 1)
-    return at_R, next_R
 
 
 def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:

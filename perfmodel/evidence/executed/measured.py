@@ -153,7 +153,7 @@ def _steps(records: Sequence[suites.MeasuredStep], calibration: Calibration, har
     return _compared("step", pairs, "model", "step")
 
 
-def _energies(records: Sequence[MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
+def _energies(records: Sequence[suites.MeasuredStep], calibration: Calibration, hardware: HardwareSpec) -> Comparison:
     """Joules of the device for a step, by the power that is fitted over all devices: nothing is fitted to these."""
     pairs = []
     for step in records:
