@@ -14,6 +14,7 @@ from perfmodel.errors import SpecError
 from perfmodel.files.atomic_write import atomic_write_all
 from perfmodel.files.yaml_loader import Positions, dump_yaml
 from perfmodel.planning.finalist import Finalist, Job
+from perfmodel.planning.operations import operations_manifest
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.runs import carried_cluster, requests_with_failures
 from perfmodel.planning.service import at_rate
@@ -51,6 +52,7 @@ _LONGEST_NAME = 50  # of 63 characters that a label has room for, with the role 
 _PORT = 8000
 _PROBES_UNTIL_UP = 360  # ten seconds apart: an hour to fetch weights and load them
 _TOKEN = {"name": "hf-token", "key": "token", "optional": True}
+_JOIN = "/vllm-workspace/examples/online_serving/multi-node-serving.sh"  # of the image: docs.vllm.ai, "LWS"
 _HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
 
 
@@ -78,46 +80,102 @@ def _problem(scenario: Scenario, pool: PoolSpec) -> str:
         return f"{what}: its engine is {engine.described.label}, and only vLLM's image is known."
     if hardware.kind != "gpu" or hardware.maker not in _STACKS:
         return f"{what}: no image of vLLM is known for it."
-    if (num_nodes := nodes_of(scenario, pool)) > 1:
-        return f"{what}: one replica takes {num_nodes} nodes, which a LeaderWorkerSet or KubeRay joins."
     return ""
 
 
-def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A Deployment, one container per pod with all devices of a replica, and its Service."""
+def _image(scenario: Scenario, pool: PoolSpec) -> str:
+    """vLLM's image for the pool's devices, of the engine's version, as its releases are tagged."""
     hardware, version = pool.hardware or scenario.hardware, pool.engine.described.version
-    resource, image = _STACKS[str(hardware.maker)]
-    # The engine's version, as its releases are tagged.
     tag = version.asked if version.asked and version.age == "described" else version.described
-    # Names have letters, digits and dashes, a letter first.
+    return f"{_STACKS[str(hardware.maker)][1]}:v{tag if tag.count('.') > 1 else f'{tag}.0'}"
+
+
+def name_of(scenario: Scenario, pool: PoolSpec) -> str:
+    """What the pool's objects are called: letters, digits and dashes, a letter first."""
     name = re.sub(r"[^a-z0-9]+", "-", scenario.model.name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
     name = name if name[:1].isalpha() else f"model-{name}"
-    name = name if len(scenario.pools) == 1 else f"{name}-{pool.role}"
+    return name if len(scenario.pools) == 1 else f"{name}-{pool.role}"
+
+
+def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A Deployment, one container per pod with all devices of a replica, or a LeaderWorkerSet with a pod on each of its
+    nodes; and a Service."""
+    hardware, num_nodes, name = pool.hardware or scenario.hardware, nodes_of(scenario, pool), name_of(scenario, pool)
     labels = {"app.kubernetes.io/name": name}
-    container = {
+    arguments = [*server_arguments(scenario, pool), "--port", str(_PORT)]
+    on_node = {
         "name": "vllm",
-        "image": f"{image}:v{tag if tag.count('.') > 1 else f'{tag}.0'}",
-        "command": ["vllm", "serve"],
-        "args": [*server_arguments(scenario, pool), "--port", str(_PORT)],
-        "ports": [{"name": "http", "containerPort": _PORT}],
+        "image": _image(scenario, pool),
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": _TOKEN}}],
-        "resources": {"limits": {resource: pool.engine.num_devices}},
-        "startupProbe": {**_HEALTH, "periodSeconds": 10, "failureThreshold": _PROBES_UNTIL_UP},
-        "readinessProbe": {**_HEALTH, "periodSeconds": 5},
-        "livenessProbe": {**_HEALTH, "periodSeconds": 10, "timeoutSeconds": 5},
+        "resources": {"limits": {_STACKS[str(hardware.maker)][0]: pool.engine.num_devices // num_nodes}},
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "weights", "mountPath": "/root/.cache/huggingface"},
         ],
     }
-    volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, {"name": "weights", "emptyDir": {}}]
-    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+    server: dict[str, Any] = {
+        **on_node,
+        "command": ["vllm", "serve"],
+        "args": arguments,
+        "ports": [{"name": "http", "containerPort": _PORT}],
+        "startupProbe": {**_HEALTH, "periodSeconds": 10, "failureThreshold": _PROBES_UNTIL_UP},
+        "readinessProbe": {**_HEALTH, "periodSeconds": 5},
+        "livenessProbe": {**_HEALTH, "periodSeconds": 10, "timeoutSeconds": 5},
+    }
     metadata, ports = {"name": name, "labels": labels}, [{"name": "http", "port": 80, "targetPort": "http"}]
-    spec = {"replicas": pool.replicas, "selector": {"matchLabels": labels}, "template": pod}
+    kind, selector, spec = ("apps/v1", "Deployment"), labels, dict[str, Any]()
+    if num_nodes == 1:
+        spec = {"selector": {"matchLabels": labels}, "template": _pod(server, labels)}
+    else:
+        kind, selector = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), {**labels, "role": "leader"}
+        script = (
+            f"bash {_JOIN} leader --ray_cluster_size=$(LWS_GROUP_SIZE); {shlex.join(['vllm', 'serve', *arguments])}"
+        )
+        join = f"bash {_JOIN} worker --ray_address=$(LWS_LEADER_ADDRESS)"
+        spec["leaderWorkerTemplate"] = {
+            "size": num_nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": _pod({**server, "command": ["sh", "-c"], "args": [script]}, selector),
+            "workerTemplate": _pod({**on_node, "command": ["sh", "-c"], "args": [join]}, labels),
+        }
     return (
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec},
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": labels, "ports": ports}},
+        {"apiVersion": kind[0], "kind": kind[1], "metadata": metadata, "spec": {"replicas": pool.replicas, **spec}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": selector, "ports": ports}},
     )
+
+
+def _pod(container: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, {"name": "weights", "emptyDir": {}}]
+    return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+
+
+def compose_file(scenario: Scenario) -> str:
+    """Services for `docker compose up` on one machine, each replica on devices and a port of its own; empty where no
+    machine has all of them, or no image is known."""
+    pools = scenario.pools
+    per_node = min((pool.hardware or scenario.hardware).devices_per_node for pool in pools)
+    makers = {(pool.hardware or scenario.hardware).maker for pool in pools}
+    if any(_problem(scenario, pool) for pool in pools) or makers != {"nvidia"}:
+        return ""
+    if sum(pool.replicas * pool.engine.num_devices for pool in pools) > per_node:
+        return ""
+    services, device = dict[str, Any](), 0
+    for pool in pools:
+        for number in range(pool.replicas):
+            ids = [str(device + index) for index in range(pool.engine.num_devices)]
+            gpus = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
+            services[name_of(scenario, pool) + (f"-{number}" if pool.replicas > 1 else "")] = {
+                "image": _image(scenario, pool),
+                "entrypoint": ["vllm", "serve"],
+                "command": [*server_arguments(scenario, pool), "--port", str(_PORT)],
+                "ports": [f"{_PORT + len(services)}:{_PORT}"],
+                "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
+                "ipc": "host",
+                "volumes": ["weights:/root/.cache/huggingface"],
+                "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
+            }
+            device += pool.engine.num_devices
+    return dump_yaml({"services": services, "volumes": {"weights": {}}})
 
 
 def serve_commands(result: PlanResult, winner: Finalist) -> list[str]:
@@ -190,7 +248,8 @@ def _device_files(result: PlanResult, winner: Finalist) -> dict[str, str]:
 
 
 def plan_files(result: PlanResult) -> dict[str, str]:
-    """File name -> text of the winner's `serve.sh`, scenario, changed devices, `kubernetes.yaml`; empty without one."""
+    """File name -> text: the winner's `serve.sh`, scenario, changed devices, `kubernetes.yaml`, `operations.yaml`, and
+    `compose.yaml` where one machine has all of it; empty without a winner."""
     winner = result.winner
     if winner is None:
         return {}
@@ -198,10 +257,15 @@ def plan_files(result: PlanResult) -> dict[str, str]:
     script = ["#!/bin/sh", *(f"# {line}" for line in asides), *serve_commands(result, winner), ""]
     scenario = result.base.load(as_overrides(_choices(result, winner)))
     heading = [f"{winner.label}, chosen by `perfmodel plan`.", *asides]
+    compose = compose_file(scenario)
+    is_one_kind = len(scenario.pools) == 1 and not _problem(scenario, scenario.pools[0])
+    operations = operations_manifest(result, winner, name_of(scenario, scenario.pools[0])) if is_one_kind else ""
     return {
         "serve.sh": "\n".join(script),
         f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
         "kubernetes.yaml": kubernetes_manifest(scenario, heading),
+        **({"compose.yaml": f"# {heading[0]}\n{compose}"} if compose else {}),
+        **({"operations.yaml": operations} if operations else {}),
         **_device_files(result, winner),
     }
 

@@ -32,7 +32,8 @@ def read_manifest(text: str, place: str) -> ShellScript:
     """Commands of all containers: image, entrypoint and command (compose), or command and args (Kubernetes).
 
     Raises SpecError for invalid YAML, with its line."""
-    documents = [part for part in re.split(r"^---\s*$", text, flags=re.MULTILINE) if part.strip()]
+    parts = re.split(r"^---\s*$", text, flags=re.MULTILINE)
+    documents = [part for part in parts if re.search(r"^\s*[^\s#]", part, re.MULTILINE)]  # not only comments
     data = (load_yaml_text(document, place).data for document in documents)
     return ShellScript(tuple(command for part in data for command in _containers(part, place, True)), {})
 
@@ -90,7 +91,10 @@ def _gpus(resources: Mapping[str, Any]) -> Iterator[Any]:
         devices = block.get("devices")
         for device in devices if isinstance(devices, list) else ():
             is_gpu = isinstance(device, Mapping) and "gpu" in (device.get("capabilities") or ())
-            if is_gpu and str(device.get("count")) != "all":
+            ids = device.get("device_ids") if is_gpu else None
+            if isinstance(ids, list):
+                yield len(ids)
+            elif is_gpu and str(device.get("count")) != "all":
                 yield device.get("count")
 
 

@@ -69,7 +69,6 @@ def test_prefill_and_decode_are_deployments_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("engine.tensor_parallel_size=16", "one replica takes 2 nodes"),
         ("engine.profile=sglang", "its engine is sglang"),
         ("hardware=tpu-v5p", "no image of vLLM is known"),
     ],
