@@ -93,7 +93,6 @@ app = typer.Typer(
     name="perfmodel",
     cls=_Group,
     help="A performance model of LLM inference: simulate a serving scenario, or execute it with the same engine.",
-    no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -101,13 +100,32 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True)
-def _top(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
-    if version:
-        from perfmodel.version import __version__
+# What `perfmodel` alone shows: a question, and the command that answers it in seconds.
+FIRST = {
+    "How fast would one H100 serve a chat with Llama 3.1 8B?": (
+        "simulate --model llama-3.1-8b --hardware h100 --rate 4"
+    ),
+    "How many of which device carry 10 requests/s within these limits?": (
+        "plan --model llama-3.1-8b --hardware h100,l40s --rate 10 --ttft 1s --tpot 50ms"
+    ),
+    "Where does the time of a step go?": "explain --model llama-3.1-8b --hardware h100 --batch 32 --context 2048",
+}
 
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and leave.")
+) -> None:
+    from perfmodel.version import __version__
+
+    if version:
         typer.echo(f"perfmodel {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(f"perfmodel {__version__}: a performance model of LLM inference. To begin with:\n")
+        for question, command in FIRST.items():
+            typer.echo(f"  {question}\n    perfmodel {command}\n")
+        typer.echo("On a page: perfmodel web. All commands: perfmodel --help.")
 
 
 # ---------------------------------------------------------------- from a request to a command

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from perfmodel.cli import COMMANDS as PLACES
-from perfmodel.cli import app
+from perfmodel.cli import FIRST, app
 from perfmodel.errors import SpecError
 from perfmodel.planning.study import load_study
 from perfmodel.specs import find_file, load_hardware, load_model, load_scenario
@@ -86,3 +86,17 @@ def test_help_shows_them_in_eighty_columns(command, monkeypatch):
 def test_a_name_that_is_not_known_would_be_found():
     with pytest.raises(SpecError):
         load_scenario("llama-3.1-8b-a1000")
+
+
+@pytest.mark.release
+def test_without_a_command_three_that_answer_are_shown(run):
+    """Each is run as it stands there."""
+    text = run().output
+    commands = [
+        line.strip().removeprefix("perfmodel ") for line in text.splitlines() if line.startswith("    perfmodel ")
+    ]
+    assert commands == list(FIRST.values())
+    assert len(commands) == 3
+    assert len(text.splitlines()) <= 20
+    for command in commands:
+        assert run(*shlex.split(command)).exit_code == 0
