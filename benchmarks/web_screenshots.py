@@ -33,7 +33,9 @@ LONGEST_MS = 300_000
 
 def finalize(page: Any) -> None:
     """Wait until no part is worked on and all plots in sight are drawn."""
-    page.wait_for_function("() => !document.querySelector('.waiting, .later')", timeout=LONGEST_MS)
+    page.wait_for_function(
+        "() => !document.querySelector('.waiting, .later[hx-get], .later[hx-post]')", timeout=LONGEST_MS
+    )
     page.wait_for_timeout(1200)
 
 

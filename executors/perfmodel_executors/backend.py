@@ -36,7 +36,7 @@ class Begun(NamedTuple):
         return (*_shape(self.plan), *sorted(segment.num_layers or 0 for segment in self.segments))
 
 
-class StepTimer:
+class StepStopwatch:
     """What steps take, in ticks. drift: restated at its own speed; warms_up: a new shape is run once untimed."""
 
     def __init__(self, clock_ns: Callable[[], int], drift: DriftMeter | None = None, warms_up: bool = True) -> None:
@@ -61,7 +61,7 @@ class StepTimer:
 
 class ExecutedBackend:
     """Executes plans with `runner`; they need `SchedulerConfig.record_positions`. clock_ns, drift, warms_up: as of
-    `StepTimer`; tokens: of all requests, shared by engines that pass them on; stage_ticks: of the last plan."""
+    `StepStopwatch`; tokens: of all requests, shared by engines that pass them on; stage_ticks: of the last plan."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ExecutedBackend:
         self.tokens = tokens or TokenStore(model.vocab_size, runner.block_size, seed)
         self.speculator = speculator
         self.acceptance = None if speculator is None else speculator.new_counts()
-        self.timer = StepTimer(clock_ns or runner.new_clock(), drift, warms_up)
+        self.timer = StepStopwatch(clock_ns or runner.new_clock(), drift, warms_up)
         self.exits = None if model.exits is None else DrawnExits(model.exits, seed)
         self.stage_ticks = StageTicks(0, 0, ())
         self._first_blocks: dict[int, int] = {}  # of requests, by which runners know their sequences
@@ -207,7 +207,7 @@ def _shape(plan: StepPlan) -> tuple[Hashable, ...]:
 class ExecutedGroup:
     """Executes the plans of data-parallel ranks in one step. backends: in the order of their engines and ranks."""
 
-    def __init__(self, backends: Sequence[ExecutedBackend], runners: RunnersTogether, timer: StepTimer) -> None:
+    def __init__(self, backends: Sequence[ExecutedBackend], runners: RunnersTogether, timer: StepStopwatch) -> None:
         self._backends, self._runners, self._timer = backends, runners, timer
 
     def execute_together(self, plans: Mapping[int, StepPlan]) -> list[Outcome]:

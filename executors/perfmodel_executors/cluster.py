@@ -14,7 +14,7 @@ from perfmodel.sim.fleet.kv_transfer import Copies, KvTransfers, TransferCost
 from perfmodel.sim.replica.lockstep import Lockstep, PromptBalance
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.specs.scenario import Scenario
-from perfmodel_executors.backend import ExecutedBackend, ExecutedGroup, StepTimer
+from perfmodel_executors.backend import ExecutedBackend, ExecutedGroup, StepStopwatch
 from perfmodel_executors.clocks import PS_PER_NS, LiveBackend, WallClock
 from perfmodel_executors.device import StepClock
 from perfmodel_executors.measure.calibrate import Progress
@@ -180,7 +180,7 @@ class ExecutedCluster:
         self.backends += map(self._backend_of, runners)
         together, timeout = RunnersTogether(runners, self._ranks), pool.engine.attention_dp_timeout_iters
         self.clock, balance = together.clock, PromptBalance(timeout) if timeout else None
-        group = ExecutedGroup(self.backends, together, StepTimer(together.clock, self.backends[0].timer.drift))
+        group = ExecutedGroup(self.backends, together, StepStopwatch(together.clock, self.backends[0].timer.drift))
         monitored = _Monitored(self._wrap(group, pool), self._monitor)
         return [Lockstep(self.env, self.backends[0], balance=balance, group=monitored)] * num_ranks
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_LEAST_S = 0.5
+_MIN_S = 0.5
 _LIBRARY = "libnvidia-ml.so.1"
 
 Counter = Callable[[], float]  # joules so far
@@ -35,7 +35,7 @@ def energy_counter(device: torch.device, library: Any = None) -> Counter | None:
     return None
 
 
-def joules_of(call: Callable[[], object], counter: Counter, least_s: float = _LEAST_S) -> float:
+def joules_of(call: Callable[[], object], counter: Counter, least_s: float = _MIN_S) -> float:
     """Mean energy of a call that waits for the device, in joules."""
     num_calls, start_s, start_j = 0, time.monotonic(), counter()
     while time.monotonic() - start_s < least_s or not num_calls:
