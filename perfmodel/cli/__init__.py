@@ -52,6 +52,7 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "scenarios": {name: f"{_CATALOG}:Scenarios{name.title()}Request" for name in ("list", "show", "new")},
     "hardware": {name: f"{_CATALOG}:Hardware{name.title()}Request" for name in ("list", "show", "new", "detect")},
     "models": {name: f"{_CATALOG}:Models{name.title()}Request" for name in ("list", "show")},
+    "prices": f"{_CATALOG}:PricesRequest",
 }
 _GROUPS = {
     "scenarios": "List the scenarios and traffic that come along, show one, or make one.",

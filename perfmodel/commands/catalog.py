@@ -149,6 +149,34 @@ class HardwareDetectRequest(CommandRequest):
 
 
 @dataclass(frozen=True)
+class PricesRequest(CommandRequest):
+    """List what an hour of each device costs: kind, date, age and source; with --stale, what should be asked again."""
+
+    command = "prices"
+    examples = ("prices", "prices --stale")
+
+    is_stale: bool = flag("--stale", "Only those more than half a year old, or unconfirmed.", False)
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """Raises SpecError where SOURCE_DATE_EPOCH is no date."""
+        from perfmodel.dates import today
+        from perfmodel.specs.hardware import listed_prices
+        from perfmodel.specs.scenario import is_stale
+
+        facts = [
+            {
+                **{"device": device, "usd_per_hour": price.usd_per_hour, "kind": price.kind, "source": price.source},
+                "date": None if price.date is None else price.date.isoformat(),
+                "age_days": None if price.date is None else (today() - price.date).days,
+                **{"is_stale": is_stale(price), "is_unconfirmed": price.is_unconfirmed},
+            }
+            for device, price in listed_prices().items()
+        ]
+        facts = [fact for fact in facts if not self.is_stale or fact["is_stale"] or fact["is_unconfirmed"]]
+        return Answer(lambda: facts, view("catalog:prices_view", facts))
+
+
+@dataclass(frozen=True)
 class ModelsListRequest(CommandRequest):
     """List the models with their sizes."""
 

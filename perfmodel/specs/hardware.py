@@ -87,9 +87,14 @@ class _PriceList(Spec):
     prices: dict[str, Price]
 
 
+def listed_prices() -> dict[str, Price]:
+    """The list, by device."""
+    return load_spec(_PriceList, find_file("prices", "prices")).prices
+
+
 def listed_price(device: str) -> dict[str, Any]:
     """List price as in a hardware file; empty if not listed."""
-    price = load_spec(_PriceList, find_file("prices", "prices")).prices.get(device)
+    price = listed_prices().get(device)
     return {} if price is None else price.model_dump(exclude_defaults=True)
 
 

@@ -86,6 +86,7 @@ FROZEN = {
     "scenarios new": WITHOUT_A_FILE,
     "scenarios show": ["NAME", "--json"],
     "schema": ["KIND"],
+    "prices": ["--stale", "--json"],
     "web": ["--host", "--port", "--open", "--export", "--view"],
     "serve": [
         *("SCENARIO", "--host", "--port", "--ports", "--speed", "--served-model-name", "--tokenizer", "--answers"),

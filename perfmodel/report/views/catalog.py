@@ -123,6 +123,22 @@ def models_view(facts: Sequence[dict[str, Any]]) -> Document:
     return Document("", [Table(_MODELS, rows, left=2)])
 
 
+def prices_view(facts: Sequence[dict[str, Any]]) -> Document:
+    """A row for each price, and how many of them should be asked again."""
+    rows = [
+        (
+            *(fact["device"], format_number(fact["usd_per_hour"], 2), str(fact["kind"] or MISSING).replace("_", " ")),
+            *(fact["date"] or MISSING, MISSING if fact["age_days"] is None else format_number(fact["age_days"], 0)),
+            ("unconfirmed: " if fact["is_unconfirmed"] else "") + fact["source"],
+        )
+        for fact in facts
+    ]
+    stale, open_ = (sum(fact[key] for fact in facts) for key in ("is_stale", "is_unconfirmed"))
+    head = ("device", "USD an hour", "kind", "date", "days old", "source")
+    said = f"{stale} of {len(facts)} are more than half a year old, {open_} are unconfirmed."
+    return Document("", [Table(head, rows, left=1, texts=(2, 3, 5)), Paragraph(f"{said} Your own: --price h100=2.10.")])
+
+
 def model_view(model: ModelSpec) -> Document:
     """A model's layers, parameters by component, and bytes."""
     facts = model_facts(model)
