@@ -111,8 +111,6 @@ _WARP = 32
 _REGISTER_BYTES = 4
 _REGISTER_UNIT = 256  # registers, handed out per warp
 _RESERVED_SHARED_BYTES = 1024  # per block, by the system
-
-
 # (warps, blocks) that a compute unit runs at once.
 _LIMITS = {
     "sm_75": (32, 16),

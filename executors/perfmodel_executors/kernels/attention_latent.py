@@ -6,8 +6,6 @@ Absorbed, a query reads each latent once for all heads: (W_k^T q) . c + q_r . r,
 A page has one vector of each token, the compressed keys and values beside the rotated part of the key.
 """
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,14 +1,11 @@
 """Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer. The time of
 the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens."""
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -153,7 +150,7 @@ def _grouped(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: Expert
     return torch.bmm(weights_TX.to(y_AC.dtype)[:, None], y_AC)[:, 0]
 
 
-EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"grouped_mm": _grouped, "loop": _loop})
+EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = {"grouped_mm": _grouped, "loop": _loop}
 
 
 def _dense(layer: ExpertLayer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

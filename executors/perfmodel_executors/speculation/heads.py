@@ -141,7 +141,7 @@ class EaglePasses:
 
     decoder: Decoder
     cache: KVCache
-    projection_CD: Tensor  # noqa: N815
+    projection_CD: Tensor
     graphs: DecodeGraphs | None = None
     keeps_kv: bool = True
 

@@ -56,7 +56,6 @@ _DOWN = {
     128: ((256, 64, 8, 4), (256, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 4), (64, 32, 8, 3)),
 }
 
-
 # The same of stored weights; columns are those of gate and of up together.
 _FEW = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
 _WEIGHT_ONLY = {
