@@ -318,8 +318,7 @@ class DecodeGraphs:
             self._chunks[sizes] = inputs, self._capture(lambda: decoder.next_tokens(inputs.batch, cache))
         inputs, replay = self._chunks[sizes]
         inputs.fill(segments)
-        tokens: list[int] = replay()[: sum(segment.num_wanted for segment in segments)].tolist()
-        return tokens
+        return list(replay()[: sum(segment.num_wanted for segment in segments)].tolist())
 
     def _run_decodes(self, segments: Sequence[TokenSegment]) -> list[int]:
         size = padded_size(len(segments), self.sizes)
@@ -335,5 +334,4 @@ class DecodeGraphs:
             batch = self._inputs.batch(size)
             self._replays[size] = self._capture(lambda: self._decoder.next_tokens(batch, self._cache))
         self._inputs.fill(segments, size, rows)
-        tokens: list[int] = self._replays[size]()[: len(segments)].tolist()
-        return tokens
+        return list(self._replays[size]()[: len(segments)].tolist())
