@@ -25,7 +25,7 @@ _SHARED = re.compile(r"^(?:LDS|STS)(?:\.U?(\d+))?")
 _MATRICES = re.compile(r"^(?:LDSM|STSM)\S*\.M88(?:\.(\d))?")
 # Which take two cycles for four warps, since there are 64 lanes for them: integers, comparisons, selections, bytes put
 # in order, conversions (CUDA C++ Programming Guide, "Arithmetic Instructions", compute capability 8.0 to 10.0).
-_HALF_RATE = tuple(["IADD", "IMNMX", "ISETP", "LOP3", "SHF", "PRMT", "SEL", "FSEL", "FMNMX", "FSETP", "LEA", "I2F", "F2I", "F2F", "F2FP", "VIADD", "VIMNMX"])
+_HALF_RATE = re.compile(r"^(?:IADD|IMNMX|ISETP|LOP3|SHF|PRMT|SEL|FSEL|FMNMX|FSETP|LEA|I2F|F2I|F2F|F2FP|VIADD|VIMNMX)")
 _LEAVES = re.compile(r"^WARPGROUP\.DEPBAR\.LE gsb0, 0x([1-9a-f])")
 GROUP_WARPS = 4
 
@@ -96,6 +96,6 @@ def _facts(body: list[str]) -> LoopFacts | None:
             shared += 4.0 * int(access[1] or 32)
     if not flops:
         return None
-    half_rate, exponentials = (sum(text.startswith(names) for text in body) for names in (_HALF_RATE, "MUFU"))
+    half_rate, exponentials = sum(map(bool, map(_HALF_RATE.match, body))), sum(text.startswith("MUFU") for text in body)
     leaves = any(map(_LEAVES.match, body))
     return LoopFacts(rate, flops, len(body), half_rate, exponentials, shared, leaves, is_grouped, is_of_block)

@@ -19,7 +19,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import ExpertLayer
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.tiles import Law, TileConfig, capability_of, pick
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 from perfmodel_executors.kernels.triton import moe_tiles
 from perfmodel_executors.kernels.triton.linear import quantize_tokens
 from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, own_tile
@@ -328,16 +328,8 @@ def _run_in_tiles(
 ) -> None:
     """Runs `up` or `down` with the tile that is forced, or the one that fits the problem."""
     few = len(placement.experts_TX) if placement.pairs is None and product == "down" else 0
-    problem: tuple[object, ...] = (
-        placement.rows,
-        placement.form,
-        placement.room,
-        few,
-        weight.shape,
-        x_AK.dtype,
-        str(forced or ""),
-    )
-    law: Law
+    rows = (placement.rows, placement.form, placement.room, few)
+    problem: tuple[object, ...] = (*rows, weight.shape, x_AK.dtype, str(forced or ""))
     if operand is None:
         kernel, law = f"moe_{product}", moe_tiles.shared_bytes(gates, x_AK.element_size())
         listing = partial(moe_tiles.candidates, product, placement.rows, capability_of(x_AK.device))
