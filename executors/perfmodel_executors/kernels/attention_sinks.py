@@ -49,13 +49,11 @@ def attention_sinks_decode(
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v of one token per sequence over its sinks and window, [D, N, H_v]. is_rolling: the
     pages are a ring; rope_table: cos and sin of all positions, None without RoPE."""
-    size = pages.block_size
     out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         ahead, table_M = context - ring.size, block_tables_DM[row]
         if is_rolling or ahead <= 0:  # in the ring's own order, of which a softmax knows nothing
-            held = min(context, ring.size)
-            k_LKH, v_LKH = (part[:held] for part in pages.gathered(table_M[: -(-held // size)], q_DNH.dtype))
+            k_LKH, v_LKH = pages.first(min(context, ring.size), table_M, q_DNH.dtype)
         else:
             k_LKH, v_LKH = _sinks_and_window(pages, table_M, context - ring.window, context, ring.sinks, q_DNH.dtype)
         if ring.sinks and ahead > 0 and rope_table_PH is not None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -164,8 +165,6 @@ def _dense(layer: ExpertLayer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 _GROUPED = RoutingRule("sigmoid", scale=2.5, num_groups=8, top_k_groups=4, groups_by="top2")  # DeepSeek-V3
 
-_Choices = list[list[int]]  # each token's experts
-
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the reference rounds every product
 # Where activations are quantised: of a value on the edge, either code may be taken, before each product.
 _TOLERANCE_8_BITS = {torch.float32: 1e-2, torch.float16: 4e-2, torch.bfloat16: 4e-2}
@@ -198,27 +197,18 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         ("fp8_block", 5, 128, MoEFFN(4, 2, 128)),
     )
     kept = [_capped(plain[number], rows) for number, rows in ((0, 1), (1, 1), (2, 5), (4, 2), (5, 20))]
-    return [
-        *routes,
-        *plain,
-        *kept,
-        *(_experts(tokens, width, ffn, dtype, form=form) for form, tokens, width, ffn in stored),
-    ]
+    in_formats = [_experts(tokens, width, ffn, dtype, form) for form, tokens, width, ffn in stored]
+    return [*routes, *plain, *kept, *in_formats]
 
 
 def serving() -> list[Problem]:
-    blocks = []
-    for model in map(load_model, _MODELS):
-        ffn = next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN))
-        blocks.append((model.hidden_size, ffn))
-    sizes: list[tuple[int, int, MoEFFN, str | None]] = [
-        (tokens, *block, None) for block in blocks for tokens in _TOKENS
+    blocks = [
+        (model.hidden_size, next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN)))
+        for model in map(load_model, _MODELS)
     ]
-    sizes += [(tokens, *block, form) for tokens in _STORED_TOKENS for block in blocks for form in _STORED_FORMATS]
-    products = [
-        _experts(tokens, width, ffn, torch.bfloat16, _balanced(tokens, ffn.num_experts, ffn.top_k), form)
-        for tokens, width, ffn, form in sizes
-    ]
+    bf16, stored = torch.bfloat16, product(_STORED_TOKENS, blocks, _STORED_FORMATS)
+    products = [_experts(tokens, *block, bf16, is_balanced=True) for block in blocks for tokens in _TOKENS]
+    products += [_experts(tokens, *block, bf16, form, is_balanced=True) for tokens, block, form in stored]
     # Routers' logits are fp32 as the cost model counts them.
     routes = [_route(t, ffn.num_experts, ffn.top_k, torch.float32) for _, ffn in blocks for t in (1, 64, 4096)]
     routes += [_route(t, 256, 8, torch.float32, _GROUPED, has_bias=True) for t in (1, 64, 4096)]
@@ -252,7 +242,7 @@ def _route(
     return Problem("route", sizes, make, work, 1e-5, {"torch": route})
 
 
-def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
+def _balanced(tokens: int, num_experts: int, top_k: int) -> list[list[int]]:
     """Each token's experts, as tables of measured kernels have them under "balanced" (`calibrate.expert_load`)."""
     stride = -(-num_experts // top_k)
     first = [token if tokens >= stride else token * stride // tokens for token in range(tokens)]
@@ -267,9 +257,10 @@ def _capped(problem: Problem, num_rows: int) -> Problem:
 
 
 def _experts(
-    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, chosen: _Choices | None = None, form: str | None = None
+    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, form: str | None = None, is_balanced: bool = False
 ) -> Problem:
-    """A problem with the experts `chosen`, else random (and no work counted); form: format of weights, None plain."""
+    """A problem with balanced experts, else random ones (and no work counted); form: of weights, None: plain."""
+    chosen = _balanced(tokens, ffn.num_experts, ffn.top_k) if is_balanced else None
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)
 
     def matrices(inputs: Inputs, n: int, k: int) -> Tensor | ExpertWeight:

@@ -39,10 +39,8 @@ def _up_kernel(
     TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
     GATED: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(inner, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(inner, BLOCK_N), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -90,10 +88,8 @@ def _down_kernel(
     TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SPLITS: tl.constexpr,
     EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     split = tl.program_id(1)
@@ -172,10 +168,8 @@ def _up_stored_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(inner, COLUMNS), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(inner, COLUMNS), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     place = tl.arange(0, BLOCK_N)
@@ -212,10 +206,8 @@ def _down_stored_kernel(
     FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     split = tl.program_id(1)
