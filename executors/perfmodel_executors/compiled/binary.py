@@ -59,22 +59,13 @@ def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 
     """The facts of a CUDA binary and its assembly; shared_bytes, tensor_memory: the compiler's own figures."""
     usage, listing = _USAGE.search(_tool("cuobjdump", "-res-usage", cubin)), _tool("nvdisasm", "-c", cubin)
     opcodes = _OPCODE.findall(listing)
-    spills, products, copies = (sum(map(bool, map(kind.match, opcodes))) for kind in (_SPILL, _TENSOR, _ASYNC))
     if usage is None or not opcodes:
         raise PerfmodelError("cuobjdump or nvdisasm could not read the compiled kernel; is Triton's wheel complete?")
-    return BinaryFacts(
-        registers=int(usage[1]),
-        shared_bytes=shared_bytes,
-        stack_bytes=int(usage[2]),
-        spills=spills,
-        tensor_instructions=products,
-        async_copies=copies,
-        tensor_memory=tensor_memory,
-        num_instructions=len(opcodes),
-        serialised=serialised_products(ptx),
-        unsettled=unsettled_products(ptx),
-        loops=loops_of(listing),
-    )
+    kinds = {"spills": _SPILL, "tensor_instructions": _TENSOR, "async_copies": _ASYNC}
+    counts = {name: sum(map(bool, map(kind.match, opcodes))) for name, kind in kinds.items()}
+    counts |= {"registers": int(usage[1]), "stack_bytes": int(usage[2]), "num_instructions": len(opcodes)}
+    counts |= {"serialised": serialised_products(ptx), "unsettled": unsettled_products(ptx)}
+    return BinaryFacts(**counts, shared_bytes=shared_bytes, tensor_memory=tensor_memory, loops=loops_of(listing))
 
 
 def serialised_products(ptx: str) -> int:

@@ -32,12 +32,8 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 _WRITE_S = 5.0  # between two writings of suite.json
 _CEILINGS = ("ceilings", "device")  # part and key
 TASKS = {
-    "smoke": smoke_tasks,
-    "kernels": kernel_tasks,
-    "steps": step_tasks,
-    "serving": serving_tasks,
-    "pairs": pair_tasks,
-    "vllm": vllm_tasks,
+    **{"smoke": smoke_tasks, "kernels": kernel_tasks, "steps": step_tasks},
+    **{"serving": serving_tasks, "pairs": pair_tasks, "vllm": vllm_tasks},
 }
 
 

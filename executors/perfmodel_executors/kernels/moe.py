@@ -223,22 +223,17 @@ def _logits(inputs: Inputs, tokens: int, num_experts: int, dtype: torch.dtype) -
 
 
 def _route(
-    tokens: int,
-    num_experts: int,
-    top_k: int,
-    dtype: torch.dtype,
-    rule: RoutingRule = PLAIN_RULE,
-    has_bias: bool = False,
+    rows: int, num_experts: int, top_k: int, dtype: torch.dtype, rule: RoutingRule = PLAIN_RULE, has_bias: bool = False
 ) -> Problem:
     def make(inputs: Inputs) -> tuple[Tensor | int | RoutingRule | None, ...]:
-        logits = _logits(inputs, tokens, num_experts, dtype)
+        logits = _logits(inputs, rows, num_experts, dtype)
         bias = inputs.normal(num_experts, dtype=torch.float32, scale=0.05) if has_bias else None
         return logits, top_k, rule, bias
 
-    sizes: dict[str, int | float | str] = {"num_tokens": tokens, "num_experts": num_experts, "topk": top_k}
+    sizes: dict[str, int | float | str] = {"num_tokens": rows, "num_experts": num_experts, "topk": top_k}
     if rule != PLAIN_RULE:
         sizes |= {"num_groups": rule.num_groups, "scoring": rule.scoring, "renormalizes": int(rule.renormalizes)}
-    work = route_work(tokens, num_experts, top_k)
+    work = route_work(rows, num_experts, top_k)
     return Problem("route", sizes, make, work, 1e-5, {"torch": route})
 
 
