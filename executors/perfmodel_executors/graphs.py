@@ -83,9 +83,8 @@ class DecodeInputs:
         scratch_row: int | None = None,
         ring: Ring | None = None,
     ) -> None:
-        self._ring = ring
-        self.table_width, self._is_drawn, self._scratch_row = table_width, is_drawn, scratch_row
-        self._block_size = block_size
+        self.table_width, self._block_size, self._ring = table_width, block_size, ring
+        self._is_drawn, self._scratch_row = is_drawn, scratch_row
         self._padding = TokenSegment((0,), 0, (scratch,))
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
         self._rows = zeros(_NUM_FIELDS, max_batch)
@@ -99,18 +98,10 @@ class DecodeInputs:
 
     def batch(self, size: int) -> StepBatch:
         tokens, positions, slots, contexts, draws, state_rows = self._rows[:, :size].unbind()
-        return StepBatch(
-            tokens_T=tokens,
-            positions_T=positions,
-            slots_T=slots,
-            tables_DM=self._tables[:size],
-            contexts_D=contexts,
-            chunks=Chunks(self._tables[:0], self._none, self._none[:0]),
-            sample_rows_S=self._sampled[:size],
-            draws_S=draws if self._is_drawn else None,
-            state_rows_D=None if self._scratch_row is None else state_rows,
-            ring=self._ring,
-        )
+        chunks = Chunks(self._tables[:0], self._none, self._none[:0])
+        own = (tokens, positions, slots, self._tables[:size], contexts, chunks, self._sampled[:size])
+        draws_S, state_rows_D = draws if self._is_drawn else None, None if self._scratch_row is None else state_rows
+        return StepBatch(*own, draws_S=draws_S, state_rows_D=state_rows_D, ring=self._ring)
 
     def fill(self, segments: Sequence[TokenSegment], size: int, state_rows: Sequence[int] = ()) -> int:
         """One-token `segments` in the first rows, padding up to `size`; returns how many block tables were sent."""
@@ -186,9 +177,8 @@ class ChunkInputs:
 
     def __init__(self, sizes: ChunkSizes, block_size: int, scratch: int, device: torch.device, is_drawn: bool) -> None:
         self._sizes, self._block_size, self._scratch = sizes, block_size, scratch
-        rows = sizes.decodes + sizes.tokens
         shapes = {
-            **dict.fromkeys(("tokens", "positions", "slots"), (rows,)),
+            **dict.fromkeys(("tokens", "positions", "slots"), (sizes.decodes + sizes.tokens,)),
             **dict.fromkeys(("wanted", "draws"), (sizes.wanted,)),
             "tables": (sizes.decodes + sizes.chunks, sizes.table_width),
             **{"contexts": (sizes.decodes,), "starts": (sizes.chunks + 1,), "computed": (sizes.chunks,)},
@@ -206,16 +196,9 @@ class ChunkInputs:
             for flat in (self._host, self._own)
         )
         view, decodes = self._views, sizes.decodes
-        self.batch = StepBatch(
-            tokens_T=view["tokens"],
-            positions_T=view["positions"],
-            slots_T=view["slots"],
-            tables_DM=view["tables"][:decodes],
-            contexts_D=view["contexts"],
-            chunks=Chunks(view["tables"][decodes:], view["starts"], view["computed"]),
-            sample_rows_S=view["wanted"],
-            draws_S=view["draws"] if is_drawn else None,
-        )
+        chunks = Chunks(view["tables"][decodes:], view["starts"], view["computed"])
+        rows = (view["tokens"], view["positions"], view["slots"], view["tables"][:decodes], view["contexts"])
+        self.batch = StepBatch(*rows, chunks, view["wanted"], draws_S=view["draws"] if is_drawn else None)
 
     def fill(self, segments: Sequence[TokenSegment]) -> None:
         """`segments` and what pads them: single tokens, and behind the chunks one of an empty sequence, whose keys and
@@ -318,8 +301,7 @@ class DecodeGraphs:
             self._chunks[sizes] = inputs, self._capture(lambda: decoder.next_tokens(inputs.batch, cache))
         inputs, replay = self._chunks[sizes]
         inputs.fill(segments)
-        tokens: list[int] = replay()[: sum(segment.num_wanted for segment in segments)].tolist()
-        return tokens
+        return list(replay()[: sum(segment.num_wanted for segment in segments)].tolist())
 
     def _run_decodes(self, segments: Sequence[TokenSegment]) -> list[int]:
         size = padded_size(len(segments), self.sizes)
@@ -335,5 +317,4 @@ class DecodeGraphs:
             batch = self._inputs.batch(size)
             self._replays[size] = self._capture(lambda: self._decoder.next_tokens(batch, self._cache))
         self._inputs.fill(segments, size, rows)
-        tokens: list[int] = self._replays[size]()[: len(segments)].tolist()
-        return tokens
+        return list(self._replays[size]()[: len(segments)].tolist())

@@ -40,7 +40,6 @@ class Passes(Protocol):
 
     def run(self, segments: Sequence[TokenSegment], is_warm_up: bool = False) -> list[int]:
         """Sampled tokens in the order of `segments`. A warm-up may take its time to choose how such a step runs."""
-        ...
 
 
 class StepTaker(Protocol):
@@ -144,8 +143,7 @@ class StepRunner:
             x_TC = decoder.through(batch, cache)
             if not len(batch.sample_rows_S):
                 return [], x_TC
-            tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()
-            return tokens, x_TC
+            return list(decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()), x_TC
 
     def candidates(self, segments: Sequence[TokenSegment], count: int) -> list[list[int]]:
         if count == 1:

@@ -57,38 +57,20 @@ class BinaryFacts:
 
 def read_binary(cubin: bytes, ptx: str, shared_bytes: int, tensor_memory: int = 0) -> BinaryFacts:
     """The facts of a CUDA binary and its assembly; shared_bytes, tensor_memory: the compiler's own figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        usage = _USAGE.search(_tool("cuobjdump", "-res-usage", str(path)))
-        listing = _tool("nvdisasm", "-c", str(path))
-        opcodes = _OPCODE.findall(listing)
+    usage, listing = _USAGE.search(_tool("cuobjdump", "-res-usage", cubin)), _tool("nvdisasm", "-c", cubin)
+    opcodes = _OPCODE.findall(listing)
     if usage is None or not opcodes:
         raise PerfmodelError("cuobjdump or nvdisasm could not read the compiled kernel; is Triton's wheel complete?")
-    return BinaryFacts(
-        registers=int(usage[1]),
-        shared_bytes=shared_bytes,
-        stack_bytes=int(usage[2]),
-        spills=sum(map(bool, map(_SPILL.match, opcodes))),
-        tensor_instructions=sum(map(bool, map(_TENSOR.match, opcodes))),
-        async_copies=sum(map(bool, map(_ASYNC.match, opcodes))),
-        tensor_memory=tensor_memory,
-        num_instructions=len(opcodes),
-        serialised=serialised_products(ptx),
-        unsettled=unsettled_products(ptx),
-        loops=loops_of(listing),
-    )
+    kinds = {"spills": _SPILL, "tensor_instructions": _TENSOR, "async_copies": _ASYNC}
+    counts = {name: sum(map(bool, map(kind.match, opcodes))) for name, kind in kinds.items()}
+    counts |= {"registers": int(usage[1]), "stack_bytes": int(usage[2]), "num_instructions": len(opcodes)}
+    counts |= {"serialised": serialised_products(ptx), "unsettled": unsettled_products(ptx)}
+    return BinaryFacts(**counts, shared_bytes=shared_bytes, tensor_memory=tensor_memory, loops=loops_of(listing))
 
 
 def serialised_products(ptx: str) -> int:
     """How often the assembler says that it serialises Hopper's products in `ptx`; 0 without any."""
-    if "wgmma" not in ptx:
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx, encoding="utf-8", newline="\n")
-        tool = _tool("ptxas", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin")))
-    return len(_SERIALISED.findall(tool))
+    return len(_SERIALISED.findall(_tool("ptxas", "--gpu-name=sm_90a", ptx.encode()))) if "wgmma" in ptx else 0
 
 
 def unsettled_products(ptx: str) -> int:
@@ -96,14 +78,18 @@ def unsettled_products(ptx: str) -> int:
     return len(_LEAVES_SOME.findall(ptx)) if _FROM_REGISTERS.search(ptx) else 0
 
 
-def _tool(name: str, *arguments: str) -> str:
+def _tool(name: str, option: str, kernel: bytes) -> str:
+    """What a tool says of `kernel`, a file in a folder that takes what the tool writes, too."""
     import triton
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    try:
-        done = subprocess.run([str(path), *arguments], capture_output=True, encoding="utf-8", check=False)
-    except OSError as error:
-        raise PerfmodelError(f"{path}: {error.strerror}; reinstall triton, whose wheel brings it.") from None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kernel").write_bytes(kernel)
+        command = [str(path), option, "kernel"]
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False)
+        except OSError as error:
+            raise PerfmodelError(f"{path}: {error.strerror}; reinstall triton, whose wheel brings it.") from None
     return done.stdout + done.stderr
 
 
@@ -111,8 +97,6 @@ _WARP = 32
 _REGISTER_BYTES = 4
 _REGISTER_UNIT = 256  # registers, handed out per warp
 _RESERVED_SHARED_BYTES = 1024  # per block, by the system
-
-
 # (warps, blocks) that a compute unit runs at once.
 _LIMITS = {
     "sm_75": (32, 16),

@@ -21,7 +21,7 @@ launches), so a device stays below. Source: CUDA C++ Programming Guide, "Arithme
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -43,8 +43,7 @@ _SHOWS = 1.02  # idle units that are named as what binds
 _L2_BYTES = {"sm_80": 5120.0, "sm_90": 5120.0}
 
 
-@dataclass(frozen=True)
-class KernelBound:
+class KernelBound(NamedTuple):
     """share: of the limit, at most; unit: what binds; seconds: at least, of the launch; kernel: with its binary"""
 
     kernel: CompiledKernel

@@ -17,17 +17,10 @@ from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.tiles import DeviceLimits, targeting
 
 _POINTERS = {
-    torch.bool: "*i1",
-    torch.uint8: "*u8",
-    torch.int8: "*i8",
-    torch.int16: "*i16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.float8_e5m2: "*fp8e5",
+    **{torch.bool: "*i1", torch.uint8: "*u8"},
+    **{torch.int8: "*i8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"},
+    **{torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"},
+    **{torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5"},
 }
 
 
@@ -64,8 +57,7 @@ def compile_launch(launch: Launch, hardware: HardwareSpec) -> CompiledKernel:
         )
     tensor_memory = int(getattr(built.metadata, "tmem_size", 0) or 0)
     facts = read_binary(built.asm["cubin"], built.asm["ptx"], shared, tensor_memory)
-    held = occupancy(hardware, launch.options.num_warps, facts.registers, shared)
-    return CompiledKernel(launch, facts, held)
+    return CompiledKernel(launch, facts, occupancy(hardware, launch.options.num_warps, facts.registers, shared))
 
 
 def device_limits(hardware: HardwareSpec) -> DeviceLimits:
@@ -99,9 +91,7 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[tuple[int, ...], A
     values = dict(zip(names, launch.args, strict=False)) | launch.constants
     if missing := [name for name in names if name not in values]:
         raise PerfmodelError(f"{launch.name} was launched without {', '.join(missing)}.")
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], Any] = {}
+    signature, constants, attributes = dict[str, str](), dict[tuple[int, ...], Any](), dict[tuple[int, ...], Any]()
     unspecialised = {p.name for p in launch.kernel.params if p.do_not_specialize}
     for index, name in enumerate(names):
         value = values[name]

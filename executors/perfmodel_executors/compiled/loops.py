@@ -96,14 +96,6 @@ def _facts(body: list[str]) -> LoopFacts | None:
             shared += 4.0 * int(access[1] or 32)
     if not flops:
         return None
-    return LoopFacts(
-        rate,
-        flops,
-        len(body),
-        sum(map(bool, map(_HALF_RATE.match, body))),
-        sum(text.startswith("MUFU") for text in body),
-        shared,
-        any(map(_LEAVES.match, body)),
-        is_grouped,
-        is_of_block,
-    )
+    half_rate, exponentials = sum(map(bool, map(_HALF_RATE.match, body))), sum(text.startswith("MUFU") for text in body)
+    leaves = any(map(_LEAVES.match, body))
+    return LoopFacts(rate, flops, len(body), half_rate, exponentials, shared, leaves, is_grouped, is_of_block)

@@ -32,11 +32,9 @@ PAIRS = (
 # On a CPU: the same traffic by shape, of a model and of lengths that one core gets through.
 _SMALL = {
     "decode-heavy": (24, (16, 48), (32, 96)),
-    "fp8-kv": (8, (256, 768), (16, 32)),
     "fp8-weights": (10, (32, 192), (8, 24)),
-    "int8-kv": (8, (256, 768), (16, 32)),
-    "int4-weights": (16, (32, 192), (16, 48)),
-    "int8-weights": (16, (32, 192), (16, 48)),
+    **dict.fromkeys(("fp8-kv", "int8-kv"), (8, (256, 768), (16, 32))),
+    **dict.fromkeys(("int4-weights", "int8-weights"), (16, (32, 192), (16, 48))),
     "long-context": (6, (256, 768), (16, 32)),
     "mixed": (30, (32, 256), (16, 64)),
     "moe": (20, (32, 192), (16, 48)),

@@ -30,16 +30,10 @@ _GRACE_S = 10.0  # after the budget, for the last task
 _AHEAD_SHARE = 0.3  # of the budget, after which whole models run beside the compilation
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 _WRITE_S = 5.0  # between two writings of suite.json
-
-
 _CEILINGS = ("ceilings", "device")  # part and key
 TASKS = {
-    "smoke": smoke_tasks,
-    "kernels": kernel_tasks,
-    "steps": step_tasks,
-    "serving": serving_tasks,
-    "pairs": pair_tasks,
-    "vllm": vllm_tasks,
+    **{"smoke": smoke_tasks, "kernels": kernel_tasks, "steps": step_tasks},
+    **{"serving": serving_tasks, "pairs": pair_tasks, "vllm": vllm_tasks},
 }
 
 

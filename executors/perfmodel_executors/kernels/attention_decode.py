@@ -71,23 +71,17 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    bf16 = torch.bfloat16
-    shapes: list[tuple[int, int, tuple[int, int], int | None]] = [
-        (64, 4096, (32, 8), None),
-        (32, 8192, (32, 8), None),
-        (256, 2048, (32, 8), None),
-        (1, 32768, (32, 8), None),
-        (8, 16384, (64, 8), None),
-        (64, 8192, (32, 8), 4096),
-        (128, 1024, (32, 32), None),
+    bf16, llama, dims = torch.bfloat16, (32, 8), (128, 128)
+    shapes = [(64, 4096), (32, 8192), (256, 2048), (1, 32768)]
+    plain = [_problem([n] * size, llama, dims, bf16, bf16) for size, n in shapes]
+    plain += [
+        _problem([16384] * 8, (64, 8), dims, bf16, bf16),
+        _problem([8192] * 64, llama, dims, bf16, bf16, AttentionRule(4096)),
+        _problem([1024] * 128, (32, 32), dims, bf16, bf16),
     ]
-    plain = [_problem([n] * size, heads, (128, 128), bf16, bf16, AttentionRule(w)) for size, n, heads, w in shapes]
-    quantised = [
-        _problem([n] * size, heads, (128, 128), bf16, kv)
-        for kv in (kv_pages.FP8, torch.int8)
-        for size, n, heads, _ in shapes[:2] + shapes[3:4]
-    ]
-    narrow = _problem([4096] * 64, (32, 8), (64, 64), bf16, bf16)
+    formats = (kv_pages.FP8, torch.int8)
+    quantised = [_problem([n] * size, llama, dims, bf16, kv) for kv in formats for size, n in shapes if size != 256]
+    narrow = _problem([4096] * 64, llama, (64, 64), bf16, bf16)
     return [*plain, *quantised, narrow, *(prompts.with_terms(problem, None, True) for problem in plain[:4])]
 
 

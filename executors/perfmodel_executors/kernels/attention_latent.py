@@ -6,8 +6,6 @@ Absorbed, a query reads each latent once for all heads: (W_k^T q) . c + q_r . r,
 A page has one vector of each token, the compressed keys and values beside the rotated part of the key.
 """
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate
@@ -134,19 +132,11 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
 
 
 def serving() -> list[Problem]:
-    sizes: list[tuple[list[int] | list[tuple[int, int]], int]] = [
-        ([4096] * 32, 128),
-        ([2048] * 128, 128),
-        ([32768], 128),
-        ([4096] * 64, 16),
-        ([16384] * 8, 16),
-        ([(4096, 0)], 128),
-        ([(1024, 0)] * 8, 16),
-        ([(8192, 0)], 16),
-        ([(2048, 14336)], 16),
-        ([(4, 8192)] * 32, 16),
-    ]
-    return [_problem(seqs, heads, _DEEPSEEK, torch.bfloat16) for seqs, heads in sizes]
+    decodes = [([4096] * 32, 128), ([2048] * 128, 128), ([32768], 128), ([4096] * 64, 16), ([16384] * 8, 16)]
+    chunks = [([(4096, 0)], 128)]
+    chunks += [(spans, 16) for spans in ([(1024, 0)] * 8, [(8192, 0)], [(2048, 14336)], [(4, 8192)] * 32)]
+    problems = [_problem(contexts, heads, _DEEPSEEK, torch.bfloat16) for contexts, heads in decodes]
+    return problems + [_problem(spans, heads, _DEEPSEEK, torch.bfloat16) for spans, heads in chunks]
 
 
 def _problem(

@@ -35,7 +35,7 @@ class AttentionRule(NamedTuple):
     window: int | None = None
     chunk: int | None = None
     cap: float | None = None
-    sinks_N: Tensor | None = None  # noqa: N815 (fields carry the suffix of their shape)
+    sinks_N: Tensor | None = None
 
     @property
     def has_terms(self) -> bool:

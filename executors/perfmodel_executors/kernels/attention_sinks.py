@@ -12,18 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from perfmodel_executors.kernels import kv_pages
 from perfmodel_executors.kernels.attention_decode import attend_one
 from perfmodel_executors.kernels.attention_prefill import FEW_QUERIES, QUERY_TILE, AttentionRule, attend, visible
-from perfmodel_executors.kernels.kv_pages import (
-    FP8,
-    NAMES,
-    TOLERANCE,
-    Chunks,
-    KVPages,
-    quantized,
-    random_pages,
-    shuffled_tables,
-)
+from perfmodel_executors.kernels.kv_pages import Chunks, KVPages
 from perfmodel_executors.kernels.problem import Inputs, Problem
 from perfmodel_executors.kernels.rope_kv_write import rope, rope_table
 
@@ -57,13 +49,11 @@ def attention_sinks_decode(
 ) -> Tensor:
     """softmax(q k^T / sqrt(H)) v of one token per sequence over its sinks and window, [D, N, H_v]. is_rolling: the
     pages are a ring; rope_table: cos and sin of all positions, None without RoPE."""
-    size = pages.block_size
     out_DNH = q_DNH.new_empty(*q_DNH.shape[:2], pages.v_dim)
     for row, context in enumerate(context_lens_D.tolist()):
         ahead, table_M = context - ring.size, block_tables_DM[row]
         if is_rolling or ahead <= 0:  # in the ring's own order, of which a softmax knows nothing
-            held = min(context, ring.size)
-            k_LKH, v_LKH = (part[:held] for part in pages.gathered(table_M[: -(-held // size)], q_DNH.dtype))
+            k_LKH, v_LKH = pages.first(min(context, ring.size), table_M, q_DNH.dtype)
         else:
             k_LKH, v_LKH = _sinks_and_window(pages, table_M, context - ring.window, context, ring.sinks, q_DNH.dtype)
         if ring.sinks and ahead > 0 and rope_table_PH is not None:
@@ -151,7 +141,7 @@ def _attend_in_tiles(
 
 def as_stored(x_TKH: Tensor, dtype: torch.dtype) -> Tensor:
     """x as it will be read back from pages of `dtype`."""
-    values_TKH, scale_TK = quantized(x_TKH, dtype)
+    values_TKH, scale_TK = kv_pages.quantized(x_TKH, dtype)
     return (values_TKH if scale_TK is None else values_TKH * scale_TK[..., None]).to(x_TKH.dtype)
 
 
@@ -169,15 +159,15 @@ class _Case(NamedTuple):
         """Pages with so many tokens of each sequence, and their block tables."""
         width = max(1, -(-min(max(lengths), self.ring.size if self.is_rolling else max(lengths)) // _PAGE))
         blocks = width * len(lengths) + 1
-        pages = random_pages(inputs, blocks, _PAGE, self.heads[1], self.dims, self.dtype, self.kv_dtype)
-        return pages, shuffled_tables(inputs, len(lengths), width)
+        pages = kv_pages.random_pages(inputs, blocks, _PAGE, self.heads[1], self.dims, self.dtype, self.kv_dtype)
+        return pages, kv_pages.shuffled_tables(inputs, len(lengths), width)
 
     def problem(self, step: str, lengths: list[int], make: Callable[[Inputs], tuple[Any, ...]]) -> Problem:
         sizes = {"sequences": len(lengths), "step": max(lengths), "num_heads": self.heads[0], "head_dim": self.dims[0],
                  "num_key_value_heads": self.heads[1], "window_size": self.ring.window, "sinks": self.ring.sinks,
-                 "rolls": "yes" if self.is_rolling else "no", "attn_dtype": NAMES[self.dtype],
-                 "kv_cache_dtype": NAMES[self.kv_dtype]}  # fmt: skip
-        return Problem(f"attention_sinks_{step}", sizes, make, tolerance=TOLERANCE[self.dtype])
+                 "rolls": "yes" if self.is_rolling else "no", "attn_dtype": kv_pages.NAMES[self.dtype],
+                 "kv_cache_dtype": kv_pages.NAMES[self.kv_dtype]}  # fmt: skip
+        return Problem(f"attention_sinks_{step}", sizes, make, tolerance=kv_pages.TOLERANCE[self.dtype])
 
     def decodes(self, contexts: list[int]) -> Problem:
         def make(inputs: Inputs) -> tuple[Any, ...]:
@@ -213,7 +203,7 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
     shape = ((4, 2), (16, 24), dtype)
     cases = [_Case(Ring(21, 3), rolls, *shape, dtype) for rolls in (False, True)]
     cases.append(_Case(Ring(9), True, (3, 1), (20, 20), dtype, dtype))
-    decodes = [case.decodes([1, 3, 17, 24, 70]) for case in (*cases, cases[1]._replace(kv_dtype=FP8))]
+    decodes = [case.decodes([1, 3, 17, 24, 70]) for case in (*cases, cases[1]._replace(kv_dtype=kv_pages.FP8))]
     chunks = [(5, 0), (1, 2), (40, 3), (30, 61)]
     return [*decodes, *(case.prompts(chunks) for case in (*cases, cases[0]._replace(kv_dtype=torch.int8)))]
 

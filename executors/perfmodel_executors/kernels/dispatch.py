@@ -7,7 +7,6 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,40 +18,36 @@ _HERE = "perfmodel_executors.kernels"
 _OLDEST = 80  # compute capability of Ampere; on sm_75 Triton compiles matrix products without tensor cores
 
 # Module -> its operators that `triton/` has, too, and those that torch alone has.
-_MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "attention_decode": ("attention_decode attention_softmax_decode", ""),
-        "attention_latent": ("attention_latent_decode attention_latent_prefill", ""),
-        "attention_prefill": ("attention_prefill attention_softmax_prefill", ""),
-        "attention_sinks": ("attention_sinks_decode attention_sinks_prefill", ""),
-        "attention_sparse": ("attention_sparse_decode attention_sparse_prefill", ""),
-        "attention_standard": ("attention_standard", ""),
-        "causal_conv": ("causal_conv_decode causal_conv_prefill", ""),
-        "linear": (
-            "linear linear_fp8 linear_fp8_block linear_w4a16 linear_w8a16 linear_w8a8 linear_w8a8_static",
-            "linear_gguf linear_signs linear_sparse24 linear_w4a8",
-        ),
-        "moe": ("capacity_experts grouped_experts route", ""),
-        "rms_norm": ("add_rms_norm rms_norm", ""),
-        "rope_kv_write": ("kv_write rope rope_kv_write", ""),
-        "sampling": ("greedy sample_top_k_top_p verify_greedy", ""),
-        "scan": ("scan_decode scan_prefill", ""),
-        "swiglu": ("activate", ""),
-    }
-)
+_MODULES: Mapping[str, tuple[str, str]] = {
+    "attention_decode": ("attention_decode attention_softmax_decode", ""),
+    "attention_latent": ("attention_latent_decode attention_latent_prefill", ""),
+    "attention_prefill": ("attention_prefill attention_softmax_prefill", ""),
+    "attention_sinks": ("attention_sinks_decode attention_sinks_prefill", ""),
+    "attention_sparse": ("attention_sparse_decode attention_sparse_prefill", ""),
+    "attention_standard": ("attention_standard", ""),
+    "causal_conv": ("causal_conv_decode causal_conv_prefill", ""),
+    "linear": (
+        "linear linear_fp8 linear_fp8_block linear_w4a16 linear_w8a16 linear_w8a8 linear_w8a8_static",
+        "linear_gguf linear_signs linear_sparse24 linear_w4a8",
+    ),
+    "moe": ("capacity_experts grouped_experts route", ""),
+    "rms_norm": ("add_rms_norm rms_norm", ""),
+    "rope_kv_write": ("kv_write rope rope_kv_write", ""),
+    "sampling": ("greedy sample_top_k_top_p verify_greedy", ""),
+    "scan": ("scan_decode scan_prefill", ""),
+    "swiglu": ("activate", ""),
+}
 
 # Operator -> backend -> module.
-KERNELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        operator: {"torch": f"{_HERE}.{module}"} | ({"triton": f"{_HERE}.triton.{module}"} if has_triton else {})
-        for operator, module, has_triton in sorted(
-            (operator, module, has_triton)
-            for module, columns in _MODULES.items()
-            for operators, has_triton in zip(columns, (True, False), strict=True)
-            for operator in operators.split()
-        )
-    }
-)
+KERNELS: Mapping[str, Mapping[str, str]] = {
+    operator: {"torch": f"{_HERE}.{module}"} | ({"triton": f"{_HERE}.triton.{module}"} if has_triton else {})
+    for operator, module, has_triton in sorted(
+        (operator, module, has_triton)
+        for module, columns in _MODULES.items()
+        for operators, has_triton in zip(columns, (True, False), strict=True)
+        for operator in operators.split()
+    )
+}
 
 
 class Kernels:

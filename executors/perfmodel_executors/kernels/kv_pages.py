@@ -8,8 +8,6 @@ packed                    integers of 8, 4 or 2 bits in groups of neighbouring e
                           token is stored when it comes (the quantiser of Liu et al. 2024, KIVI); torch only
 """
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,14 +1,12 @@
 """Mixture of experts: routing, then each touched expert on its own tokens, by its format's linear layer. The time of
 the grouped experts is a sum over distinct experts of (a constant + their weights), plus the tokens."""
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -153,7 +151,7 @@ def _grouped(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: Expert
     return torch.bmm(weights_TX.to(y_AC.dtype)[:, None], y_AC)[:, 0]
 
 
-EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"grouped_mm": _grouped, "loop": _loop})
+EXPERTS_BY_LIBRARY: Mapping[str, Callable[..., Tensor]] = {"grouped_mm": _grouped, "loop": _loop}
 
 
 def _dense(layer: ExpertLayer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -166,8 +164,6 @@ def _dense(layer: ExpertLayer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 _GROUPED = RoutingRule("sigmoid", scale=2.5, num_groups=8, top_k_groups=4, groups_by="top2")  # DeepSeek-V3
-
-_Choices = list[list[int]]  # each token's experts
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the reference rounds every product
 # Where activations are quantised: of a value on the edge, either code may be taken, before each product.
@@ -201,27 +197,18 @@ def tiny(dtype: torch.dtype) -> list[Problem]:
         ("fp8_block", 5, 128, MoEFFN(4, 2, 128)),
     )
     kept = [_capped(plain[number], rows) for number, rows in ((0, 1), (1, 1), (2, 5), (4, 2), (5, 20))]
-    return [
-        *routes,
-        *plain,
-        *kept,
-        *(_experts(tokens, width, ffn, dtype, form=form) for form, tokens, width, ffn in stored),
-    ]
+    in_formats = [_experts(tokens, width, ffn, dtype, form) for form, tokens, width, ffn in stored]
+    return [*routes, *plain, *kept, *in_formats]
 
 
 def serving() -> list[Problem]:
-    blocks = []
-    for model in map(load_model, _MODELS):
-        ffn = next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN))
-        blocks.append((model.hidden_size, ffn))
-    sizes: list[tuple[int, int, MoEFFN, str | None]] = [
-        (tokens, *block, None) for block in blocks for tokens in _TOKENS
+    blocks = [
+        (model.hidden_size, next(layer.ffn for layer, _ in model.layers if isinstance(layer.ffn, MoEFFN)))
+        for model in map(load_model, _MODELS)
     ]
-    sizes += [(tokens, *block, form) for tokens in _STORED_TOKENS for block in blocks for form in _STORED_FORMATS]
-    products = [
-        _experts(tokens, width, ffn, torch.bfloat16, _balanced(tokens, ffn.num_experts, ffn.top_k), form)
-        for tokens, width, ffn, form in sizes
-    ]
+    bf16, stored = torch.bfloat16, product(_STORED_TOKENS, blocks, _STORED_FORMATS)
+    products = [_experts(tokens, *block, bf16, is_balanced=True) for block in blocks for tokens in _TOKENS]
+    products += [_experts(tokens, *block, bf16, form, is_balanced=True) for tokens, block, form in stored]
     # Routers' logits are fp32 as the cost model counts them.
     routes = [_route(t, ffn.num_experts, ffn.top_k, torch.float32) for _, ffn in blocks for t in (1, 64, 4096)]
     routes += [_route(t, 256, 8, torch.float32, _GROUPED, has_bias=True) for t in (1, 64, 4096)]
@@ -236,26 +223,21 @@ def _logits(inputs: Inputs, tokens: int, num_experts: int, dtype: torch.dtype) -
 
 
 def _route(
-    tokens: int,
-    num_experts: int,
-    top_k: int,
-    dtype: torch.dtype,
-    rule: RoutingRule = PLAIN_RULE,
-    has_bias: bool = False,
+    rows: int, num_experts: int, top_k: int, dtype: torch.dtype, rule: RoutingRule = PLAIN_RULE, has_bias: bool = False
 ) -> Problem:
     def make(inputs: Inputs) -> tuple[Tensor | int | RoutingRule | None, ...]:
-        logits = _logits(inputs, tokens, num_experts, dtype)
+        logits = _logits(inputs, rows, num_experts, dtype)
         bias = inputs.normal(num_experts, dtype=torch.float32, scale=0.05) if has_bias else None
         return logits, top_k, rule, bias
 
-    sizes: dict[str, int | float | str] = {"num_tokens": tokens, "num_experts": num_experts, "topk": top_k}
+    sizes: dict[str, int | float | str] = {"num_tokens": rows, "num_experts": num_experts, "topk": top_k}
     if rule != PLAIN_RULE:
         sizes |= {"num_groups": rule.num_groups, "scoring": rule.scoring, "renormalizes": int(rule.renormalizes)}
-    work = route_work(tokens, num_experts, top_k)
+    work = route_work(rows, num_experts, top_k)
     return Problem("route", sizes, make, work, 1e-5, {"torch": route})
 
 
-def _balanced(tokens: int, num_experts: int, top_k: int) -> _Choices:
+def _balanced(tokens: int, num_experts: int, top_k: int) -> list[list[int]]:
     """Each token's experts, as tables of measured kernels have them under "balanced" (`calibrate.expert_load`)."""
     stride = -(-num_experts // top_k)
     first = [token if tokens >= stride else token * stride // tokens for token in range(tokens)]
@@ -270,9 +252,10 @@ def _capped(problem: Problem, num_rows: int) -> Problem:
 
 
 def _experts(
-    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, chosen: _Choices | None = None, form: str | None = None
+    tokens: int, width: int, ffn: MoEFFN, dtype: torch.dtype, form: str | None = None, is_balanced: bool = False
 ) -> Problem:
-    """A problem with the experts `chosen`, else random (and no work counted); form: format of weights, None plain."""
+    """A problem with balanced experts, else random ones (and no work counted); form: of weights, None: plain."""
+    chosen = _balanced(tokens, ffn.num_experts, ffn.top_k) if is_balanced else None
     inner, rows = ffn.intermediate_size, ffn.intermediate_size * (2 if ffn.gated else 1)
 
     def matrices(inputs: Inputs, n: int, k: int) -> Tensor | ExpertWeight:

@@ -63,13 +63,6 @@ def problems_of(operator: str, kind: str = "serving", dtype: torch.dtype | None 
     return [problem for problem in listed if problem.operator == operator]
 
 
-_BACKENDS = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-}
-
-
 def by_backend(attend: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tensor]]:
     """`attend`, which calls SDPA, by each backend alone, which raises RuntimeError where it does not take a call. Left
     to itself SDPA takes the first one that its heuristics allow, which need not be the fastest."""
@@ -78,4 +71,5 @@ def by_backend(attend: Callable[..., Tensor]) -> Mapping[str, Callable[..., Tens
         with sdpa_kernel(backend):
             return attend(*args)
 
-    return {f"sdpa {name}": partial(forced, backend) for name, backend in _BACKENDS.items()}
+    backends = {name: getattr(SDPBackend, f"{name.upper()}_ATTENTION") for name in ("cudnn", "efficient", "flash")}
+    return {f"sdpa {name}": partial(forced, backend) for name, backend in backends.items()}

@@ -19,7 +19,7 @@ A node is kept if it is the token that the model has behind its parent, its like
 of the token's position draws; the first node of a path that is not ends it. So drafts change no token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,7 +103,9 @@ def verify_greedy(
     """The last node kept of each sequence, int64 [R]; what follows it is `chosen` there. tokens: of the nodes, the
     known one first; parents: -1 for node 0; chosen: the target's most likely token after each node; num_nodes: drafted
     of a sequence, the known token included; None for all."""
-    drafted_RN = _drafted(tokens_RN, num_nodes_R)
+    drafted_RN = torch.ones_like(tokens_RN, dtype=torch.bool)
+    if num_nodes_R is not None:
+        drafted_RN = torch.arange(len(parents), device=tokens_RN.device) < num_nodes_R[:, None]
     kept, depths = [torch.ones_like(drafted_RN[:, 0])], [1]
     for node, parent in list(enumerate(parents))[1:]:
         kept.append(kept[parent] & drafted_RN[:, node] & (tokens_RN[:, node] == chosen_RN[:, parent]))
@@ -111,12 +113,6 @@ def verify_greedy(
     depth_N = torch.tensor(depths, device=tokens_RN.device)
     last_R: Tensor = (torch.stack(kept, dim=1) * depth_N).argmax(dim=1)  # the first of equally deep ones
     return last_R
-
-
-def _drafted(tokens_RN: Tensor, num_nodes_R: Tensor | None) -> Tensor:
-    if num_nodes_R is None:
-        return torch.ones_like(tokens_RN, dtype=torch.bool)
-    return torch.arange(tokens_RN.shape[1], device=tokens_RN.device) < num_nodes_R[:, None]
 
 
 _VOCABULARIES = (32000, 128256)
@@ -160,7 +156,7 @@ def _problem(operator: str, rows: int, vocab: int, dtype: torch.dtype, num_nan: 
         if num_nan:
             logits_SV[-1, :num_nan] = float("nan")
         count = inputs.integers(0, 1, 1)
-        if operator == "greedy":
+        if is_greedy:
             return (logits_SV, count)
         # In turn: greedy, everything, top-k, top-p, both at two temperatures, min-p.
         columns = (
@@ -172,12 +168,12 @@ def _problem(operator: str, rows: int, vocab: int, dtype: torch.dtype, num_nan: 
         settings = [inputs.of([values[row % 7] for row in range(rows)], kind) for values, kind in columns]
         return logits_SV, inputs.integers(0, 1 << DRAW_BITS, rows), *settings, count
 
-    baselines: dict[str, Callable[..., Tensor]] = {"greedy": greedy, "sample_top_k_top_p": sample_top_k_top_p}
+    is_greedy = operator == "greedy"
     return Problem(
         operator,
         {"samples": rows, "vocab": vocab, "dtype": str(dtype).removeprefix("torch.")},
         make,
-        sample(rows, vocab, "greedy" if operator == "greedy" else "top_p"),
-        0.0 if operator == "greedy" or vocab < min(_VOCABULARIES) else _TOLERANCE,
-        {"torch": baselines[operator]},
+        sample(rows, vocab, "greedy" if is_greedy else "top_p"),
+        0.0 if is_greedy or vocab < min(_VOCABULARIES) else _TOLERANCE,
+        {"torch": greedy if is_greedy else sample_top_k_top_p},
     )

@@ -3,8 +3,6 @@ linear attention: Mamba-2's C, B, x and dt are q, k, v and beta. Mamba-2: Dao an
 rule: Yang et al. 2025, in the WY form: a triangular system for what each token writes once what those before it in the
 chunk have written is taken away. Problems: sizes of Mamba-2 2.7B and Qwen3-Next, and odd ones."""
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 

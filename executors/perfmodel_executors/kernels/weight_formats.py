@@ -2,8 +2,6 @@
 Matrices are rounded to nearest, scales to their stored dtype first. Symmetric scales put the largest magnitude on the
 largest code: |w - dequantised| <= scale / 2 (for e4m3, 2^-4 of the value, or half the smallest step)."""
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar

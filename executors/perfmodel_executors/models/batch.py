@@ -1,7 +1,5 @@
 """A step as the decoder wants it: a flat batch of tokens of many sequences, with the tables that attention reads."""
 
-# ruff: noqa: N815 (fields carry the suffix of their shape, like the variables)
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -84,15 +84,6 @@ def _without(batch: StepBatch, staying: Sequence[int]) -> tuple[StepBatch, Tenso
     in_ring = batch.kept_W
     if in_ring is not None:  # decodes always stay in the ring
         in_ring = torch.cat((torch.arange(len(kept), device=kept.device), in_ring[split:] - split + len(kept)))
-    part = replace(
-        batch,
-        tokens_T=batch.tokens_T[rows],
-        positions_T=batch.positions_T[rows],
-        slots_T=batch.slots_T[rows],
-        tables_DM=batch.tables_DM[kept],
-        contexts_D=batch.contexts_D[kept],
-        sample_rows_S=batch.sample_rows_S[:0],
-        kept_W=in_ring,
-        num_layers_D=None,
-    )
-    return part, rows
+    own = {name: getattr(batch, name)[rows] for name in ("tokens_T", "positions_T", "slots_T")}
+    own |= {name: getattr(batch, name)[kept] for name in ("tables_DM", "contexts_D")}
+    return replace(batch, **own, sample_rows_S=batch.sample_rows_S[:0], kept_W=in_ring, num_layers_D=None), rows

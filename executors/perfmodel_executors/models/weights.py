@@ -31,8 +31,8 @@ class LatentWeights:
     q_up: Weight
     kv_down: Weight
     kv_norm: Tensor
-    keys_NPR: Tensor  # noqa: N815 (fields carry the suffix of their shape)
-    values_NVR: Tensor  # noqa: N815
+    keys_NPR: Tensor
+    values_NVR: Tensor
     out: Weight
     q_down: Weight | None = None
     q_norm: Tensor | None = None
@@ -74,7 +74,7 @@ class LinearAttentionWeights:
 
     qkv: Tensor
     out: Tensor
-    projection_KRD: Tensor  # noqa: N815
+    projection_KRD: Tensor
     qkv_bias: Tensor | None = None
     out_bias: Tensor | None = None
 

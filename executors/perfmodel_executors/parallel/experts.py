@@ -38,9 +38,9 @@ class LocalExperts(NamedTuple):
 
     rank: int
     held: tuple[int, ...]
-    ranks_EM: Tensor  # noqa: N815
-    slots_EM: Tensor  # noqa: N815
-    copies_E: Tensor  # noqa: N815
+    ranks_EM: Tensor
+    slots_EM: Tensor
+    copies_E: Tensor
 
     @classmethod
     def of(cls, placement: Placement, rank: int, device: torch.device) -> "LocalExperts":

@@ -141,7 +141,7 @@ class EaglePasses:
 
     decoder: Decoder
     cache: KVCache
-    projection_CD: Tensor  # noqa: N815
+    projection_CD: Tensor
     graphs: DecodeGraphs | None = None
     keeps_kv: bool = True
 
@@ -155,8 +155,7 @@ class EaglePasses:
             x_TC = self._through(batch, decoder.embedded(batch))
             if not len(batch.sample_rows_S):
                 return []
-            tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), None).tolist()
-            return tokens
+            return list(decoder.chooser.choose(decoder.logits(x_TC, batch), None).tolist())
 
     def states(self, segments: Sequence[TokenSegment], before: Sequence[Tensor]) -> list[Tensor]:
         """x of each segment's tokens, [T, C]; `before`: the states before each of them, [T, C]."""

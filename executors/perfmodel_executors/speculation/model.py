@@ -122,5 +122,4 @@ class SkippingProposer(SelfProposer):
             ]
             batch = build_batch(segments, cache.block_size, decoder.device)
             x_TC = decoder.through(batch, cache, num_first, None, torch.cat(by_row(segments, states)))
-            tokens: list[int] = decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist()
-            return tokens
+            return list(decoder.chooser.choose(decoder.logits(x_TC, batch), batch.draws_S).tolist())

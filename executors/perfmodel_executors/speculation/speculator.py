@@ -101,5 +101,4 @@ class Speculator:
 
         verify = self._runner.decoder.kernels.verify_greedy
         counts = torch.tensor([len(row) for row in nodes])
-        last: list[int] = verify(padded(nodes), self.tree.parents[:longest], padded(chosen), counts).tolist()
-        return last
+        return list(verify(padded(nodes), self.tree.parents[:longest], padded(chosen), counts).tolist())

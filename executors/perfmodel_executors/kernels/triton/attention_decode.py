@@ -33,16 +33,9 @@ _SPLIT_TOKENS = 256  # the least that is worth a program of its own
 _BLOCKS_PER_UNIT = 2  # that the trusted configuration keeps resident
 _WASTE = 0.9  # of the best attainable filling; fewer splits are taken within it, for they combine faster
 
-_CANDIDATES = [
-    TileConfig({"TILE": 64}, Options(num_warps=4, num_stages=5)),
-    TileConfig({"TILE": 128}, Options(num_warps=4, num_stages=3)),
-    TileConfig({"TILE": 64}, Options(num_warps=4, num_stages=3)),
-    TileConfig({"TILE": 128}, Options(num_warps=8, num_stages=5)),
-    TileConfig({"TILE": 32}, Options(num_warps=2, num_stages=5)),
-    TileConfig({"TILE": 32}, Options(num_warps=4, num_stages=7)),
-    TileConfig({"TILE": 32}, Options(num_warps=4, num_stages=3)),
-    TileConfig({"TILE": 16}, Options(num_warps=4, num_stages=2)),
-]
+# Tokens, warps, stages.
+_TILES = ((64, 4, 5), (128, 4, 3), (64, 4, 3), (128, 8, 5), (32, 2, 5), (32, 4, 7), (32, 4, 3), (16, 4, 2))
+_CANDIDATES = [TileConfig({"TILE": tokens}, Options(warps, stages)) for tokens, warps, stages in _TILES]
 _QUANTIZED = _CANDIDATES[1]  # to trust first
 
 
@@ -124,9 +117,8 @@ def _attention_decode_kernel(
     begin = base + split * share
     end = tl.minimum(begin + share, context)
 
-    DTYPE: tl.constexpr = (
-        q_ptr.dtype.element_ty if FORMAT == "plain" or q_ptr.dtype.element_ty == tl.float32 else tl.float16
-    )
+    own: tl.constexpr = q_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = own if FORMAT == "plain" or own == tl.float32 else tl.float16
     column = tl.arange(0, H_PAD)
     is_row = member < GROUP
     query = (head * GROUP + member)[:, None]

@@ -28,11 +28,8 @@ from perfmodel_executors.kernels.triton.kv_pages import page_buffers, token_rows
 from perfmodel_executors.kernels.triton.many_tokens import provide_scratch
 from perfmodel_executors.kernels.triton.segments import num_tiles, tile_of_segment
 
-_CANDIDATES = [
-    TileConfig({"ROWS": 16, "TILE": 64}, Options(num_warps=8, num_stages=2)),
-    TileConfig({"ROWS": 16, "TILE": 32}, Options(num_warps=4, num_stages=3)),
-    TileConfig({"ROWS": 16, "TILE": 16}, Options(num_warps=4, num_stages=2)),
-]
+_TILES = ((64, 8, 2), (32, 4, 3), (16, 4, 2))  # tokens, warps, stages
+_CANDIDATES = [TileConfig({"ROWS": 16, "TILE": tokens}, Options(*options)) for tokens, *options in _TILES]
 # Of as many tokens a product reads half the shared memory that 64 take, and Blackwell's units multiply twice as fast.
 _BLACKWELL_TILE = TileConfig({"ROWS": 16, "TILE": 128}, Options(num_warps=8, num_stages=2))
 _HOPPER_TILE = TileConfig({}, Options(num_warps=4, num_stages=1))  # of the kernel that has no other
@@ -156,11 +153,7 @@ def latent_shared_bytes(config: TileConfig, capability: int, widths: tuple[int, 
 
 TOKENS = 128  # of a tile, and what contexts are rounded up to
 # Sums take 128 registers of each thread. With slices of 32 of the rank and more, fragments spill on Ampere.
-_EXPANDING = [
-    TileConfig({"BLOCK_K": 64}, Options(num_warps=8, num_stages=3)),
-    TileConfig({"BLOCK_K": 32}, Options(num_warps=8, num_stages=3)),
-    TileConfig({"BLOCK_K": 16}, Options(num_warps=8, num_stages=4)),
-]
+_EXPANDING = [TileConfig({"BLOCK_K": depth}, Options(8, stages)) for depth, stages in ((64, 3), (32, 3), (16, 4))]
 
 
 class ExpandedKV(NamedTuple):

@@ -135,9 +135,8 @@ def _attention_prefill_kernel(
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     TOKENS: tl.constexpr = ROWS // GROUP
-    DTYPE: tl.constexpr = (
-        q_ptr.dtype.element_ty if FORMAT == "plain" or q_ptr.dtype.element_ty == tl.float32 else tl.float16
-    )
+    own: tl.constexpr = q_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = own if FORMAT == "plain" or own == tl.float32 else tl.float16
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
 

@@ -31,9 +31,8 @@ def _prefill_kernel(
 ):  # fmt: skip
     GROUP: tl.constexpr = N // K
     TOKENS: tl.constexpr = ROWS // GROUP
-    DTYPE: tl.constexpr = (
-        q_ptr.dtype.element_ty if FORMAT == "plain" or q_ptr.dtype.element_ty == tl.float32 else tl.float16
-    )
+    own: tl.constexpr = q_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = own if FORMAT == "plain" or own == tl.float32 else tl.float16
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     chunk, begin, length = tile_of_segment(starts_ptr, num_chunks, tile, TOKENS)

@@ -14,12 +14,8 @@ from torch import Tensor
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.tiles import TileConfig, padded, pick, pipelined_bytes
 
-_CANDIDATES = [
-    TileConfig({"ROWS": 128, "KEYS": 64}, Options(num_warps=8, num_stages=3)),
-    TileConfig({"ROWS": 128, "KEYS": 64}, Options(num_warps=8, num_stages=2)),
-    TileConfig({"ROWS": 64, "KEYS": 32}, Options(num_warps=4, num_stages=3)),
-    TileConfig({"ROWS": 32, "KEYS": 32}, Options(num_warps=4, num_stages=1)),
-]
+_TILES = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 4, 3), (32, 32, 4, 1))  # rows, keys, warps, stages
+_CANDIDATES = [TileConfig({"ROWS": rows, "KEYS": keys}, Options(*options)) for rows, keys, *options in _TILES]
 
 
 @triton.jit

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import MIN_SUM, PLAIN_RULE, ExpertLayer, RoutingRule
-from perfmodel_executors.kernels.stored_rows import ExpertWeight
 from perfmodel_executors.kernels.tiles import TileConfig
 from perfmodel_executors.kernels.triton.moe_products import grouped_down, grouped_up
 from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, block_rows, tile_rows
@@ -136,18 +135,13 @@ def grouped_experts(
 ) -> Tensor:
     """sum over each token's experts of weight * down(act(up(x))), [T, C]; accumulated in fp32. A token's ids are
     distinct; columns of x and of the weights are contiguous."""
-    num_experts = layer.up_EFC.shape[0]
-    if config is None:
-        stored = layer.up_EFC if isinstance(layer.up_EFC, ExpertWeight) else None
-        rows = block_rows(len(experts_TX), num_experts, experts_TX.shape[1], stored)
-    else:
-        rows = config.sizes["BLOCK_M"]
+    (num_tokens, top_k), num_experts = experts_TX.shape, layer.up_EFC.shape[0]
+    rows = config.sizes["BLOCK_M"] if config else block_rows(num_tokens, num_experts, top_k, layer.up_EFC)
     placement = ExpertRows(experts_TX, num_experts, rows)
     return grouped_down(grouped_up(x_TC, placement, layer, config), weights_TX, placement, layer, config)
 
 
 def capacity_experts(x_TC: Tensor, weights_TX: Tensor, experts_TX: Tensor, layer: ExpertLayer, num_rows: int) -> Tensor:
     """As `grouped_experts`, where every expert multiplies `num_rows` rows; what exceeds them adds nothing."""
-    stored = layer.up_EFC if isinstance(layer.up_EFC, ExpertWeight) else None
-    placement = ExpertRows(experts_TX, layer.up_EFC.shape[0], tile_rows(num_rows, stored), num_rows)
+    placement = ExpertRows(experts_TX, layer.up_EFC.shape[0], tile_rows(num_rows, layer.up_EFC), num_rows)
     return grouped_down(grouped_up(x_TC, placement, layer), weights_TX, placement, layer)

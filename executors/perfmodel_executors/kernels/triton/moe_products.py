@@ -19,7 +19,7 @@ from torch import Tensor
 from perfmodel_executors.kernels.launch import Options, launch
 from perfmodel_executors.kernels.moe import ExpertLayer
 from perfmodel_executors.kernels.stored_rows import ExpertWeight
-from perfmodel_executors.kernels.tiles import Law, TileConfig, capability_of, pick
+from perfmodel_executors.kernels.tiles import TileConfig, capability_of, pick
 from perfmodel_executors.kernels.triton import moe_tiles
 from perfmodel_executors.kernels.triton.linear import quantize_tokens
 from perfmodel_executors.kernels.triton.moe_tiles import ExpertRows, own_tile
@@ -39,10 +39,8 @@ def _up_kernel(
     TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
     GATED: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(inner, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(inner, BLOCK_N), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -90,10 +88,8 @@ def _down_kernel(
     TOP_K: tl.constexpr, CHOICES: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, SPLITS: tl.constexpr,
     EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     split = tl.program_id(1)
@@ -172,10 +168,8 @@ def _up_stored_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(inner, COLUMNS), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(inner, COLUMNS), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     place = tl.arange(0, BLOCK_N)
@@ -212,10 +206,8 @@ def _down_stored_kernel(
     FORMAT: tl.constexpr, GROUP_SIZE: tl.constexpr, EVEN_K: tl.constexpr, BY_BITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    expert, pair, mask, block, is_live = own_tile(
-        experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES,
-        GROUP, FORM,
-    )  # fmt: skip
+    pairs = (experts_ptr, order_ptr, tiles_ptr, num_tiles_ptr, num_tokens)
+    expert, pair, mask, block, is_live = own_tile(*pairs, tl.cdiv(width, BLOCK_N), BLOCK_M, TOP_K, CHOICES, GROUP, FORM)
     if not is_live:
         return
     split = tl.program_id(1)
@@ -328,16 +320,8 @@ def _run_in_tiles(
 ) -> None:
     """Runs `up` or `down` with the tile that is forced, or the one that fits the problem."""
     few = len(placement.experts_TX) if placement.pairs is None and product == "down" else 0
-    problem: tuple[object, ...] = (
-        placement.rows,
-        placement.form,
-        placement.room,
-        few,
-        weight.shape,
-        x_AK.dtype,
-        str(forced or ""),
-    )
-    law: Law
+    rows = (placement.rows, placement.form, placement.room, few)
+    problem: tuple[object, ...] = (*rows, weight.shape, x_AK.dtype, str(forced or ""))
     if operand is None:
         kernel, law = f"moe_{product}", moe_tiles.shared_bytes(gates, x_AK.element_size())
         listing = partial(moe_tiles.candidates, product, placement.rows, capability_of(x_AK.device))

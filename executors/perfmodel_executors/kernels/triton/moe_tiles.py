@@ -56,7 +56,6 @@ _DOWN = {
     128: ((256, 64, 8, 4), (256, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 4), (64, 32, 8, 3)),
 }
 
-
 # The same of stored weights; columns are those of gate and of up together.
 _FEW = ((64, 256, 4, 4), (64, 128, 4, 5), (128, 128, 4, 4), (32, 256, 2, 4), (64, 128, 4, 3))
 _WEIGHT_ONLY = {
@@ -81,17 +80,17 @@ _BLOCKS = {  # have the sums of 128 inputs beside the sums of all
 }
 
 
-def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: ExpertWeight | None = None) -> int:
+def block_rows(num_tokens: int, num_experts: int, top_k: int, weight: Tensor | ExpertWeight | None = None) -> int:
     """The smallest tile that holds nearly every expert's rows: their mean and 2.5 standard deviations of a Poisson; of
     a stored `weight` as many as the tokens where those are few."""
     mean = num_tokens * top_k / num_experts
     needed = mean + 2.5 * sqrt(mean)
-    return tile_rows(needed if weight is None else max(needed, min(num_tokens, FEW_TOKENS)), weight)
+    return tile_rows(max(needed, min(num_tokens, FEW_TOKENS)) if isinstance(weight, ExpertWeight) else needed, weight)
 
 
-def tile_rows(needed: float, weight: ExpertWeight | None) -> int:
+def tile_rows(needed: float, weight: Tensor | ExpertWeight | None) -> int:
     """The smallest tile of `needed` rows or more; else the largest."""
-    sizes = (8, *_ROWS) if weight is not None and not weight.quantizes_input else _ROWS
+    sizes = (8, *_ROWS) if isinstance(weight, ExpertWeight) and not weight.quantizes_input else _ROWS
     return next((rows for rows in sizes if rows >= needed), sizes[-1])
 
 

@@ -18,7 +18,6 @@ from perfmodel_executors.kernels.sampling import DRAW_BITS, WEIGHT_BITS
 _MAX_NODES = 63  # of a tree of drafts, whose nodes are bits
 _PIECE = 4096  # logits of a program: 32 a thread, which stay in registers
 _NOWHERE = tl.constexpr(0x7FFFFFFF)
-_ONE_BITS = tl.constexpr(0x3F800000)  # of 1.0, the largest weight
 _DIGITS = ((23, 127), (15, 255), (7, 255), (0, 127))  # shift and mask of each digit, the most significant first
 _PASSES = tl.constexpr(len(_DIGITS))
 _BINS = tl.constexpr(256)

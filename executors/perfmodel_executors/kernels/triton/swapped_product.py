@@ -4,7 +4,6 @@ fragments of the left operand from registers, where codes are widened on their w
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -95,16 +94,14 @@ _FEW_BLOCKS = ((64, 128, 4, 5), (128, 128, 4, 4), (64, 128, 4, 4), (64, 128, 4, 
 # Not 256 tokens: there Triton 3.6 lets widened codes change while Hopper's products still read them.
 _MANY_ROWS = ((128, 128, 64, 8, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 3))
 _INT4 = _Tiles(_FEW_CODES, ((128, 128, 128, 8, 3), (64, 128, 128, 8, 3), (64, 64, 128, 4, 3)), blocks=4, least=8)
-_TILES: Mapping[tuple[str, bool], _Tiles] = MappingProxyType(
-    {
-        ("plain", False): _Tiles(_FEW_PLAIN, (), blocks=2, least=16),
-        ("rows", False): _Tiles(_FEW_CODES, _MANY_ROWS, blocks=3, least=8),
-        ("rows", True): _Tiles(_FEW_8_BITS, (), blocks=2, least=16),
-        ("blocks", True): _Tiles(_FEW_BLOCKS, (), blocks=2, least=16),
-        ("int4", False): _INT4,
-        ("fp4", False): _INT4,
-    }
-)
+_TILES: Mapping[tuple[str, bool], _Tiles] = {
+    ("plain", False): _Tiles(_FEW_PLAIN, (), blocks=2, least=16),
+    ("rows", False): _Tiles(_FEW_CODES, _MANY_ROWS, blocks=3, least=8),
+    ("rows", True): _Tiles(_FEW_8_BITS, (), blocks=2, least=16),
+    ("blocks", True): _Tiles(_FEW_BLOCKS, (), blocks=2, least=16),
+    ("int4", False): _INT4,
+    ("fp4", False): _INT4,
+}
 
 
 def candidates(operand: Operand, m: int, device: torch.device) -> Iterator[TileConfig]:
