@@ -135,8 +135,10 @@ def prices_view(facts: Sequence[dict[str, Any]]) -> Document:
     ]
     stale, open_ = (sum(fact[key] for fact in facts) for key in ("is_stale", "is_unconfirmed"))
     head = ("device", "USD an hour", "kind", "date", "days old", "source")
-    said = f"{stale} of {len(facts)} are more than half a year old, {open_} are unconfirmed."
-    return Document("", [Table(head, rows, left=1, texts=(2, 3, 5)), Paragraph(f"{said} Your own: --price h100=2.10.")])
+    sentence = f"{stale} of {len(facts)} are more than half a year old, {open_} are unconfirmed."
+    return Document(
+        "", [Table(head, rows, left=1, texts=(2, 3, 5)), Paragraph(f"{sentence} Your own: --price h100=2.10.")]
+    )
 
 
 def model_view(model: ModelSpec) -> Document:
