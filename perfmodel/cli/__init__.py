@@ -46,6 +46,7 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "plan": f"{_SEARCHES}:PlanRequest",
     "compare": f"{_RUNS}:CompareRequest",
     "serve": "perfmodel.cli.servers:ServeRequest",
+    "watch": "perfmodel.cli.servers:WatchRequest",
     "web": "perfmodel.cli.servers:WebRequest",
     "new": f"{_CATALOG}:NewRequest",
     "schema": f"{_CATALOG}:SchemaRequest",

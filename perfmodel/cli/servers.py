@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.commands import request as req
-from perfmodel.commands.request import QUIET, CommandRequest, Console, ScenarioRequest, flag
+from perfmodel.commands.request import QUIET, Answer, CommandRequest, Console, ScenarioRequest, flag
 from perfmodel.errors import MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -176,3 +176,45 @@ class WebRequest(CommandRequest):
                 webbrowser.open(address)
 
         serve_page(self.host, self.port, on_ready)
+
+
+@dataclass(frozen=True)
+class WatchRequest(ScenarioRequest):
+    """Compare a running vLLM server with its prediction at the load that it sees, a line a minute: where it leaves the
+    80 % interval, and which term explains it (lengths, cache hits, accepted drafts, batch limit, step time)."""
+
+    command = "watch"
+    examples = ("watch llama-3.1-8b-a100 --url http://127.0.0.1:8000/metrics --minutes 10 --fail-on drift",)
+    has_json = False
+    scenario_flags = req.MEMORY_FLAGS
+    short_forms = req.PARALLELISM
+
+    url: str = flag(
+        "--url", "Where the server has its metrics.", "http://127.0.0.1:8000/metrics", "URL", shows_default=True
+    )
+    every: float = flag("--every", "Seconds between two readings.", 60.0, "SECONDS", low=1, shows_default=True)
+    minutes: float | None = flag("--minutes", "End after these; else ctrl-C does.", None, "N", low=0)
+    longest: float = flag("--longest", "Seconds for which drift may last.", 300.0, "SECONDS", low=0, shows_default=True)
+    fail_on: str | None = flag("--fail-on", "drift: end with status 1 where it has lasted longer.", metavar="WHAT")
+    port: int | None = flag(
+        "--port", "Serve observed and predicted means as metrics, on this machine.", low=0, high=65535
+    )
+
+    def answer(self, console: Console = QUIET) -> Answer:
+        """Raises SpecError for a scenario without a load, and a server that does not answer."""
+        from perfmodel.evidence.drift import DriftGuard
+        from perfmodel.serve.watch import Watch, serve_metrics
+
+        if self.fail_on not in (None, "drift"):
+            raise SpecError(f"--fail-on: got {self.fail_on!r}; expected drift.")
+        watch = Watch(self.url, DriftGuard(self.load()), self.every, self.longest)
+        server = None if self.port is None else serve_metrics(watch, "127.0.0.1", self.port)
+        if server is not None:
+            console.say(f"metrics on http://127.0.0.1:{server.server_port}")
+        try:
+            has_drifted = watch.run(console.say, None if self.minutes is None else 60 * self.minutes)
+        finally:
+            if server is not None:
+                server.shutdown()
+        text = f"{'A' if has_drifted else 'No'} drift lasted longer than {self.longest:g} s.\n"
+        return Answer(text=text, exit_status=int(has_drifted and self.fail_on == "drift"))

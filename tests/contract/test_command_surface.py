@@ -87,6 +87,10 @@ FROZEN = {
     "scenarios show": ["NAME", "--json"],
     "schema": ["KIND"],
     "prices": ["--stale", "--json"],
+    "watch": [
+        *("SCENARIO", "--set", "--url", "--every", "--minutes", "--longest", "--fail-on", "--port"),
+        *("--model", "--hardware", *PARALLELISM),
+    ],
     "web": ["--host", "--port", "--open", "--export", "--view"],
     "serve": [
         *("SCENARIO", "--host", "--port", "--ports", "--speed", "--served-model-name", "--tokenizer", "--answers"),

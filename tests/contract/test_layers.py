@@ -32,7 +32,18 @@ BELOW = {here: set(ORDER[:place]) - NOT_FOR.get(here, set()) for place, here in 
 BELOW |= {"api": set(ORDER), "cli": set(ORDER)}
 # Rooms within rooms, lowest first: each may import those before it.
 WITHIN = {
-    "evidence": ("observation", "sources", "report", "predict", "fit", "breakdown", "kinds", "leave_out", "executed"),
+    "evidence": (
+        "observation",
+        "sources",
+        "report",
+        "predict",
+        "fit",
+        "breakdown",
+        "kinds",
+        "leave_out",
+        "executed",
+        "drift",
+    ),
     "sim": ("clock", "traffic", "replica", "fleet", "records", "driver"),
     "report": (
         "document",

@@ -128,7 +128,7 @@ def _bound(kernel: CompiledKernel, problem: Problem, work: Work, hardware: Hardw
 
 
 def tile_order_share(kernel: CompiledKernel, problem: Problem, at_once: int) -> float:
-    """Of the rows that tiles read from the L2, those that come from HBM: of `at_once` tiles, which lie in groups of
+    """The share that comes from HBM of the rows that tiles read from the L2: of `at_once` tiles, which lie in groups of
     `GROUP` tile rows, each row or column of tiles is fetched once."""
     sizes, (block_m, block_n) = problem.sizes, (kernel.launch.constants[name] for name in ("BLOCK_M", "BLOCK_N"))
     tiles_m, tiles_n = (math.ceil(int(sizes[name]) / block) for name, block in (("m", block_m), ("n", block_n)))

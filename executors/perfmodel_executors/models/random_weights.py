@@ -126,7 +126,8 @@ def _layer(draw: RandomTensors, model: ModelSpec, layer: Layer) -> LayerWeights:
 
 
 def _with_popularity(weights: LayerWeights, layer: Layer, index: int, routing: ExpertRouting) -> LayerWeights:
-    """With a router that chooses as `routing` says, if it does. Raises PerfmodelError for experts chosen in groups."""
+    """`weights` with a router that chooses as `routing` says, if it does. Raises PerfmodelError for experts
+    chosen in groups."""
     ffn, own = layer.ffn, weights.ffn
     is_named = routing.alpha is not None or routing.popularity is not None
     if not (is_named and isinstance(own, MoEWeights) and isinstance(ffn, MoEFFN)):

@@ -110,5 +110,5 @@ def step_time(batch: Batch, model: str, hardware: str, engine: str | Mapping[str
 
 @lru_cache(maxsize=64)
 def _timer(scenario: str) -> StepTimer:
-    """Of a scenario's text without traffic, which no step depends on."""
+    """The timer of a scenario's text without traffic, which no step depends on."""
     return StepTimer(load_scenario(json.dumps({**json.loads(scenario), "traffic": "chat"})))

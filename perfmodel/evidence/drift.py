@@ -1,0 +1,211 @@
+"""A running server beside its prediction: where it leaves the interval, and which term explains it.
+
+A server's counters say what it did between two readings. The scenario is simulated under the rate that the server saw,
+or, in a closed loop, under the requests that it had in flight (Little 1961: rate times mean time). Drift is where a
+mean lies outside its 80 % interval, to which the spread of so many requests is added in quadrature. Each term that
+differs from the prediction is put into the scenario alone; the one that brings the simulated means nearest to the
+server's explains the drift, and where none does the time of steps is left. Counters are vLLM's ("Production Metrics"),
+in Prometheus' text format.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import Any, NamedTuple
+
+from scipy.optimize import brentq
+
+from perfmodel.errors import SpecError
+from perfmodel.sim import RunResult, simulate
+from perfmodel.specs.scenario import Scenario
+
+_SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{[^}]*\})?\s+([-+.\deEInfNa]+)", re.MULTILINE)
+_MEANS = {"mean_ttft_ms": "time_to_first_token_seconds", "mean_tpot_ms": "request_time_per_output_token_seconds",
+          "mean_e2el_ms": "e2e_request_latency_seconds"}  # fmt: skip
+_LENGTHS = {"output_tokens": "request_generation_tokens", "input_tokens": "request_prompt_tokens"}
+_REQUESTS = 400  # of a simulation
+_TENTH = 1.2816  # standard deviations beyond which a tenth of a normal distribution lies
+_DIFFERS = 0.1  # of a length or a share of drafts, from which it may explain a drift
+_COLDER = 0.05  # of the cache's hit rate
+_EXPLAINS = 0.5  # of the gap between server and prediction, which a term has to close
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a server did between two readings.
+
+    rate, requests: finished ones, per second and in all; means: metric -> ms; lengths: mean tokens; running, waiting:
+    requests at the second reading; hit_rate, accepted: of tokens looked up in the prefix cache, of drafted ones; None
+    without any"""
+
+    rate: float
+    requests: float
+    means: Mapping[str, float]
+    lengths: Mapping[str, float]
+    running: float
+    waiting: float
+    hit_rate: float | None = None
+    accepted: float | None = None
+
+    @property
+    def in_flight(self) -> float:
+        return self.rate * self.means["mean_e2el_ms"] * 1e-3
+
+
+def read_counts(text: str) -> Mapping[str, float]:
+    """Metric -> its sum over all labels, without `vllm:` and `_total`. Raises SpecError for a text without any of
+    vLLM's."""
+    counts: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        counts[name] = counts.get(name, 0.0) + float(value)
+    known = {name.removeprefix("vllm:").removesuffix("_total"): n for name, n in counts.items() if "vllm:" in name}
+    if not known:
+        raise SpecError("metrics: none begins with vllm:; expected what a vLLM server has at /metrics.")
+    return known
+
+
+def observed_between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Observed | None:
+    """None where no request has finished in between, or the server has begun anew."""
+
+    def grown(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    def share(part: str, whole: str) -> float | None:
+        return grown(part) / grown(whole) if grown(whole) > 0 else None
+
+    def mean(name: str) -> float:
+        return share(f"{name}_sum", f"{name}_count") or 0.0
+
+    finished = grown("e2e_request_latency_seconds_count")
+    if finished <= 0 or any(grown(f"{name}_count") < 0 for name in _MEANS.values()):
+        return None
+    return Observed(
+        finished / seconds,
+        finished,
+        {metric: 1e3 * mean(name) for metric, name in _MEANS.items()},
+        {name: mean(counter) for name, counter in _LENGTHS.items()},
+        after.get("num_requests_running", 0.0),
+        after.get("num_requests_waiting", 0.0),
+        share("prefix_cache_hits", "prefix_cache_queries"),
+        share("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens"),
+    )
+
+
+class Term(NamedTuple):
+    """A difference that may explain a drift. changes: of the scenario, that make it so"""
+
+    sentence: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """intervals: metric -> (low, high), ms; drifted: metrics outside; because: what explains it, empty without drift"""
+
+    observed: Observed
+    predicted: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+    drifted: tuple[str, ...]
+    because: str = ""
+
+    def __str__(self) -> str:
+        """`4.1 req/s: TTFT 70 ms (50 to 90) ...`"""
+        words = [f"{self.observed.rate:.3g} req/s"]
+        for metric, value in self.observed.means.items():
+            low, high = self.intervals[metric]
+            name = metric.split("_")[1].upper().removesuffix("L")
+            words.append(
+                f"{name} {_ms(value)} ms ({_ms(low)} to {_ms(high)}{', outside' if metric in self.drifted else ''})"
+            )
+        return ", ".join(words) + (f". {self.because}" if self.because else "")
+
+
+class DriftGuard:
+    """Judges a server by `scenario`, which says how it was started and what traffic was expected."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    def judge(self, observed: Observed) -> Judgement:
+        """The prediction at the observed load, and what explains where it is left. Raises SpecError for a scenario
+        without a rate or requests in flight."""
+        scenario = self._at_load(observed)
+        run = simulate(scenario, intervals=True)
+        predicted = {metric: float(run.summary[metric]) for metric in observed.means}
+        intervals = {metric: _of_mean(run.summary, metric, observed.requests) for metric in observed.means}
+        drifted = tuple(m for m, value in observed.means.items() if not intervals[m][0] <= value <= intervals[m][1])
+        because = self._explained(scenario, run, observed) if drifted else ""
+        return Judgement(observed, predicted, intervals, drifted, because)
+
+    def _at_load(self, observed: Observed) -> Scenario:
+        arrivals = self._scenario.traffic.arrivals
+        load: dict[str, Any] = {"traffic.num_requests": _REQUESTS}
+        if arrivals.rate is not None:
+            load["traffic.arrivals.rate"] = observed.rate
+        elif arrivals.concurrency is not None:
+            load["traffic.arrivals.concurrency"] = max(1, round(observed.in_flight))
+        else:
+            raise SpecError(
+                "traffic.arrivals: has neither a rate nor a concurrency that the server's load could replace."
+            )
+        return self._scenario.with_(load)
+
+    def _explained(self, scenario: Scenario, run: RunResult, observed: Observed) -> str:
+        gaps = {
+            term.sentence: _gap(simulate(scenario.with_(term.changes)).summary, observed)
+            for term in _terms(scenario, run, observed)
+        }
+        nearest = min(gaps, key=lambda sentence: gaps[sentence], default="")
+        if nearest and gaps[nearest] <= (1 - _EXPLAINS) * _gap(run.summary, observed):
+            return f"Explained by {nearest}."
+        factor = observed.means["mean_tpot_ms"] / run.summary["mean_tpot_ms"]
+        return f"No length, cache, draft or limit explains it: steps take {factor:.2f} times as long."
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _of_mean(summary: Mapping[str, Any], metric: str, requests: float) -> tuple[float, float]:
+    """The 80 % interval of the mean of so many requests that are independent of each other, ms."""
+    mean, spread = summary[metric], _TENTH * summary[metric.replace("mean", "std")] / sqrt(requests)
+    low, high = (sqrt((end - mean) ** 2 + spread**2) for end in summary["interval"][metric])
+    return max(0.0, mean - low), mean + high
+
+
+def _gap(summary: Mapping[str, Any], observed: Observed) -> float:
+    """Mean distance of the logarithms of all means."""
+    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items() if value) / len(_MEANS)
+
+
+def _accepted(rate: float, depth: int) -> float:
+    """Share of a chain of `depth` drafted tokens that is accepted, each with `rate` if all before it were."""
+    return sum(rate**place for place in range(1, depth + 1)) / depth
+
+
+def _terms(scenario: Scenario, run: RunResult, observed: Observed) -> Iterator[Term]:
+    """What differs from the prediction `run` and would move it."""
+    assert run.requests is not None
+    columns = {"output_tokens": run.requests.num_output_tokens, "input_tokens": run.requests.num_prompt_tokens}
+    for name, column in columns.items():
+        seen, expected = observed.lengths[name], float(column.mean())
+        if seen and abs(log(seen / expected)) > _DIFFERS:
+            what = "answers" if name == "output_tokens" else "prompts"
+            sentence = f"{what} of {seen:.4g} tokens in the mean, {expected:.4g} expected"
+            spread = min(14.0, max(1.05, float(column.max()) / expected))
+            lengths = {"distribution": "lognormal", "mean": seen, "p99": seen * spread}
+            yield Term(sentence, {f"traffic.{name}": lengths})
+    hits = run.summary["prefix_cache_hit_rate"]
+    if hits and observed.hit_rate is not None and observed.hit_rate < hits - _COLDER:
+        sentence = f"a prefix cache that has {observed.hit_rate:.0%} of the tokens, {hits:.0%} expected"
+        yield Term(sentence, {"engine.enable_prefix_caching": False})
+    accepted, config = run.summary["acceptance_rate"], scenario.engine.speculative_config
+    if config and accepted and observed.accepted is not None and observed.accepted < accepted * (1 - _DIFFERS):
+        sentence = f"{observed.accepted:.0%} of drafted tokens accepted, {accepted:.0%} expected"
+        rate = brentq(lambda rate: _accepted(rate, config.depth) - observed.accepted, 0.0, 1.0)
+        yield Term(sentence, {"engine.speculative_config.acceptance": {"rate": float(rate)}})
+    if observed.waiting >= 1 and 0 < observed.running < scenario.engine.max_num_seqs:
+        sentence = f"{observed.running:.0f} requests in a batch while {observed.waiting:.0f} wait, "
+        sentence += f"{scenario.engine.max_num_seqs} allowed"
+        yield Term(sentence, {"engine.max_num_seqs": int(observed.running)})

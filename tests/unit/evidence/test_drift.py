@@ -1,0 +1,142 @@
+"""A server beside its prediction: counters by hand, and planted drifts that are named."""
+
+from math import nan, sqrt
+
+import pytest
+
+from perfmodel.errors import SpecError
+from perfmodel.evidence.drift import DriftGuard, Observed, observed_between, read_counts
+from perfmodel.sim import simulate
+from perfmodel.specs import load_scenario
+
+RATE = 5.0
+BASE = (
+    f"traffic.arrivals.rate={RATE}",
+    "traffic.num_requests=400",
+    "traffic.input_tokens={distribution: fixed, value: 1200}",
+    "traffic.output_tokens={distribution: exponential, mean: 150}",
+    "traffic.prefix={num_groups: 4, shared_tokens: 900}",
+    "engine.enable_prefix_caching=true",
+    "engine.max_num_seqs=64",
+    "engine.speculative_config={method: eagle, num_speculative_tokens: 3, acceptance: {rate: 0.8}}",
+)
+
+
+def scenario(*changes):
+    return load_scenario("llama-3.1-8b-a100", [*BASE, *changes])
+
+
+def observed(*changes, slower=1.0, **more):
+    """What a server would count that runs `scenario(*changes)`; slower: all its times."""
+    run = simulate(scenario(*changes))
+    summary = run.summary
+    found = {
+        "rate": RATE,
+        "requests": 400.0,
+        "means": {name: slower * summary[name] for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")},
+        "lengths": {
+            "output_tokens": float(run.requests.num_output_tokens.mean()),
+            "input_tokens": float(run.requests.num_prompt_tokens.mean()),
+        },
+        "running": summary["mean_batch"],
+        "waiting": 0.0,
+        "hit_rate": summary["prefix_cache_hit_rate"],
+        "accepted": summary["acceptance_rate"],
+    }
+    return Observed(**{**found, **more})
+
+
+@pytest.fixture(scope="module")
+def guard():
+    return DriftGuard(scenario())
+
+
+def test_a_server_that_does_as_predicted_has_no_drift(guard):
+    judgement = guard.judge(observed())
+    assert judgement.drifted == ()
+    assert judgement.because == ""
+    assert "outside" not in str(judgement)
+
+
+def test_fewer_requests_say_less(guard):
+    """A hundred times as many narrow what comes from chance to a tenth, and leave the model's own interval."""
+    few, many, most = (guard.judge(observed(requests=n)).intervals["mean_e2el_ms"] for n in (4.0, 400.0, 1e9))
+    mean = guard.judge(observed()).predicted["mean_e2el_ms"]
+    assert few[0] < many[0] <= most[0] < mean < most[1] <= many[1] < few[1]
+    added = [sqrt((interval[1] - mean) ** 2 - (most[1] - mean) ** 2) for interval in (few, many)]
+    assert added[0] == pytest.approx(10 * added[1], rel=1e-3)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize(
+    ("changes", "more", "named"),
+    [
+        ((), {"slower": 2.5}, "steps take 2.50 times as long"),
+        (
+            ("engine.enable_prefix_caching=false", "traffic.arrivals.rate=9"),
+            {"rate": 9.0, "hit_rate": 0.0},
+            "prefix cache",
+        ),
+        (("traffic.output_tokens={distribution: exponential, mean: 450}",), {}, "answers of"),
+        (("engine.speculative_config.acceptance={rate: 0.1}",), {}, "of drafted tokens accepted"),
+        (
+            ("engine.max_num_seqs=4",),
+            {"running": 4.0, "waiting": 9.0},
+            "4 requests in a batch while 9 wait, 64 allowed",
+        ),
+    ],
+    ids=["slower steps", "colder cache", "longer answers", "fewer drafts", "smaller batch"],
+)
+def test_a_planted_drift_is_named(guard, changes, more, named):
+    judgement = guard.judge(observed(*changes, **more))
+    assert judgement.drifted
+    assert named in judgement.because
+    assert "outside" in str(judgement)
+
+
+TEXT = """# HELP vllm:e2e_request_latency_seconds Latency.
+# TYPE vllm:e2e_request_latency_seconds histogram
+vllm:e2e_request_latency_seconds_bucket{le="1.0",model_name="m"} 1.0
+vllm:e2e_request_latency_seconds_count{model_name="m",engine="0"} 3.0
+vllm:e2e_request_latency_seconds_count{model_name="m",engine="1"} 2.0
+vllm:e2e_request_latency_seconds_sum{model_name="m"} 1.05e+01
+vllm:num_requests_running{model_name="m"} 7.0
+vllm:prefix_cache_queries_total{model_name="m"} 1000.0
+process_cpu_seconds_total 12.5
+"""
+
+
+def test_counts_are_summed_over_labels_and_lose_what_only_prometheus_needs():
+    counts = read_counts(TEXT)
+    assert counts["e2e_request_latency_seconds_count"] == 5.0
+    assert counts["e2e_request_latency_seconds_sum"] == 10.5
+    assert counts["prefix_cache_queries"] == 1000.0
+    assert "process_cpu_seconds" not in counts
+    with pytest.raises(SpecError, match="none begins with vllm:"):
+        read_counts("process_cpu_seconds_total 12.5")
+
+
+def test_means_are_of_what_came_between_two_readings():
+    """Ten requests in 5 s, 3 s each; 60 of 80 looked-up tokens found; 5 of 8 drafted ones accepted."""
+    names = ("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds")
+    names += ("request_generation_tokens", "request_prompt_tokens")
+    before = {f"{name}_{part}": 100.0 for name in names for part in ("sum", "count")}
+    after = {f"{name}_sum": 130.0 for name in names} | {f"{name}_count": 110.0 for name in names}
+    after |= {"prefix_cache_hits": 60.0, "prefix_cache_queries": 80.0, "num_requests_running": 6.0}
+    after |= {"spec_decode_num_accepted_tokens": 5.0, "spec_decode_num_draft_tokens": 8.0}
+    between = observed_between(before, after, 5.0)
+    assert (between.rate, between.requests) == (2.0, 10.0)
+    assert set(between.means.values()) == {3000.0}
+    assert between.lengths == {"output_tokens": 3.0, "input_tokens": 3.0}
+    assert (between.hit_rate, between.accepted, between.running) == (0.75, 0.625, 6.0)
+    assert between.in_flight == pytest.approx(6.0)
+    assert observed_between(after, after, 5.0) is None
+    assert observed_between(after, before, 5.0) is None  # it has begun anew
+
+
+def test_traffic_without_a_load_is_refused():
+    batch = load_scenario("summaries-8b-offline")
+    with pytest.raises(SpecError, match="neither a rate nor a concurrency"):
+        DriftGuard(batch).judge(
+            Observed(1.0, 60.0, dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), nan), {}, 0, 0)
+        )
