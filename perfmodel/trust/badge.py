@@ -182,12 +182,17 @@ def _number(value: float) -> str:
 
 
 def _outside(setup: MeasuredSetup, low: MeasuredSetup, high: MeasuredSetup) -> dict[str, float]:
-    """Distance of each size from the measured range in factors of `_SIMILAR`; 0 inside or if unknown."""
+    """Distance of each size from the measured range in factors of `_SIMILAR`; 0 inside, or if the setup has none; 1 if
+    only the measurements have none, as the requests in flight where arrivals decide, at whatever load."""
     result = {}
     for size in index.SIZES:
         value, least, most = getattr(setup, size), getattr(low, size), getattr(high, size)
-        is_inside = not value or not most or least <= value <= most
-        result[size] = 0.0 if is_inside else log2(value / most if value > most else least / value) / log2(_SIMILAR)
+        if not value or least <= value <= most:
+            result[size] = 0.0
+        elif not most:
+            result[size] = 1.0
+        else:
+            result[size] = log2(value / most if value > most else least / value) / log2(_SIMILAR)
     return result
 
 
@@ -232,8 +237,9 @@ def _shown(errors: Mapping[str, ErrorFigures]) -> dict[str, ErrorFigures]:
 
 
 def _percent(share: float) -> str:
-    """Whole per cent, at least 1, the repeatability of measurements."""
-    return f"{max(1.0, 100 * share):.0f}"
+    """Whole per cent, at least 1, the repeatability of measurements; past tenfold, where servers are at their limit, no
+    figure says more."""
+    return f"{max(1.0, 100 * share):.0f}" if share <= 10 else "over 1,000"
 
 
 def _expected(

@@ -56,6 +56,18 @@ def test_without_comparable_rows_the_differing_sizes_are_named(measured):
     )
 
 
+def test_rows_of_an_unknown_load_are_not_the_nearest(measured):
+    """Two doublings away in prompts: rows of eight requests in flight stand before those of an overloaded server."""
+    closed = SCENARIO.with_({"traffic.arrivals": {"process": "closed_loop", "concurrency": 8}})
+    prompts = {"input_tokens": SETUP.input_tokens / 4}
+    overloaded = [row(240.0, "ttft_mean", model="another", **prompts)]
+    measured(*overloaded, row(0.1, "ttft_mean", concurrency=8.0, **prompts))
+    near = trust_of(closed).errors["ttft_mean"].median
+    measured(*overloaded)
+    assert near < 1.0 < trust_of(closed).errors["ttft_mean"].median
+    assert "TTFT over 1,000 % (p90 over 1,000)" in trust_of(closed).badge
+
+
 def test_sizes_are_printed_as_people_write_them(measured):
     measured(row(devices=1.0, concurrency=500_000.0, input_tokens=123_456.0))
     scenario = load_scenario("llama-3.1-8b-a100", ["engine.tensor_parallel_size=4"])
