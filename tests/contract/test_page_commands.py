@@ -35,9 +35,9 @@ SMALL = (
     *("--set", "plan.space.max_num_seqs=[64]", "--set", "plan.space.max_num_batched_tokens=[8192]"),
 )
 # Not even on little: studies check what they are of instead, a folder of figures is read by other tests, and a server
-# serves until it is told to end.
+# serves until it is told to end; another one would have to be there to be watched.
 LONG, MAX_LONG = ("plan", "whatif"), 2  # of one page
-TOO_MUCH = ("study", "validate published workloads", "serve", "web")
+TOO_MUCH = ("study", "validate published workloads", "serve", "watch", "web")
 
 
 def words_of(command):
