@@ -1,4 +1,4 @@
-"""A running server beside its prediction: where it leaves the interval, and which term explains it.
+"""A running server vs its prediction: where it leaves the interval, and which term explains it.
 
 A server's counters say what it did between two readings. The scenario is simulated under the rate that the server saw,
 or, in a closed loop, under the requests that it had in flight (Little 1961: rate times mean time). Drift is where a
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from scipy.optimize import brentq
 
-from perfmodel.errors import SpecError
+from perfmodel.cost.calibrations.draws import Z_P90
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.planning.operations import VLLM_HISTOGRAMS
 from perfmodel.sim import RunResult, simulate
 from perfmodel.specs.scenario import Scenario
 
 _SAMPLE = re.compile(r"^(\w[\w:]*)(?:\{[^}]*\})?\s+([-+.\deEInfNa]+)", re.MULTILINE)
-_MEANS = {"mean_ttft_ms": "time_to_first_token_seconds", "mean_tpot_ms": "request_time_per_output_token_seconds",
-          "mean_e2el_ms": "e2e_request_latency_seconds"}  # fmt: skip
+_MEANS = {f"mean_{latency}_ms": histogram for latency, histogram in VLLM_HISTOGRAMS.items()}
 _LENGTHS = {"output_tokens": "request_generation_tokens", "input_tokens": "request_prompt_tokens"}
 _REQUESTS = 400  # of a simulation
-_TENTH = 1.2816  # standard deviations beyond which a tenth of a normal distribution lies
 _DIFFERS = 0.1  # of a length or a share of drafts, from which it may explain a drift
 _COLDER = 0.05  # of the cache's hit rate
 _EXPLAINS = 0.5  # of the gap between server and prediction, which a term has to close
@@ -35,9 +35,9 @@ _EXPLAINS = 0.5  # of the gap between server and prediction, which a term has to
 class Observed:
     """What a server did between two readings.
 
-    rate, requests: finished ones, per second and in all; means: metric -> ms; lengths: mean tokens; running, waiting:
-    requests at the second reading; hit_rate, accepted: of tokens looked up in the prefix cache, of drafted ones; None
-    without any"""
+    rate, requests: finished ones, per second and in all; means: metric -> ms, of which there were any; lengths: mean
+    tokens; running, waiting: requests at the second reading; hit_rate, accepted: of tokens looked up in the prefix
+    cache, of drafted ones; None without any"""
 
     rate: float
     requests: float
@@ -83,7 +83,7 @@ def observed_between(before: Mapping[str, float], after: Mapping[str, float], se
     return Observed(
         finished / seconds,
         finished,
-        {metric: 1e3 * mean(name) for metric, name in _MEANS.items()},
+        {metric: 1e3 * mean(name) for metric, name in _MEANS.items() if grown(f"{name}_count")},
         {name: mean(counter) for name, counter in _LENGTHS.items()},
         after.get("num_requests_running", 0.0),
         after.get("num_requests_waiting", 0.0),
@@ -113,11 +113,11 @@ class Judgement:
         """`4.1 req/s: TTFT 70 ms (50 to 90) ...`"""
         words = [f"{self.observed.rate:.3g} req/s"]
         for metric, value in self.observed.means.items():
-            low, high = self.intervals[metric]
-            name = metric.split("_")[1].upper().removesuffix("L")
-            words.append(
-                f"{name} {_ms(value)} ms ({_ms(low)} to {_ms(high)}{', outside' if metric in self.drifted else ''})"
+            name, within = (
+                metric.split("_")[1].upper().removesuffix("L"),
+                " to ".join(map(_digits, self.intervals[metric])),
             )
+            words.append(f"{name} {_digits(value)} ms ({within}{', outside' if metric in self.drifted else ''})")
         return ", ".join(words) + (f". {self.because}" if self.because else "")
 
 
@@ -152,31 +152,34 @@ class DriftGuard:
         return self._scenario.with_(load)
 
     def _explained(self, scenario: Scenario, run: RunResult, observed: Observed) -> str:
-        gaps = {
-            term.sentence: _gap(simulate(scenario.with_(term.changes)).summary, observed)
-            for term in _terms(scenario, run, observed)
-        }
+        gaps = dict[str, float]()
+        for term in _terms(scenario, run, observed):
+            try:
+                gaps[term.sentence] = _gap(simulate(scenario.with_(term.changes)).summary, observed)
+            except PerfmodelError as error:
+                return f"Not explained: {term.sentence}, which the scenario does not serve ({error})."
         nearest = min(gaps, key=lambda sentence: gaps[sentence], default="")
         if nearest and gaps[nearest] <= (1 - _EXPLAINS) * _gap(run.summary, observed):
             return f"Explained by {nearest}."
-        factor = observed.means["mean_tpot_ms"] / run.summary["mean_tpot_ms"]
+        metric = next(metric for metric in ("mean_tpot_ms", "mean_e2el_ms") if metric in observed.means)
+        factor = observed.means[metric] / run.summary[metric]
         return f"No length, cache, draft or limit explains it: steps take {factor:.2f} times as long."
 
 
-def _ms(value: float) -> str:
+def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _of_mean(summary: Mapping[str, Any], metric: str, requests: float) -> tuple[float, float]:
     """The 80 % interval of the mean of so many requests that are independent of each other, ms."""
-    mean, spread = summary[metric], _TENTH * summary[metric.replace("mean", "std")] / sqrt(requests)
+    mean, spread = summary[metric], Z_P90 * summary[metric.replace("mean", "std")] / sqrt(requests)
     low, high = (sqrt((end - mean) ** 2 + spread**2) for end in summary["interval"][metric])
     return max(0.0, mean - low), mean + high
 
 
 def _gap(summary: Mapping[str, Any], observed: Observed) -> float:
     """Mean distance of the logarithms of all means."""
-    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items() if value) / len(_MEANS)
+    return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items()) / len(_MEANS)
 
 
 def _accepted(rate: float, depth: int) -> float:
@@ -192,7 +195,7 @@ def _terms(scenario: Scenario, run: RunResult, observed: Observed) -> Iterator[T
         seen, expected = observed.lengths[name], float(column.mean())
         if seen and abs(log(seen / expected)) > _DIFFERS:
             what = "answers" if name == "output_tokens" else "prompts"
-            sentence = f"{what} of {seen:.4g} tokens in the mean, {expected:.4g} expected"
+            sentence = f"{what} of {_digits(seen)} tokens in the mean, {_digits(expected)} expected"
             spread = min(14.0, max(1.05, float(column.max()) / expected))
             lengths = {"distribution": "lognormal", "mean": seen, "p99": seen * spread}
             yield Term(sentence, {f"traffic.{name}": lengths})

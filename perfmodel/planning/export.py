@@ -53,6 +53,7 @@ _PORT = 8000
 _PROBES_UNTIL_UP = 360  # ten seconds apart: an hour to fetch weights and load them
 _TOKEN = {"name": "hf-token", "key": "token", "optional": True}
 _JOIN = "/vllm-workspace/examples/online_serving/multi-node-serving.sh"  # of the image: docs.vllm.ai, "LWS"
+_OVER_NODES = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
 _HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
 
 
@@ -123,11 +124,11 @@ def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[s
         "livenessProbe": {**_HEALTH, "periodSeconds": 10, "timeoutSeconds": 5},
     }
     metadata, ports = {"name": name, "labels": labels}, [{"name": "http", "port": 80, "targetPort": "http"}]
-    kind, selector, spec = ("apps/v1", "Deployment"), labels, dict[str, Any]()
+    kind, selector, spec = {"apiVersion": "apps/v1", "kind": "Deployment"}, labels, dict[str, Any]()
     if num_nodes == 1:
         spec = {"selector": {"matchLabels": labels}, "template": _pod(server, labels)}
     else:
-        kind, selector = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), {**labels, "role": "leader"}
+        kind, selector = _OVER_NODES, {**labels, "role": "leader"}
         script = (
             f"bash {_JOIN} leader --ray_cluster_size=$(LWS_GROUP_SIZE); {shlex.join(['vllm', 'serve', *arguments])}"
         )
@@ -139,7 +140,7 @@ def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[s
             "workerTemplate": _pod({**on_node, "command": ["sh", "-c"], "args": [join]}, labels),
         }
     return (
-        {"apiVersion": kind[0], "kind": kind[1], "metadata": metadata, "spec": {"replicas": pool.replicas, **spec}},
+        {**kind, "metadata": metadata, "spec": {"replicas": pool.replicas, **spec}},
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": selector, "ports": ports}},
     )
 
@@ -147,6 +148,12 @@ def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[s
 def _pod(container: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, {"name": "weights", "emptyDir": {}}]
     return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+
+
+def scale_target(scenario: Scenario) -> dict[str, str]:
+    """What a ScaledObject names of the only pool's object."""
+    (pool,) = scenario.pools
+    return {"name": name_of(scenario, pool), **(_OVER_NODES if nodes_of(scenario, pool) > 1 else {})}
 
 
 def compose_file(scenario: Scenario) -> str:
@@ -259,7 +266,7 @@ def plan_files(result: PlanResult) -> dict[str, str]:
     heading = [f"{winner.label}, chosen by `perfmodel plan`.", *asides]
     compose = compose_file(scenario)
     is_one_kind = len(scenario.pools) == 1 and not _problem(scenario, scenario.pools[0])
-    operations = operations_manifest(result, winner, name_of(scenario, scenario.pools[0])) if is_one_kind else ""
+    operations = operations_manifest(result, winner, scale_target(scenario)) if is_one_kind else ""
     return {
         "serve.sh": "\n".join(script),
         f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),

@@ -35,7 +35,7 @@ _FAMILIES = {
 }
 NUM_SCORES = 4
 
-_P90 = 1.2816  # of a standard normal
+Z_P90 = 1.2816  # 90th percentile of a standard normal: half an 80 % interval, in standard deviations
 
 
 class LogNormal(NamedTuple):
@@ -51,7 +51,7 @@ class LogNormal(NamedTuple):
     @classmethod
     def of(cls, residuals: Residuals, widened: float = 1.0) -> "LogNormal":
         up, down = residuals.p90 - residuals.p50, residuals.p50 - residuals.p10
-        return cls(residuals.p50, widened * up / _P90, widened * down / _P90)
+        return cls(residuals.p50, widened * up / Z_P90, widened * down / Z_P90)
 
     @classmethod
     def even(cls, sigma: float, centre: float = 0.0) -> "LogNormal":

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import exp, hypot, log
 from typing import Any, NamedTuple
 
-from perfmodel.cost.calibrations.draws import NUM_SCORES, Uncertainty
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Z_P90, Uncertainty
 from perfmodel.cost.steps.cost_model import GraphCostModel
 from perfmodel.cost.steps.step_costs import step_costs
 from perfmodel.cost.steps.tables import PS_PER_S
@@ -20,7 +20,6 @@ from perfmodel.ops.work import BatchShape
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 
-_P90 = 1.2816  # of a standard normal
 _MAX_CLASSES = 4096
 
 Batch = BatchShape | Sequence[tuple[int, int]]
@@ -44,7 +43,7 @@ class StepTimer:
         costs = step_costs(scenario)
         self._cost_model, self._spans = costs.cost_model(), scenario.model.attention_spans
         uncertainty = Uncertainty.of(costs.calibration, costs.profile)
-        one_each = [(place, score) for place in range(NUM_SCORES) for score in (_P90, -_P90)]
+        one_each = [(place, score) for place in range(NUM_SCORES) for score in (Z_P90, -Z_P90)]
         scores = [[score * (index == place) for index in range(NUM_SCORES)] for place, score in one_each]
         self._centre = costs.cost_model(uncertainty.draw((0.0,) * NUM_SCORES))
         self._drawn = [costs.cost_model(uncertainty.draw(tuple(own))) for own in scores]

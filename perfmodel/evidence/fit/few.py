@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import Calibration, load_calibration
+from perfmodel.cost.calibrations.draws import Z_P90
 from perfmodel.cost.kernel_models.fits import Residuals
 from perfmodel.errors import SpecError
 from perfmodel.evidence.fit.kernels import Floats, fitted_names, moved, predict
@@ -29,7 +30,6 @@ from perfmodel.specs import HardwareSpec, load_hardware
 _SHIFT, _OWN, _ERROR = 0.8, 0.7, 0.12
 _STEP = 0.1  # of a logarithm, for derivatives
 _CANDIDATES = 600  # of a family
-_WITHIN = 1.2816  # standard deviations from the median to a tenth
 
 
 class Kernel(NamedTuple):
@@ -165,6 +165,6 @@ def fitted(family: _Family, chosen: Sequence[tuple[int, int]]) -> list[Any]:
     precision = rows.T @ rows / _ERROR**2 + np.eye(width) / _SHIFT**2
     unknown = float(np.mean(np.einsum("ij,ji->i", family.slopes, np.linalg.solve(precision, family.slopes.T))))
     seen = float(np.median(np.abs(search.fun[: len(chosen)]))) * _ERROR * 1.48 if chosen else 0.0
-    end = round(_WITHIN * (unknown + max(seen, _ERROR) ** 2) ** 0.5, 5)
+    end = round(Z_P90 * (unknown + max(seen, _ERROR) ** 2) ** 0.5, 5)
     residuals = Residuals(num_rows=len(chosen), p10=-end, p90=end)
     return [fit_of(place, search.x).model_copy(update={"residuals": residuals}) for place in range(len(family.kernels))]

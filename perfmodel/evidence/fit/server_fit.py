@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost import EngineProfile, load_engine_profile
+from perfmodel.cost.calibrations.draws import Z_P90
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import Floats, residuals_of, widen_for_new_group
@@ -42,7 +43,6 @@ _FIELDS = (
 )
 _MIN_SPREAD, _MAX_SPREAD = 0.5, 1.5  # of a number's logarithm among engines: three engines say little of either end
 _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
-_Q80 = 2 * 1.2816  # standard deviations between the 10th and the 90th percentile
 _ROUNDS = 2
 _STEP = 0.3  # of a parameter, for its derivative: well above the noise of changed schedules
 _MIN_OF = 0.2  # of a figure: floor where the linear model is no longer valid
@@ -338,7 +338,7 @@ def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float
     if not residuals.num_rows:
         return _UNKNOWN[metric]
     units = spread_of(scenario) if metric == "mean_tpot_ms" else 1.0
-    return float((residuals.p90 - residuals.p10) / _Q80 * units)
+    return float((residuals.p90 - residuals.p10) / (2 * Z_P90) * units)
 
 
 def _description(

@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from perfmodel import cost
 from perfmodel.cost.calibrations.backends import BackendFits, backend_calibration, engine_calibration
-from perfmodel.cost.calibrations.draws import LogNormal
+from perfmodel.cost.calibrations.draws import Z_P90, LogNormal
 from perfmodel.cost.calibrations.files import calibrated_kernels
 from perfmodel.cost.calibrations.whole_runs import WholeRunFits, load_whole_runs, whole_run_calibration
 from perfmodel.cost.kernel_models.attention.decode import FlashDecodeFit
@@ -207,7 +207,6 @@ def _profile_of(setup: Setup, scenario: Scenario, calibration: cost.Calibration)
 _MAX_REQUESTS = 4000  # of a burst
 _UNKNOWN_SHAPE = 1.3  # how much wider the interval of a model without a card is
 _LEAST = 0.02  # half of an interval at least, in logarithms
-_P90 = 1.2816  # of a standard normal: the half-width of an 80 % interval
 
 
 # ---------------------------------------------------------------- single machines
@@ -243,7 +242,7 @@ def _priced(row: Observation, table: DeviceTable, fits: BackendFits | None) -> P
         return Prediction(row, reason=str(error))
     residuals = calibration.prompt_residuals if setup.test == "pp" else calibration.step_residuals
     seconds = LogNormal.of(residuals, calibration.spread * (1.0 if model.is_known else _UNKNOWN_SHAPE))
-    interval = 1.0 / seconds.at(_P90), 1.0 / seconds.at(-_P90)  # a rate is low where the seconds are high
+    interval = 1.0 / seconds.at(Z_P90), 1.0 / seconds.at(-Z_P90)  # a rate is low where the seconds are high
     metrics, ends = {setup.metric: sum(rates) / len(rates)}, {setup.metric: interval}
     return Prediction(row, metrics, "", ends, scenario=scenario, is_known=model.is_known)
 

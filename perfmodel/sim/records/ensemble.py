@@ -15,14 +15,13 @@ from statistics import median
 
 import numpy as np
 
-from perfmodel.cost.calibrations.draws import NUM_SCORES, Scores
+from perfmodel.cost.calibrations.draws import NUM_SCORES, Z_P90, Scores
 from perfmodel.sim.records.columns import Bools, Floats, Ints, RequestColumns
 from perfmodel.specs.scenario import Scenario
 
 Interval = tuple[float, float]
 Serve = Callable[[Scenario, Scores | None], RequestColumns]
 
-_Z80 = 1.2816  # 80 % of a standard normal
 _MAX_LOG_RATIO = 7.0  # a thousandfold; an unbounded queue has no meaningful ratio
 _FEWEST, MOST = 160, 240  # requests of an open-loop draw
 _MAX_EARLY = 200
@@ -198,4 +197,4 @@ def interval_of(logs: Floats, aside: float = 0.0) -> Interval:
     centre = median(logs.ravel().tolist())
     ends = logs.max(axis=1), logs.min(axis=1)
     up, down = (np.hypot(np.sqrt(np.mean(np.square(end - centre))), aside) for end in ends)
-    return min(exp(centre - _Z80 * float(down)), 1.0), max(exp(centre + _Z80 * float(up)), 1.0)
+    return min(exp(centre - Z_P90 * float(down)), 1.0), max(exp(centre + Z_P90 * float(up)), 1.0)

@@ -1,4 +1,4 @@
-"""Prices by their age: what day it is is told."""
+"""Prices by their age on a given day."""
 
 import json
 from datetime import date

@@ -1,4 +1,4 @@
-"""A server beside its prediction: counters by hand, and planted drifts that are named."""
+"""A server vs its prediction: counters by hand, and planted drifts that are named."""
 
 from math import nan, sqrt
 
@@ -30,7 +30,7 @@ def observed(*changes, slower=1.0, **more):
     """What a server would count that runs `scenario(*changes)`; slower: all its times."""
     run = simulate(scenario(*changes))
     summary = run.summary
-    found = {
+    counted = {
         "rate": RATE,
         "requests": 400.0,
         "means": {name: slower * summary[name] for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")},
@@ -43,7 +43,7 @@ def observed(*changes, slower=1.0, **more):
         "hit_rate": summary["prefix_cache_hit_rate"],
         "accepted": summary["acceptance_rate"],
     }
-    return Observed(**{**found, **more})
+    return Observed(**{**counted, **more})
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,15 @@ def test_a_planted_drift_is_named(guard, changes, more, named):
     assert "outside" in str(judgement)
 
 
+def test_a_difference_that_the_scenario_cannot_serve_is_said(guard):
+    """Prompts of 30,000 tokens where 8,192 are allowed."""
+    lengths = {"output_tokens": 150.0, "input_tokens": 30_000.0}
+    judgement = guard.judge(observed(slower=2.5, lengths=lengths))
+    assert (
+        "prompts of 30,000 tokens in the mean, 1,200 expected, which the scenario does not serve" in judgement.because
+    )
+
+
 TEXT = """# HELP vllm:e2e_request_latency_seconds Latency.
 # TYPE vllm:e2e_request_latency_seconds histogram
 vllm:e2e_request_latency_seconds_bucket{le="1.0",model_name="m"} 1.0
@@ -130,6 +139,7 @@ def test_means_are_of_what_came_between_two_readings():
     assert between.lengths == {"output_tokens": 3.0, "input_tokens": 3.0}
     assert (between.hit_rate, between.accepted, between.running) == (0.75, 0.625, 6.0)
     assert between.in_flight == pytest.approx(6.0)
+    assert "mean_tpot_ms" not in observed_between(before, after | {f"{names[1]}_count": 100.0}, 5.0).means
     assert observed_between(after, after, 5.0) is None
     assert observed_between(after, before, 5.0) is None  # it has begun anew
 

@@ -1,4 +1,4 @@
-"""The loop of `perfmodel watch`: readings by a told clock, and the metrics that it serves."""
+"""The loop of `perfmodel watch`: readings by a clock of the test, and the metrics that it serves."""
 
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -20,7 +20,7 @@ def text(count):
 
 
 class Guard:
-    """Finds drift in the readings that are told."""
+    """Finds drift in the readings that it is given."""
 
     def __init__(self, drifts):
         self._drifts, self.seen = iter(drifts), []

@@ -1,4 +1,4 @@
-"""Files beside a plan: what scales it, what watches it, and what starts it on one machine or over several nodes."""
+"""Files that a plan writes: what scales it, what watches it, and what starts it on one machine or several nodes."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from perfmodel.commands.catalog import answer_line
-from perfmodel.planning.export import compose_file, kubernetes_manifest
+from perfmodel.planning.export import compose_file, kubernetes_manifest, scale_target
 from perfmodel.planning.finalist import mean
 from perfmodel.planning.operations import in_flight_when_full, operations_manifest
 from perfmodel.planning.points import Record
@@ -20,6 +20,7 @@ from perfmodel.serve.metrics import names as emulated
 from perfmodel.specs import load_scenario
 from perfmodel.specs.scenario import Scenario
 
+LLAMA = {"name": "llama"}
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_fields.yaml").read_text(encoding="utf-8"))
 ENGINE = ("tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
@@ -63,20 +64,20 @@ def unknown_fields(item: dict[str, Any]) -> Iterator[str]:
 def test_a_replica_is_full_with_what_it_has_in_flight_by_littles_law() -> None:
     """Four replicas serve 44 requests/s, each for 2 s in the mean: 11 x 2 in each."""
     one = winner(e2el=2000.0)
-    assert in_flight_when_full(plan(), one) == pytest.approx(22.0)
-    scaled, _ = objects(operations_manifest(plan(), one, "llama"))
+    assert in_flight_when_full(one) == pytest.approx(22.0)
+    scaled, _ = objects(operations_manifest(plan(), one, LLAMA))
     (trigger,) = scaled["spec"]["triggers"]
     assert float(trigger["metadata"]["threshold"]) == 22.0
     assert trigger["metricType"] == "AverageValue"  # of what the query finds, for each replica
-    assert scaled["spec"]["scaleTargetRef"] == {"name": "llama"}
+    assert scaled["spec"]["scaleTargetRef"] == LLAMA
     assert scaled["spec"]["minReplicaCount"] < 4 < scaled["spec"]["maxReplicaCount"]
-    assert in_flight_when_full(plan(), winner()) is None
+    assert in_flight_when_full(winner()) is None
 
 
 def test_an_alert_fires_at_the_upper_end_of_its_interval() -> None:
     """Of factors between a half and two, evenly by their logarithm, nine of ten are below 2^0.8."""
     means = {"ttft": 100.0, "tpot": 20.0, "e2el": 2000.0}
-    _, rule = objects(operations_manifest(plan(), winner(**means), "llama"))
+    _, rule = objects(operations_manifest(plan(), winner(**means), LLAMA))
     (group,) = rule["spec"]["groups"]
     limits = {alert["alert"]: float(alert["expr"].rpartition("> ")[2]) for alert in group["rules"]}
     expected = {"TTFTBeyondPrediction": 0.1, "TPOTBeyondPrediction": 0.02, "E2EBeyondPrediction": 2.0}
@@ -84,7 +85,7 @@ def test_an_alert_fires_at_the_upper_end_of_its_interval() -> None:
 
 
 def test_queries_name_metrics_that_vllm_has() -> None:
-    text = operations_manifest(plan(), winner(ttft=1.0, tpot=1.0, e2el=1.0), "llama")
+    text = operations_manifest(plan(), winner(ttft=1.0, tpot=1.0, e2el=1.0), LLAMA)
     known = Path(emulated.__file__).read_text(encoding="utf-8")
     asked = {part.split("{")[0].split("(")[-1].split(" ")[-1] for part in text.split("vllm:")[1:]}
     assert len(asked) >= 5
@@ -94,13 +95,15 @@ def test_queries_name_metrics_that_vllm_has() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_objects_have_no_field_that_their_types_lack(nodes: int) -> None:
-    text = operations_manifest(plan(), winner(ttft=1.0, tpot=1.0, e2el=1.0), "llama")
-    text += "\n---\n" + kubernetes_manifest(
-        scenario(f"engine.pipeline_parallel_size={nodes}", "engine.tensor_parallel_size=8")
-    )
+    planned = scenario(f"engine.pipeline_parallel_size={nodes}", "engine.tensor_parallel_size=8")
+    text = operations_manifest(plan(), winner(ttft=1.0, tpot=1.0, e2el=1.0), scale_target(planned))
+    text += "\n---\n" + kubernetes_manifest(planned)
     kinds = [item["kind"] for item in objects(text)]
     assert kinds == ["ScaledObject", "PrometheusRule", "LeaderWorkerSet" if nodes == 2 else "Deployment", "Service"]
     assert [field for item in objects(text) if item["kind"] in PUBLISHED for field in unknown_fields(item)] == []
+    scaled, _, pods, _ = objects(text)
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", **scaled["spec"]["scaleTargetRef"]}  # KEDA's defaults
+    assert target == {"apiVersion": pods["apiVersion"], "kind": pods["kind"], "name": pods["metadata"]["name"]}
 
 
 def test_a_replica_over_nodes_has_a_pod_on_each_and_is_asked_at_its_leader() -> None:
@@ -135,13 +138,13 @@ def test_what_is_written_is_read_back_as_the_same_deployment(
         assert planned.engine.num_devices > 8
         return
     data = answer_line(text, "line", tmp_path, {"hardware": "h100-sxm-80gb"}).data
-    found = load_scenario(json.dumps(data))
-    assert found.cluster.replicas == planned.cluster.replicas
-    assert {name: getattr(found.engine, name) for name in ENGINE} == {
+    read = load_scenario(json.dumps(data))
+    assert read.cluster.replicas == planned.cluster.replicas
+    assert {name: getattr(read.engine, name) for name in ENGINE} == {
         name: getattr(planned.engine, name) for name in ENGINE
     }
     for name in ("quantization", "kv_cache_dtype"):
-        assert getattr(found.engine, name) == getattr(planned.engine, name)
+        assert getattr(read.engine, name) == getattr(planned.engine, name)
 
 
 def test_on_one_machine_each_replica_has_devices_and_a_port_of_its_own() -> None:
@@ -160,4 +163,4 @@ def test_roles_have_no_common_load_to_follow() -> None:
     one = winner(e2el=2000.0)
     pools = "cluster.pools=[{role: prefill, replicas: 2}, {role: decode, replicas: 1}]"
     one.candidate.layout.scenario = scenario(pools)
-    assert operations_manifest(plan(), one, "llama") == ""
+    assert operations_manifest(plan(), one, LLAMA) == ""
