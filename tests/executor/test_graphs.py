@@ -1,6 +1,7 @@
 """Decode steps padded to captured sizes give the tokens of unpadded ones. Nothing is captured here."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -19,7 +20,15 @@ from perfmodel.engine import (  # noqa: E402
 from perfmodel.specs import EngineSpec  # noqa: E402
 from perfmodel_executors.backend import ExecutedBackend  # noqa: E402
 from perfmodel_executors.clocks import serve  # noqa: E402
-from perfmodel_executors.graphs import DecodeGraphs, DecodeInputs, capture_sizes, no_capture, padded_size  # noqa: E402
+from perfmodel_executors.graphs import (  # noqa: E402
+    ChunkInputs,
+    ChunkSizes,
+    DecodeGraphs,
+    DecodeInputs,
+    capture_sizes,
+    no_capture,
+    padded_size,
+)
 from perfmodel_executors.models.batch import TokenSegment, build_batch  # noqa: E402
 from perfmodel_executors.models.decoder import Decoder  # noqa: E402
 from perfmodel_executors.runner import RunnerSetup, StepRunner, build_runner  # noqa: E402
@@ -137,6 +146,15 @@ def test_steps_of_chunks_padded_to_captured_sizes_give_the_tokens_of_unpadded_on
         assert len(tokens) == (sum(lengths) if is_verified else len(lengths))
     assert capture.num_replays == 2 * len(steps)
     assert capture.num_captures < 2 * len(steps)
+
+
+def test_starts_of_padded_chunks_rise_to_the_last_token():
+    """Kernels find a chunk of a tile by bisection: those that pad lie behind all others, the first has what is left."""
+    inputs = ChunkInputs(ChunkSizes(4, 16, 2, 8, 4), BLOCK_SIZE, NUM_BLOCKS, torch.device("cpu"), is_drawn=False)
+    for lengths in ((3, 1, 5), (2, 2), (7, 1, 1)):
+        inputs.fill([TokenSegment([1] * length, 0, [row] * 4) for row, length in enumerate(lengths)])
+        ends = list(accumulate([length for length in lengths if length > 1], initial=0))
+        assert inputs.batch.chunks.starts_G.tolist() == [*ends, *[16] * (5 - len(ends))]
 
 
 def test_padding_of_chunks_touches_nothing_but_the_scratch_block():

@@ -5,6 +5,7 @@ from math import nan, sqrt
 import pytest
 
 from perfmodel.errors import SpecError
+from perfmodel.evidence import drift
 from perfmodel.evidence.drift import DriftGuard, Observed, observed_between, read_counts
 from perfmodel.sim import simulate
 from perfmodel.specs import load_scenario
@@ -101,6 +102,12 @@ def test_a_difference_that_the_scenario_cannot_serve_is_said(guard):
     assert (
         "prompts of 30,000 tokens in the mean, 1,200 expected, which the scenario does not serve" in judgement.because
     )
+
+
+@pytest.mark.parametrize(("rate", "depth", "share"), [(0.7, 1, 0.7), (1.0, 5, 1.0), (0.5, 3, 0.875 / 3)])
+def test_of_a_chain_a_draft_counts_where_all_before_it_were_accepted(rate, depth, share):
+    """By hand, with one half: 1/2 + 1/4 + 1/8 of three."""
+    assert drift._accepted(rate, depth) == pytest.approx(share)
 
 
 TEXT = """# HELP vllm:e2e_request_latency_seconds Latency.
