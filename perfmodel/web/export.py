@@ -28,20 +28,20 @@ def export_page(address: str, folder: Path, console: Console = QUIET) -> None:
         )
     if state.left_out:
         raise SpecError(f"--view: {' '.join(state.left_out)}")
-    desk = QueryService()
+    service = QueryService()
     try:
         parts = [part for part in view.parts if not part.on_demand]
         requests = [r for part in parts for ask in (part.ask, part.later) if ask is not None for r in ask(state)]
         answers = []
         for done, request in enumerate(requests):
             console.say(f"{done + 1} of {len(requests)}: {request.line}")
-            answer = desk.answer(request)
+            answer = service.answer(request)
             if answer.shown is None:
                 raise SpecError(f"{request.line}: {answer.refusal}")
             answers.append({"command": request.line, "answer": answer.shown.data})
-        html = Pages(desk, "").exported(view, state)
+        html = Pages(service, "").exported(view, state)
     finally:
-        desk.uploads.close()  # no worker was started
+        service.uploads.close()  # no worker was started
     static = files("perfmodel.web").joinpath("static")
     content = {name: static.joinpath(name).read_bytes() for name in _FILES}
     content[_PLOTLY] = files("plotly").joinpath("package_data", _PLOTLY).read_bytes()
