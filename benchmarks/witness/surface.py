@@ -8,7 +8,7 @@ the families of /metrics with types, labels and buckets; and whether counters ag
 has the shapes of the real server's answers, which `make test` compares with the emulator's without any engine.
 """
 
-__all__ = ["main"]
+__all__ = ["main", "running", "surroundings", "vllm_command"]
 
 import argparse
 import gzip
@@ -69,13 +69,13 @@ def main() -> int:
     if asked.against is not None:
         expected = json.loads(gzip.decompress(asked.against.read_bytes()))
     else:
-        with _running(asked.real, real_command(asked.version, asked.build, model)) as url:
+        with running(asked.real, real_command(asked.version, asked.build, model)) as url:
             expected = _document(url, asked)
         if asked.record is not None:
             asked.record.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(expected, separators=(",", ":"))
             asked.record.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-    with _running(asked.ours, our_command(model)) as url:
+    with running(asked.ours, our_command(model)) as url:
         actual = _document(url, asked)
     summary = _compared(expected, actual, asked.verbose)
     if asked.answers is not None:
@@ -86,9 +86,13 @@ def main() -> int:
 
 def real_command(version: str, build: Path, model: Path) -> list[str]:
     """The words that start the real server, but for its port."""
-    python = python_of("vllm", version, build)
+    return [*vllm_command(version, build), "serve", str(model), *_FLAGS, "--host", "127.0.0.1"]
+
+
+def vllm_command(version: str, build: Path) -> list[str]:
+    """`vllm`, as words."""
     start = "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = 'vllm'; main()"
-    return [str(python), "-P", "-c", start, "serve", str(model), *_FLAGS, "--host", "127.0.0.1"]
+    return [str(python_of("vllm", version, build)), "-P", "-c", start]
 
 
 def our_command(model: Path) -> list[str]:
@@ -110,7 +114,7 @@ def our_command(model: Path) -> list[str]:
 
 
 @contextmanager
-def _running(url: str | None, command: list[str]) -> Iterator[str]:
+def running(url: str | None, command: list[str]) -> Iterator[str]:
     """`url`, or that of the server that `command` starts, until the block ends."""
     if url is not None:
         yield url
@@ -118,11 +122,7 @@ def _running(url: str | None, command: list[str]) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    metadata = ROOT / "build" / "metadata"
-    _write_metadata(metadata)
-    environment = {**os.environ, **_ENVIRONMENT}
-    environment["PYTHONPATH"] = os.pathsep.join([str(metadata), str(ROOT)])
-    process = subprocess.Popen([*command, "--port", str(port)], env=environment, cwd=metadata)
+    process = subprocess.Popen([*command, "--port", str(port)], **surroundings())
     try:
         end = time.monotonic() + _START_S
         while not _answers(port):
@@ -135,11 +135,17 @@ def _running(url: str | None, command: list[str]) -> Iterator[str]:
         process.wait(120)
 
 
-def _write_metadata(folder: Path) -> None:
-    """`vllm serve` asks for a distribution of this name, whose version tells it that it runs on a CPU."""
+def surroundings() -> dict[str, Any]:
+    """Environment and folder of a process of vLLM. It asks for a distribution of this name, whose version tells it that
+    it runs on a CPU, and whose plug-in makes drafts possible there."""
+    folder = ROOT / "build" / "metadata"
     place = folder / "vllm-0.30.0+cpu.dist-info"
     place.mkdir(parents=True, exist_ok=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.0+cpu\n", encoding="utf-8")
+    plugin = "[vllm.general_plugins]\nrejection = benchmarks.witness.vllm_rejection:register\n"
+    (place / "entry_points.txt").write_text(plugin, encoding="utf-8")
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return {"env": {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path}, "cwd": folder}
 
 
 def _answers(port: int) -> bool:

@@ -36,8 +36,9 @@ _TEMPLATE = (
 )
 
 
-def write_model(folder: Path) -> Path:
-    """`folder`, with config.json, tokenizer.json and tokenizer_config.json in it; the same each time."""
+def write_model(folder: Path, **config: int) -> Path:
+    """`folder`, with config.json, tokenizer.json and tokenizer_config.json in it; the same each time. config: what is
+    changed of it"""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -57,9 +58,9 @@ def write_model(folder: Path) -> Path:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": _SPECIAL[0],
-        "model_max_length": MAX_MODEL_LEN,
+        "model_max_length": config.get("max_position_embeddings", MAX_MODEL_LEN),
         "chat_template": _TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**_CONFIG, **config}), encoding="utf-8")
     return folder

@@ -36,8 +36,8 @@ class Observed:
     """What a server did between two readings.
 
     rate, requests: finished ones, per second and in all; means: metric -> ms, of which there were any; lengths: mean
-    tokens; running, waiting: requests at the second reading; hit_rate, accepted: of tokens looked up in the prefix
-    cache, of drafted ones; None without any"""
+    tokens; running, waiting: requests at the second reading; hit_rate: of tokens looked up in the prefix cache;
+    from_drafts: of generated tokens, those that were drafted and accepted; None without any"""
 
     rate: float
     requests: float
@@ -46,7 +46,7 @@ class Observed:
     running: float
     waiting: float
     hit_rate: float | None = None
-    accepted: float | None = None
+    from_drafts: float | None = None
 
     @property
     def in_flight(self) -> float:
@@ -87,8 +87,8 @@ def observed_between(before: Mapping[str, float], after: Mapping[str, float], se
         {name: mean(counter) for name, counter in _LENGTHS.items()},
         after.get("num_requests_running", 0.0),
         after.get("num_requests_waiting", 0.0),
-        share("prefix_cache_hits", "prefix_cache_queries"),
-        share("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens"),
+        (share("prefix_cache_hits", "prefix_cache_queries") or 0.0) if "prefix_cache_queries" in after else None,
+        share("spec_decode_num_accepted_tokens", "generation_tokens"),
     )
 
 
@@ -182,9 +182,16 @@ def _gap(summary: Mapping[str, Any], observed: Observed) -> float:
     return sum(abs(log(value / summary[metric])) for metric, value in observed.means.items()) / len(_MEANS)
 
 
-def _accepted(rate: float, depth: int) -> float:
-    """Share of a chain of `depth` drafted tokens that is accepted, each with `rate` if all before it were."""
-    return sum(rate**place for place in range(1, depth + 1)) / depth
+def _from_drafts(rate: float, depth: int) -> float:
+    """Share of generated tokens that a chain of `depth` drafted ones brings, each accepted with `rate` if all before
+    it were; a step brings one token beside them."""
+    accepted = sum(rate**place for place in range(1, depth + 1))
+    return accepted / (1 + accepted)
+
+
+def _drafted(summary: Mapping[str, Any]) -> float:
+    """Share of the answers' tokens that were drafted and accepted."""
+    return float((summary["acceptance_rate"] or 0.0) * summary["num_draft_tokens"] / summary["total_output_tokens"])
 
 
 def _terms(scenario: Scenario, run: RunResult, observed: Observed) -> Iterator[Term]:
@@ -203,12 +210,13 @@ def _terms(scenario: Scenario, run: RunResult, observed: Observed) -> Iterator[T
     if hits and observed.hit_rate is not None and observed.hit_rate < hits - _COLDER:
         sentence = f"a prefix cache that has {observed.hit_rate:.0%} of the tokens, {hits:.0%} expected"
         yield Term(sentence, {"engine.enable_prefix_caching": False})
-    accepted, config = run.summary["acceptance_rate"], scenario.engine.speculative_config
-    if config and accepted and observed.accepted is not None and observed.accepted < accepted * (1 - _DIFFERS):
-        sentence = f"{observed.accepted:.0%} of drafted tokens accepted, {accepted:.0%} expected"
-        rate = brentq(lambda rate: _accepted(rate, config.depth) - observed.accepted, 0.0, 1.0)
-        yield Term(sentence, {"engine.speculative_config.acceptance": {"rate": float(rate)}})
     if observed.waiting >= 1 and 0 < observed.running < scenario.engine.max_num_seqs:
         sentence = f"{observed.running:.0f} requests in a batch while {observed.waiting:.0f} wait, "
         sentence += f"{scenario.engine.max_num_seqs} allowed"
         yield Term(sentence, {"engine.max_num_seqs": int(observed.running)})
+    config, share, expected = scenario.engine.speculative_config, observed.from_drafts, _drafted(run.summary)
+    if config and share is not None and share < expected * (1 - _DIFFERS):
+        sentence = f"drafts that bring {share:.0%} of the answers' tokens, {expected:.0%} expected"
+        share = min(share, _from_drafts(1.0, config.depth))
+        rate = brentq(lambda rate: _from_drafts(rate, config.depth) - share, 0.0, 1.0)
+        yield Term(sentence, {"engine.speculative_config.acceptance": {"rate": float(rate)}})

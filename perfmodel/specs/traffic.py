@@ -252,6 +252,10 @@ class Traffic(CheckedSpec):
         is_traced = trace is not None and trace.has_conversations
         if talk is not None and self.prefix is not None:
             yield "got conversations beside a prefix; a shared beginning is conversations.system_tokens"
+        if trace is not None and self.prefix is not None and self.prefix.num_prompts_per_group is not None:
+            yield "got prefix.num_prompts_per_group beside a trace, whose prompts have their own lengths; leave it out"
+        if is_traced and self.prefix is not None:
+            yield "got a prefix beside a trace of conversations, whose turns say what they share; leave it out"
         if talk is not None and trace is not None and not is_traced:
             allowed = ", ".join(CONVERSATION_FORMATS)
             yield f"got conversations beside a trace of {trace.format}; expected formats: {allowed}"

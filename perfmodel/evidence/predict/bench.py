@@ -25,6 +25,7 @@ from perfmodel.specs import load_scenario, load_traffic
 from perfmodel.specs.overrides import parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import as_text, read_scenario
+from perfmodel.specs.traffic import Prefix
 
 _ASSUMED = "assumed"
 _COUNTS = ("engine.tensor_parallel_size", "engine.max_num_seqs", "engine.max_num_batched_tokens")
@@ -90,6 +91,8 @@ def bench_scenario(run: Observation, given: GivenSetup, folder: Path) -> tuple[S
     the model or device is unknown."""
     source = given.scenario if given.scenario is not None else as_text(_data(run, given))
     traffic = {**_lengths(run, given), **_arrivals(run)}
+    if (prefix := _prefix(given)) is not None:
+        traffic["prefix"] = prefix.model_dump(exclude_none=True)
     if run.requests is not None:
         path = write_trace(run.requests, folder / f"{len(list(folder.iterdir()))}.jsonl")
         traffic |= {"trace": {"path": str(path), "format": "jsonl"}, "num_requests": len(run.requests)}
@@ -197,6 +200,13 @@ def _lengths(run: Observation, given: GivenSetup) -> dict[str, Any]:
     return result
 
 
+def _prefix(given: GivenSetup) -> Prefix | None:
+    """What prompts share by the scenario, which no file says."""
+    if given.scenario is None or "prefix" not in read_scenario(given.scenario)[0].data.get("traffic", {}):
+        return None
+    return load_scenario(given.scenario).traffic.prefix
+
+
 def _is_replayed(run: Observation) -> bool:
     return run.load.process != "closed" and run.requests is not None and run.requests.start_s is not None
 
@@ -227,7 +237,11 @@ def _facts(run: Observation, scenario: Scenario, given: GivenSetup) -> Iterator[
     stated_by |= {".".join(parse_override(text).path): "--set" for text in given.overrides}
     for key, (label, value) in _values(scenario).items():
         yield ConfigFact(label, value, stated_by.get(key, _ASSUMED))
-    yield ConfigFact("prompts", "share no beginning")
+    if (prefix := scenario.traffic.prefix) is None:
+        yield ConfigFact("prompts", "share no beginning")
+    else:
+        groups = f", in {prefix.num_groups:,} groups" if prefix.num_groups > 1 else ""
+        yield ConfigFact("prompts", f"share {prefix.shared_tokens:,} tokens{groups}", "the scenario")
     load = run.load
     if run.requests is not None:
         yield ConfigFact("lengths", "of each request", "the file")

@@ -6,7 +6,7 @@ leaps."""
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
-from itertools import chain, islice, repeat
+from itertools import chain, islice, repeat, tee
 from math import ceil
 from typing import NamedTuple
 
@@ -224,13 +224,20 @@ class Workload:
         follows_trace = traffic.arrivals.process == "trace" or "arrivals" not in traffic.model_fields_set
         streams = self._streams()
         times = distributions.arrival_times(traffic.arrivals, traffic.duration_s, streams[0])
-        for row, time, priority in zip(rows, times, _priorities(traffic, streams[4]), strict=False):
+        # Prompts of a trace that does not say what they share begin as `prefix` has it.
+        rows, again = tee(rows)
+        lengths = (row.num_prompt_tokens for row in again)
+        shared = distributions.prefix_plan(traffic.prefix, lengths, streams[3], self.block_size, self._longest_prompt)
+        priorities = _priorities(traffic, streams[4])
+        for row, (_, beginning), time, priority in zip(rows, shared, times, priorities, strict=False):
+            if traffic.prefix is not None and row.block_hashes:
+                raise WorkloadError(
+                    f"{traffic.trace.path}: says which blocks prompts share, beside traffic.prefix; leave one of them out"
+                )
             arrival = row.arrival_s / speedup if follows_trace else time
             if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:
                 break
-            yield RequestDraft(
-                arrival, row.num_prompt_tokens, row.num_output_tokens, self._hashes(row), priority, 0, row.session
-            )
+            yield RequestDraft(arrival, *row[1:3], beginning or self._hashes(row), priority, 0, row.session)
 
     def _hashes(self, row: TraceRow) -> tuple[int, ...]:
         """Hashes of the engine's full blocks from the trace's: a block of 512 is 32 of 16; a block that spans several

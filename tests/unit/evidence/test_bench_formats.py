@@ -204,6 +204,26 @@ def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
             assert all(value > 0 for value in pair.metrics.values())
 
 
+def test_prompts_share_what_the_scenario_says(tmp_path: Path) -> None:
+    """No file says it: with 500 tokens of each prompt in the cache the first token comes sooner, and the fact is named."""
+    scenario = {"name": "own", "model": "llama-3.1-8b", "hardware": "h100", "traffic": "chat"}
+    alone, shared = tmp_path / "alone.yaml", tmp_path / "shared.yaml"
+    alone.write_text(json.dumps(scenario), encoding="utf-8")
+    prefix = {"num_groups": 1, "shared_tokens": 500}
+    lengths = {
+        "input_tokens": {"distribution": "fixed", "value": 600},
+        "output_tokens": {"distribution": "fixed", "value": 9},
+    }
+    traffic = {**lengths, "arrivals": {"process": "poisson", "rate": 1}, "num_requests": 9, "prefix": prefix}
+    shared.write_text(json.dumps({**scenario, "traffic": traffic}), encoding="utf-8")
+    for file in ("vllm.json", "vllm_detailed.json"):
+        pairs = [predict_runs(read(file), GivenSetup(str(path)), intervals=False)[0] for path in (alone, shared)]
+        facts = [{fact.name: fact for fact in pair.details["facts"]}["prompts"] for pair in pairs]
+        assert [fact.is_assumed for fact in facts] == [True, False]
+        assert facts[1].value == "share 500 tokens"
+        assert pairs[1].metrics["mean_ttft_ms"] < pairs[0].metrics["mean_ttft_ms"]
+
+
 def at_speed(data: Any, speed: float) -> Any:
     """The result of the same tool against an emulator at `speed` simulated seconds per second."""
     times = {"ttfts", "itls", "start_times", "latencies", "duration"}

@@ -42,7 +42,7 @@ def observed(*changes, slower=1.0, **more):
         "running": summary["mean_batch"],
         "waiting": 0.0,
         "hit_rate": summary["prefix_cache_hit_rate"],
-        "accepted": summary["acceptance_rate"],
+        "from_drafts": summary["acceptance_rate"] * summary["num_draft_tokens"] / summary["total_output_tokens"],
     }
     return Observed(**{**counted, **more})
 
@@ -79,7 +79,7 @@ def test_fewer_requests_say_less(guard):
             "prefix cache",
         ),
         (("traffic.output_tokens={distribution: exponential, mean: 450}",), {}, "answers of"),
-        (("engine.speculative_config.acceptance={rate: 0.1}",), {}, "of drafted tokens accepted"),
+        (("engine.speculative_config.acceptance={rate: 0.1}",), {}, "drafts that bring"),
         (
             ("engine.max_num_seqs=4",),
             {"running": 4.0, "waiting": 9.0},
@@ -104,10 +104,10 @@ def test_a_difference_that_the_scenario_cannot_serve_is_said(guard):
     )
 
 
-@pytest.mark.parametrize(("rate", "depth", "share"), [(0.7, 1, 0.7), (1.0, 5, 1.0), (0.5, 3, 0.875 / 3)])
+@pytest.mark.parametrize(("rate", "depth", "share"), [(0.0, 2, 0.0), (1.0, 3, 0.75), (0.5, 3, 0.875 / 1.875)])
 def test_of_a_chain_a_draft_counts_where_all_before_it_were_accepted(rate, depth, share):
-    """By hand, with one half: 1/2 + 1/4 + 1/8 of three."""
-    assert drift._accepted(rate, depth) == pytest.approx(share)
+    """By hand, with one half: 1/2 + 1/4 + 1/8 beside the step's own token."""
+    assert drift._from_drafts(rate, depth) == pytest.approx(share)
 
 
 TEXT = """# HELP vllm:e2e_request_latency_seconds Latency.
@@ -133,20 +133,22 @@ def test_counts_are_summed_over_labels_and_lose_what_only_prometheus_needs():
 
 
 def test_means_are_of_what_came_between_two_readings():
-    """Ten requests in 5 s, 3 s each; 60 of 80 looked-up tokens found; 5 of 8 drafted ones accepted."""
+    """Ten requests in 5 s, 3 s each; 60 of 80 looked-up tokens found; 5 of 30 tokens from drafts."""
     names = ("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds")
     names += ("request_generation_tokens", "request_prompt_tokens")
     before = {f"{name}_{part}": 100.0 for name in names for part in ("sum", "count")}
     after = {f"{name}_sum": 130.0 for name in names} | {f"{name}_count": 110.0 for name in names}
     after |= {"prefix_cache_hits": 60.0, "prefix_cache_queries": 80.0, "num_requests_running": 6.0}
-    after |= {"spec_decode_num_accepted_tokens": 5.0, "spec_decode_num_draft_tokens": 8.0}
+    after |= {"spec_decode_num_accepted_tokens": 5.0, "generation_tokens": 30.0}
     between = observed_between(before, after, 5.0)
     assert (between.rate, between.requests) == (2.0, 10.0)
     assert set(between.means.values()) == {3000.0}
     assert between.lengths == {"output_tokens": 3.0, "input_tokens": 3.0}
-    assert (between.hit_rate, between.accepted, between.running) == (0.75, 0.625, 6.0)
+    assert (between.hit_rate, between.from_drafts, between.running) == (0.75, 1 / 6, 6.0)
     assert between.in_flight == pytest.approx(6.0)
     assert "mean_tpot_ms" not in observed_between(before, after | {f"{names[1]}_count": 100.0}, 5.0).means
+    assert observed_between(before, after | {"prefix_cache_queries": 0.0}, 5.0).hit_rate == 0.0  # caches no prefix
+    assert observed_between(before, {k: v for k, v in after.items() if "cache" not in k}, 5.0).hit_rate is None
     assert observed_between(after, after, 5.0) is None
     assert observed_between(after, before, 5.0) is None  # it has begun anew
 

@@ -234,3 +234,21 @@ def test_blocks_of_a_trace_in_blocks_of_the_engine(
     assert (len(one), len(set(one))) == (num_blocks, num_blocks)
     assert sum(a == b for a, b in zip(one, other, strict=True)) == num_shared
     assert one[:num_shared] == other[:num_shared]
+
+
+def test_prompts_of_a_trace_share_what_the_prefix_says(tmp_path: Path) -> None:
+    """Full blocks of 16 within both the prompt and 40 shared tokens: two, or one of a prompt of 20."""
+    text = "".join(
+        f'{{"arrival_s": {n}, "input_tokens": {20 if n == 2 else 100}, "output_tokens": 2}}\n' for n in range(4)
+    )
+    shared = traced(tmp_path, "jsonl", text).with_({"traffic.prefix": {"shared_tokens": 40}})
+    hashes = [row[3] for row in rows(shared)]
+    assert [len(beginning) for beginning in hashes] == [2, 2, 1, 2]  # type: ignore[arg-type]
+    assert len({beginning[0] for beginning in hashes}) == 1  # type: ignore[index]
+    with pytest.raises(SpecError, match="num_prompts_per_group beside a trace"):
+        shared.with_({"traffic.prefix.num_prompts_per_group": 3})
+
+
+def test_a_trace_that_says_what_prompts_share_has_no_prefix_beside_it(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"beside traffic\.prefix; leave one of them out"):
+        rows(traced(tmp_path, "mooncake", TRACES["mooncake"]).with_({"traffic.prefix": {"shared_tokens": 40}}))
