@@ -36,6 +36,7 @@ _READS: Mapping[str, frozenset[str]] = {
     ),
     "--on": frozenset({"[FILE...]", "--on", "--name", "--set", "--to", "--force"}),
     "--rows": frozenset({"--from", "--rows", "--engine", "--hardware", "--out", "--force"}),
+    "--suggest": frozenset({"--suggest", "--scenario", "--set"}),
 }
 
 
@@ -45,14 +46,16 @@ class CalibrateRequest(req.CommandRequest):
 
     Needs the executor extra (torch). Takes a minute or two. With --from, fits recorded measurements: kernel tables
     (`<system>/<op>.parquet`) or a layer profile give a calibration per device, serving runs (.json) and steady states
-    (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host and
-    front end of that. With --on, runs scenarios on vLLM here and fits whole steps of this device: `--set
-    engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with --force alone."""
+    (.csv) the engine's profile; with --name, load tests of your own server (any file of `validate bench`) the host,
+    front end and speed of that, and --suggest says which to run. With --on, runs scenarios on vLLM here and fits whole
+    steps of this device: `--set engine.profile=NAME` predicts others. Calibrations that are there are fitted anew with
+    --force alone."""
 
     command = "calibrate"
     examples = (
         "calibrate --device cpu",
         "calibrate --from measurements/ --engine vllm --out calibrations/",
+        "calibrate --suggest --scenario llama-3.1-8b-a100",
         "calibrate --from rate-*.json --engine vllm --name my-h100 --scenario llama-3.1-8b-a100",
     )
 
@@ -108,8 +111,10 @@ class CalibrateRequest(req.CommandRequest):
         "Fit host and front end of your own server to load tests; `engine.profile: NAME` then uses them.",
         metavar="NAME",
     )
+    suggest: bool = flag("--suggest", "Name the load tests that would narrow the scenario's intervals most.", False)
     scenario: str | None = flag(
-        "--scenario", "With --name: the deployment that was measured; the traffic is the files'.", metavar="SCENARIO"
+        *("--scenario", "With --name: the deployment that was measured; the traffic is the files'. With --suggest."),
+        metavar="SCENARIO",
     )
     hardware: str | None = flag(
         "--hardware", "With --name, in place of a scenario, or with --rows: the device.", metavar="DEVICE"
@@ -122,7 +127,7 @@ class CalibrateRequest(req.CommandRequest):
     def answer(self, console: Console = QUIET) -> Answer:
         target = next((f"--{name.replace('_', '-')}" for name in _FITTED if getattr(self, name)), "--engine")
         modes = {"--on": self.on, "--name": self.name, "--rows": self.rows, "--from": self.measurements}
-        mode = next((flag for flag, value in modes.items() if value is not None), "")
+        mode = next((flag for flag, value in modes.items() if value is not None), "--suggest" * self.suggest)
         reads = _READS[mode] | ({target} if mode == "--from" else frozenset())
         for field, form in self.flags_of().items():
             if getattr(self, field) and form.name not in reads:
@@ -137,6 +142,8 @@ class CalibrateRequest(req.CommandRequest):
             return self._fit_to_load_tests(console)
         if mode == "--rows":
             return self._fit_chosen(console)
+        if mode == "--suggest":
+            return self._suggest(console)
         if self.measurements is not None:
             return self._fit_recorded(self.measurements, target, console)
         from perfmodel.evidence.executed.bridge import load_executor
@@ -184,6 +191,18 @@ class CalibrateRequest(req.CommandRequest):
         else:
             console.say(f"{fitted.source}\nWritten to {file}")
         return Answer(lambda: {**(fitted.model_dump(mode="json") if fitted else {}), "path": str(file)})
+
+    def _suggest(self, console: Console) -> Answer:
+        from perfmodel.evidence.fit.suggested import suggest_runs
+        from perfmodel.specs import load_scenario
+
+        if self.scenario is None:
+            raise SpecError(
+                "calibrate --suggest: give --scenario with the deployment, as in --scenario my-server.yaml."
+            )
+        with console.watch("simulating") as progress:
+            suggestion = suggest_runs(load_scenario(self.scenario, self.overrides), self.scenario, progress)
+        return Answer(suggestion.to_json, view("validation:suggestion_view", suggestion))
 
     @property
     def _target_folder(self) -> Path:

@@ -24,7 +24,7 @@ class OperatorTimer:
         self.device = DeviceFacts.of(hardware)
         self.mixes_attention = self.calibration.has_family("attention_mixed")  # prompts and decodes in one kernel
         self._cap = PowerCap.of(hardware)
-        self._overheads = self.calibration.kernel_overheads
+        self._overheads, self._factor = self.calibration.kernel_overheads, self.calibration.kernel_factor
         self._contained = frozenset(self.calibration.contained)
         self._fits: dict[tuple[Any, ...], KernelFit] = {}
 
@@ -43,6 +43,8 @@ class OperatorTimer:
         if fit is None:
             return NO_TIME
         time = time_work(work, fit, self.device)
+        if self._factor != 1.0:
+            time = time.times(self._factor)
         if self._overheads == 1.0:
             return time
         overhead = self._overheads * time.overhead_s

@@ -81,9 +81,12 @@ def load_scenario(
 
 
 def changed_scenario(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """`scenario.with_(changes)`: its source with further overrides. Raises SpecError as `source_of` does."""
+    """`scenario.with_(changes)`: its source with further overrides; of a block that is given whole, earlier ones of its
+    fields are gone. Raises SpecError as `source_of` does."""
     source = source_of(scenario)
-    return load_scenario(source.path, (*source.overrides, *edits.as_overrides(changes)), source.inside)
+    blocks = tuple(f"{field}." for field, value in changes.items() if isinstance(value, Mapping))
+    kept = [text for text in source.overrides if not text.startswith(blocks)]
+    return load_scenario(source.path, (*kept, *edits.as_overrides(changes)), source.inside)
 
 
 Scenario._read_changed = staticmethod(changed_scenario)

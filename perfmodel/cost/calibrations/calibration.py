@@ -114,6 +114,9 @@ class Calibration(Spec):
     host: HostFit = HostFit()
     step_residuals: Residuals = Residuals()  # of whole steps that decode
     prompt_residuals: Residuals = Residuals()  # of whole steps of prompts
+    kernel_factor: NonNegativeFloat = (
+        1.0  # how many times as long as its fit says every kernel takes on one's own server
+    )
     # What a scenario's `overheads` make of the kernels' and of the host's; no file says it.
     kernel_overheads: NonNegativeFloat = 1.0
     host_overheads: NonNegativeFloat = 1.0

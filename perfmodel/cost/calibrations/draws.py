@@ -137,6 +137,8 @@ class Uncertainty(NamedTuple):
         known = next((residuals for residuals in candidates if residuals.num_rows), None)
         step = LogNormal.of(known, spread) if known is not None else _UNKNOWN_STEPS
         prompt = _prompts(profile, calibration)
+        if profile.name and known in whole_runs:  # of this very server: its kernels' errors are among theirs
+            spread = 0.0
         return cls(step, prompt.widened(_OWN_ENGINES) if is_disaggregated else prompt, _SERVER_TIMES, spread, False)
 
     def draw(self, scores: Scores) -> Draw:

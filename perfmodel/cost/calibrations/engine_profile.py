@@ -48,6 +48,7 @@ class EngineProfile(Spec):
     name:                     of the latter, "" of an engine's own
     graph_kernel_s:           of a kernel of the experts that a CUDA graph replays, beside its work; tables that timed
                               them launch by launch have several times as much
+    kernel_factor:            how many times as long kernels take on somebody's own servers as on those measured
     sampling_bytes_per_logit: memory traffic of sampling beyond greedy (sort, softmax, cumulative sum), per logit
     latency_residuals:        spread of log(measured / simulated) of mean latencies over whole serving runs, in units of
                               the calibration's `spread` on the run's device and of how much longer steps would lengthen
@@ -66,6 +67,7 @@ class EngineProfile(Spec):
     host: HostFit = HostFit()
     server: ServerFit = ServerFit()
     graph_kernel_s: float | None = Field(default=None, ge=3e-7, le=1e-5)
+    kernel_factor: float = Field(default=1.0, ge=0.2, le=5)
     sampling_bytes_per_logit: float | None = Field(default=None, ge=0, le=2000)
     latency_residuals: Residuals = Residuals()
     tpot_residuals: Residuals = Residuals()
@@ -94,6 +96,8 @@ class EngineProfile(Spec):
     def applied_to(self, calibration: Calibration, *, is_eager: bool = False) -> Calibration:
         """The device's calibration with this engine's host time and launches (`is_eager`: one by one)."""
         update: dict[str, Any] = {} if self.host == HostFit() else {"host": self.host}
+        if self.kernel_factor != 1.0:
+            update["kernel_factor"] = self.kernel_factor
         if self.graph_kernel_s is not None and not is_eager:
             update["families"] = {
                 key: fit.model_copy(update={"kernel_s": self.graph_kernel_s})

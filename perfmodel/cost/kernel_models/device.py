@@ -160,6 +160,10 @@ class OperatorTime(NamedTuple):
         bound = bound_of(compute, memory, communication, overhead)
         return cls(duration, compute, memory, communication, overhead, bound)
 
+    def times(self, factor: float) -> "OperatorTime":
+        duration, compute, memory, communication, overhead = (factor * seconds for seconds in self[:5])
+        return OperatorTime(duration, compute, memory, communication, overhead, self.bound, self.clock)
+
     @classmethod
     def on_the_wire(cls, duration: float) -> "OperatorTime":
         """The time of a message; latency counts as communication."""

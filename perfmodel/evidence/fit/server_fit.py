@@ -1,6 +1,7 @@
-"""Fits an engine's host and front-end parameters to load tests of the user's own server. Kernels stay fixed.
+"""Fits an engine's host and front end, and one factor of all kernels, to load tests of the user's own server.
 
-Priors: the shipped profile, as wide as shipped engines differ. Figures weigh by the shipped profile's errors on
+Priors: the scenario's own profile, or else the shipped one, as wide as shipped engines differ; for kernels, as wide as
+predictions of published runs are off. Figures weigh by the shipped profile's errors on
 published runs, and by the runs' agreement. Robust least squares of both, in logarithms. So undetermined parameters stay
 as shipped, and a single run, whose own errors cannot be told from the server's, moves little. The held-out error is
 that of each run (a file, or a rate of a sweep) under a fit to the others."""
@@ -9,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost import EngineProfile, load_engine_profile
+from perfmodel.cost import EngineProfile, Residuals, ServerFit, load_engine_profile
 from perfmodel.cost.calibrations.draws import Z_P90
+from perfmodel.cost.calibrations.engine_profile import profile_of
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
-from perfmodel.evidence.fit.kernels import Floats, residuals_of, widen_for_new_group
+from perfmodel.evidence.fit.kernels import Floats
 from perfmodel.evidence.fit.parameters import Parameter, masks, values_of, with_facts, with_values
 from perfmodel.evidence.fit.profiles import HIDDEN_PARAMETERS, PARAMETERS, parameters_of
 from perfmodel.evidence.observation import Observation, Progress, RequestTimes
@@ -29,18 +32,20 @@ from perfmodel.evidence.sources.bench_run import figures_of
 from perfmodel.files.catalog import data_dir
 from perfmodel.files.fitted import save_fitted
 from perfmodel.sim import simulate
-from perfmodel.specs.engine.reading import refuse_shipped_name
+from perfmodel.specs.engine.reading import device_file, refuse_shipped_name
 from perfmodel.specs.scenario import Scenario
 
 METRICS = ("mean_tpot_ms", "mean_ttft_ms")
 _RESIDUALS = dict(zip(METRICS, ("tpot_residuals", "ttft_residuals"), strict=True))
 _MAX_REQUESTS = 300  # of a run that is simulated for the fit: its means have settled
 _PER_SLOT = 5  # requests of a closed loop, likewise
-_OVERLOADED = 0.5  # share of the latency before the first token from which on a backlog must have grown
+OVERLOADED = 0.5  # share of the latency before the first token from which on a backlog must have grown
 _FIELDS = (
     *("host.serial_step_s", "host.serial_per_sequence_s", "host.hidden_step_s", "host.prompt_step_s"),
     *("server.in_s", "server.in_per_prompt_token_s", "server.out_per_sequence_s"),
+    "kernel_factor",
 )
+_KERNELS = Parameter("kernel_factor", 1.0, 0.4, 2.5)
 _MIN_SPREAD, _MAX_SPREAD = 0.5, 1.5  # of a number's logarithm among engines: three engines say little of either end
 _UNKNOWN = {"mean_tpot_ms": 0.1, "mean_ttft_ms": 0.4}  # log errors of an engine without residuals
 _ROUNDS = 2
@@ -53,8 +58,8 @@ _SLOW_HOST = 20.0
 # Beside a quicker device a host shows in no derivative: where steps took so many times as long, begin as if it was the
 # host that took them.
 _MAX_HIDDEN = 1.3
-_ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
-_FEWEST_FOR_INTERVALS = 5  # from so many runs on their own residuals replace the shipped ones
+ENOUGH_REQUESTS = 100  # reports/own_servers_202611.md: errors at other rates are a fifth smaller than with 30
+FEWEST_FOR_INTERVALS = 2  # runs, each of which is then predicted from the others
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class UserServerFit:
 
     profile, shipped: fitted, and the engine's default
     runs:             names of the runs used; left_out: (run, reason) of others
+    kernels:          file of the device's own fits, which go with the profile; None: the shipped ones
     errors:           metric -> kind -> median |predicted / measured - 1|: "shipped", "fitted", and "held out" (each run
                       under a fit to the others; not with one run)
     fewest_requests:  smallest number of requests of a run used"""
@@ -73,10 +79,11 @@ class UserServerFit:
     left_out: tuple[tuple[str, str], ...]
     errors: Mapping[str, Mapping[str, float]]
     fewest_requests: int
+    kernels: Path | None = None
 
     @property
     def moved(self) -> dict[str, tuple[float, float]]:
-        """Field -> (shipped, fitted) seconds."""
+        """Field -> (shipped, fitted), in seconds but for `kernel_factor`."""
         names = [name for name in _FIELDS if _number(self.shipped, name)]
         return {name: (_number(self.shipped, name), _number(self.profile, name)) for name in names}
 
@@ -89,10 +96,10 @@ class UserServerFit:
                 "One run changes little: its own errors cannot be told from the server's, and nothing is left to check "
                 "the fit with. Runs at three or more rates, or lengths, say more."
             )
-        if self.fewest_requests < _ENOUGH_REQUESTS:
+        if self.fewest_requests < ENOUGH_REQUESTS:
             notes.append(
                 f"A run has {self.fewest_requests:,} requests: the mean of so few hangs on which steps they happened "
-                f"to meet. With {_ENOUGH_REQUESTS:,} or more at each rate the server's numbers come out nearer."
+                f"to meet. With {ENOUGH_REQUESTS:,} or more at each rate the server's numbers come out nearer."
             )
         for metric, errors in self.errors.items():
             if errors.get("held out", 0.0) >= errors["shipped"]:
@@ -132,7 +139,6 @@ def fit_server(
 
     Raises SpecError for the name of a shipped engine, and without a usable run."""
     refuse_shipped_name(name)
-    shipped = with_facts(load_engine_profile(engine))
     members: list[_Run] = []
     left_out: list[tuple[str, str]] = []
     with TemporaryDirectory() as folder:  # for traces of requests
@@ -143,6 +149,7 @@ def fit_server(
                 left_out.append((run.name, str(error)))
         if not members:
             raise SpecError(left_out[0][1])
+        shipped = _begin(members[0].scenario)
         profile, logs = _fitted(shipped, members, progress)
     metrics = np.array([metric for run in members for metric in run.measured])
     errors = {
@@ -151,16 +158,24 @@ def fit_server(
         if metric in metrics
     }
     profile = profile.model_copy(update=_description(name, members, errors, shipped))
-    if len(members) >= _FEWEST_FOR_INTERVALS:
-        profile = profile.model_copy(update=_residuals(profile, members, metrics, logs["held out"]))
+    if len(members) >= FEWEST_FOR_INTERVALS:
+        profile = profile.model_copy(update=_residuals(shipped, members, metrics, logs["held out"]))
     fewest = min(run.num_requests for run in members)
     names = tuple(run.name for run in members)
-    return UserServerFit(profile, shipped, names, (*unread, *left_out), errors, fewest)
+    return UserServerFit(
+        profile, shipped, names, (*unread, *left_out), errors, fewest, _own_kernels(members[0].scenario)
+    )
 
 
 def save_server_fit(fit: UserServerFit, folder: Path, is_forced: bool = False) -> Path:
-    """Write the profile to `folder`, where its name finds it. Raises SpecError if it exists, unless `is_forced`."""
-    return save_fitted(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
+    """Write the profile to `folder`, where its name finds it, and beside it the fits of the device that it goes with.
+    Raises SpecError if it exists, unless `is_forced`."""
+    file = save_fitted(fit.profile, refuse_written(fit.profile.name, folder, is_forced))
+    if fit.kernels is not None:
+        copy = device_file(file, fit.kernels.name.partition("@")[0])
+        if not copy.exists() or not copy.samefile(fit.kernels):
+            copyfile(fit.kernels, copy)
+    return file
 
 
 def refuse_written(name: str, folder: Path, is_forced: bool = False) -> Path:
@@ -192,7 +207,7 @@ def _prepare(run: Observation, given: GivenSetup, engine: str, folder: Path) -> 
     if not measured:
         raise SpecError(f"{run.name}: has no mean TTFT and no mean TPOT, which tell host and front end.")
     ttft, e2el = (run.metrics.get(f"mean_{metric}_ms") for metric in ("ttft", "e2el"))
-    if run.load.process == "open" and ttft is not None and e2el is not None and ttft > _OVERLOADED * e2el:
+    if run.load.process == "open" and ttft is not None and e2el is not None and ttft > OVERLOADED * e2el:
         raise SpecError(
             f"{run.name}: waited for its first tokens longer than for all others: a backlog had grown, which "
             f"multiplies small errors; measure below capacity."
@@ -222,13 +237,34 @@ def _shortened(run: Observation) -> Observation:
     return replace(run, requests=first, metrics={**run.metrics, **figures_of(first)})
 
 
-def _priors(shipped: EngineProfile) -> list[tuple[Parameter, float]]:
-    """The engine's parameters, and each prior's width: the standard deviation of its logarithm among engines."""
+def _begin(scenario: Scenario) -> EngineProfile:
+    """What the fit starts from: the engine's profile, or the user's own that the scenario names, whose whole steps hold
+    the host's time and were taken without a front end."""
+    engine = scenario.engine
+    shipped = load_engine_profile(engine.profile)
+    if engine.calibration is None:
+        return with_facts(shipped)
+    own = profile_of(engine)
+    return own if own.server != ServerFit() else own.model_copy(update={"server": shipped.server})
+
+
+def _own_kernels(scenario: Scenario) -> Path | None:
+    if scenario.engine.calibration is None:
+        return None
+    file = device_file(scenario.engine.calibration, scenario.hardware.name)
+    return file if file.is_file() else None
+
+
+def _priors(shipped: EngineProfile, spread: float) -> list[tuple[Parameter, float]]:
+    """The engine's parameters, and each prior's width: the standard deviation of its logarithm among engines; `spread`
+    is the kernels'."""
     known = {item.field: item for item in (*PARAMETERS, *HIDDEN_PARAMETERS, *parameters_of(shipped, ()))}
     engines = [load_engine_profile(file.stem.partition("@")[2]) for file in data_dir("calibrations").glob("engine@*")]
     result = []
     for name in _FIELDS:
-        if not _number(shipped, name):
+        if name == _KERNELS.field:
+            result.append((_KERNELS._replace(start=shipped.kernel_factor), spread))
+        if name not in known or not _number(shipped, name):
             continue
         values = [value for item in engines if (value := _number(item, name)) > 0]
         spread = float(np.std(np.log(values), ddof=1)) if len(values) > 1 else _MAX_SPREAD
@@ -277,7 +313,7 @@ def _fitted(
     shipped: EngineProfile, runs: Sequence[_Run], progress: Progress | None
 ) -> tuple[EngineProfile, dict[str, Floats]]:
     """The profile, and log errors of each figure: "shipped", "fitted" and, with several runs, "held out"."""
-    priors = _priors(shipped)
+    priors = _priors(shipped, max(_spread_of("mean_tpot_ms", run.scenario, shipped) for run in runs))
     measured = np.array([value for run in runs for value in run.measured.values()])
     done, total = 0, (_ROUNDS * (len(priors) + 1) + 2) * len(runs)
 
@@ -361,16 +397,17 @@ def _description(
 
 
 def _residuals(
-    profile: EngineProfile, runs: Sequence[_Run], metrics: NDArray[np.str_], held_out: Floats
+    shipped: EngineProfile, runs: Sequence[_Run], metrics: NDArray[np.str_], held_out: Floats
 ) -> dict[str, Any]:
-    """Held-out residuals of runs at fixed concurrency, widened for a new run, from each figure's metric and error."""
-    units = np.array([spread_of(run.scenario) for run in runs for _ in run.measured])
-    devices = dict.fromkeys((*profile.devices, *(run.scenario.hardware.name for run in runs)))
+    """Spread of a further run of this server: what runs left out were off by, the shipped spread counting as one more.
+    Under open-loop load a slower step lengthens latencies by more than itself, so there it is rather too wide."""
+    devices = dict.fromkeys((*shipped.devices, *(run.scenario.hardware.name for run in runs)))
     update: dict[str, Any] = {"devices": tuple(devices)}
-    for metric, name in _RESIDUALS.items():
-        members = metrics == metric
-        if members.sum() >= _FEWEST_FOR_INTERVALS:
-            spread: Floats | float = units[members] if metric == "mean_tpot_ms" else 1.0
-            residuals = residuals_of(np.exp(held_out[members]), np.ones(int(members.sum())), spread)
-            update[name] = widen_for_new_group(residuals, len(runs))
+    for name, metric in (*((name, metric) for metric, name in _RESIDUALS.items()), ("latency_residuals", METRICS[0])):
+        errors, given = held_out[metrics == metric], [run.scenario for run in runs if metric in run.measured]
+        if len(errors) >= FEWEST_FOR_INTERVALS:
+            before, unit = getattr(shipped, name), max(map(spread_of, given)) if metric == METRICS[0] else 1.0
+            prior = (before.p90 - before.p10) / (2 * Z_P90) * unit if before.num_rows else _UNKNOWN[metric]
+            end = Z_P90 * float(np.sqrt((prior**2 + np.sum(errors**2)) / (1 + len(errors)))) / unit
+            update[name] = Residuals(num_rows=len(errors), p10=-end, p90=end)
     return update

@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.cost.calibrations.calibration import Calibration
 from perfmodel.evidence.fit.server_fit import UserServerFit
+from perfmodel.evidence.fit.suggested import Suggestion
 from perfmodel.evidence.kinds.plans import PlansReport
 from perfmodel.evidence.observation import grouped
 from perfmodel.evidence.report import NOT_APPLICABLE, Comparison, ErrorStats, ValidationReport
@@ -307,8 +308,13 @@ def server_fit_view(fit: UserServerFit) -> Document:
         for metric, medians in fit.errors.items()
     ]
     moved = [
-        (name, f"{old * 1e6:,.1f} µs", f"{new * 1e6:,.1f} µs", f"{new / old:.2f}x")
-        for name, (old, new) in fit.moved.items()
+        (
+            name,
+            *(f"{value * 1e6:,.1f} µs" if name.endswith("_s") else f"{value:.3f}" for value in pair),
+            f"{ratio:.2f}x",
+        )
+        for name, pair in fit.moved.items()
+        for ratio in (pair[1] / pair[0],)
     ]
     note = (
         "Medians of |predicted / measured - 1| over the runs: under the shipped profile, under the fitted one, and of "
@@ -321,6 +327,27 @@ def server_fit_view(fit: UserServerFit) -> Document:
     ]
     title = f"{fit.profile.name}: {fit.profile.engine} as {len(fit.runs)} load test{'s' * (len(fit.runs) > 1)} have it"
     return Document(title, blocks, fit.profile.source)
+
+
+def suggestion_view(suggestion: Suggestion) -> Document:
+    """The load tests to run, what each leaves of the intervals, and the commands."""
+    labels = {figure: metric_of(f"mean_{figure}_ms").label for figure in suggestion.now}
+
+    def widths(values: Mapping[str, float]) -> tuple[str, ...]:
+        return tuple(f"+- {values[figure]:.0%}" for figure in labels)
+
+    rows = [("as it is", "", *widths(suggestion.now))]
+    rows += [
+        (f"{number}. {run.what}", f"{run.minutes:.1f}", *widths(run.widths))
+        for number, run in enumerate(suggestion.runs, 1)
+    ]
+    note = "Half of the 80 % interval of each mean at the scenario's own traffic, expected once the runs so far are in."
+    commands = [run.command for run in suggestion.runs] + [suggestion.then]
+    blocks: list[Block] = [
+        Table(("run", "minutes", *labels.values()), rows, "What each run leaves", note=note, left=1),
+        Sentences(commands, "Against the server, then here"),
+    ]
+    return Document(f"{suggestion.scenario}: what to measure next", blocks, "Chosen from nine loads; simulated")
 
 
 def calibration_view(calibration: Calibration) -> Document:

@@ -232,7 +232,7 @@ class Workload:
         for row, (_, beginning), time, priority in zip(rows, shared, times, priorities, strict=False):
             if traffic.prefix is not None and row.block_hashes:
                 raise WorkloadError(
-                    f"{traffic.trace.path}: says which blocks prompts share, beside traffic.prefix; leave one of them out"
+                    f"{traffic.trace.path}: says which blocks prompts share, beside traffic.prefix; leave one out"
                 )
             arrival = row.arrival_s / speedup if follows_trace else time
             if traffic.duration_s is not None and arrival is not None and arrival > traffic.duration_s:

@@ -205,7 +205,7 @@ def test_every_file_is_predicted_with_what_it_lacks_given() -> None:
 
 
 def test_prompts_share_what_the_scenario_says(tmp_path: Path) -> None:
-    """No file says it: with 500 tokens of each prompt in the cache the first token comes sooner, and the fact is named."""
+    """No file says it: with 500 tokens of each prompt in the cache the first token comes sooner; the fact is named."""
     scenario = {"name": "own", "model": "llama-3.1-8b", "hardware": "h100", "traffic": "chat"}
     alone, shared = tmp_path / "alone.yaml", tmp_path / "shared.yaml"
     alone.write_text(json.dumps(scenario), encoding="utf-8")

@@ -42,7 +42,7 @@ def observed(*changes, slower=1.0, **more):
         "running": summary["mean_batch"],
         "waiting": 0.0,
         "hit_rate": summary["prefix_cache_hit_rate"],
-        "from_drafts": summary["acceptance_rate"] * summary["num_draft_tokens"] / summary["total_output_tokens"],
+        "from_drafts": drift._drafted(summary),
     }
     return Observed(**{**counted, **more})
 
@@ -80,13 +80,14 @@ def test_fewer_requests_say_less(guard):
         ),
         (("traffic.output_tokens={distribution: exponential, mean: 450}",), {}, "answers of"),
         (("engine.speculative_config.acceptance={rate: 0.1}",), {}, "drafts that bring"),
+        (("engine.speculative_config=null",), {"from_drafts": 0.0}, "drafts that bring 0% of the answers' tokens"),
         (
             ("engine.max_num_seqs=4",),
             {"running": 4.0, "waiting": 9.0},
             "4 requests in a batch while 9 wait, 64 allowed",
         ),
     ],
-    ids=["slower steps", "colder cache", "longer answers", "fewer drafts", "smaller batch"],
+    ids=["slower steps", "colder cache", "longer answers", "fewer drafts", "no drafts", "smaller batch"],
 )
 def test_a_planted_drift_is_named(guard, changes, more, named):
     judgement = guard.judge(observed(*changes, **more))
@@ -133,10 +134,11 @@ def test_counts_are_summed_over_labels_and_lose_what_only_prometheus_needs():
 
 
 def test_means_are_of_what_came_between_two_readings():
-    """Ten requests in 5 s, 3 s each; 60 of 80 looked-up tokens found; 5 of 30 tokens from drafts."""
+    """Ten requests in 5 s, 3 s each, while six run at both ends; 60 of 80 looked-up tokens found; 5 of 30 tokens from
+    drafts."""
     names = ("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds")
     names += ("request_generation_tokens", "request_prompt_tokens")
-    before = {f"{name}_{part}": 100.0 for name in names for part in ("sum", "count")}
+    before = {f"{name}_{part}": 100.0 for name in names for part in ("sum", "count")} | {"num_requests_running": 6.0}
     after = {f"{name}_sum": 130.0 for name in names} | {f"{name}_count": 110.0 for name in names}
     after |= {"prefix_cache_hits": 60.0, "prefix_cache_queries": 80.0, "num_requests_running": 6.0}
     after |= {"spec_decode_num_accepted_tokens": 5.0, "generation_tokens": 30.0}
@@ -149,6 +151,7 @@ def test_means_are_of_what_came_between_two_readings():
     assert "mean_tpot_ms" not in observed_between(before, after | {f"{names[1]}_count": 100.0}, 5.0).means
     assert observed_between(before, after | {"prefix_cache_queries": 0.0}, 5.0).hit_rate == 0.0  # caches no prefix
     assert observed_between(before, {k: v for k, v in after.items() if "cache" not in k}, 5.0).hit_rate is None
+    assert observed_between(before, after | {"num_requests_waiting": 10.0}, 5.0).rate == 4.0  # a queue has grown
     assert observed_between(after, after, 5.0) is None
     assert observed_between(after, before, 5.0) is None  # it has begun anew
 

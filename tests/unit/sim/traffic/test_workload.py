@@ -250,5 +250,5 @@ def test_prompts_of_a_trace_share_what_the_prefix_says(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_says_what_prompts_share_has_no_prefix_beside_it(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"beside traffic\.prefix; leave one of them out"):
+    with pytest.raises(WorkloadError, match=r"beside traffic\.prefix"):
         rows(traced(tmp_path, "mooncake", TRACES["mooncake"]).with_({"traffic.prefix": {"shared_tokens": 40}}))
