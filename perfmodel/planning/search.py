@@ -204,7 +204,7 @@ def _prices(result: PlanResult) -> Iterator[str]:
     scenarios = [layout.scenario for finalist in result.everyone for layout, _ in finalist.candidate.counts]
     devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
     price = result.scenario.price
-    if price is not None and not isinstance(price.usd_per_gpu_hour, Mapping) and len(devices) > 1:
+    if price is not None and isinstance(price.usd_per_gpu_hour, float) and len(devices) > 1:
         yield (
             f"price.usd_per_gpu_hour {price.usd_per_gpu_hour:g} of the scenario is that of every device here, "
             f"{', '.join(devices)}; give each its own, as in --price {next(iter(devices))}=2.50."
