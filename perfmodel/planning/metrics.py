@@ -139,10 +139,33 @@ _RUN = {key: metric for key, metric in _LATENCY_METRICS.items() if not key.start
     Metric("api_usd_per_hour", "the same tokens from the API per hour", "USD", True),
     Metric("own_usd_per_million_tokens", "owned devices per million tokens", "USD", True, 3),
     Metric("api_usd_per_million_tokens", "API per million tokens", "USD", True, 3),
-    Metric("rent_api_break_even_share", "share of hours in use from which rented devices are cheaper than the API", "fraction", True, 1),
-    Metric("rent_api_break_even_req_s", "request rate from which rented devices are cheaper than the API", "requests/s", True),
-    Metric("own_rent_break_even_share", "share of hours in use from which owning is cheaper than renting", "fraction", True, 1),
-    Metric("own_api_break_even_share", "share of hours in use from which owning is cheaper than the API", "fraction", True, 1),
+    Metric(
+        "rent_api_break_even_share",
+        "share of hours from which renting beats the API",
+        "fraction",
+        True,
+        1,
+    ),
+    Metric(
+        "rent_api_break_even_req_s",
+        "request rate from which renting beats the API",
+        "requests/s",
+        True,
+    ),
+    Metric(
+        "own_rent_break_even_share",
+        "share of hours from which owning beats renting",
+        "fraction",
+        True,
+        1,
+    ),
+    Metric(
+        "own_api_break_even_share",
+        "share of hours from which owning beats the API",
+        "fraction",
+        True,
+        1,
+    ),
     Metric("energy_j", "energy", "J", True, 0),
     Metric("energy_wh", "energy in watt-hours", "Wh", True, 1),
     Metric("mean_power_w", "mean power per device", "W", True, 0),
@@ -150,6 +173,13 @@ _RUN = {key: metric for key, metric in _LATENCY_METRICS.items() if not key.start
     Metric("site_joules_per_output_token", "energy per output token with servers and cooling", "J", True, 3),
     Metric("gco2_per_million_output_tokens", "CO2 per million output tokens", "g", True, 1),
     Metric("gco2_per_million_tokens", "CO2 per million tokens", "g", True, 1),
+)
+# Renting against owning and an API; a run has them where `price.owned` or `price.api` is given.
+ALTERNATIVES = (
+    *("rent_usd_per_hour", "own_usd_per_hour", "own_idle_usd_per_hour", "api_usd_per_hour"),
+    *("own_usd_per_million_tokens", "api_usd_per_million_tokens"),
+    *("rent_api_break_even_share", "rent_api_break_even_req_s"),
+    *("own_rent_break_even_share", "own_api_break_even_share"),
 )
 _STEP = _by_key(
     Metric("step_ms", "step time", "ms", True, 3),

@@ -268,7 +268,7 @@ def alternatives(
     even; nothing without `price.owned` or `price.api`. summary: of the run, with `costs`; see docs/costs.md.
 
     Break-even shares are of the hours that have this traffic, the others having none."""
-    price, site, hours = scenario.price, scenario.site, summary["duration"] / 3600
+    price, site, hours = scenario.price, scenario.site, float(summary["duration"]) / 3600
     if price is None or (price.owned is None and price.api is None) or not hours:
         return {}
     inputs, outputs = summary["total_input_tokens"], summary["total_output_tokens"]
