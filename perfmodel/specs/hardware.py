@@ -106,15 +106,23 @@ HOURS_PER_YEAR = 365.25 * 24
 
 
 class Reserved(Spec):
-    """Devices rented for a term. share: of all devices; discount: on the price of an hour, as a fraction"""
+    """Devices rented for a term.
+
+    share:    of all devices
+    discount: on the price of an hour, as a fraction"""
 
     share: _Share
     discount: _Share
 
 
 class Spot(Reserved):
-    """Devices that may be taken away: each `interruptions_per_hour` times, then paid for and idle for `restart_s`, and
-    busy for `lost_work_s` with what was in hand."""
+    """Devices that may be taken away.
+
+    share:       of all devices
+    discount:    on the price of an hour, as a fraction
+    interruptions_per_hour: of one device
+    restart_s:   after each, in which it is paid for and idle
+    lost_work_s: after each, in which it repeats what was in hand"""
 
     interruptions_per_hour: NonNegativeFloat
     restart_s: Annotated[Seconds, Field(ge=0)]
@@ -130,7 +138,8 @@ class Owned(Spec):
     """What a bought device costs beside its electricity, which `site` has.
 
     purchase_usd:  of one device with its share of the server, of all alike or of each by its name
-    years:         over which it loses its value, in equal parts, down to `residual_share` of the purchase price
+    years:         over which it loses its value, in equal parts
+    residual_share: what is left of the purchase price after these
     upkeep_share_per_year: staff, hosting, repairs: share of the purchase price per year"""
 
     purchase_usd: _PricesByDevice
@@ -146,7 +155,11 @@ class Owned(Spec):
 
 
 class ApiPrice(Spec):
-    """What a provider asks for the same tokens, in USD per million; cached input tokens as the others unless given."""
+    """What a provider asks for the same tokens.
+
+    usd_per_million_input_tokens:  input tokens
+    usd_per_million_cached_input_tokens: those found in a prefix cache; as the others unless given
+    usd_per_million_output_tokens: output tokens"""
 
     usd_per_million_input_tokens: NonNegativeFloat
     usd_per_million_cached_input_tokens: NonNegativeFloat | None = None
@@ -164,8 +177,10 @@ class PriceOverride(CheckedSpec):
 
     usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list
     kind:        of these prices, for the answer to name
-    reserved, spot: shares of the devices, with discounts; the others cost the price itself
-    owned, api:  the same deployment bought; the same tokens from a provider"""
+    reserved:    devices rented for a term; those that are neither reserved nor spot cost the price itself
+    spot:        devices that may be taken away
+    owned:       the same deployment bought, to compare with
+    api:         the same tokens from a provider, to compare with"""
 
     usd_per_gpu_hour: _PricesByDevice | None = None
     kind: PriceKind | None = None

@@ -265,7 +265,10 @@ def alternatives(
     totals: DeviceTotals, scenario: Scenario, summary: Mapping[str, Any], cached: int
 ) -> dict[str, float | None]:
     """USD per hour of the same deployment rented and owned, and of the same tokens from an API, and where they break
-    even; nothing without `price.owned` or `price.api`. summary: of the run, with `costs`; see docs/costs.md.
+    even; nothing without `price.owned` or `price.api`. See docs/costs.md.
+
+    totals: device-seconds, price and energy; scenario: prices and site; summary: of the run; cached: input tokens found
+    in a prefix cache
 
     Break-even shares are of the hours that have this traffic, the others having none."""
     price, site, hours = scenario.price, scenario.site, float(summary["duration"]) / 3600
