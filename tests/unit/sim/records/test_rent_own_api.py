@@ -17,7 +17,9 @@ from perfmodel.sim.replica.backend import PromptTime
 from perfmodel.specs import load_scenario
 from perfmodel.specs.hardware import HOURS_PER_YEAR, Owned, Price, PriceOverride, listed_grids
 
-API = "api: {usd_per_million_input_tokens: 2, usd_per_million_cached_input_tokens: 0.5, usd_per_million_output_tokens: 8}"
+API = (
+    "api: {usd_per_million_input_tokens: 2, usd_per_million_cached_input_tokens: 0.5, usd_per_million_output_tokens: 8}"
+)
 PRICE = f"price={{owned: {{purchase_usd: 1000, years: 1}}, {API}}}"
 SITE = "site={usd_per_kwh: 0.5, pue: 1.25, server_factor: 1.6}"
 
@@ -68,7 +70,8 @@ def test_owned_devices_need_a_price_of_electricity() -> None:
 def test_a_mix_costs_its_mean(interruptions: float, spot_usd: float) -> None:
     """Half reserved at 1.5, a quarter on demand at 2, a quarter spot at 0.8 USD; six interruptions an hour that take
     five minutes make an hour's work cost that of one and a half."""
-    spot = {"share": 0.25, "discount": 0.6, "interruptions_per_hour": interruptions, "restart_s": 240, "lost_work_s": 60}
+    spot = {"share": 0.25, "discount": 0.6, "interruptions_per_hour": interruptions}
+    spot |= {"restart_s": 240, "lost_work_s": 60}
     mix = PriceOverride.model_validate({"reserved": {"share": 0.5, "discount": 0.25}, "spot": spot})
     price = mix.mixed(Price(source="a list", usd_per_hour=2.0))
     assert price.usd_per_hour == pytest.approx(0.5 * 1.5 + 0.25 * 2 + 0.25 * spot_usd)
