@@ -140,6 +140,11 @@ def usd_per_hour(hardware: HardwareSpec, override: PriceOverride | None = None) 
     return None if price is None else price.usd_per_hour
 
 
+def idle_power_w(hardware: HardwareSpec) -> float:
+    """Watts of a device that is powered on and runs nothing."""
+    return device_power_w(hardware, 0.0, 0.0, 0.0)
+
+
 def usd_per_million_tokens(device_usd_per_hour: float, num_devices: int, tokens_per_s: float) -> float:
     """USD for a million tokens at a steady `tokens_per_s`: 1e6 price devices / (3600 rate). Infinite at rate 0."""
     if tokens_per_s <= 0:

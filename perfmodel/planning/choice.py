@@ -70,6 +70,8 @@ def objective_key(deployment: Deployment, spec: PlanSpec) -> tuple[float, ...]:
         return float(deployment.num_devices), usd, reserve
     if spec.objective == "lowest_latency":
         return deployment.tightness, usd, reserve
+    if spec.objective in ("joules", "carbon"):
+        return deployment.power_w if spec.objective == "joules" else deployment.gco2_per_hour, usd, reserve
     return -deployment.screened.rate_per_device, usd
 
 

@@ -105,6 +105,20 @@ class Replicas:
     def mean(self, metric: str) -> float | None:
         return mean(self.records, metric)
 
+    @property
+    def power_w(self) -> float:
+        """Watts of all devices: simulated at the target rate, or half of TDP, what serving H100s and B200s draw at
+        least, so that the screen overlooks none."""
+        joules, rate = self.mean("joules_per_output_token"), self.mean("output_throughput")
+        return self.replicas * self.candidate.tdp_w / 2 if joules is None or rate is None else joules * rate
+
+    @property
+    def gco2_per_hour(self) -> float:
+        """Gram of CO2 per hour, with servers, cooling and grid of the scenario's `site`; infinite without a grid."""
+        site = self.candidate.layout.scenario.site
+        grid = None if site is None else site.grid_gco2_per_kwh
+        return inf if site is None or grid is None else self.power_w * site.factor * grid / 1000
+
 
 @dataclass(frozen=True)
 class Deployment(Replicas):

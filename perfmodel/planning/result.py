@@ -13,6 +13,7 @@ from perfmodel.planning import finalist as fin
 from perfmodel.planning.choice import DeviceAnswer, Ratios, most_replicas
 from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Option
 from perfmodel.planning.findings import TIE
+from perfmodel.planning.metrics import ALTERNATIVES
 from perfmodel.planning.space import Base, Layout
 from perfmodel.planning.spec import PlanSpec
 from perfmodel.planning.surfaces import Floats
@@ -27,6 +28,8 @@ _AT_THE_RATE = (
     "usd_per_million_output_tokens_split",
     "usd_per_million_output_tokens",
     "joules_per_output_token",
+    *("site_joules_per_output_token", "gco2_per_million_output_tokens", "gco2_per_million_tokens"),
+    *ALTERNATIVES,
 )
 _QUANTILES = {0.5: "median", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
@@ -164,6 +167,10 @@ class PlanResult(_Plan[Finalist]):
                 return float(finalist.num_devices)
             case "goodput_per_gpu":
                 return finalist.rate_per_device
+            case "joules":
+                return finalist.power_w
+            case "carbon":
+                return finalist.gco2_per_hour
         return self.tightness(finalist)
 
     def figure_draws(self, finalist: Finalist) -> Floats:

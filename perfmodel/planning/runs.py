@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from perfmodel.errors import SpecError
 from perfmodel.planning.choice import may_have, pick_replicas
 from perfmodel.planning.finalist import Deployment, Finalist, Records, meets
+from perfmodel.planning.metrics import ALTERNATIVES
 from perfmodel.planning.points import Point, Record
 from perfmodel.planning.result import PlanResult, Resilience
 from perfmodel.planning.service import at_rate
@@ -30,6 +31,7 @@ METRICS = (
     *("slo_attainment", "request_goodput", "request_throughput", "output_throughput"),
     *(f"{statistic}_{name}_ms" for name in _LATENCIES for statistic in ("mean", "median", "p90", "p95", "p99")),
     *("usd_per_million_output_tokens", "usd_per_million_input_tokens_split", "usd_per_million_output_tokens_split"),
+    *("site_joules_per_output_token", "gco2_per_million_output_tokens", "gco2_per_million_tokens", *ALTERNATIVES),
     *("joules_per_output_token", "kv_cache_usage_peak", "preemptions", "mfu", "mbu"),
 )
 _RATIO = 1.02  # between rates of the lattice

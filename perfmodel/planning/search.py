@@ -2,12 +2,13 @@
 candidate in closed form (`screen`). Stage two simulates (`runs`) finalists, candidates that the screen may have cut
 wrongly (`overlooked`), the cost-latency `front`, and ranks them under calibration `draws`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
+from perfmodel.errors import SpecError
 from perfmodel.files.blocks import block_as
 from perfmodel.planning import choice
 from perfmodel.planning import finalist as fin
@@ -52,6 +53,8 @@ def make_plan(
     base = Base(path, tuple(overrides))
     scenario = base.load()
     spec = block_as(scenario.plan, PlanSpec) or PlanSpec()
+    if spec.objective == "carbon" and (scenario.site is None or scenario.site.grid_gco2_per_kwh is None):
+        raise SpecError("plan.objective=carbon without a grid: set site.region, as in DE, or site.gco2_per_kwh.")
     file = store or default_store()
     Store(file).close()  # fail before the search if the file is unusable
     rate, plan = (0.0, plan_job) if spec.is_offline else (wanted_rate(scenario, spec), _plan_rate)
@@ -204,7 +207,7 @@ def _prices(result: PlanResult) -> Iterator[str]:
     scenarios = [layout.scenario for finalist in result.everyone for layout, _ in finalist.candidate.counts]
     devices = dict.fromkeys(scenario.hardware.name for scenario in scenarios)
     price = result.scenario.price
-    if price is not None and not isinstance(price.usd_per_gpu_hour, Mapping) and len(devices) > 1:
+    if price is not None and isinstance(price.usd_per_gpu_hour, float) and len(devices) > 1:
         yield (
             f"price.usd_per_gpu_hour {price.usd_per_gpu_hour:g} of the scenario is that of every device here, "
             f"{', '.join(devices)}; give each its own, as in --price {next(iter(devices))}=2.50."

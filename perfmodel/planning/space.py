@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from perfmodel.cost import MemoryPlan, plan_memory, usd_per_hour
+from perfmodel.cost.kernel_models.device import tdp_w
 from perfmodel.errors import DoesNotFitError, SpecError, UnsupportedError
 from perfmodel.models.architecture import MoEFFN
 from perfmodel.models.spec import ModelSpec
@@ -129,6 +130,13 @@ class Candidate:
                 return None
             total += price * count * layout.scenario.engine.num_devices
         return total
+
+    @property
+    def tdp_w(self) -> float:
+        """TDP of all its devices."""
+        return sum(
+            tdp_w(layout.scenario.hardware) * layout.scenario.engine.num_devices * n for layout, n in self.counts
+        )
 
     @property
     def has_unconfirmed_price(self) -> bool:

@@ -10,7 +10,8 @@ from perfmodel.files.base import Spec
 from perfmodel.files.units import PerSecond, PositiveFloat, PositiveInt, Seconds
 from perfmodel.specs.slo import DEFAULT_ATTAINMENT
 
-Objective = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "cheapest_job", "shortest_job"]
+_OfRates = Literal["cheapest", "goodput_per_gpu", "fewest_gpus", "lowest_latency", "joules", "carbon"]
+Objective = Literal[_OfRates, "cheapest_job", "shortest_job"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 _MAX_GPUS = 10_000  # as many engines as are simulated
 _JOB_OBJECTIVES = ("cheapest_job", "shortest_job")
@@ -106,6 +107,7 @@ class PlanSpec(Spec):
 
     objective:  cheapest: fewest USD per hour; goodput_per_gpu: highest rate under the SLO for each device;
                 fewest_gpus; lowest_latency: furthest below the limits of the SLO;
+                joules: least energy of the devices at the rate; carbon: least CO2 at the rate, by the scenario's `site`
                 of offline jobs (arrivals of process burst), without an SLO: cheapest_job: fewest USD for all of it,
                 which are most tokens per USD; shortest_job: done first
     deadline_s: within which an offline job is to be done

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from perfmodel.files import units
 from perfmodel.files.base import CheckedSpec, FileName, Spec
@@ -40,16 +40,50 @@ class Price(Spec):
         return ", ".join(str(part) for part in parts if part is not None)
 
 
-class Site(Spec):
+class Grids(Spec):
+    """Grids' gram of CO2 for a kilowatt-hour, by region, in `year`."""
+
+    source: str
+    licence: str
+    year: int
+    gco2_per_kwh: dict[str, PositiveFloat]
+
+
+def listed_grids() -> Grids:
+    """The list of grids."""
+    return load_spec(Grids, find_file("prices", "grids"))
+
+
+class Site(CheckedSpec):
     """What stands around the devices, as factors on their energy, and the grid.
 
     server_factor: a server's power over its devices'
     pue:           the building's power over its servers' (power usage effectiveness)
-    gco2_per_kwh:  gram of CO2 of the grid's kilowatt-hour"""
+    gco2_per_kwh:  gram of CO2 of the grid's kilowatt-hour
+    region:        a region of the list of grids, which has its gco2_per_kwh: a country's ISO 3166 code, or WORLD
+    usd_per_kwh:   price of electricity, which owned devices pay"""
 
     server_factor: float = Field(default=1.0, ge=1.0, le=3.0)
     pue: float = Field(default=1.0, ge=1.0, le=3.0)
     gco2_per_kwh: NonNegativeFloat | None = None
+    region: str | None = None
+    usd_per_kwh: NonNegativeFloat | None = None
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.region is not None and self.gco2_per_kwh is not None:
+            yield f"got region {self.region} and gco2_per_kwh {self.gco2_per_kwh:g}; expected one of them"
+        elif self.region is not None and self.region not in (known := listed_grids().gco2_per_kwh):
+            yield f"got region {self.region!r}; expected one of {', '.join(known)}; give others as gco2_per_kwh"
+
+    @property
+    def factor(self) -> float:
+        """The building's power over its devices'."""
+        return self.server_factor * self.pue
+
+    @property
+    def grid_gco2_per_kwh(self) -> float | None:
+        """Gram of CO2 of a kilowatt-hour: as given, or the region's; None without either."""
+        return self.gco2_per_kwh if self.region is None else listed_grids().gco2_per_kwh[self.region]
 
 
 # Which of the two is asked by what is given, so that an error is about that one.
@@ -59,26 +93,125 @@ _Prices = Annotated[
 ]
 
 
-class PriceOverride(Spec):
-    """Prices in place of those of the list.
+def _by_own_names(given: float | dict[str, float]) -> float | dict[str, float]:
+    """Normalise h100 to h100-sxm-80gb; paths stay."""
+    if not isinstance(given, dict):
+        return given
+    return {device.name if (device := named(name)) else name: usd for name, usd in given.items()}
 
-    usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list"""
 
-    usd_per_gpu_hour: _Prices
-    kind: PriceKind | None = None  # of these prices, for the answer to name
+_PricesByDevice = Annotated[_Prices, AfterValidator(_by_own_names)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+HOURS_PER_YEAR = 365.25 * 24
 
-    @field_validator("usd_per_gpu_hour")
-    @classmethod
-    def _by_own_names(cls, given: float | dict[str, float]) -> float | dict[str, float]:
-        """Normalise h100 to h100-sxm-80gb; paths stay."""
-        if not isinstance(given, dict):
-            return given
-        return {device.name if (device := named(name)) else name: usd for name, usd in given.items()}
+
+class Reserved(Spec):
+    """Devices rented for a term.
+
+    share:    of all devices
+    discount: on the price of an hour, as a fraction"""
+
+    share: _Share
+    discount: _Share
+
+
+class Spot(Reserved):
+    """Devices that may be taken away.
+
+    share:       of all devices
+    discount:    on the price of an hour, as a fraction
+    interruptions_per_hour: of one device
+    restart_s:   after each, in which it is paid for and idle
+    lost_work_s: after each, in which it repeats what was in hand"""
+
+    interruptions_per_hour: NonNegativeFloat
+    restart_s: Annotated[Seconds, Field(ge=0)]
+    lost_work_s: Annotated[Seconds, Field(ge=0)] = 0.0
+
+    @property
+    def capacity_factor(self) -> float:
+        """Work of a paid hour over that of an hour without interruptions."""
+        return 1 / (1 + self.interruptions_per_hour * (self.restart_s + self.lost_work_s) / 3600)
+
+
+class Owned(Spec):
+    """What a bought device costs beside its electricity, which `site` has.
+
+    purchase_usd:  of one device with its share of the server, of all alike or of each by its name
+    years:         over which it loses its value, in equal parts
+    residual_share: what is left of the purchase price after these
+    upkeep_share_per_year: staff, hosting, repairs: share of the purchase price per year"""
+
+    purchase_usd: _PricesByDevice
+    years: PositiveFloat
+    residual_share: _Share = 0.0
+    upkeep_share_per_year: NonNegativeFloat = 0.0
+
+    def usd_per_hour(self, device: str) -> float | None:
+        """USD per hour of `device`, in use or not; None without a purchase price."""
+        usd = self.purchase_usd.get(device) if isinstance(self.purchase_usd, dict) else self.purchase_usd
+        yearly = (1 - self.residual_share) / self.years + self.upkeep_share_per_year
+        return None if usd is None else usd * yearly / HOURS_PER_YEAR
+
+
+class ApiPrice(Spec):
+    """What a provider asks for the same tokens.
+
+    usd_per_million_input_tokens:  input tokens
+    usd_per_million_cached_input_tokens: those found in a prefix cache; as the others unless given
+    usd_per_million_output_tokens: output tokens"""
+
+    usd_per_million_input_tokens: NonNegativeFloat
+    usd_per_million_cached_input_tokens: NonNegativeFloat | None = None
+    usd_per_million_output_tokens: NonNegativeFloat
+
+    def usd(self, computed: int, cached: int, outputs: int) -> float:
+        """USD of so many computed and cached input tokens and output tokens."""
+        price, cached_price = self.usd_per_million_input_tokens, self.usd_per_million_cached_input_tokens
+        inputs = price * computed + (price if cached_price is None else cached_price) * cached
+        return (inputs + self.usd_per_million_output_tokens * outputs) / 1e6
+
+
+class PriceOverride(CheckedSpec):
+    """Prices in place of those of the list, and what renting is compared with.
+
+    usd_per_gpu_hour: of all devices alike, or of each by its name; a device without one keeps that of the list
+    kind:        of these prices, for the answer to name
+    reserved:    devices rented for a term; those that are neither reserved nor spot cost the price itself
+    spot:        devices that may be taken away
+    owned:       the same deployment bought, to compare with
+    api:         the same tokens from a provider, to compare with"""
+
+    usd_per_gpu_hour: _PricesByDevice | None = None
+    kind: PriceKind | None = None
+    reserved: Reserved | None = None
+    spot: Spot | None = None
+    owned: Owned | None = None
+    api: ApiPrice | None = None
+
+    def _conflicts(self) -> Iterator[str]:
+        shares = [part.share for part in (self.reserved, self.spot) if part is not None]
+        if sum(shares) > 1 + 1e-9:
+            yield f"got shares of {' and '.join(map('{:g}'.format, shares))}; expected reserved and spot of at most 1"
 
     def usd_of(self, device: str) -> float | None:
-        """USD per hour of `device`; None where the list price holds."""
+        """USD per hour of `device` without discounts; None where the list price holds."""
         given = self.usd_per_gpu_hour
         return given.get(device) if isinstance(given, dict) else given
+
+    def mixed(self, price: Price) -> Price:
+        """The mean of reserved, spot and other devices whose hour costs `price` without discounts."""
+        if self.reserved is None and self.spot is None:
+            return price
+        parts, rest, factor = [], 1.0, 0.0
+        for name, part in (("reserved", self.reserved), ("spot", self.spot)):
+            if part is not None:
+                capacity = part.capacity_factor if isinstance(part, Spot) else 1.0
+                rest, factor = rest - part.share, factor + part.share * (1 - part.discount) / capacity
+                parts.append(f"{part.share:.0%} {name}")
+        source = f"{price.source}; mean of {', '.join([*parts, f'{max(rest, 0.0):.0%} at {price.usd_per_hour:g} USD'])}"
+        usd = price.usd_per_hour * (factor + max(rest, 0.0))
+        return price.model_copy(update={"usd_per_hour": usd, "source": source, "kind": None})
 
 
 class _PriceList(Spec):

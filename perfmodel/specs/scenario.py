@@ -101,6 +101,9 @@ class Scenario(CheckedSpec):
         return copied
 
     def _conflicts(self) -> Iterator[str]:
+        is_owned = self.price is not None and self.price.owned is not None
+        if is_owned and (self.site is None or self.site.usd_per_kwh is None):
+            yield "got price.owned without a price of electricity; owned devices pay for theirs, set site.usd_per_kwh"
         for deployment in self.cluster.deployments:
             if deployment.share is None or deployment.is_disaggregated:
                 yield from self._differing_kv_formats(deployment)
@@ -284,10 +287,11 @@ def _check_start(
 
 def price_in_use(hardware: HardwareSpec, override: PriceOverride | None = None) -> Price | None:
     """Hourly device price: the scenario's, else the file's or the list's."""
-    usd = None if override is None else override.usd_of(hardware.name)
-    if override is None or usd is None:
+    if override is None:
         return hardware.price
-    return Price(source=OWN, usd_per_hour=usd, kind=override.kind)
+    usd = override.usd_of(hardware.name)
+    price = hardware.price if usd is None else Price(source=OWN, usd_per_hour=usd, kind=override.kind)
+    return None if price is None else override.mixed(price)
 
 
 def is_stale(price: Price) -> bool:

@@ -336,6 +336,23 @@ def pool_costs_figure(pools: Pools) -> Figure:
     return figure(traces, 110 + 44 * len(pools), x, y, showlegend=False)
 
 
+def utilisation_figure(summary: Mapping[str, Any]) -> Figure:
+    """USD per hour by the share of hours in use: rented for these hours or kept (dotted), owned, from an API."""
+    rent, own, idle, api = (summary.get(f"{way}_usd_per_hour") for way in ("rent", "own", "own_idle", "api"))
+    ends = (
+        ("rented when in use", 0.0, rent, "solid"),
+        ("rented at all hours", rent, rent, "dot"),
+        *(("owned", idle, own, "solid"), ("API", 0.0, api, "solid")),
+    )
+    traces = []
+    for (name, none, full, dash), colour in zip(ends, cycle(_POOL_COLOURS), strict=False):
+        if none is not None and full is not None:
+            hover = f"%{{x:.3g}} % of hours: %{{y:.4g}} USD per hour {name}<extra></extra>"
+            traces.append(line([0.0, 100.0], [none, full], name, colour, hover, dash=dash, width=2))
+    x, y = axis("share of hours in use (%)", range=[0, 100]), axis("USD per hour", rangemode="tozero")
+    return figure(traces, _HEIGHT, x, y, showlegend=True)
+
+
 def classes_figure(ttft_ms: Mapping[str, Floats], limits_ms: Mapping[str, float | None]) -> Figure:
     """The distribution of TTFT over the requests of each class, on a logarithmic axis, with the limits of classes."""
     traces = []

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perfmodel.planning.choice import DeviceAnswer
 from perfmodel.planning.export import batch_command, serve_commands
 from perfmodel.planning.finalist import Finalist, FrontPoint, Interval, Job, Preliminary, Replicas, gpus_text
-from perfmodel.planning.metrics import metric_of
+from perfmodel.planning.metrics import ALTERNATIVES, metric_of
 from perfmodel.planning.points import shares_text
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.space import NO_PRICE
@@ -19,6 +19,7 @@ from perfmodel.report.document import Block, Commands, Document, Line, Notes, Pa
 from perfmodel.report.drawing.charts import Bar, Dot, bars_svg, pareto_svg
 from perfmodel.report.drawing.figures import COLOURS
 from perfmodel.report.numbers import format_duration, format_metric, format_number, format_optional
+from perfmodel.report.views.run import alternatives_sentences
 from perfmodel.report.views.scenario import trust_blocks, trust_line
 
 Row = TypeVar("Row")
@@ -33,6 +34,8 @@ OBJECTIVES = {
     "fewest_gpus": "GPUs",
     "goodput_per_gpu": "requests/s under the SLO per GPU",
     "lowest_latency": "latency over its limit",
+    "joules": "W of all devices",
+    "carbon": "g CO2 per hour",
 }
 _SERVICE_NOTE = (
     "Maximum rate: at which {:.0%} of the requests meet the SLO, of the whole deployment under {} seeds; latencies "
@@ -128,8 +131,27 @@ def plan_sentences(result: PlanResult) -> list[str]:
             for label, share in result.fewer.items()
         ),
         *_under_failures(result, winner),
+        *_energy(result, winner),
+        *alternatives_sentences({name: winner.mean(name) for name in ALTERNATIVES}),
         *_bound(result),
     ]
+
+
+def _energy(result: PlanResult, winner: Finalist) -> Iterator[str]:
+    """What the choice draws and emits, where that is the objective, and what the cheapest that serves would."""
+    if result.spec.objective not in ("joules", "carbon"):
+        return
+
+    def drawn(option: Finalist) -> str:
+        grams = f", {option.gco2_per_hour:.4g} g CO2 per hour" if isfinite(option.gco2_per_hour) else ""
+        return f"{option.power_w:.4g} W, {option.mean('joules_per_output_token') or 0.0:.3g} J per output token{grams}"
+
+    cheapest = min(result.ranked, key=lambda option: option.cost)
+    against = "; none that serves is cheaper."
+    if cheapest is not winner and cheapest.cost < winner.cost:
+        usd = "" if cheapest.usd_per_hour is None else f" for {cheapest.usd_per_hour:.2f} USD per hour"
+        against = f"; the cheapest that serves, {cheapest.label}{usd}, draws {drawn(cheapest)}."
+    yield f"At the target rate its devices draw {drawn(winner)}{against}"
 
 
 def _certainty(result: PlanResult) -> Iterator[str]:

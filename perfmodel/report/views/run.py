@@ -36,7 +36,8 @@ _GROUPS = {  # heading -> keys of the summary
     "acceptance_rate mean_acceptance_length preemptions",
     "Cost and energy": "gpu_hours usd_total usd_per_million_tokens usd_per_million_output_tokens "
     "usd_per_million_input_tokens_split usd_per_million_output_tokens_split energy_j mean_power_w "
-    "joules_per_output_token site_joules_per_output_token gco2_per_million_output_tokens",
+    "usd_per_million_cached_input_tokens_split usd_per_million_computed_input_tokens_split "
+    "joules_per_output_token site_joules_per_output_token gco2_per_million_output_tokens gco2_per_million_tokens",
 }
 _RARE = ("timed_out", "rejected", "retries")  # shown where they are not 0
 _ALWAYS = ("ttft", "tpot", "itl", "e2el")
@@ -71,6 +72,7 @@ def run_view(result: RunResult, step: StepReport | None = None, comparison: "Run
         ),
         Paragraph(("Origin of step times: ", Span(str(summary.get("origin") or MISSING), "strong"))),
         *facts.trust_blocks(result.trust),
+        *alternatives_table(summary),
         *map(Paragraph, price_lines(scenario)),
         Details([doc.Sentences([_origin(result), hardware_source(scenario)], "Where the numbers come from")]),
         doc.Notes(result.notes),
@@ -226,6 +228,39 @@ def conversation_tables(summary: Mapping[str, Any]) -> Iterator[Table]:
     yield Table(head, rows, "Turns of conversations", note=note)
 
 
+def alternatives_table(summary: Mapping[str, Any]) -> Iterator[Table]:
+    """What renting, owning and an API cost at a run's traffic, with their break-even points."""
+    ways = {"rented": ("rent", "usd"), "owned": ("own", "own_usd"), "API": ("api", "api_usd")}
+    rows = [
+        (name, *(format_number(summary[key], 3) for key in (f"{way}_usd_per_hour", f"{usd}_per_million_tokens")))
+        for name, (way, usd) in ways.items()
+        if summary.get(f"{way}_usd_per_hour") is not None
+    ]
+    if sentences := list(alternatives_sentences(summary)):
+        yield Table(("", "USD an hour", "USD per million tokens"), rows, "Rent, own or API", note=" ".join(sentences))
+
+
+def alternatives_sentences(figures: Mapping[str, float | None]) -> Iterator[str]:
+    """USD per hour of a deployment rented, owned and from an API, and from which use on which is cheaper."""
+    rent, own, api = (figures.get(f"{way}_usd_per_hour") for way in ("rent", "own", "api"))
+    if own is None and api is None:
+        return
+    costs = {"rented": rent, "owned": own, "from the API": api}
+    yield f"Per hour: {', '.join(f'{usd:.4g} USD {way}' for way, usd in costs.items() if usd is not None)}."
+    share, rate = figures.get("rent_api_break_even_share"), figures.get("rent_api_break_even_req_s")
+    if share is not None and rate is not None:
+        beyond = ", more than this traffic: simulate whether it serves them" if share > 1 else ""
+        yield f"Rented devices kept all hours are cheaper than the API from {rate:.3g} requests/s on{beyond}."
+    for other, hourly in (("rent", rent), ("api", api)):
+        if own is None or hourly is None:
+            continue
+        what, share = {"rent": "renting", "api": "the API"}[other], figures.get(f"own_{other}_break_even_share")
+        if share is None or share > 1:
+            yield f"Owning is not cheaper than {what}, even with this traffic at all hours."
+        else:
+            yield f"Owning is cheaper than {what} for the hours in use, where these are more than {share:.0%} of all."
+
+
 def shares(summary: Mapping[str, Any]) -> Iterator[Paragraph]:
     if shares := summary.get("bound_share"):
         yield Paragraph(("Time bound by: ", *bound_shares(shares)))
@@ -258,6 +293,9 @@ def _plots(result: RunResult, before: str = "") -> Iterator[Plot]:
         if result.num_blocks:
             note = banded if len({*steps.replica.tolist()}) == 1 else binned
             yield named_plot(f"{before}KV cache in use", "run.kv_figure", note, steps, result.num_blocks, pools)
+    if any(alternatives_sentences(result.summary)):
+        note = "Share of hours that have this traffic; the others have none. Dotted: rented devices that are kept."
+        yield named_plot(f"{before}Cost by utilisation", "run.utilisation_figure", note, result.summary)
     if shares := result.summary.get("bound_share"):
         yield named_plot(f"{before}What bounded the time", "run.bound_figure", "", shares)
 
@@ -333,6 +371,7 @@ def run_brief(result: RunResult, comparison: "RunComparison | None" = None) -> D
         latency_table(result, _BRIEF_STATISTICS),
         *comparison_blocks(comparison),
         doc.Sentences([line for name, texts in _LINES.items() if (line := _figures(name, texts, summary))]),
+        *map(Paragraph, alternatives_sentences(summary)),
         *shares(summary),
         *facts.trust_line(result.trust),
         *few_notes(result.notes),

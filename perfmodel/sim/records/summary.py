@@ -207,6 +207,8 @@ class DeviceTotals:
     device_s: float | None = None  # that devices were there, summed; num_devices over the whole run unless given
     usd_per_hour: float | None = None  # of all devices, on the average of the run
     prompt_cost_share: float | None = None  # of the bill, what prompts cost; the answers cost the rest
+    cached_cost_share: float | None = None  # of the bill, what cached prompt tokens cost, a part of what prompts cost
+    owned: tuple[float, float] | None = None  # of owned devices: USD per hour before electricity, idle watts
     num_rejected: int = 0  # requests that the gateway refused, each time that it did
     num_retries: int = 0  # times one was sent again
     pools: Sequence[Mapping[str, Any]] = ()  # one for each pool where there are several
@@ -214,18 +216,24 @@ class DeviceTotals:
     kv_offload: Mapping[str, Any] | None = None  # what went to a second tier and came back
 
 
-def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int, site: Site | None = None) -> dict[str, Any]:
+def costs(
+    totals: DeviceTotals, duration: float, inputs: int, outputs: int, site: Site | None = None, cached: int = 0
+) -> dict[str, Any]:
     """Cost and energy of a run of `duration` seconds with `inputs` and `outputs` tokens; see docs/costs.md.
 
-    None without a price, energy, `site` or tokens to divide by. `totals`: device-seconds, price and energy."""
+    None without a price, energy, `site` or tokens to divide by. `totals`: device-seconds, price and energy; cached:
+    input tokens found in a prefix cache"""
     device_s = totals.num_devices * duration if totals.device_s is None else totals.device_s
     energy, share = totals.energy_j, totals.prompt_cost_share
     usd = None if totals.usd_per_hour is None else totals.usd_per_hour * duration / 3600
     of_prompts = usd * share if usd is not None and share is not None else None
     of_answers = usd - of_prompts if usd is not None and of_prompts is not None else None
+    of_cached = None if usd is None or totals.cached_cost_share is None else usd * totals.cached_cost_share
+    of_computed = None if of_prompts is None or of_cached is None else of_prompts - of_cached
 
-    drawn = energy * site.server_factor * site.pue if energy is not None and site is not None else None
-    emitted = None if drawn is None or site is None or site.gco2_per_kwh is None else drawn * site.gco2_per_kwh / 3.6e6
+    drawn = energy * site.factor if energy is not None and site is not None else None
+    grid = None if site is None else site.grid_gco2_per_kwh
+    emitted = None if drawn is None or grid is None else drawn * grid / 3.6e6
 
     def per_million(amount: float | None, tokens: int) -> float | None:
         return None if amount is None else ratio(amount * 1e6, tokens)
@@ -239,6 +247,8 @@ def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int, site
         "usd_per_million_tokens": per_million(usd, inputs + outputs),
         "usd_per_million_output_tokens": per_million(usd, outputs),
         "usd_per_million_input_tokens_split": per_million(of_prompts, inputs),
+        "usd_per_million_cached_input_tokens_split": per_million(of_cached, cached),
+        "usd_per_million_computed_input_tokens_split": per_million(of_computed, inputs - cached),
         "usd_per_million_output_tokens_split": per_million(of_answers, outputs),
         "energy_j": energy,
         "energy_split_j": None if totals.energy_split_j is None else dict(totals.energy_split_j),
@@ -247,6 +257,52 @@ def costs(totals: DeviceTotals, duration: float, inputs: int, outputs: int, site
         "joules_per_output_token": None if energy is None else ratio(energy, outputs),
         "site_joules_per_output_token": None if drawn is None else ratio(drawn, outputs),
         "gco2_per_million_output_tokens": per_million(emitted, outputs),
+        "gco2_per_million_tokens": per_million(emitted, inputs + outputs),
+    }
+
+
+def alternatives(
+    totals: DeviceTotals, scenario: Scenario, summary: Mapping[str, Any], cached: int
+) -> dict[str, float | None]:
+    """USD per hour of the same deployment rented and owned, and of the same tokens from an API, and where they break
+    even; nothing without `price.owned` or `price.api`. See docs/costs.md.
+
+    totals: device-seconds, price and energy; scenario: prices and site; summary: of the run; cached: input tokens found
+    in a prefix cache
+
+    Break-even shares are of the hours that have this traffic, the others having none."""
+    price, site, hours = scenario.price, scenario.site, float(summary["duration"]) / 3600
+    if price is None or (price.owned is None and price.api is None) or not hours:
+        return {}
+    inputs, outputs = summary["total_input_tokens"], summary["total_output_tokens"]
+    rent = totals.usd_per_hour
+    api = None if price.api is None else price.api.usd(inputs - cached, cached, outputs) / hours
+    idle = own = None
+    if totals.owned is not None and totals.energy_j is not None and site is not None and site.usd_per_kwh is not None:
+        fixed, idle_w = totals.owned
+        usd_per_wh = site.factor * site.usd_per_kwh / 1e3
+        idle, own = fixed + idle_w * usd_per_wh, fixed + totals.energy_j / 3600 / hours * usd_per_wh
+
+    def owning_from(hourly: float | None) -> float | None:
+        """The share h of hours at which idle + (own - idle) h = hourly h; None if owning never gets as cheap."""
+        if hourly is None or own is None or idle is None or hourly <= own - idle:
+            return None
+        return idle / (hourly - (own - idle))
+
+    renting_from = None if rent is None or not api else rent / api
+    requests_per_s = summary["request_throughput"]
+    millions = (inputs + outputs) / hours / 1e6
+    return {
+        "rent_usd_per_hour": rent,
+        "own_usd_per_hour": own,
+        "own_idle_usd_per_hour": idle,
+        "api_usd_per_hour": api,
+        "own_usd_per_million_tokens": None if own is None else ratio(own, millions),
+        "api_usd_per_million_tokens": None if api is None else ratio(api, millions),
+        "rent_api_break_even_share": renting_from,
+        "rent_api_break_even_req_s": None if renting_from is None else renting_from * (requests_per_s or 0.0),
+        "own_rent_break_even_share": owning_from(rent),
+        "own_api_break_even_share": owning_from(api),
     }
 
 
@@ -286,7 +342,9 @@ def summarize(
     summary |= cols.percentiles_met(scenario.slo, summary, num_lost)
     if scenario.traffic.is_offline and not scenario.cluster.is_disaggregated:  # else each request is on two engines
         summary |= cols.tail(requests, duration)
-    summary |= costs(totals, duration, inputs, outputs, scenario.site)
+    cached = int(requests.num_cached_tokens.sum())
+    summary |= costs(totals, duration, inputs, outputs, scenario.site, cached)
+    summary |= alternatives(totals, scenario, summary, cached)
     drafts, tokens, accepted = collector.num_drafts, collector.num_draft_tokens, collector.num_accepted_tokens
     summary |= {
         "mean_batch": collector.mean_batch,

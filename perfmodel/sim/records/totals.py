@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.cost import Usage, usd_per_hour
+from perfmodel.cost.power import idle_power_w
 from perfmodel.sim.clock import TICKS_PER_S
 from perfmodel.sim.fleet.cluster import Cluster
 from perfmodel.sim.fleet.pool import Pool
@@ -26,7 +27,7 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
     schedulers = [engine.loop.scheduler for engine in cluster.engines]
     splits = [pool.energy_split_j(seconds) for pool, seconds in zip(pools, engine_s, strict=True)]
     is_plain = len(pools) == 1 and not (dynamic and dynamic.fleets)
-    usd_per_hour, prompt_cost_share = _bill(cluster, engine_s, duration)
+    usd_per_hour, prompt_cost_share, cached_cost_share = _bill(cluster, engine_s, duration)
     return DeviceTotals(
         num_devices=sum(pool.num_devices for pool in pools),
         num_preemptions=sum(s.num_preemptions for s in schedulers),
@@ -42,6 +43,8 @@ def device_totals(cluster: Cluster, collector: Collector) -> DeviceTotals:
         kv_cache_usage_peak=max(usage_peak(pool, collector) for pool in pools),
         usd_per_hour=usd_per_hour,
         prompt_cost_share=prompt_cost_share,
+        cached_cost_share=cached_cost_share,
+        owned=_owned(cluster),
         num_rejected=dynamic.gateway.num_rejected if dynamic is not None else 0,
         num_retries=dynamic.gateway.num_retries if dynamic is not None else 0,
         pools=() if is_plain else [_of_pool(cluster, *of, collector) for of in zip(pools, engine_s, strict=True)],
@@ -83,20 +86,39 @@ def _engine_s(cluster: Cluster, pool: Pool, collector: Collector) -> float:
     return fleet.used_s(collector.end_tick) * len(pool.replicas[0].ranks)
 
 
-def _bill(cluster: Cluster, engine_s: Sequence[float], duration: float) -> tuple[float | None, float | None]:
-    """(average USD per hour, prompts' share of cost); None without a price.
+def _owned(cluster: Cluster) -> tuple[float, float] | None:
+    """(USD per hour before electricity, idle watts) of all devices at their peak if they are owned; None without
+    purchase prices."""
+    price, usd, watts = cluster.scenario.price, 0.0, 0.0
+    for pool in cluster.pools:
+        device = pool.scenario.hardware
+        hourly = None if price is None or price.owned is None else price.owned.usd_per_hour(device.name)
+        if hourly is None:
+            return None
+        fleet = None if cluster.dynamic is None else cluster.dynamic.fleet_of(pool)
+        per_replica = len(pool.replicas[0].ranks) * pool.devices_per_engine
+        count = pool.num_devices if fleet is None else fleet.most_in_use * per_replica
+        usd, watts = usd + count * hourly, watts + count * idle_power_w(device)
+    return usd, watts
+
+
+def _bill(
+    cluster: Cluster, engine_s: Sequence[float], duration: float
+) -> tuple[float | None, float | None, float | None]:
+    """(average USD per hour, prompts' share of cost, of which cached tokens'); None without a price.
 
     A pool's cost is split by prompts' share of its step time (`PromptTime`); pools without steps as the others are."""
-    hourly = billed = of_prompts = 0.0
+    hourly = billed = of_prompts = of_cached = 0.0
     for pool, seconds in zip(cluster.pools, engine_s, strict=True):
-        price, share = usd_per_hour(pool.scenario.hardware, cluster.scenario.price), pool.backend.prompt_time.share
+        price, time = usd_per_hour(pool.scenario.hardware, cluster.scenario.price), pool.backend.prompt_time
         if price is None:
-            return None, None
+            return None, None, None
         hourly += price * seconds / duration * pool.devices_per_engine
-        if share is not None:
-            billed += price * seconds * pool.devices_per_engine
-            of_prompts += price * seconds * pool.devices_per_engine * share
-    return hourly, ratio(of_prompts, billed)
+        if time.share is not None:
+            cost = price * seconds * pool.devices_per_engine
+            billed, of_prompts = billed + cost, of_prompts + cost * time.share
+            of_cached += cost * time.cached_share
+    return hourly, ratio(of_prompts, billed), ratio(of_cached, billed)
 
 
 def usage_peak(pool: Pool, collector: Collector) -> float:

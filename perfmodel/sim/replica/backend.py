@@ -24,31 +24,59 @@ class PromptTime:
     (weights, launches, host) count on both sides. Shares are cached by rounded step sizes. Tokens recomputed after a
     preemption count as prompts. Idle cost follows busy time.
 
+    Of prompts' part, cached tokens have what prompts alone would be faster by if no cached token were read, and copies
+    from the second tier.
+
     apart: (prompts alone, decodes alone) of a step in ticks; None: nothing is counted"""
 
-    __slots__ = ("_apart", "_parts", "_prompt_ticks", "_ticks")
+    __slots__ = ("_apart", "_cached_parts", "_cached_ticks", "_parts", "_prompt_ticks", "_ticks")
 
     def __init__(self, apart: Apart | None) -> None:
         self._apart = apart
         self._parts: dict[tuple[int, ...], tuple[int, int]] = {}  # results of `apart` by rounded step sizes
+        self._cached_parts: dict[tuple[int, ...], float] = {}  # cached tokens' share of prompts, likewise
         self._ticks = self._prompt_ticks = 0
+        self._cached_ticks = 0.0
 
     @property
     def share(self) -> float | None:
         """Prompts' share of step time; None before the first step, or without `apart`."""
         return self._prompt_ticks / self._ticks if self._ticks else None
 
-    def add(self, shape: BatchShape, duration: int) -> None:
-        """Count a step of `shape` that took `duration` ticks."""
+    @property
+    def cached_share(self) -> float:
+        """Cached prompt tokens' share of step time, a part of `share`; 0 before the first step."""
+        return self._cached_ticks / self._ticks if self._ticks else 0.0
+
+    def add(self, shape: BatchShape, duration: int, cached: Sequence[int] = (), restoring: int = 0) -> None:
+        """Count a step of `shape` that took `duration` ticks, `restoring` of them for copies from the second tier.
+
+        cached: of each of `shape.prefills`, its tokens found in a prefix cache"""
         if self._apart is None:
             return
         self._ticks += duration
         if not shape.prefills:
             return
+        duration -= restoring
         if shape.num_decodes:
             prompts, decodes = self._parts_of(shape, self._apart)
             duration = duration * prompts // (prompts + decodes)
-        self._prompt_ticks += duration
+        self._prompt_ticks += duration + restoring
+        self._cached_ticks += restoring
+        if any(cached):
+            self._cached_ticks += duration * self._cached_part(shape, cached, self._apart)
+
+    def _cached_part(self, shape: BatchShape, cached: Sequence[int], apart: Apart) -> float:
+        """Cached tokens' share of the prompts of the first step with about these sizes."""
+        tokens, seen = shape.num_tokens - shape.num_decodes, sum([computed for _, computed in shape.prefills])
+        key = (len(shape.prefills), _rounded(tokens), seen >> 9, _rounded(sum(cached)))
+        part = self._cached_parts.get(key)
+        if part is None:
+            alone = shape.apart[0]
+            unread = tuple([(new, computed - hit) for (new, computed), hit in zip(shape.prefills, cached, strict=True)])
+            whole, without = apart(alone)[0], apart(alone._replace(prefills=unread))[0]
+            part = self._cached_parts[key] = max(0.0, 1 - without / whole)
+        return part
 
     def _parts_of(self, shape: BatchShape, apart: Apart) -> tuple[int, int]:
         """`apart` of the first step with about the sizes of `shape`."""
@@ -110,10 +138,11 @@ class SimulatedBackend:
         if self._stages is not None:
             return Outcome(self.pass_through(plan).latency)
         shape = self._computed(plan)
-        duration = self._cost_model.duration_ps(shape)
+        duration, restoring = self._cost_model.duration_ps(shape), 0
         if plan.num_restored_tokens or plan.num_stored_blocks:
-            duration += self._restoring(plan, duration, self.restore)
-        self.prompt_time.add(shape, duration)
+            restoring = self._restoring(plan, duration, self.restore)
+            duration += restoring
+        self._count(plan, shape, duration, restoring)
         accepted = self._acceptance.judge(plan) if self._acceptance is not None else None
         return _new(Outcome, (duration, None, accepted))
 
@@ -121,13 +150,18 @@ class SimulatedBackend:
         """Ticks of `plan` in each stage."""
         assert self._stages is not None
         shape = self._computed(plan)
-        times = self._stages.pass_through(shape)
+        times, restoring = self._stages.pass_through(shape), 0
         if self.restore is not None and (plan.num_restored_tokens or plan.num_stored_blocks):
             cost = replace(self.restore, layers=self.restore.layers // self.num_stages)
             first, *rest = times.stages
-            times = times._replace(stages=(first + self._restoring(plan, first, cost), *rest))
-        self.prompt_time.add(shape, sum(times.stages))
+            restoring = self._restoring(plan, first, cost)
+            times = times._replace(stages=(first + restoring, *rest))
+        self._count(plan, shape, sum(times.stages), restoring)
         return times
+
+    def _count(self, plan: StepPlan, shape: BatchShape, duration: int, restoring: int) -> None:
+        cached = [min(grant.request.num_cached_tokens, grant.num_computed_tokens) for grant in plan.chunks]
+        self.prompt_time.add(shape, duration, cached, restoring if plan.num_restored_tokens else 0)
 
     def _computed(self, plan: StepPlan) -> BatchShape:
         """Shape of `plan` without drafts that the drafter does not propose."""

@@ -102,7 +102,7 @@ def test_without_a_price_there_is_energy_but_no_money():
     hardware = scenario.hardware.model_copy(update={"price": None})
     found = simulate(scenario.model_copy(update={"hardware": hardware})).summary
     money = [name for name in found if name.startswith("usd_")]
-    assert len(money) == 5
+    assert len(money) == 7
     assert all(found[name] is None for name in money)
     assert found["joules_per_output_token"] > 0
 
