@@ -38,7 +38,8 @@ def pool(number: int, hardware, tp: int, pp: int, num_blocks: int, prompt_share:
     spec.name = spec.deployment = spec.model = None
     clocks = (SimpleNamespace(ticks_under_way=12 * TICKS_PER_S, num_ranks=2),) if pp > 1 else ()
     backend = SimpleNamespace(
-        prompt_time=SimpleNamespace(share=prompt_share), restore=SimpleNamespace(block_bytes=100.0 * (number + 1))
+        prompt_time=SimpleNamespace(share=prompt_share, cached_share=0.0),
+        restore=SimpleNamespace(block_bytes=100.0 * (number + 1)),
     )
     parts = SimpleNamespace(hardware=hardware), SimpleNamespace(num_kv_blocks=num_blocks)
     replicas = tuple(SimpleNamespace(ranks=[rank]) for rank in engines)
