@@ -1,4 +1,4 @@
-"""Server arguments to scenario fields, and an engine back to vLLM arguments, which `line.py` reads back."""
+"""Server arguments to scenario fields, and an engine back to arguments, which `line.py` reads back."""
 
 import json
 import re
@@ -148,9 +148,10 @@ def complete(reading: Reading, command: str, engine: str) -> None:
         reading.put("engine.profile", engine)
     _BY_COMMAND[command](reading)
     _complete_drafts(reading)
-    if "kv_role" in reading.line or "kv_connector" in reading.line:
+    if reading.line.keys() & {"kv_role", "kv_connector", "worker_role"}:
         role, connector = reading.take("kv_role", "kv_both"), reading.take("kv_connector")
-        source = reading.source("kv_role") or reading.source("kv_connector")
+        role = reading.take("worker_role", role)
+        source = reading.source("worker_role") or reading.source("kv_role") or reading.source("kv_connector")
         if role in _ROLES:
             reading.line["role"] = _ROLES[role]
             reading.sources["line.role"] = source
@@ -174,8 +175,8 @@ def _vllm(reading: Reading) -> None:
 
 
 def _sglang(reading: Reading) -> None:
-    """`--dp-size` with `--enable-dp-attention` splits `--tp-size`; alone it counts independent replicas behind one
-    front end (server_args.py, data_parallel_controller.py)."""
+    """`--dp-size` with `--enable-dp-attention` splits `--tp-size`, the chunk and the running requests; alone it counts
+    independent replicas behind one front end (server_args.py, model_runner_kv_cache_mixin.py)."""
     tp, dp = reading.ranks, reading.take("dp_size", 1)
     if reading.take("dp_attention", False) and dp > 1:
         if tp % dp:
@@ -184,6 +185,10 @@ def _sglang(reading: Reading) -> None:
             )
         reading.put("engine.tensor_parallel_size", tp // dp, f"--tp-size {tp} --dp-size {dp} --enable-dp-attention")
         reading.put("engine.data_parallel_size", dp, "--enable-dp-attention")
+        if (running := reading.get("engine.max_num_seqs")) is not None:
+            reading.put("engine.max_num_seqs", running // dp, f"{reading.sources['engine.max_num_seqs']} of {dp} ranks")
+        if (chunk := reading.line.get("chunked_prefill_size", -1)) > 0:
+            reading.line["chunked_prefill_size"] = chunk // dp
     elif dp > 1:
         reading.put("cluster.replicas", dp, reading.source("dp_size"))
     _complete_experts(reading)
@@ -332,58 +337,156 @@ _BY_COMMAND: dict[str, Callable[[Reading], None]] = {
 }
 
 
-def engine_arguments(engine: EngineSpec, model: ModelSpec) -> list[str]:
-    """vLLM arguments that serve `model`: non-defaults, plus ranks, lengths and step size always."""
-    arguments: list[str] = []
-    nested: dict[str, dict[str, Any]] = {}
+Settings = dict[str, Any]
+
+
+def engine_arguments(engine: EngineSpec, model: ModelSpec, command: str = "vllm") -> list[str]:
+    """Arguments of `command` that serve `model`: non-defaults, plus ranks, lengths and step size always."""
+    arguments, blocks, can_negate = list[str](), dict[str, Settings](), load_command(command).can_negate
+    for name, value in server_settings(engine, model, command).items():
+        parent, dot, key = name.partition(".")
+        if dot:
+            blocks.setdefault(parent, {})[key] = value
+        elif isinstance(value, bool):
+            arguments += [f"--{'' if value else 'no-'}{name}"] if value or can_negate else []
+        else:
+            arguments += [f"--{name}", str(value)]
+    for parent, block in blocks.items():
+        arguments += [f"--{parent}", json.dumps(block)]
+    return arguments
+
+
+def engine_options(engine: EngineSpec, model: ModelSpec, command: str) -> Settings:
+    """The same as fields of the YAML file that `command` reads."""
+    options: Settings = {}
+    for name, value in server_settings(engine, model, command).items():
+        parent, dot, key = name.replace("-", "_").partition(".")
+        block = options.setdefault(parent, {}) if dot else options
+        block[key if dot else parent] = value
+    return options
+
+
+def server_settings(engine: EngineSpec, model: ModelSpec, command: str) -> Settings:
+    """Flag -> value; a dotted flag is a key of another's JSON."""
+    settings: Settings = {}
     defaults = {name: field.default for name, field in EngineSpec.model_fields.items()}
     defaults |= dict(engine.described.facts.defaults)
-    for name, flag in _flags().items():
+    for name, flag in _flags(command).items():
         path = str(flag.field).removeprefix(_ENGINE).split(".")
         value, default = _value(engine, path), None
         if path[0] != "speculative_config":
             default = defaults[path[0]] if len(path) == 1 else _value(EngineSpec(), path)
         if value is None or (value == default and not flag.always):
             continue
-        parent, dot, key = name.partition(".")
-        if dot:
-            nested.setdefault(parent, {})[key] = value
-        elif flag.kind == "switch":
-            arguments.append(f"--{'' if value != flag.inverse else 'no-'}{name}")
-        else:
-            arguments += [f"--{name}", str(value)]
-    if (drafts := engine.speculative_config) is not None:
-        config = nested["speculative-config"]
-        config["num_speculative_tokens"] = drafts.depth
-        if drafts.is_mtp_of(model):
-            config["method"] = "mtp"
-        if drafts.model is not None:  # by its Hub name
-            config["model"] = drafts.model.hf_id or drafts.model.name
-            if drafts.quantization is not None:
-                config["quantization"] = drafts.quantization
-    for parent, data in nested.items():
-        arguments += [f"--{parent}", json.dumps(data)]
+        if flag.only == () and str(value).lower() not in flag.write:
+            continue  # no value of the flag says it
+        settings[name] = value != flag.inverse if flag.kind == "switch" else flag.write.get(str(value).lower(), value)
+    _SETTINGS_OF[command](settings, engine)
+    drafts = engine.speculative_config
+    if drafts is not None:
+        is_mtp, hub_name = drafts.is_mtp_of(model), drafts.model and (drafts.model.hf_id or drafts.model.name)
+        _DRAFTS_OF[command](settings, drafts.depth, is_mtp, hub_name, drafts.quantization)
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _vllm_settings(settings: Settings, engine: EngineSpec) -> None:
     if engine.kv_offload is not None:  # of all ranks (vllm/config/cache.py, kv_offloading_size)
         gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB
-        arguments += ["--kv-offloading-size", f"{gib:.10g}"]
-    return arguments
+        settings["kv-offloading-size"] = f"{gib:.10g}"
 
 
-def left_out_fields(engine: EngineSpec) -> list[str]:
-    """Explicit fields of `engine` without a vLLM argument."""
-    written = {str(flag.field).removeprefix(_ENGINE).partition(".")[0] for flag in _flags().values()}
-    others = engine.model_fields_set - written - {"kv_offload", "version"}
+def _sglang_settings(settings: Settings, engine: EngineSpec) -> None:
+    """The inverse of `_sglang`."""
+    shares, tokens = engine.data_parallel_size, engine.max_num_batched_tokens
+    settings["tensor-parallel-size"] = ranks = engine.tensor_parallel_size * shares
+    if shares > 1:
+        settings |= {"data-parallel-size": shares, "enable-dp-attention": True}
+        settings["max-running-requests"] *= shares
+    if engine.enable_expert_parallel:
+        settings["expert-parallel-size"] = ranks
+    if not engine.enable_chunked_prefill:
+        settings["chunked-prefill-size"] = -1
+    elif tokens is not None:
+        settings["chunked-prefill-size"] = tokens * shares
+    if engine.scheduling_policy == "priority":
+        settings["enable-priority-scheduling"] = True
+
+
+def _trtllm_settings(settings: Settings, engine: EngineSpec) -> None:
+    """The inverse of `_trtllm`."""
+    settings["tensor-parallel-size"] = ranks = engine.tensor_parallel_size * engine.data_parallel_size
+    settings.pop("kv-cache-dtype", None)  # another name of kv_cache_config.dtype
+    if engine.data_parallel_size > 1:
+        settings["enable-attention-dp"] = True
+    if engine.enable_expert_parallel:
+        settings["moe-expert-parallel-size"] = ranks
+    if engine.kv_offload is not None:
+        settings["kv-cache-config.host_cache_size"] = int(engine.kv_offload.capacity_bytes)
+
+
+def _vllm_drafts(settings: Settings, depth: int, is_mtp: bool, hub_name: str | None, quantization: str | None) -> None:
+    block = "speculative-config."
+    settings[f"{block}num_speculative_tokens"] = depth
+    if is_mtp:
+        settings[f"{block}method"] = "mtp"
+    settings |= {f"{block}model": hub_name, f"{block}quantization": quantization if hub_name else None}
+
+
+def _sglang_drafts(
+    settings: Settings, depth: int, is_mtp: bool, hub_name: str | None, quantization: str | None
+) -> None:
+    method = settings.get("speculative-algorithm")
+    if method == "NGRAM":
+        settings["speculative-num-draft-tokens"] = depth
+    elif method is not None:  # a chain, whose last drafts' successor is verified with them
+        settings |= {"speculative-algorithm": "NEXTN" if is_mtp else method, "speculative-num-steps": depth}
+        settings |= {"speculative-eagle-topk": 1, "speculative-num-draft-tokens": depth + 1}
+        settings["speculative-draft-model-path"] = hub_name
+        settings["speculative-draft-model-quantization"] = quantization if hub_name else None
+
+
+def _trtllm_drafts(settings: Settings, depth: int, is_mtp: bool, hub_name: str | None, _: str | None) -> None:
+    block = "speculative-config."
+    settings |= {f"{block}num_nextn_predict_layers": None, f"{block}max_draft_len": depth}
+    if is_mtp:
+        settings |= {f"{block}decoding_type": "MTP", f"{block}num_nextn_predict_layers": depth}
+        settings[f"{block}max_draft_len"] = None
+    settings[f"{block}speculative_model_dir"] = hub_name
+
+
+_SETTINGS_OF = {"vllm": _vllm_settings, "sglang": _sglang_settings, "trtllm": _trtllm_settings}
+_DRAFTS_OF = {"vllm": _vllm_drafts, "sglang": _sglang_drafts, "trtllm": _trtllm_drafts}
+# Fields that the functions above write, beside those with a flag of their own
+_WRITTEN = {
+    "vllm": {"kv_offload"},
+    "sglang": {
+        *("data_parallel_size", "enable_expert_parallel", "max_num_batched_tokens", "enable_chunked_prefill"),
+        *("scheduling_policy", "speculative_config"),
+    },
+    "trtllm": {"data_parallel_size", "enable_expert_parallel", "kv_offload", "speculative_config"},
+}
+
+
+def left_out_fields(engine: EngineSpec, command: str = "vllm") -> list[str]:
+    """Explicit fields of `engine` that no argument of `command` says."""
+    written = _WRITTEN[command] | {"version", "profile"}
+    for flag in _flags(command).values():
+        name, *inner = str(flag.field).removeprefix(_ENGINE).split(".")
+        value = _value(engine, [name, *inner])
+        if flag.only != () or str(value).lower() in flag.write:
+            written.add(name)
+    others = engine.model_fields_set - written
     return sorted(name for name in others if getattr(engine, name) != EngineSpec.model_fields[name].default)
 
 
 @cache
-def _flags() -> dict[str, ModelledFlag]:
+def _flags(command: str) -> dict[str, ModelledFlag]:
     """Flag per field in table order, for direct translation."""
     return {
         name: flag
-        for name, flag in load_command("vllm").modelled.items()
+        for name, flag in load_command(command).modelled.items()
         if flag.field is not None and flag.field.startswith(_ENGINE) and "acceptance" not in flag.field
-        if flag.only is None or flag.only
+        if flag.only is None or flag.only or flag.write
     }
 
 
