@@ -166,6 +166,8 @@ def _pool_server(scenario: Scenario, pool: PoolSpec) -> PoolServer:
         why = f"no image of {described.description.title} is known for it."
     elif pool.role in _KV_ROLES and not known.serving.roles:
         why = f"{known.title} as one of a pair needs a file of its own for the pair."
+    elif not known.serving.shares_ranks and 1 not in (pool.engine.tensor_parallel_size, pool.engine.data_parallel_size):
+        why = f"{known.title} splits attention over all ranks by requests or by heads, not by both."
     elif server.num_nodes > 1 and known.serving.nodes is None:
         why = f"{known.title} over several nodes is started by mpirun."
     return replace(server, problem=why and f"{server.title}: {why}")
@@ -299,7 +301,7 @@ def dynamo_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
 
 
 def llm_d_files(scenario: Scenario, heading: Sequence[str] = ()) -> dict[str, str]:
-    """llm-d's recipes as `kubectl apply -k` takes them: a Kustomization, and a patch for each pool; none where no recipe
+    """llm-d's recipes for `kubectl apply -k`: a Kustomization, and a patch for each pool; none where no recipe
     serves all of them, or a replica is on several nodes."""
     servers = pool_servers(scenario)
     first, is_pair = servers[0], servers[0].pool.role in _KV_ROLES

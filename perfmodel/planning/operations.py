@@ -33,7 +33,7 @@ VLLM_HISTOGRAMS = {
     "e2el": "e2e_request_latency_seconds",
 }
 _GAPS = {"itl": "inter_token_latency_seconds"}
-_METRIC = re.compile(r"\b(?:vllm:|perfmodel_)([a-z_]+?)(_bucket|_sum|_count)?(\{|,)")
+_METRIC = re.compile(r"\b(?:vllm:|perfmodel_)([a-z0-9_]+?)(_bucket|_sum|_count)?(\{|,)")
 
 
 def in_flight_when_full(winner: Finalist) -> float | None:
@@ -115,7 +115,7 @@ def _alerts(winner: Finalist, rules: ServingRules, name: str) -> Iterator[dict[s
         mean_s, _, high_s = predicted
         pods = f'{{pod=~"{name}-.*"}}[10m]'
         means = f"sum(rate({metric}_sum{pods})) / sum(rate({metric}_count{pods}))"
-        name_shown = latency.upper().removesuffix("L")
+        name_shown = latency.upper().replace("E2EL", "E2E")
         yield {
             "alert": f"{name_shown}BeyondPrediction",
             "expr": f"{means} > {high_s:.4g}",
@@ -178,4 +178,4 @@ def _predicted_lines(winner: Finalist) -> dict[str, list[dict[str, Any]]]:
 
 
 def _constant(legend: str, value: float) -> dict[str, Any]:
-    return {"refId": f"predicted {legend[-8:]}", "expr": f"vector({value:.6g})", "legendFormat": legend, "range": True}
+    return {"refId": legend, "expr": f"vector({value:.6g})", "legendFormat": legend, "range": True}

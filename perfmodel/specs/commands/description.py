@@ -110,6 +110,7 @@ class ServingRules(Spec):
     environment: dict[str, str] = Field(default_factory=dict)
     roles: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     ip_variable: str = ""
+    shares_ranks: bool = True  # data-parallel ranks may have several tensor-parallel ones each
     nodes: NodeRules | None = None
     dynamo: DynamoRules | None = None
     llm_d: dict[str, str] = Field(default_factory=dict)

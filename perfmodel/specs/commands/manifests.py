@@ -39,10 +39,10 @@ def read_manifest(text: str, place: str) -> ShellScript:
 
 
 def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = ANYWHERE) -> Iterator[ShellCommand]:
-    """Mappings below `data` with an image or a command; `around`: placement so far."""
+    """Mappings below `data` with an image, a command or its arguments; `around`: placement so far."""
     if isinstance(data, Mapping):
         around = _placed(data, around, place)
-        if isinstance(data.get("image"), str) or "command" in data:
+        if isinstance(data.get("image"), str) or data.keys() & {"command", "args"}:
             yield _container(data, place, is_compose and "args" not in data, around)
             return
         for key, value in data.items():
@@ -117,7 +117,8 @@ def _rules(affinity: Any) -> Iterator[Mapping[str, Any]]:
 
 def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement: PodPlacement) -> ShellCommand:
     environment = _environment(data.get("environment") or data.get("env"))
-    known = {**environment, "LWS_WORKER_INDEX": str(int(placement.is_further))}  # lws.sigs.k8s.io sets it
+    of_group = {"LWS_WORKER_INDEX": str(int(placement.is_further)), "LWS_LEADER_ADDRESS": "leader"}  # LWS sets them
+    known = {**environment, **of_group}
 
     def text(value: str) -> str:
         """Expand compose's `${NAME:-default}`; `$$` is a dollar, quotes are literal."""
