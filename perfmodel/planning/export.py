@@ -345,7 +345,7 @@ def start_lines(scenario: Scenario) -> list[str]:
         lines.append(f"# {server.title}{f', {server.num_nodes} nodes {nodes.says}' if nodes else ''}")
         if server.problem:
             lines.append(f"# {server.problem} The line is {server.rules.start[0]}'s.")
-        if names := [f"engine.{name}" for name in left_out_fields(server.pool.engine, server.command)]:
+        if names := [f"engine.{name}" for name in left_out_fields(server.pool.engine, scenario.model, server.command)]:
             lines.append(f"# no argument says: {', '.join(names)}")
         words = server.words(None)
         lines.append(words[2] if words[0] == "sh" else shlex.join(words))

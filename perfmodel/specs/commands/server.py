@@ -381,102 +381,84 @@ def server_settings(engine: EngineSpec, model: ModelSpec, command: str) -> Setti
         if flag.only == () and str(value).lower() not in flag.write:
             continue  # no value of the flag says it
         settings[name] = value != flag.inverse if flag.kind == "switch" else flag.write.get(str(value).lower(), value)
-    _SETTINGS_OF[command](settings, engine)
-    drafts = engine.speculative_config
+    drafts, extra = engine.speculative_config, _SETTINGS_OF[command](settings, engine)
     if drafts is not None:
-        is_mtp, hub_name = drafts.is_mtp_of(model), drafts.model and (drafts.model.hf_id or drafts.model.name)
-        _DRAFTS_OF[command](settings, drafts.depth, is_mtp, hub_name, drafts.quantization)
-    return {name: value for name, value in settings.items() if value is not None}
+        is_mtp, hub_name = drafts.is_mtp_of(model), drafts.model.hf_id or drafts.model.name if drafts.model else None
+        extra |= _DRAFTS_OF[command](
+            drafts.depth, is_mtp, settings, hub_name, drafts.quantization if hub_name else None
+        )
+    return {name: value for name, value in (settings | extra).items() if value is not None}
 
 
-def _vllm_settings(settings: Settings, engine: EngineSpec) -> None:
-    if engine.kv_offload is not None:  # of all ranks (vllm/config/cache.py, kv_offloading_size)
-        gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB
-        settings["kv-offloading-size"] = f"{gib:.10g}"
+def _vllm_settings(_: Settings, engine: EngineSpec) -> Settings:
+    if engine.kv_offload is None:
+        return {}
+    gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB  # of all ranks (vllm/config/cache.py)
+    return {"kv-offloading-size": f"{gib:.10g}"}
 
 
-def _sglang_settings(settings: Settings, engine: EngineSpec) -> None:
+def _sglang_settings(settings: Settings, engine: EngineSpec) -> Settings:
     """The inverse of `_sglang`."""
     shares, tokens = engine.data_parallel_size, engine.max_num_batched_tokens
-    settings["tensor-parallel-size"] = ranks = engine.tensor_parallel_size * shares
-    if shares > 1:
-        settings |= {"data-parallel-size": shares, "enable-dp-attention": True}
-        settings["max-running-requests"] *= shares
-    if engine.enable_expert_parallel:
-        settings["expert-parallel-size"] = ranks
-    if not engine.enable_chunked_prefill:
-        settings["chunked-prefill-size"] = -1
-    elif tokens is not None:
-        settings["chunked-prefill-size"] = tokens * shares
-    if engine.scheduling_policy == "priority":
-        settings["enable-priority-scheduling"] = True
+    ranks, running = engine.tensor_parallel_size * shares, settings.get("max-running-requests")
+    chunk = -1 if not engine.enable_chunked_prefill else tokens and tokens * shares
+    of_ranks = {"data-parallel-size": shares, "enable-dp-attention": True} if shares > 1 else {}
+    return {
+        **{"tensor-parallel-size": ranks, **of_ranks, "max-running-requests": running and running * shares},
+        "chunked-prefill-size": chunk,
+        "expert-parallel-size": ranks if engine.enable_expert_parallel else None,
+        "enable-priority-scheduling": engine.scheduling_policy == "priority" or None,
+    }
 
 
-def _trtllm_settings(settings: Settings, engine: EngineSpec) -> None:
-    """The inverse of `_trtllm`."""
-    settings["tensor-parallel-size"] = ranks = engine.tensor_parallel_size * engine.data_parallel_size
-    settings.pop("kv-cache-dtype", None)  # another name of kv_cache_config.dtype
-    if engine.data_parallel_size > 1:
-        settings["enable-attention-dp"] = True
-    if engine.enable_expert_parallel:
-        settings["moe-expert-parallel-size"] = ranks
-    if engine.kv_offload is not None:
-        settings["kv-cache-config.host_cache_size"] = int(engine.kv_offload.capacity_bytes)
+def _trtllm_settings(_: Settings, engine: EngineSpec) -> Settings:
+    """The inverse of `_trtllm`; the cache's format has two names."""
+    ranks = engine.tensor_parallel_size * engine.data_parallel_size
+    return {
+        **{"tensor-parallel-size": ranks, "enable-attention-dp": engine.data_parallel_size > 1 or None},
+        **{"moe-expert-parallel-size": ranks if engine.enable_expert_parallel else None, "kv-cache-dtype": None},
+        "kv-cache-config.host_cache_size": engine.kv_offload and int(engine.kv_offload.capacity_bytes),
+    }
 
 
-def _vllm_drafts(settings: Settings, depth: int, is_mtp: bool, hub_name: str | None, quantization: str | None) -> None:
-    block = "speculative-config."
-    settings[f"{block}num_speculative_tokens"] = depth
-    if is_mtp:
-        settings[f"{block}method"] = "mtp"
-    settings |= {f"{block}model": hub_name, f"{block}quantization": quantization if hub_name else None}
+def _vllm_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, format: str | None) -> Settings:
+    block, method = "speculative-config.", {"speculative-config.method": "mtp"} if is_mtp else {}
+    return {**method, f"{block}num_speculative_tokens": depth, f"{block}model": name, f"{block}quantization": format}
 
 
-def _sglang_drafts(
-    settings: Settings, depth: int, is_mtp: bool, hub_name: str | None, quantization: str | None
-) -> None:
+def _sglang_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, format: str | None) -> Settings:
+    """A chain's last draft is verified with a token behind it."""
     method = settings.get("speculative-algorithm")
-    if method == "NGRAM":
-        settings["speculative-num-draft-tokens"] = depth
-    elif method is not None:  # a chain, whose last drafts' successor is verified with them
-        settings |= {"speculative-algorithm": "NEXTN" if is_mtp else method, "speculative-num-steps": depth}
-        settings |= {"speculative-eagle-topk": 1, "speculative-num-draft-tokens": depth + 1}
-        settings["speculative-draft-model-path"] = hub_name
-        settings["speculative-draft-model-quantization"] = quantization if hub_name else None
+    if method in (None, "NGRAM"):
+        return {"speculative-num-draft-tokens": depth if method else None}
+    chain = {"speculative-num-steps": depth, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": depth + 1}
+    drafter = {"speculative-draft-model-path": name, "speculative-draft-model-quantization": format}
+    return {"speculative-algorithm": "NEXTN" if is_mtp else method, **chain, **drafter}
 
 
-def _trtllm_drafts(settings: Settings, depth: int, is_mtp: bool, hub_name: str | None, _: str | None) -> None:
-    block = "speculative-config."
-    settings |= {f"{block}num_nextn_predict_layers": None, f"{block}max_draft_len": depth}
-    if is_mtp:
-        settings |= {f"{block}decoding_type": "MTP", f"{block}num_nextn_predict_layers": depth}
-        settings[f"{block}max_draft_len"] = None
-    settings[f"{block}speculative_model_dir"] = hub_name
+def _trtllm_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, _: str | None) -> Settings:
+    block, method = "speculative-config.", {"speculative-config.decoding_type": "MTP"} if is_mtp else {}
+    counts = {
+        f"{block}num_nextn_predict_layers": is_mtp and depth or None,
+        f"{block}max_draft_len": None if is_mtp else depth,
+    }
+    return {**method, **counts, f"{block}speculative_model_dir": name}
 
 
 _SETTINGS_OF = {"vllm": _vllm_settings, "sglang": _sglang_settings, "trtllm": _trtllm_settings}
 _DRAFTS_OF = {"vllm": _vllm_drafts, "sglang": _sglang_drafts, "trtllm": _trtllm_drafts}
-# Fields that the functions above write, beside those with a flag of their own
-_WRITTEN = {
-    "vllm": {"kv_offload"},
-    "sglang": {
-        *("data_parallel_size", "enable_expert_parallel", "max_num_batched_tokens", "enable_chunked_prefill"),
-        *("scheduling_policy", "speculative_config"),
-    },
-    "trtllm": {"data_parallel_size", "enable_expert_parallel", "kv_offload", "speculative_config"},
-}
 
 
-def left_out_fields(engine: EngineSpec, command: str = "vllm") -> list[str]:
-    """Explicit fields of `engine` that no argument of `command` says."""
-    written = _WRITTEN[command] | {"version", "profile"}
-    for flag in _flags(command).values():
-        name, *inner = str(flag.field).removeprefix(_ENGINE).split(".")
-        value = _value(engine, [name, *inner])
-        if flag.only != () or str(value).lower() in flag.write:
-            written.add(name)
-    others = engine.model_fields_set - written
-    return sorted(name for name in others if getattr(engine, name) != EngineSpec.model_fields[name].default)
+def left_out_fields(engine: EngineSpec, model: ModelSpec, command: str = "vllm") -> list[str]:
+    """Explicit fields of `engine` without which the settings of `command` would be the same."""
+    said, described = server_settings(engine, model, command), engine.described.facts.defaults
+
+    def is_silent(name: str) -> bool:
+        default, value = EngineSpec.model_fields[name].default, getattr(engine, name)
+        is_default = value in (default, dict(described).get(name))
+        return not is_default and server_settings(engine.model_copy(update={name: default}), model, command) == said
+
+    return sorted(filter(is_silent, engine.model_fields_set - {"version", "profile"}))
 
 
 @cache
