@@ -83,7 +83,7 @@ class PoolServer:
 
     @property
     def image(self) -> str:
-        """For the pool's devices, of the engine's version, as its releases are tagged."""
+        """Of the engine's version, as its releases are tagged."""
         version = self.pool.engine.described.version
         tag = version.asked if version.asked and version.age == "described" else version.described
         return self.rules.images[str(self.hardware.maker)].format(version=tag if tag.count(".") > 1 else f"{tag}.0")
@@ -93,38 +93,27 @@ class PoolServer:
         """The limits of a pod."""
         return {_RESOURCES[str(self.hardware.maker)]: self.pool.engine.num_devices // self.num_nodes}
 
-    def arguments(self) -> list[str]:
-        """Behind the model: settings, unless a file has them, and what its role asks for."""
-        settings = (
-            [] if self.rules.options_file else engine_arguments(self.pool.engine, self.scenario.model, self.command)
-        )
-        return [*settings, *self.rules.roles.get(self.pool.role, ())]
-
     def words(self, port: int | None = _PORT) -> list[str]:
-        """Its command line; where settings are in a file, that of a shell which writes it first. port: none is said"""
+        """Its command line; port: none is said"""
         rules, over = self.rules, self.rules.nodes if self.num_nodes > 1 else None
-        line = [*rules.start, *self._model, *self.arguments()]
-        line += [word.format(nodes=self.num_nodes) for word in over.arguments] if over else []
+        extra = [word.format(nodes=self.num_nodes) for word in over.arguments] if over else []
         if over and self.command == "vllm" and self.pool.engine.data_parallel_size > 1:
-            line += ["--data-parallel-backend", "ray"]
-        return self._with_options(
-            [*line, *rules.arguments, *(["--port", str(port)] if port else [])], rules.options_flag
-        )
+            extra += ["--data-parallel-backend", "ray"]
+        return self._line(rules, [*extra, *rules.arguments, *(["--port", str(port)] if port else [])])
 
     def dynamo_words(self, rules: DynamoRules) -> list[str]:
         """Its command line as a worker of Dynamo, whose operator joins nodes and gives the address."""
-        line = [*rules.start, *self._model, *self.arguments(), *rules.roles.get(self.pool.role, ())]
-        return self._with_options(line, rules.options_flag)
+        return self._line(rules, rules.roles.get(self.pool.role, ()))
 
-    @property
-    def _model(self) -> list[str]:
-        return [self.scenario.model.hf_id or self.scenario.model.name]
-
-    def _with_options(self, line: list[str], flag: str) -> list[str]:
+    def _line(self, rules: ServingRules | DynamoRules, extra: Sequence[str]) -> list[str]:
+        """Where settings are in a file, that of a shell which writes it first."""
+        model, of_role = self.scenario.model, self.rules.roles.get(self.pool.role, ())
+        start = [*rules.start, model.hf_id or model.name]
         if not (file := self.rules.options_file):
-            return line
-        options = engine_options(self.pool.engine, self.scenario.model, self.command) | dict(self.rules.options)
-        return ["sh", "-c", f"cat > {file} <<'EOF'\n{dump_yaml(options)}EOF\nexec {shlex.join([*line, flag, file])}"]
+            return [*start, *engine_arguments(self.pool.engine, model, self.command), *of_role, *extra]
+        options = dump_yaml(engine_options(self.pool.engine, model, self.command) | dict(self.rules.options))
+        line = shlex.join([*start, *of_role, *extra, rules.options_flag, file])
+        return ["sh", "-c", f"cat > {file} <<'EOF'\n{options}EOF\nexec {line}"]
 
     def split(self, words: Sequence[str]) -> Object:
         """`words` as Kubernetes' command and args."""
@@ -234,9 +223,9 @@ def _pod(container: Object, labels: dict[str, str]) -> Object:
 
 
 def scale_target(scenario: Scenario) -> dict[str, str]:
-    """What a ScaledObject names of the only pool's object."""
-    (server,) = pool_servers(scenario)
-    return {"name": server.name, **(_OVER_NODES if server.num_nodes > 1 else {})}
+    """What a ScaledObject names of the only pool's object; empty where pools have no common load, or none can start."""
+    first, *others = pool_servers(scenario)
+    return {} if others or first.problem else {"name": first.name, **(_OVER_NODES if first.num_nodes > 1 else {})}
 
 
 def compose_file(scenario: Scenario, heading: Sequence[str] = ()) -> str:
@@ -292,12 +281,9 @@ def dynamo_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
         }
     spec = {"backendFramework": servers[0].command, "envs": [_TOKEN], "services": services}
     name = servers[0].name.removesuffix(f"-{servers[0].pool.role}")
-    lines = [
-        *heading,
-        f"Its {described.description.title} is {rules.version}; predicted for {described.version.described}.",
-    ]
+    its = f"Its {described.description.title} is {rules.version}; predicted for {described.version.described}."
     kind = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment"}
-    return _documents(lines, [{**kind, "metadata": {"name": name}, "spec": spec}])
+    return _documents([*heading, its], [{**kind, "metadata": {"name": name}, "spec": spec}])
 
 
 def llm_d_files(scenario: Scenario, heading: Sequence[str] = ()) -> dict[str, str]:
@@ -306,8 +292,9 @@ def llm_d_files(scenario: Scenario, heading: Sequence[str] = ()) -> dict[str, st
     servers = pool_servers(scenario)
     first, is_pair = servers[0], servers[0].pool.role in _KV_ROLES
     base = first.rules.llm_d.get("roles" if is_pair else "unified")
-    one_kind = len({(server.command, server.problem, server.image) for server in servers if not server.problem}) == 1
-    if base is None or not one_kind or any(server.problem or server.num_nodes > 1 for server in servers):
+    if base is None or any(server.problem or server.num_nodes > 1 for server in servers):
+        return {}
+    if len({server.image for server in servers}) > 1:
         return {}
     name = first.name.removesuffix(f"-{first.pool.role}")
     image, _, tag = first.image.rpartition(":")
@@ -414,38 +401,20 @@ class _Planned(NamedTuple):
     winner: Finalist
     scenario: Scenario
     heading: list[str]
-    asides: list[str]
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether one load goes to equal servers whose metrics are known."""
-        return len(self.scenario.pools) == 1 and not pool_servers(self.scenario)[0].problem
-
-
-def _serve_script(plan: _Planned) -> str:
-    return "\n".join(
-        ["#!/bin/sh", *(f"# {line}" for line in plan.asides), *serve_commands(plan.result, plan.winner), ""]
-    )
-
-
-def _operations(plan: _Planned) -> str:
-    return operations_manifest(plan.result, plan.winner, scale_target(plan.scenario)) if plan.is_watched else ""
-
-
-def _dashboard(plan: _Planned) -> str:
-    return dashboard(plan.result, plan.winner) if plan.is_watched else ""
 
 
 # File -> its text; an empty one is not written
 FILES: dict[str, Callable[[_Planned], str]] = {
-    "serve.sh": _serve_script,
+    "serve.sh": lambda plan: "\n".join(
+        ["#!/bin/sh", *(f"# {line}" for line in plan.heading[1:]), *start_lines(plan.scenario), ""]
+    ),
     "kubernetes.yaml": lambda plan: kubernetes_manifest(plan.scenario, plan.heading),
     "compose.yaml": lambda plan: compose_file(plan.scenario, plan.heading),
     "dynamo.yaml": lambda plan: dynamo_manifest(plan.scenario, plan.heading),
     "kustomization.yaml": lambda plan: llm_d_files(plan.scenario, plan.heading).get("kustomization.yaml", ""),
     "llm-d.yaml": lambda plan: llm_d_files(plan.scenario, plan.heading).get("llm-d.yaml", ""),
-    "operations.yaml": _operations,
-    "grafana.json": _dashboard,
+    "operations.yaml": lambda plan: operations_manifest(plan.result, plan.winner, scale_target(plan.scenario)),
+    "grafana.json": lambda plan: dashboard(plan.result, plan.winner) if scale_target(plan.scenario) else "",
 }
 
 
@@ -454,9 +423,8 @@ def plan_files(result: PlanResult) -> dict[str, str]:
     winner = result.winner
     if winner is None:
         return {}
-    asides = _not_here(result, winner)
-    scenario = result.base.load(as_overrides(_choices(result, winner)))
-    plan = _Planned(result, winner, scenario, [f"{winner.label}, chosen by `perfmodel plan`.", *asides], asides)
+    heading = [f"{winner.label}, chosen by `perfmodel plan`.", *_not_here(result, winner)]
+    plan = _Planned(result, winner, result.base.load(as_overrides(_choices(result, winner))), heading)
     written = {name: text for name, write in FILES.items() if (text := write(plan))}
     named = {f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner)}
     return {**written, **named, **_device_files(result, winner)}

@@ -47,7 +47,7 @@ def operations_manifest(result: PlanResult, winner: Finalist, target: Mapping[st
     one load, and where the server's metrics are not known.
     target: name, and unless it is a Deployment apiVersion and kind, of what is scaled"""
     full, rules = in_flight_when_full(winner), _rules_of(winner)
-    if full is None or rules is None or len(winner.candidate.layout.scenario.pools) > 1:
+    if full is None or rules is None or not target or len(winner.candidate.layout.scenario.pools) > 1:
         return ""
     text = f"# {winner.label} at {result.rate:g} requests/s, chosen by `perfmodel plan`.\n"
     text += "# Needs KEDA and prometheus-operator.\n"
@@ -101,7 +101,8 @@ def predicted_s(winner: Finalist, latency: str) -> tuple[float, float, float] | 
     mean_ms = winner.mean(f"mean_{latency}_ms")
     if mean_ms is None:
         return None
-    low, high = np.quantile(winner.drawn.latencies[latency], (_LOW, _HIGH))
+    draws = np.sort(winner.drawn.latencies[latency])  # some may be infinite, between which nothing is interpolated
+    low, high = (draws[round(share * (len(draws) - 1))] for share in (_LOW, _HIGH))
     return mean_ms * 1e-3, mean_ms * 1e-3 * float(low), mean_ms * 1e-3 * float(high)
 
 

@@ -79,7 +79,7 @@ class NodeRules(Spec):
 
 
 class DynamoRules(Spec):
-    """The engine as a worker of NVIDIA Dynamo; `version`: of the engine in `image`."""
+    """A worker of NVIDIA Dynamo; `version`: of the engine in `image`."""
 
     image: str
     version: str
@@ -94,7 +94,7 @@ class ServingRules(Spec):
     images:       maker of the devices -> image; none: no image is known
     start:        the words before the model; arguments: behind the settings, with the address
     options_file: path of a file with all settings and `options`; options_flag: what names it
-    roles:        role of a pool -> its arguments; none: the server has no roles; ip_variable: the pod's address for them
+    roles:        role of a pool -> its arguments; none: it has no roles; ip_variable: the pod's address for them
     llm_d:        unified or roles -> base of llm-d's recipes
     metrics:      vLLM's metric, or its histogram's name -> this server's; gauge_labels: which series of a gauge count;
                   rank_label: data-parallel ranks"""

@@ -439,7 +439,7 @@ def _sglang_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | Non
 def _trtllm_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, _: str | None) -> Settings:
     block, method = "speculative-config.", {"speculative-config.decoding_type": "MTP"} if is_mtp else {}
     counts = {
-        f"{block}num_nextn_predict_layers": is_mtp and depth or None,
+        f"{block}num_nextn_predict_layers": depth if is_mtp else None,
         f"{block}max_draft_len": None if is_mtp else depth,
     }
     return {**method, **counts, f"{block}speculative_model_dir": name}
@@ -451,12 +451,12 @@ _DRAFTS_OF = {"vllm": _vllm_drafts, "sglang": _sglang_drafts, "trtllm": _trtllm_
 
 def left_out_fields(engine: EngineSpec, model: ModelSpec, command: str = "vllm") -> list[str]:
     """Explicit fields of `engine` without which the settings of `command` would be the same."""
-    said, described = server_settings(engine, model, command), engine.described.facts.defaults
+    settings, described = server_settings(engine, model, command), engine.described.facts.defaults
 
     def is_silent(name: str) -> bool:
         default, value = EngineSpec.model_fields[name].default, getattr(engine, name)
         is_default = value in (default, dict(described).get(name))
-        return not is_default and server_settings(engine.model_copy(update={name: default}), model, command) == said
+        return not is_default and server_settings(engine.model_copy(update={name: default}), model, command) == settings
 
     return sorted(filter(is_silent, engine.model_fields_set - {"version", "profile"}))
 

@@ -1,5 +1,5 @@
-"""Files of a plan for every engine: each is of its published type, names metrics that its server has, and is read back as
-what was planned."""
+"""Files of a plan for every engine: each is of its published type, names metrics that its server has, and is read back
+as what was planned."""
 
 import json
 import re
@@ -190,7 +190,7 @@ def test_sglang_has_gaps_between_tokens_and_counts_each_request_at_one_stage() -
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_panels_have_the_prediction_and_its_interval_as_lines(engine: str) -> None:
-    """Of factors between a half and two, eight of ten are between 2^-0.8 and 2^0.8. At 40 requests/s over four replicas,
+    """Of factors between a half and two, eight of ten are between 2^-0.8 and 2^0.8. At 40 requests/s over 4 replicas,
     each for 2 s, 20 are in flight at each (Little's law)."""
     board = json.loads(dashboard(plan(), winner(scenario(f"engine.profile={engine}"))))
     lines = {}
@@ -274,7 +274,7 @@ def layouts(draw: st.DrawFn) -> list[str]:
 @settings(max_examples=40, deadline=None)
 @given(layout=layouts())
 def test_what_is_written_is_read_back_as_planned(name: str, layout: list[str]) -> None:
-    """A law of every kind, over engines, layouts, formats, replicas and pairs. A script starts one replica of each kind."""
+    """A law of every kind of file, over engines, layouts, formats, replicas, pairs. A script starts one of each."""
     planned = load_scenario("qwen3-30b-a3b-h100", ["hardware=h100-sxm-80gb", *layout])
     text = WRITERS[name](planned)
     several_nodes = any(pool.engine.num_devices > 8 for pool in planned.pools)
