@@ -108,7 +108,12 @@ class PlanRequest(ScenarioRequest):
 
     report: Path | None = flag("--report", REPORT_HELP, metavar="FILE")
     export: Path | None = flag(
-        *("--export", "Write the choice: serve.sh (vLLM), a scenario, Kubernetes objects.", None, "DIR"),
+        *(
+            "--export",
+            "Write the choice: a scenario, serve.sh, files of Kubernetes, Dynamo, llm-d, Grafana.",
+            None,
+            "DIR",
+        ),
         is_in_line=False,
     )
     store: Path | None = flag(

@@ -13,7 +13,7 @@ from perfmodel.files.sandbox import PACKAGE, is_allowed, is_only_names, refuse_p
 
 _Hardware = Literal["hardware", "families", "architectures", "engines", "commands", "networks", "prices"]
 _Workloads = Literal["models", "traffic", "scenarios", "studies", "techniques"]
-Kind = Literal[_Hardware, _Workloads, "calibrations", "validated", "reports"]
+Kind = Literal[_Hardware, _Workloads, "calibrations", "validated", "reports", "dashboards"]
 
 # The folder of each, and what one of its files is called in errors.
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -32,6 +32,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "validated": ("hardware_specs/validated", "index of validations"),
     "techniques": ("workloads/techniques", "family of techniques"),
     "reports": ("reports", "report"),
+    "dashboards": ("deploy/grafana/dashboards", "dashboard"),
 }
 _YAML = (".yaml", ".yml")
 # `aliases: [a, "b"]` on one or several lines, or a block list, at the top level of a file.

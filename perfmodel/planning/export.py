@@ -1,30 +1,45 @@
-"""Deployment files: `vllm serve` command lines, a scenario file and Kubernetes objects. Images, shared memory size and
-probe address follow vLLM's documentation ("Using Docker", "Using Kubernetes"); resource names are those that vendors'
-device plugins advertise."""
+"""Deployment files: command lines, a scenario file, and objects of Kubernetes, compose, Dynamo and llm-d, all of one
+description of a pool's servers. What an engine's server needs is in hardware_specs/engines/commands; resource names are
+those that vendors' device plugins advertise."""
 
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfmodel.errors import SpecError
 from perfmodel.files.atomic_write import atomic_write_all
 from perfmodel.files.yaml_loader import Positions, dump_yaml
 from perfmodel.planning.finalist import Finalist, Job
-from perfmodel.planning.operations import operations_manifest
+from perfmodel.planning.operations import dashboard, operations_manifest
 from perfmodel.planning.result import JobPlan, PlanResult
 from perfmodel.planning.runs import carried_cluster, requests_with_failures
 from perfmodel.planning.service import at_rate
 from perfmodel.specs.cluster import PoolSpec
-from perfmodel.specs.commands.server import engine_arguments, left_out_fields
+from perfmodel.specs.commands.description import DynamoRules, ServingRules, load_command, serving_command
+from perfmodel.specs.commands.server import engine_arguments, engine_options, left_out_fields
+from perfmodel.specs.hardware import HardwareSpec
 from perfmodel.specs.overrides import apply_override, as_overrides, parse_override
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_source import is_text, read_scenario
 
-_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_KV_ROLES = ("prefill", "decode")
+_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}  # maker -> what its device plugin calls a device
+_LONGEST_NAME = 50  # of 63 characters that a label has room for, with the role behind it
+_PORT = 8000
+_BEHIND_SIDECAR = 8200  # of llm-d's decode pods, whose sidecar has the other
+_PROBES_UNTIL_UP = 360  # ten seconds apart: an hour to fetch weights and load them
+_TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}}
+_OVER_NODES = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+_HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
+# Its recipes of release 0.8: since 0.7 they replace the chart llm-d-modelservice (llm-d.ai, "ModelService": superseded)
+_LLM_D = "https://github.com/llm-d/llm-d//guides/recipes/modelserver/base/single-host/{}?ref=release-0.8"
+_LLM_D_IMAGE = "REPLACE_MODEL_SERVER_IMAGE"
+Object = dict[str, Any]
 
 
 def nodes_of(scenario: Scenario, pool: PoolSpec) -> int:
@@ -32,170 +47,295 @@ def nodes_of(scenario: Scenario, pool: PoolSpec) -> int:
     return ceil(pool.engine.num_devices / (pool.hardware or scenario.hardware).devices_per_node)
 
 
+@dataclass(frozen=True)
+class PoolServer:
+    """What starts a pool's replicas, for all files.
+
+    rules:   of its engine; of vLLM where none are described
+    problem: why nothing known starts them; empty otherwise"""
+
+    scenario: Scenario
+    pool: PoolSpec
+    rules: ServingRules
+    command: str
+    problem: str
+
+    @property
+    def name(self) -> str:
+        """What its objects are called: letters, digits and dashes, a letter first."""
+        name = re.sub(r"[^a-z0-9]+", "-", self.scenario.model.name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+        name = name if name[:1].isalpha() else f"model-{name}"
+        return name if len(self.scenario.pools) == 1 else f"{name}-{self.pool.role}"
+
+    @property
+    def num_nodes(self) -> int:
+        return nodes_of(self.scenario, self.pool)
+
+    @property
+    def title(self) -> str:
+        """`2 x prefill on 4 x h100-sxm-80gb`"""
+        pool = self.pool
+        return f"{pool.replicas} x {pool.role} on {pool.engine.num_devices} x {self.hardware.name}"
+
+    @property
+    def hardware(self) -> HardwareSpec:
+        return self.pool.hardware or self.scenario.hardware
+
+    @property
+    def image(self) -> str:
+        """Of the engine's version, as its releases are tagged."""
+        version = self.pool.engine.described.version
+        tag = version.asked if version.asked and version.age == "described" else version.described
+        return self.rules.images[str(self.hardware.maker)].format(version=tag if tag.count(".") > 1 else f"{tag}.0")
+
+    @property
+    def devices(self) -> Object:
+        """The limits of a pod."""
+        return {_RESOURCES[str(self.hardware.maker)]: self.pool.engine.num_devices // self.num_nodes}
+
+    def words(self, port: int | None = _PORT) -> list[str]:
+        """Its command line; port: none is said"""
+        rules, over = self.rules, self.rules.nodes if self.num_nodes > 1 else None
+        extra = [word.format(nodes=self.num_nodes) for word in over.arguments] if over else []
+        if over and self.command == "vllm" and self.pool.engine.data_parallel_size > 1:
+            extra += ["--data-parallel-backend", "ray"]
+        return self._line(rules, [*extra, *rules.arguments, *(["--port", str(port)] if port else [])])
+
+    def dynamo_words(self, rules: DynamoRules) -> list[str]:
+        """Its command line as a worker of Dynamo, whose operator joins nodes and gives the address."""
+        return self._line(rules, rules.roles.get(self.pool.role, ()))
+
+    def _line(self, rules: ServingRules | DynamoRules, extra: Sequence[str]) -> list[str]:
+        """Where settings are in a file, that of a shell which writes it first."""
+        model, of_role = self.scenario.model, self.rules.roles.get(self.pool.role, ())
+        start = [*rules.start, model.hf_id or model.name]
+        if not (file := self.rules.options_file):
+            return [*start, *engine_arguments(self.pool.engine, model, self.command), *of_role, *extra]
+        options = dump_yaml(engine_options(self.pool.engine, model, self.command) | dict(self.rules.options))
+        line = shlex.join([*start, *of_role, *extra, rules.options_flag, file])
+        return ["sh", "-c", f"cat > {file} <<'EOF'\n{options}EOF\nexec {line}"]
+
+    def split(self, words: Sequence[str]) -> Object:
+        """`words` as Kubernetes' command and args."""
+        if self.rules.keeps_entrypoint:
+            return {"args": list(words)}
+        at = 2 if words[0] == "sh" else len([word for word in self.rules.start if not word.startswith("--")])
+        return {"command": list(words[:at]), "args": list(words[at:])}
+
+    def on_node(self, container: str) -> Object:
+        """A container on each of a replica's nodes, without its image and command."""
+        ip = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        has_peers = self.rules.ip_variable and self.pool.role in _KV_ROLES
+        variables = [{"name": name, "value": value} for name, value in self.rules.environment.items()]
+        return {
+            "name": container,
+            "env": [_TOKEN, *variables, *([{"name": self.rules.ip_variable, **ip}] if has_peers else [])],
+            "resources": {"limits": self.devices},
+            "volumeMounts": [
+                {"name": "shared-memory", "mountPath": "/dev/shm"},
+                {"name": "weights", "mountPath": "/root/.cache/huggingface"},
+            ],
+        }
+
+
+def pool_servers(scenario: Scenario) -> list[PoolServer]:
+    """One for each pool, in order."""
+    return [_pool_server(scenario, pool) for pool in scenario.pools]
+
+
+def _pool_server(scenario: Scenario, pool: PoolSpec) -> PoolServer:
+    described = pool.engine.described
+    command = serving_command(described.description.name)
+    known = command or load_command("vllm")
+    assert known.serving is not None
+    server, why = PoolServer(scenario, pool, known.serving, known.name, ""), ""
+    if command is None:
+        why = f"its engine is {described.label}, of which no image is known."
+    elif server.hardware.kind != "gpu" or server.hardware.maker not in known.serving.images:
+        why = f"no image of {described.description.title} is known for it."
+    elif pool.role in _KV_ROLES and not known.serving.roles:
+        why = f"{known.title} as one of a pair needs a file of its own for the pair."
+    elif not known.serving.shares_ranks and 1 not in (pool.engine.tensor_parallel_size, pool.engine.data_parallel_size):
+        why = f"{known.title} splits attention over all ranks by requests or by heads, not by both."
+    elif server.num_nodes > 1 and known.serving.nodes is None:
+        why = f"{known.title} over several nodes is started by mpirun."
+    return replace(server, problem=why and f"{server.title}: {why}")
+
+
 def server_arguments(scenario: Scenario, pool: PoolSpec) -> list[str]:
-    """Arguments of `vllm serve`: model, engine arguments, multi-node options ("Parallelism and Scaling", "Data Parallel
-    Deployment") and KV transfer."""
-    model, engine = scenario.model, pool.engine
-    arguments = [model.hf_id or model.name, *engine_arguments(engine, model)]
-    if nodes_of(scenario, pool) > 1:
-        arguments += ["--distributed-executor-backend", "ray"]
-        arguments += ["--data-parallel-backend", "ray"] if engine.data_parallel_size > 1 else []
-    if pool.role in _KV_ROLES:
-        config = f'{{"kv_connector": "NixlConnector", "kv_role": "{_KV_ROLES[pool.role]}"}}'
-        arguments += ["--kv-transfer-config", config]
-    return arguments
-
-
-# maker -> what its device plugin calls a device, and the image with vLLM for it; AMD's is published from 0.14 on
-_STACKS = {"nvidia": ("nvidia.com/gpu", "vllm/vllm-openai"), "amd": ("amd.com/gpu", "vllm/vllm-openai-rocm")}
-_LONGEST_NAME = 50  # of 63 characters that a label has room for, with the role behind it
-_PORT = 8000
-_PROBES_UNTIL_UP = 360  # ten seconds apart: an hour to fetch weights and load them
-_TOKEN = {"name": "hf-token", "key": "token", "optional": True}
-_JOIN = "/vllm-workspace/examples/online_serving/multi-node-serving.sh"  # of the image: docs.vllm.ai, "LWS"
-_OVER_NODES = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
-_HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
+    """The model and all arguments of the server but its port."""
+    server = _pool_server(scenario, pool)
+    return server.words(None)[len(server.rules.start) :]
 
 
 def kubernetes_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
     """The objects as YAML for `kubectl apply -f`, with `heading` and what a manifest cannot express as comments."""
-    problems = [_problem(scenario, pool) for pool in scenario.pools]
-    lines = [*heading, *(f"Not here: {problem}" for problem in dict.fromkeys(problems) if problem)]
-    if not all(problems):
+    servers = pool_servers(scenario)
+    lines = [*heading, *(f"Not here: {problem}" for problem in dict.fromkeys(s.problem for s in servers) if problem)]
+    if not all(server.problem for server in servers):
         lines.append("A gated model needs a secret: kubectl create secret generic hf-token --from-literal=token=...")
         lines.append("Each pod fetches the weights anew; put a volume that outlives it in place of `weights`.")
     if any(pool.role in _KV_ROLES for pool in scenario.pools):
         lines.append("Before the two Services belongs a proxy that sends each request to prefill, then to decode.")
-    text = "".join(f"# {line}\n" for line in lines)
-    for pool, problem in zip(scenario.pools, problems, strict=True):
-        for one in () if problem else _objects(scenario, pool):
-            text += f"---\n{dump_yaml(json.loads(json.dumps(one)))}"  # JSON round trip: no YAML anchors
-    return text
+    return _documents(lines, [one for server in servers if not server.problem for one in _objects(server)])
 
 
-def _problem(scenario: Scenario, pool: PoolSpec) -> str:
-    """Why no Deployment can start the pool's replicas; empty if one can."""
-    hardware, engine = pool.hardware or scenario.hardware, pool.engine
-    what = f"{pool.replicas} x {pool.role} on {engine.num_devices} x {hardware.name}"
-    if engine.described.description.name != "vllm":
-        return f"{what}: its engine is {engine.described.label}, and only vLLM's image is known."
-    if hardware.kind != "gpu" or hardware.maker not in _STACKS:
-        return f"{what}: no image of vLLM is known for it."
-    return ""
+def _documents(heading: Sequence[str], objects: Sequence[Object]) -> str:
+    text = "".join(f"# {line}\n" for line in heading)
+    return text + "".join(f"---\n{dump_yaml(json.loads(json.dumps(one)))}" for one in objects)  # no YAML anchors
 
 
-def _image(scenario: Scenario, pool: PoolSpec) -> str:
-    """vLLM's image for the pool's devices, of the engine's version, as its releases are tagged."""
-    hardware, version = pool.hardware or scenario.hardware, pool.engine.described.version
-    tag = version.asked if version.asked and version.age == "described" else version.described
-    return f"{_STACKS[str(hardware.maker)][1]}:v{tag if tag.count('.') > 1 else f'{tag}.0'}"
-
-
-def name_of(scenario: Scenario, pool: PoolSpec) -> str:
-    """What the pool's objects are called: letters, digits and dashes, a letter first."""
-    name = re.sub(r"[^a-z0-9]+", "-", scenario.model.name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
-    name = name if name[:1].isalpha() else f"model-{name}"
-    return name if len(scenario.pools) == 1 else f"{name}-{pool.role}"
-
-
-def _objects(scenario: Scenario, pool: PoolSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+def _objects(server: PoolServer) -> tuple[Object, Object]:
     """A Deployment, one container per pod with all devices of a replica, or a LeaderWorkerSet with a pod on each of its
     nodes; and a Service."""
-    hardware, num_nodes, name = pool.hardware or scenario.hardware, nodes_of(scenario, pool), name_of(scenario, pool)
-    labels = {"app.kubernetes.io/name": name}
-    arguments = [*server_arguments(scenario, pool), "--port", str(_PORT)]
-    on_node = {
-        "name": "vllm",
-        "image": _image(scenario, pool),
-        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": _TOKEN}}],
-        "resources": {"limits": {_STACKS[str(hardware.maker)][0]: pool.engine.num_devices // num_nodes}},
-        "volumeMounts": [
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-            {"name": "weights", "mountPath": "/root/.cache/huggingface"},
-        ],
-    }
-    server: dict[str, Any] = {
-        **on_node,
-        "command": ["vllm", "serve"],
-        "args": arguments,
+    name, labels, words = server.name, {"app.kubernetes.io/name": server.name}, server.words()
+    on_node = {**server.on_node(server.command), "image": server.image}
+    asked: Object = {
         "ports": [{"name": "http", "containerPort": _PORT}],
         "startupProbe": {**_HEALTH, "periodSeconds": 10, "failureThreshold": _PROBES_UNTIL_UP},
         "readinessProbe": {**_HEALTH, "periodSeconds": 5},
         "livenessProbe": {**_HEALTH, "periodSeconds": 10, "timeoutSeconds": 5},
     }
     metadata, ports = {"name": name, "labels": labels}, [{"name": "http", "port": 80, "targetPort": "http"}]
-    kind, selector, spec = {"apiVersion": "apps/v1", "kind": "Deployment"}, labels, dict[str, Any]()
-    if num_nodes == 1:
-        spec = {"selector": {"matchLabels": labels}, "template": _pod(server, labels)}
+    kind, selector, spec = {"apiVersion": "apps/v1", "kind": "Deployment"}, labels, Object()
+    if (nodes := server.rules.nodes) is None or server.num_nodes == 1:
+        template = _pod({**on_node, **asked, **server.split(words)}, labels)
+        spec = {"selector": {"matchLabels": labels}, "template": template}
     else:
         kind, selector = _OVER_NODES, {**labels, "role": "leader"}
-        script = (
-            f"bash {_JOIN} leader --ray_cluster_size=$(LWS_GROUP_SIZE); {shlex.join(['vllm', 'serve', *arguments])}"
-        )
-        join = f"bash {_JOIN} worker --ray_address=$(LWS_LEADER_ADDRESS)"
+        shells = ({"args": [text.replace("{command}", shlex.join(words))]} for text in (nodes.leader, nodes.worker))
+        leader, worker = ({**on_node, "command": ["sh", "-c"], **shell} for shell in shells)
         spec["leaderWorkerTemplate"] = {
-            "size": num_nodes,
+            "size": server.num_nodes,
             "restartPolicy": "RecreateGroupOnPodRestart",
-            "leaderTemplate": _pod({**server, "command": ["sh", "-c"], "args": [script]}, selector),
-            "workerTemplate": _pod({**on_node, "command": ["sh", "-c"], "args": [join]}, labels),
+            "leaderTemplate": _pod({**leader, **asked}, selector),
+            "workerTemplate": _pod(worker, labels),
         }
     return (
-        {**kind, "metadata": metadata, "spec": {"replicas": pool.replicas, **spec}},
+        {**kind, "metadata": metadata, "spec": {"replicas": server.pool.replicas, **spec}},
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": selector, "ports": ports}},
     )
 
 
-def _pod(container: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+def _pod(container: Object, labels: dict[str, str]) -> Object:
     volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, {"name": "weights", "emptyDir": {}}]
     return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
 
 
 def scale_target(scenario: Scenario) -> dict[str, str]:
-    """What a ScaledObject names of the only pool's object."""
-    (pool,) = scenario.pools
-    return {"name": name_of(scenario, pool), **(_OVER_NODES if nodes_of(scenario, pool) > 1 else {})}
+    """What a ScaledObject names of the only pool's object; empty where pools have no common load, or none can start."""
+    first, *others = pool_servers(scenario)
+    return {} if others or first.problem else {"name": first.name, **(_OVER_NODES if first.num_nodes > 1 else {})}
 
 
-def compose_file(scenario: Scenario) -> str:
+def compose_file(scenario: Scenario, heading: Sequence[str] = ()) -> str:
     """Services for `docker compose up` on one machine, each replica on devices and a port of its own; empty where no
     machine has all of them, or no image is known."""
-    pools = scenario.pools
-    per_node = min((pool.hardware or scenario.hardware).devices_per_node for pool in pools)
-    makers = {(pool.hardware or scenario.hardware).maker for pool in pools}
-    if any(_problem(scenario, pool) for pool in pools) or makers != {"nvidia"}:
+    servers = pool_servers(scenario)
+    per_node = min((pool.hardware or scenario.hardware).devices_per_node for pool in scenario.pools)
+    if any(server.problem for server in servers) or {server.hardware.maker for server in servers} != {"nvidia"}:
         return ""
-    if sum(pool.replicas * pool.engine.num_devices for pool in pools) > per_node:
+    if sum(server.pool.replicas * server.pool.engine.num_devices for server in servers) > per_node:
         return ""
-    services, device = dict[str, Any](), 0
-    for pool in pools:
-        for number in range(pool.replicas):
-            ids = [str(device + index) for index in range(pool.engine.num_devices)]
+    services, device = Object(), 0
+    for server in servers:
+        num_devices, start = server.pool.engine.num_devices, server.split(server.words())
+        for number in range(server.pool.replicas):
+            ids = [str(device + index) for index in range(num_devices)]
             gpus = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
-            services[name_of(scenario, pool) + (f"-{number}" if pool.replicas > 1 else "")] = {
-                "image": _image(scenario, pool),
-                "entrypoint": ["vllm", "serve"],
-                "command": [*server_arguments(scenario, pool), "--port", str(_PORT)],
+            services[server.name + (f"-{number}" if server.pool.replicas > 1 else "")] = {
+                "image": server.image,
+                **({"entrypoint": start["command"]} if "command" in start else {}),
+                "command": start["args"],
                 "ports": [f"{_PORT + len(services)}:{_PORT}"],
-                "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
+                "environment": {"HF_TOKEN": "${HF_TOKEN:-}", **server.rules.environment},
                 "ipc": "host",
                 "volumes": ["weights:/root/.cache/huggingface"],
                 "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
             }
-            device += pool.engine.num_devices
-    return dump_yaml({"services": services, "volumes": {"weights": {}}})
+            device += num_devices
+    text = dump_yaml(json.loads(json.dumps({"services": services, "volumes": {"weights": {}}})))
+    return "".join(f"# {line}\n" for line in heading[:1]) + text
+
+
+def dynamo_manifest(scenario: Scenario, heading: Sequence[str] = ()) -> str:
+    """A DynamoGraphDeployment (nvidia.com/v1alpha1): a frontend, and a worker for each pool; empty where no image of
+    Dynamo serves all of them."""
+    servers = pool_servers(scenario)
+    rules, described = servers[0].rules.dynamo, scenario.engine.described
+    is_known = {(server.command, server.hardware.maker) for server in servers} == {(servers[0].command, "nvidia")}
+    if rules is None or not is_known or any(server.problem for server in servers):
+        return ""
+    image, services = {"image": rules.image}, Object()
+    services["Frontend"] = {"componentType": "frontend", "replicas": 1, "extraPodSpec": {"mainContainer": image}}
+    for server in servers:
+        words, role, (limit,) = server.dynamo_words(rules), server.pool.role, server.devices.values()
+        at = 2 if words[0] == "sh" else 3
+        services["worker" if role not in _KV_ROLES else role] = {
+            "componentType": "worker",
+            **({"subComponentType": role} if role in _KV_ROLES else {}),
+            "replicas": server.pool.replicas,
+            **({"multinode": {"nodeCount": server.num_nodes}} if server.num_nodes > 1 else {}),
+            "resources": {"limits": {"gpu": str(limit)}},
+            "extraPodSpec": {"mainContainer": {**image, "command": words[:at], "args": words[at:]}},
+        }
+    spec = {"backendFramework": servers[0].command, "envs": [_TOKEN], "services": services}
+    name = servers[0].name.removesuffix(f"-{servers[0].pool.role}")
+    its = f"Its {described.description.title} is {rules.version}; predicted for {described.version.described}."
+    kind = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment"}
+    return _documents([*heading, its], [{**kind, "metadata": {"name": name}, "spec": spec}])
+
+
+def llm_d_files(scenario: Scenario, heading: Sequence[str] = ()) -> dict[str, str]:
+    """llm-d's recipes for `kubectl apply -k`: a Kustomization, and a patch for each pool; none where no recipe
+    serves all of them, or a replica is on several nodes."""
+    servers = pool_servers(scenario)
+    first, is_pair = servers[0], servers[0].pool.role in _KV_ROLES
+    base = first.rules.llm_d.get("roles" if is_pair else "unified")
+    if base is None or any(server.problem or server.num_nodes > 1 for server in servers):
+        return {}
+    if len({server.image for server in servers}) > 1:
+        return {}
+    name = first.name.removesuffix(f"-{first.pool.role}")
+    image, _, tag = first.image.rpartition(":")
+    labels = {"llm-d.ai/model": name, "inference.networking.k8s.io/engine-type": first.command}
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [_LLM_D.format(base)],
+        "namePrefix": f"{name}-",
+        "images": [{"name": _LLM_D_IMAGE, "newName": image, "newTag": tag}],
+        "labels": [{"pairs": labels, "includeSelectors": True, "includeTemplates": True}],
+        "patches": [{"path": "llm-d.yaml"}],
+    }
+    patches = []
+    for server in servers:
+        role = "decode" if server.pool.role not in _KV_ROLES else server.pool.role
+        words = server.words(_BEHIND_SIDECAR if is_pair and role == "decode" else _PORT)
+        pod = _pod({**server.on_node("modelserver"), **server.split(words)}, {})["spec"]
+        kind = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": role}}
+        patches.append({**kind, "spec": {"replicas": server.pool.replicas, "template": {"spec": pod}}})
+    lines = [*heading, 'kubectl apply -k on this folder; llm-d\'s router goes before it (llm-d.ai, "Quickstart").']
+    return {"kustomization.yaml": _documents(lines, [kustomization]), "llm-d.yaml": _documents(heading, patches)}
 
 
 def serve_commands(result: PlanResult, winner: Finalist) -> list[str]:
     """For each kind of replica: the count, planned settings without an argument, and its start command."""
-    scenario = result.base.load(as_overrides(_choices(result, winner)))
+    return start_lines(result.base.load(as_overrides(_choices(result, winner))))
+
+
+def start_lines(scenario: Scenario) -> list[str]:
+    """The same, of any scenario."""
     lines = []
-    for pool in scenario.pools:
-        hardware, num_nodes = (pool.hardware or scenario.hardware).name, nodes_of(scenario, pool)
-        joined = f", {num_nodes} nodes that a Ray cluster joins" if num_nodes > 1 else ""
-        lines.append(f"# {pool.replicas} x {pool.role} on {pool.engine.num_devices} x {hardware}{joined}")
-        if names := [f"engine.{name}" for name in left_out_fields(pool.engine)]:
+    for server in pool_servers(scenario):
+        nodes = server.rules.nodes if server.num_nodes > 1 else None
+        lines.append(f"# {server.title}{f', {server.num_nodes} nodes {nodes.says}' if nodes else ''}")
+        if server.problem:
+            lines.append(f"# {server.problem} The line is {server.rules.start[0]}'s.")
+        if names := [f"engine.{name}" for name in left_out_fields(server.pool.engine, scenario.model, server.command)]:
             lines.append(f"# no argument says: {', '.join(names)}")
-        lines.append(shlex.join(["vllm", "serve", *server_arguments(scenario, pool)]))
+        words = server.words(None)
+        lines.append(words[2] if words[0] == "sh" else shlex.join(words))
     return lines
 
 
@@ -254,27 +394,40 @@ def _device_files(result: PlanResult, winner: Finalist) -> dict[str, str]:
     return {f"{hardware.name}-changed.yaml": heading + dump_yaml(data)}
 
 
+class _Planned(NamedTuple):
+    """What the writers of files read."""
+
+    result: PlanResult
+    winner: Finalist
+    scenario: Scenario
+    heading: list[str]
+
+
+# File -> its text; an empty one is not written
+FILES: dict[str, Callable[[_Planned], str]] = {
+    "serve.sh": lambda plan: "\n".join(
+        ["#!/bin/sh", *(f"# {line}" for line in plan.heading[1:]), *start_lines(plan.scenario), ""]
+    ),
+    "kubernetes.yaml": lambda plan: kubernetes_manifest(plan.scenario, plan.heading),
+    "compose.yaml": lambda plan: compose_file(plan.scenario, plan.heading),
+    "dynamo.yaml": lambda plan: dynamo_manifest(plan.scenario, plan.heading),
+    "kustomization.yaml": lambda plan: llm_d_files(plan.scenario, plan.heading).get("kustomization.yaml", ""),
+    "llm-d.yaml": lambda plan: llm_d_files(plan.scenario, plan.heading).get("llm-d.yaml", ""),
+    "operations.yaml": lambda plan: operations_manifest(plan.result, plan.winner, scale_target(plan.scenario)),
+    "grafana.json": lambda plan: dashboard(plan.result, plan.winner) if scale_target(plan.scenario) else "",
+}
+
+
 def plan_files(result: PlanResult) -> dict[str, str]:
-    """File name -> text: the winner's `serve.sh`, scenario, changed devices, `kubernetes.yaml`, `operations.yaml`, and
-    `compose.yaml` where one machine has all of it; empty without a winner."""
+    """File name -> text: the winner's scenario, changed devices and those of `FILES`; empty without a winner."""
     winner = result.winner
     if winner is None:
         return {}
-    asides = _not_here(result, winner)
-    script = ["#!/bin/sh", *(f"# {line}" for line in asides), *serve_commands(result, winner), ""]
-    scenario = result.base.load(as_overrides(_choices(result, winner)))
-    heading = [f"{winner.label}, chosen by `perfmodel plan`.", *asides]
-    compose = compose_file(scenario)
-    is_one_kind = len(scenario.pools) == 1 and not _problem(scenario, scenario.pools[0])
-    operations = operations_manifest(result, winner, scale_target(scenario)) if is_one_kind else ""
-    return {
-        "serve.sh": "\n".join(script),
-        f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner),
-        "kubernetes.yaml": kubernetes_manifest(scenario, heading),
-        **({"compose.yaml": f"# {heading[0]}\n{compose}"} if compose else {}),
-        **({"operations.yaml": operations} if operations else {}),
-        **_device_files(result, winner),
-    }
+    heading = [f"{winner.label}, chosen by `perfmodel plan`.", *_not_here(result, winner)]
+    plan = _Planned(result, winner, result.base.load(as_overrides(_choices(result, winner))), heading)
+    written = {name: text for name, write in FILES.items() if (text := write(plan))}
+    named = {f"{result.scenario.name}-planned.yaml": _scenario_yaml(result, winner)}
+    return {**written, **named, **_device_files(result, winner)}
 
 
 def export_plan(result: PlanResult, folder: Path) -> list[Path]:

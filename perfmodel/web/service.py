@@ -2,7 +2,6 @@
 converts states from and to `vllm serve` lines and resolved fields."""
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -62,14 +61,11 @@ def _scenario(state: PageState, folder: Path) -> "Scenario":
 
 
 def serve_line(state: PageState, folder: Path) -> list[str]:
-    """Shell lines that start the deployment with vLLM. Raises SpecError for an invalid scenario."""
-    from perfmodel.specs.commands.server import engine_arguments, left_out_fields
+    """Shell lines that start the deployment. Raises SpecError for an invalid scenario."""
+    from perfmodel.planning.export import start_lines
 
-    scenario = _scenario(state, folder)
-    unsaid = left_out_fields(scenario.engine)
-    name = results.without_marks(results.hidden(scenario.model.hf_id or scenario.model.name, folder))
-    lines = [f"# no argument says: {', '.join(f'engine.{field}' for field in unsaid)}"] if unsaid else []
-    return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine, scenario.model)])]
+    lines = start_lines(_scenario(state, folder))
+    return [results.without_marks(results.hidden(line, folder)) for line in lines]
 
 
 @contextmanager

@@ -36,6 +36,8 @@ class ModelledFlag(Spec):
     takes: Takes | None = None  # how many values follow it, where `kind` does not say
     why: str = "this value"  # what is not modelled in other values
     always: bool = False  # it is written in command lines also where it is the default
+    other_versions: bool = False  # it is of others than the described one
+    write: dict[str, Any] = Field(default_factory=dict)  # the field's values -> this flag's, where they differ
     approximate: tuple[str, ...] = ()  # what is taken for something near: "value or pattern: what for"
 
 
@@ -62,6 +64,60 @@ class EnvironmentRules(Spec):
     modelled: dict[str, str] = Field(default_factory=dict)
     irrelevant: tuple[str, ...] = ()
     not_modelled: dict[str, str] = Field(default_factory=dict)
+
+
+class NodeRules(Spec):
+    """A server over several nodes as a LeaderWorkerSet. `{command}`, `{nodes}`: its command line, their number.
+
+    says:      what the nodes need beside the command line
+    arguments: in every line; leader, worker: the shell's text of the first node and of the others"""
+
+    says: str
+    arguments: tuple[str, ...] = ()
+    leader: str
+    worker: str
+
+
+class DynamoRules(Spec):
+    """A worker of NVIDIA Dynamo; `version`: of the engine in `image`."""
+
+    image: str
+    version: str
+    start: tuple[str, ...]
+    options_flag: str = ""
+    roles: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class ServingRules(Spec):
+    """How deployments start a server and watch it; `{version}`: the engine's.
+
+    images:       maker of the devices -> image; none: no image is known
+    start:        the words before the model; arguments: behind the settings, with the address
+    options_file: path of a file with all settings and `options`; options_flag: what names it
+    roles:        role of a pool -> its arguments; none: it has no roles; ip_variable: the pod's address for them
+    llm_d:        unified or roles -> base of llm-d's recipes
+    metrics:      vLLM's metric, or its histogram's name -> this server's; gauge_labels: which series of a gauge count;
+                  rank_label: data-parallel ranks"""
+
+    source: str
+    images: dict[str, str]
+    keeps_entrypoint: bool = False  # the image's own comes before the command
+    start: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    options_file: str = ""
+    options_flag: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    roles: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    ip_variable: str = ""
+    shares_ranks: bool = True  # data-parallel ranks may have several tensor-parallel ones each
+    nodes: NodeRules | None = None
+    dynamo: DynamoRules | None = None
+    llm_d: dict[str, str] = Field(default_factory=dict)
+    metrics_path: str = "/metrics"
+    metrics: dict[str, str]
+    gauge_labels: str = ""
+    rank_label: str = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +165,7 @@ class CommandDescription(Spec):
     irrelevant: tuple[FlagGroup, ...] = ()
     not_modelled: tuple[FlagGroup, ...] = ()
     environment: EnvironmentRules = EnvironmentRules()
+    serving: ServingRules | None = None
 
     @cached_property
     def rules(self) -> dict[str, FlagRule]:
@@ -117,7 +174,12 @@ class CommandDescription(Spec):
         for name, flag in self.modelled.items():
             target = self.modelled[flag.same_as] if flag.same_as else flag
             takes = flag.takes or ("nothing" if target.kind == "switch" else "one")
-            rules[name] = FlagRule(name, "modelled", takes, modelled=target, same_as=flag.same_as or "")
+            rules[name] = FlagRule(
+                *(name, "modelled", takes),
+                modelled=target,
+                is_of_others=flag.other_versions,
+                same_as=flag.same_as or "",
+            )
         groups: list[tuple[Class, FlagGroup]] = [("irrelevant", group) for group in self.irrelevant]
         groups += [("not_modelled", group) for group in self.not_modelled]
         for kind, group in groups:
@@ -165,6 +227,11 @@ def load_command(name: str) -> CommandDescription:
 def all_commands() -> tuple[CommandDescription, ...]:
     """All command descriptions."""
     return tuple(load_command(name) for name in list_names("commands"))
+
+
+def serving_command(engine: str) -> CommandDescription | None:
+    """The server of `engine` that deployments start; None where none is described."""
+    return next((command for command in all_commands() if command.engine == engine and command.serving), None)
 
 
 def about_flag(name: str) -> str:

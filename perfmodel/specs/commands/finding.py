@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import SpecError
 from perfmodel.specs.commands.description import CommandDescription, all_commands
@@ -30,6 +30,7 @@ class FoundCommand:
     place: str  # `line 3`
     image: str | None = None
     placement: PodPlacement = ANYWHERE  # of its container, where a manifest starts it
+    files: Mapping[str, str] = field(default_factory=dict)  # that its own shell has written
 
 
 def find_commands(script: ShellScript, place: str = "the line", depth: int = 0) -> list[FoundCommand]:
@@ -58,7 +59,8 @@ def _started(
         text = inner[1]
         if isinstance(text, Unresolved):
             raise SpecError(f"{where}: {text} {text.reason}.")
-        for started in find_commands(read_shell(text, place, environment), where, depth + 1):
+        script = read_shell(text, place, environment)
+        for started in find_commands(script, where, depth + 1):
             yield replace(
                 started,
                 around=(*before, *started.around),
@@ -67,6 +69,7 @@ def _started(
                 image=started.image or image,
                 place=where,
                 placement=command.placement,
+                files={**script.files, **started.files},
             )
     elif span is not None:
         _, end, about = span

@@ -132,7 +132,8 @@ def _arguments(command: FoundCommand, script: ShellScript, asking: Asking) -> Ar
         return arguments
     given = arguments.given.pop(name)
     file = str(given.value)
-    written = (script.files.get(name) for name in (file, f"./{file}", file.removeprefix("./")))
+    files = {**script.files, **command.files}
+    written = (files.get(name) for name in (file, f"./{file}", file.removeprefix("./")))
     text = next((text for text in written if text is not None), None)
     path = asking.folder / expanded(file)
     if text is None and not is_allowed(path):

@@ -13,7 +13,7 @@ from perfmodel.files.yaml_loader import load_yaml_text
 from perfmodel.specs.commands.shell import ANYWHERE, PodPlacement, ShellCommand, ShellScript, Unresolved, expanded_text
 
 _MAX_REPLICAS = 10_000
-_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "habana.ai/gaudi")
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "habana.ai/gaudi", "gpu")  # the last: Dynamo's
 _SLICE_RESOURCE = "nvidia.com/mig-"
 _PRODUCT_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
 _KEYS = re.compile(r"^(services|apiVersion|kind|containers|version|name|x-[\w-]+)\s*:", re.MULTILINE)
@@ -39,14 +39,16 @@ def read_manifest(text: str, place: str) -> ShellScript:
 
 
 def _containers(data: Any, place: str, is_compose: bool, around: PodPlacement = ANYWHERE) -> Iterator[ShellCommand]:
-    """Mappings below `data` with an image or a command; `around`: placement so far."""
+    """Mappings below `data` with an image, a command or its arguments; `around`: placement so far."""
     if isinstance(data, Mapping):
         around = _placed(data, around, place)
-        if isinstance(data.get("image"), str) or "command" in data:
+        if isinstance(data.get("image"), str) or data.keys() & {"command", "args"}:
             yield _container(data, place, is_compose and "args" not in data, around)
             return
         for key, value in data.items():
-            yield from _containers(value, place, is_compose and key not in _OF_KUBERNETES, around)
+            is_further = key == "workerTemplate" and "leaderTemplate" in data
+            inside = around._replace(is_further=True) if is_further else around
+            yield from _containers(value, place, is_compose and key not in _OF_KUBERNETES, inside)
     elif isinstance(data, list):
         for value in data:
             yield from _containers(value, place, is_compose, around)
@@ -56,11 +58,11 @@ def _placed(data: Mapping[str, Any], around: PodPlacement, place: str) -> PodPla
     """`around` updated by a mapping's replicas, nodes and GPUs.
 
     Compose: `deploy.replicas` or `scale`, `deploy.resources`. Kubernetes: `replicas`, `size` of a LeaderWorkerSet,
-    `nodeSelector` or node affinity, `resources`."""
+    Dynamo's `multinode`, `nodeSelector` or node affinity, `resources`."""
     deploy, resources = _mapping(data, "deploy"), _mapping(data, "resources")
     counts = {
         "replicas": data.get("replicas", data.get("scale", deploy.get("replicas"))),
-        "size": data.get("size") if "leaderTemplate" in data or "workerTemplate" in data else None,
+        "size": data.get("size") if "workerTemplate" in data else _mapping(data, "multinode").get("nodeCount"),
         "gpus": next(_gpus(resources), None) or next(_gpus(_mapping(deploy, "resources")), None),
     }
     known: dict[str, Any] = {}
@@ -115,11 +117,13 @@ def _rules(affinity: Any) -> Iterator[Mapping[str, Any]]:
 
 def _container(data: Mapping[str, Any], place: str, is_compose: bool, placement: PodPlacement) -> ShellCommand:
     environment = _environment(data.get("environment") or data.get("env"))
+    of_group = {"LWS_WORKER_INDEX": str(int(placement.is_further)), "LWS_LEADER_ADDRESS": "leader"}  # LWS sets them
+    known = {**environment, **of_group}
 
     def text(value: str) -> str:
         """Expand compose's `${NAME:-default}`; `$$` is a dollar, quotes are literal."""
         if not is_compose:
-            return _of_kubernetes(value, environment)
+            return _of_kubernetes(value, known)
         return expanded_text(re.sub(r"[\\`]", r"\\\g<0>", value).replace("$$", "\\$"), place)
 
     def words(key: str) -> list[str]:

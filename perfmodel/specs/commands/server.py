@@ -1,4 +1,4 @@
-"""Server arguments to scenario fields, and an engine back to vLLM arguments, which `line.py` reads back."""
+"""Server arguments to scenario fields, and an engine back to arguments, which `line.py` reads back."""
 
 import json
 import re
@@ -148,9 +148,10 @@ def complete(reading: Reading, command: str, engine: str) -> None:
         reading.put("engine.profile", engine)
     _BY_COMMAND[command](reading)
     _complete_drafts(reading)
-    if "kv_role" in reading.line or "kv_connector" in reading.line:
+    if reading.line.keys() & {"kv_role", "kv_connector", "worker_role"}:
         role, connector = reading.take("kv_role", "kv_both"), reading.take("kv_connector")
-        source = reading.source("kv_role") or reading.source("kv_connector")
+        role = reading.take("worker_role", role)
+        source = reading.source("worker_role") or reading.source("kv_role") or reading.source("kv_connector")
         if role in _ROLES:
             reading.line["role"] = _ROLES[role]
             reading.sources["line.role"] = source
@@ -174,8 +175,8 @@ def _vllm(reading: Reading) -> None:
 
 
 def _sglang(reading: Reading) -> None:
-    """`--dp-size` with `--enable-dp-attention` splits `--tp-size`; alone it counts independent replicas behind one
-    front end (server_args.py, data_parallel_controller.py)."""
+    """`--dp-size` with `--enable-dp-attention` splits `--tp-size`, the chunk and the running requests; alone it counts
+    independent replicas behind one front end (server_args.py, model_runner_kv_cache_mixin.py)."""
     tp, dp = reading.ranks, reading.take("dp_size", 1)
     if reading.take("dp_attention", False) and dp > 1:
         if tp % dp:
@@ -184,6 +185,10 @@ def _sglang(reading: Reading) -> None:
             )
         reading.put("engine.tensor_parallel_size", tp // dp, f"--tp-size {tp} --dp-size {dp} --enable-dp-attention")
         reading.put("engine.data_parallel_size", dp, "--enable-dp-attention")
+        if (running := reading.get("engine.max_num_seqs")) is not None:
+            reading.put("engine.max_num_seqs", running // dp, f"{reading.sources['engine.max_num_seqs']} of {dp} ranks")
+        if (chunk := reading.line.get("chunked_prefill_size", -1)) > 0:
+            reading.line["chunked_prefill_size"] = chunk // dp
     elif dp > 1:
         reading.put("cluster.replicas", dp, reading.source("dp_size"))
     _complete_experts(reading)
@@ -332,58 +337,138 @@ _BY_COMMAND: dict[str, Callable[[Reading], None]] = {
 }
 
 
-def engine_arguments(engine: EngineSpec, model: ModelSpec) -> list[str]:
-    """vLLM arguments that serve `model`: non-defaults, plus ranks, lengths and step size always."""
-    arguments: list[str] = []
-    nested: dict[str, dict[str, Any]] = {}
+Settings = dict[str, Any]
+
+
+def engine_arguments(engine: EngineSpec, model: ModelSpec, command: str = "vllm") -> list[str]:
+    """Arguments of `command` that serve `model`: non-defaults, plus ranks, lengths and step size always."""
+    arguments, blocks, can_negate = list[str](), dict[str, Settings](), load_command(command).can_negate
+    for name, value in server_settings(engine, model, command).items():
+        parent, dot, key = name.partition(".")
+        if dot:
+            blocks.setdefault(parent, {})[key] = value
+        elif isinstance(value, bool):
+            arguments += [f"--{'' if value else 'no-'}{name}"] if value or can_negate else []
+        else:
+            arguments += [f"--{name}", str(value)]
+    for parent, block in blocks.items():
+        arguments += [f"--{parent}", json.dumps(block)]
+    return arguments
+
+
+def engine_options(engine: EngineSpec, model: ModelSpec, command: str) -> Settings:
+    """The same as fields of the YAML file that `command` reads."""
+    options: Settings = {}
+    for name, value in server_settings(engine, model, command).items():
+        parent, dot, key = name.replace("-", "_").partition(".")
+        block = options.setdefault(parent, {}) if dot else options
+        block[key if dot else parent] = value
+    return options
+
+
+def server_settings(engine: EngineSpec, model: ModelSpec, command: str) -> Settings:
+    """Flag -> value; a dotted flag is a key of another's JSON."""
+    settings: Settings = {}
     defaults = {name: field.default for name, field in EngineSpec.model_fields.items()}
     defaults |= dict(engine.described.facts.defaults)
-    for name, flag in _flags().items():
+    for name, flag in _flags(command).items():
         path = str(flag.field).removeprefix(_ENGINE).split(".")
         value, default = _value(engine, path), None
         if path[0] != "speculative_config":
             default = defaults[path[0]] if len(path) == 1 else _value(EngineSpec(), path)
         if value is None or (value == default and not flag.always):
             continue
-        parent, dot, key = name.partition(".")
-        if dot:
-            nested.setdefault(parent, {})[key] = value
-        elif flag.kind == "switch":
-            arguments.append(f"--{'' if value != flag.inverse else 'no-'}{name}")
-        else:
-            arguments += [f"--{name}", str(value)]
-    if (drafts := engine.speculative_config) is not None:
-        config = nested["speculative-config"]
-        config["num_speculative_tokens"] = drafts.depth
-        if drafts.is_mtp_of(model):
-            config["method"] = "mtp"
-        if drafts.model is not None:  # by its Hub name
-            config["model"] = drafts.model.hf_id or drafts.model.name
-            if drafts.quantization is not None:
-                config["quantization"] = drafts.quantization
-    for parent, data in nested.items():
-        arguments += [f"--{parent}", json.dumps(data)]
-    if engine.kv_offload is not None:  # of all ranks (vllm/config/cache.py, kv_offloading_size)
-        gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB
-        arguments += ["--kv-offloading-size", f"{gib:.10g}"]
-    return arguments
+        if flag.only == () and str(value).lower() not in flag.write:
+            continue  # no value of the flag says it
+        settings[name] = value != flag.inverse if flag.kind == "switch" else flag.write.get(str(value).lower(), value)
+    drafts, extra = engine.speculative_config, _SETTINGS_OF[command](settings, engine)
+    if drafts is not None:
+        is_mtp, hub_name = drafts.is_mtp_of(model), drafts.model.hf_id or drafts.model.name if drafts.model else None
+        extra |= _DRAFTS_OF[command](
+            drafts.depth, is_mtp, settings, hub_name, drafts.quantization if hub_name else None
+        )
+    return {name: value for name, value in (settings | extra).items() if value is not None}
 
 
-def left_out_fields(engine: EngineSpec) -> list[str]:
-    """Explicit fields of `engine` without a vLLM argument."""
-    written = {str(flag.field).removeprefix(_ENGINE).partition(".")[0] for flag in _flags().values()}
-    others = engine.model_fields_set - written - {"kv_offload", "version"}
-    return sorted(name for name in others if getattr(engine, name) != EngineSpec.model_fields[name].default)
+def _vllm_settings(_: Settings, engine: EngineSpec) -> Settings:
+    if engine.kv_offload is None:
+        return {}
+    gib = engine.kv_offload.capacity_bytes * engine.tensor_parallel_size / _GIB  # of all ranks (vllm/config/cache.py)
+    return {"kv-offloading-size": f"{gib:.10g}"}
+
+
+def _sglang_settings(settings: Settings, engine: EngineSpec) -> Settings:
+    """The inverse of `_sglang`."""
+    shares, tokens = engine.data_parallel_size, engine.max_num_batched_tokens
+    ranks, running = engine.tensor_parallel_size * shares, settings.get("max-running-requests")
+    chunk = -1 if not engine.enable_chunked_prefill else tokens and tokens * shares
+    of_ranks = {"data-parallel-size": shares, "enable-dp-attention": True} if shares > 1 else {}
+    return {
+        **{"tensor-parallel-size": ranks, **of_ranks, "max-running-requests": running and running * shares},
+        "chunked-prefill-size": chunk,
+        "expert-parallel-size": ranks if engine.enable_expert_parallel else None,
+        "enable-priority-scheduling": engine.scheduling_policy == "priority" or None,
+    }
+
+
+def _trtllm_settings(_: Settings, engine: EngineSpec) -> Settings:
+    """The inverse of `_trtllm`; the cache's format has two names."""
+    ranks = engine.tensor_parallel_size * engine.data_parallel_size
+    return {
+        **{"tensor-parallel-size": ranks, "enable-attention-dp": engine.data_parallel_size > 1 or None},
+        **{"moe-expert-parallel-size": ranks if engine.enable_expert_parallel else None, "kv-cache-dtype": None},
+        "kv-cache-config.host_cache_size": engine.kv_offload and int(engine.kv_offload.capacity_bytes),
+    }
+
+
+def _vllm_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, format: str | None) -> Settings:
+    block, method = "speculative-config.", {"speculative-config.method": "mtp"} if is_mtp else {}
+    return {**method, f"{block}num_speculative_tokens": depth, f"{block}model": name, f"{block}quantization": format}
+
+
+def _sglang_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, format: str | None) -> Settings:
+    """A chain's last draft is verified with a token behind it."""
+    method = settings.get("speculative-algorithm")
+    if method in (None, "NGRAM"):
+        return {"speculative-num-draft-tokens": depth if method else None}
+    chain = {"speculative-num-steps": depth, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": depth + 1}
+    drafter = {"speculative-draft-model-path": name, "speculative-draft-model-quantization": format}
+    return {"speculative-algorithm": "NEXTN" if is_mtp else method, **chain, **drafter}
+
+
+def _trtllm_drafts(depth: int, is_mtp: bool, settings: Settings, name: str | None, _: str | None) -> Settings:
+    block, method = "speculative-config.", {"speculative-config.decoding_type": "MTP"} if is_mtp else {}
+    counts = {
+        f"{block}num_nextn_predict_layers": depth if is_mtp else None,
+        f"{block}max_draft_len": None if is_mtp else depth,
+    }
+    return {**method, **counts, f"{block}speculative_model_dir": name}
+
+
+_SETTINGS_OF = {"vllm": _vllm_settings, "sglang": _sglang_settings, "trtllm": _trtllm_settings}
+_DRAFTS_OF = {"vllm": _vllm_drafts, "sglang": _sglang_drafts, "trtllm": _trtllm_drafts}
+
+
+def left_out_fields(engine: EngineSpec, model: ModelSpec, command: str = "vllm") -> list[str]:
+    """Explicit fields of `engine` without which the settings of `command` would be the same."""
+    settings, described = server_settings(engine, model, command), engine.described.facts.defaults
+
+    def is_silent(name: str) -> bool:
+        default, value = EngineSpec.model_fields[name].default, getattr(engine, name)
+        is_default = value in (default, dict(described).get(name))
+        return not is_default and server_settings(engine.model_copy(update={name: default}), model, command) == settings
+
+    return sorted(filter(is_silent, engine.model_fields_set - {"version", "profile"}))
 
 
 @cache
-def _flags() -> dict[str, ModelledFlag]:
+def _flags(command: str) -> dict[str, ModelledFlag]:
     """Flag per field in table order, for direct translation."""
     return {
         name: flag
-        for name, flag in load_command("vllm").modelled.items()
+        for name, flag in load_command(command).modelled.items()
         if flag.field is not None and flag.field.startswith(_ENGINE) and "acceptance" not in flag.field
-        if flag.only is None or flag.only
+        if flag.only is None or flag.only or flag.write
     }
 
 

@@ -77,12 +77,13 @@ class Unresolved(str):
 class PodPlacement(NamedTuple):
     """Placement of a container in a manifest, as far as stated.
 
-    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod"""
+    replicas: groups of `size` pods; device: GPU name in node labels; gpus: per pod; is_further: not the first pod"""
 
     replicas: int | None = None
     size: int | None = None
     device: str | None = None
     gpus: int | None = None
+    is_further: bool = False
 
 
 ANYWHERE = PodPlacement()

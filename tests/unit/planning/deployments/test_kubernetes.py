@@ -69,7 +69,7 @@ def test_prefill_and_decode_are_deployments_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("engine.profile=sglang", "its engine is sglang"),
+        ("engine.profile=llamacpp", "its engine is llamacpp"),
         ("hardware=tpu-v5p", "no image of vLLM is known"),
     ],
 )
