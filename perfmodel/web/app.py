@@ -80,10 +80,10 @@ _PATIENCE_S = 1.5  # wait for a worker before the page is asked to poll
 _MAX_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
-_PLOTLY = "plotly.min.js"
+_PLOTLY = "vendor/plotly-basic.min.js"  # all trace types here are bars and lines
 _STATIC = (
     *("app.css", "app.js", "choices.css", "choices.js", "columns.js", "files.js", "plots.js", "icon.svg"),
-    "vendor/htmx.min.js",
+    *("vendor/htmx.min.js", _PLOTLY),
 )
 
 
@@ -250,7 +250,7 @@ class _Site:
 
     async def _static(self, request: Request) -> Response:
         path = request.path_params["path"]
-        if path not in (*_STATIC, _PLOTLY):
+        if path not in _STATIC:
             return JSONResponse({"error": "there is no such file."}, 404)
         content, tag = await run_in_threadpool(_packaged, path)
         headers = {"etag": tag, "cache-control": "no-cache"}
@@ -307,11 +307,9 @@ def _attached(name: str) -> dict[str, str]:
 
 @cache
 def _packaged(path: str) -> tuple[bytes, str]:
-    """(file, etag); plotly's script from its package, compressed once."""
-    if path == _PLOTLY:
-        content = gzip.compress(files("plotly").joinpath("package_data", path).read_bytes(), 6, mtime=0)
-    else:
-        content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
+    """(file, etag); plotly's script is compressed once."""
+    content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
+    content = gzip.compress(content, 9, mtime=0) if path == _PLOTLY else content
     return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 

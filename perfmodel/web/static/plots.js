@@ -12,9 +12,9 @@ const Plots = (() => {
   function load() {
     loading ??= new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = isExported ? "plotly.min.js" : "/static/plotly.min.js";
+      script.src = `${isExported ? "" : "/static/vendor/"}plotly-basic.min.js`;
       script.onload = () => resolve(window.Plotly);
-      script.onerror = () => { loading = null; reject(new Error("plotly.min.js did not load")); };
+      script.onerror = () => { loading = null; reject(new Error("plotly-basic.min.js did not load")); };
       document.head.append(script);
     });
     return loading;
