@@ -29,9 +29,9 @@ from starlette.routing import Route
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.listening import Bounds, HostCheck, Listening, is_loopback, serve_apps
 from perfmodel.web.pages import Pages
-from perfmodel.web.results import MAX_BYTES, QueryResult, field_of, without_marks
-from perfmodel.web.service import QueryService, read_line, serve_line
-from perfmodel.web.state import PageState, read_state
+from perfmodel.web.results import MAX_BYTES, QueryResult, without_marks
+from perfmodel.web.service import QueryService, read_line, scenario_file, serve_line
+from perfmodel.web.state import PACKED, PageState, packed, read_state, unpacked
 from perfmodel.web.views import View, ViewPart, find_part, find_view
 
 TOKEN_HEADER = "x-perfmodel-token"
@@ -107,6 +107,8 @@ class _Site:
             Route("/drop", self._drop, methods=["POST"]),
             Route("/line", self._line, methods=["POST"]),
             Route("/serve-line", self._serve_line),
+            Route("/share", self._share),
+            Route("/scenario", self._scenario),
             Route("/open", self._open),
             Route("/close", self._close, methods=["POST"]),
             Route("/data/{view}/{part}", self._data),
@@ -152,6 +154,8 @@ class _Site:
         view, state = find_view(request.path_params["view"]), read_state(request.url.query)
         if view is None:
             return self._sentence(request, 404, f"there is no page {request.scope['path'][:80]!r}.")
+        if request.url.query.startswith(PACKED):
+            return RedirectResponse(f"/{view.name}?{unpacked(request.url.query)}", 307)
         return await _drawn(self._pages.page, view, state, request.headers.get("hx-target", ""))
 
     async def _open(self, request: Request) -> Response:
@@ -236,7 +240,8 @@ class _Site:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
         content = await _body(request, MAX_BYTES)
         mark = self._desk.take(name, content, _num_bytes(size))
-        return JSONResponse({"mark": mark, "field": field_of(name, content)})
+        field = await run_in_threadpool(self._desk.field_of, name, content, mark)
+        return JSONResponse({"mark": mark, "field": field})
 
     async def _line(self, request: Request) -> Response:
         text = (await _body(request, _MAX_LINE_BYTES)).decode("utf-8", "replace")
@@ -247,6 +252,17 @@ class _Site:
     async def _serve_line(self, request: Request) -> Response:
         state = read_state(request.url.query)
         return JSONResponse({"lines": await run_in_threadpool(serve_line, state, self._desk.uploads.folder)})
+
+    async def _share(self, request: Request) -> Response:
+        """The query of a link to the state."""
+        read_state(request.url.query)
+        return JSONResponse({"query": packed(request.url.query)})
+
+    async def _scenario(self, request: Request) -> Response:
+        """The deployment as a scenario file."""
+        state = read_state(request.url.query)
+        name, text = await run_in_threadpool(scenario_file, state, self._desk.uploads.folder)
+        return Response(text, media_type="application/yaml", headers=_attached(name))
 
     async def _static(self, request: Request) -> Response:
         path = request.path_params["path"]

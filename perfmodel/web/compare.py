@@ -1,9 +1,11 @@
 """Deployments side by side: rows of figures relative to the first, as in `perfmodel compare`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from perfmodel.planning.metrics import study_metric
+from perfmodel.report.numbers import MISSING
 from perfmodel.web.figures import value_at
 from perfmodel.web.results import QueryResult, without_marks
 from perfmodel.web.service import QueryState
@@ -83,6 +85,59 @@ def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_column
         if any(cell.shown for cell in cells):
             compared_rows.append(Compared(row, tuple(cells)))
     return compared_rows
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedReading:
+    """Where a curve gives its users the speed that is asked for.
+
+    in_flight: requests at the points around it; at the last point if even that is faster
+    values:    metric -> read off the curve there, as it is drawn"""
+
+    in_flight: str
+    values: Mapping[str, float]
+    is_cheapest: bool = False
+
+
+COST, _THROUGHPUT = "usd_per_million_output_tokens", "output_throughput_per_gpu"
+SPEED_METRICS = {
+    _THROUGHPUT: "tokens/s of a device",
+    COST: "USD per million output tokens",
+    "joules_per_output_token": "J per output token",
+}
+
+
+def at_speed(answers: Sequence[QueryResult | None], speed: float) -> list[SpeedReading | None]:
+    """A reading of each curve at `speed`, in tokens/s of a user; None where one request in flight is slower already."""
+    readings = [None if answer is None else _reading(answer.data["points"], speed) for answer in answers]
+    costs = [reading.values[COST] for reading in readings if reading is not None and COST in reading.values]
+    return [
+        replace(reading, is_cheapest=len(costs) > 1 and reading.values.get(COST) == min(costs)) if reading else None
+        for reading in readings
+    ]
+
+
+def reading_text(metric: str, reading: SpeedReading) -> str:
+    """A value that was read off a curve, to three digits."""
+    value = reading.values.get(metric)
+    return MISSING if value is None else f"≈ {value * study_metric(metric).scale:,.3g}"
+
+
+def _reading(points: Sequence[Mapping[str, Any]], speed: float) -> SpeedReading | None:
+    rows = [(1e3 / tpot_ms, point) for point in points if (tpot_ms := point["values"].get("mean_tpot_ms"))]
+    number = max((number for number, (own_speed, _) in enumerate(rows) if own_speed >= speed), default=None)
+    if number is None:
+        return None
+    (above, first), (below, second) = rows[number], rows[min(number + 1, len(rows) - 1)]
+    share = (above - speed) / (above - below) if above > below else 0.0
+    counts = [point["set"].rpartition("=")[2] for point in (first, second)]
+    values = {}
+    for metric in SPEED_METRICS:
+        low, high = first["values"].get(metric), second["values"].get(metric)
+        if low and high:  # axes of cost and energy are logarithmic
+            is_even = metric == _THROUGHPUT
+            values[metric] = low + share * (high - low) if is_even else low * (high / low) ** share
+    return SpeedReading(f"{counts[0]} to {counts[1]}" if first is not second else f"{counts[0]} or more", values)
 
 
 def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> list[tuple[str, str]]:

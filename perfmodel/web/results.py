@@ -23,8 +23,8 @@ from perfmodel.files.sandbox import PACKAGE
 
 MAX_BYTES = 64_000_000  # of one file, or of the header at its beginning
 _MAX_FILES, _MAX_TOGETHER = 20, 320_000_000
-_HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
-_SUFFIXES = (".json", *_HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
+HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
+_SUFFIXES = (".json", *HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
 _LARGEST = 10**13  # of a file of which the beginning is here
 _KEY = re.compile(r"^([a-z_]+):", re.MULTILINE)
 _TELLING = {"hardware": {"declared"}, "traffic": {"arrivals", "input_tokens"}}  # of what a file's keys tell
@@ -54,10 +54,10 @@ class Uploads:
         if suffix not in _SUFFIXES:
             raise SpecError(f"{name or 'the file'}: got {suffix or 'no suffix'}; expected {', '.join(_SUFFIXES)}.")
         size = max(full_size or 0, len(content))
-        most = _LARGEST if suffix in _HEADED else MAX_BYTES
+        most = _LARGEST if suffix in HEADED else MAX_BYTES
         if size > most or len(content) > MAX_BYTES:
             raise SpecError(f"{name}: {size:,} bytes; expected at most {most:,}.")
-        if size > len(content) and suffix not in _HEADED:
+        if size > len(content) and suffix not in HEADED:
             raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
         digest = sha256(b"%d " % size + content).hexdigest()[:16]
         if digest not in self._files:
@@ -98,6 +98,13 @@ def resolved(text: str, folder: Path) -> str:
         return str(path)
 
     return _MARK.sub(place, text)
+
+
+def upload(mark: str, folder: Path) -> Path:
+    """Path of an uploaded file. Raises SpecError for an unknown upload, and for what is none."""
+    if _MARK.fullmatch(mark) is None:
+        raise SpecError(f"results: got {mark[:60]!r}; drop the result file on the page.")
+    return Path(resolved(mark, folder))
 
 
 AnyRequest = TypeVar("AnyRequest", bound=CommandRequest)

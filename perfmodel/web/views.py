@@ -11,7 +11,7 @@ from functools import cache
 from math import floor, log10
 from typing import Any
 
-from perfmodel.commands.catalog import HardwareShowRequest, TechniquesRequest
+from perfmodel.commands.catalog import HardwareShowRequest, ScenariosListRequest, TechniquesRequest
 from perfmodel.commands.request import LIMITS, CommandRequest, count
 from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
 from perfmodel.commands.searches import PlanRequest, WhatIfRequest
@@ -83,7 +83,18 @@ _DEPLOYMENT_PARTS = (
     ViewPart("glance", lambda state: (request_of(MemoryRequest, state), request_of(ExplainRequest, state))),
     ViewPart("device", _device),
 )
-DEPLOYMENT = View("deployment", "Deployment", "What does it take, and what does a step last?", _DEPLOYMENT_PARTS)
+DEPLOYMENT = View(
+    "deployment", "Deployment", "What does it take, and what does a step last?", _DEPLOYMENT_PARTS, has_controls=True
+)
+
+
+@cache
+def presets() -> tuple[Mapping[str, str], ...]:
+    """Rows of `perfmodel scenarios list` that a state can name, without tiny models."""
+    rows = ScenariosListRequest().answer().data["scenarios"]
+    return tuple(row for row in rows if "/" not in row["name"] and not row["model"].startswith("tiny-"))
+
+
 _MEMORY_PARTS = (ViewPart("plan", lambda state: (request_of(MemoryRequest, state),), is_kept=True),)
 MEMORY = View("memory", "Memory", "Does it fit, and how many tokens can it keep?", _MEMORY_PARTS)
 
@@ -481,7 +492,16 @@ def in_flight(column: PageState, count: str) -> PageState:
     return column.changed({**dict.fromkeys(("rate", *others)), **arrivals})
 
 
+def asked_speed(state: PageState) -> float:
+    """Tokens/s that a user is to get. Raises SpecError for what is no such number."""
+    speed = _number(text := state.get("speed", "50"))
+    if speed is None:
+        raise SpecError(f"speed: got {text[:60]!r}; expected tokens/s above 0, as in 50.")
+    return speed
+
+
 def _fronts(state: PageState) -> tuple[CommandRequest, ...]:
+    asked_speed(state)
     return tuple(_front(column, "1..128:8") for column in columns_of(state))
 
 
@@ -501,7 +521,10 @@ _PARETO_PARTS = (
         later=_front_bands,
     ),
 )  # fmt: skip
-PARETO = View("pareto", "Pareto", "How many tokens a second for a user, and how many of a device?", _PARETO_PARTS)
+PARETO = View(
+    *("pareto", "Pareto", "How many tokens a second for a user, and how many of a device?", _PARETO_PARTS),
+    has_controls=True,
+)
 VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE, PARETO), *(WHATIF, PLAN, TECHNIQUES))
 
 
