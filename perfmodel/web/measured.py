@@ -35,9 +35,10 @@ def published_points(scenario: Mapping[str, Any]) -> list[MeasuredPoint]:
     for kind, setup, label, metrics in _rows_of(model["name"], scenario["hardware"]["name"]):
         throughput = _throughput(setup, metrics)
         if throughput and "tpot_mean" in metrics and not setup.separate:
+            law = "" if "output_tokens_per_s" in metrics else "throughput by Little's law<br>"
             words = (
                 f"{setup.engine} {setup.version}, {setup.weights}, {setup.devices:g} devices, "
-                f"{setup.input_tokens:,.0f} in, {setup.output_tokens:,.0f} out, {setup.concurrency:g} in flight<br>"
+                f"{setup.input_tokens:,.0f} in, {setup.output_tokens:,.0f} out, {setup.concurrency:g} in flight<br>{law}"
                 f"{_PUBLISHERS.get(kind, kind)}<br>{label}"
             )
             is_alike = (setup.engine, setup.weights, setup.devices) == alike
@@ -57,7 +58,8 @@ def _rows_of(model: str, device: str) -> Sequence[tuple[str, MeasuredSetup, str,
 
 def _throughput(setup: MeasuredSetup, metrics: Mapping[str, float]) -> float:
     """Output tokens/s of all devices, as measured, else by Little's law from the requests in flight and the time of
-    one; 0 if unknown."""
+    one; 0 if unknown. Of 119 rows that state both, the law's is 1.03 times the measured one in the median, within 25 %
+    in three of four: requests are fewer while a run starts and ends."""
     if "output_tokens_per_s" in metrics:
         return metrics["output_tokens_per_s"]
     if "ttft_mean" not in metrics or "tpot_mean" not in metrics:
