@@ -38,8 +38,8 @@ def published_points(scenario: Mapping[str, Any]) -> list[MeasuredPoint]:
             law = "" if "output_tokens_per_s" in metrics else "throughput by Little's law<br>"
             words = (
                 f"{setup.engine} {setup.version}, {setup.weights}, {setup.devices:g} devices, "
-                f"{setup.input_tokens:,.0f} in, {setup.output_tokens:,.0f} out, {setup.concurrency:g} in flight<br>{law}"
-                f"{_PUBLISHERS.get(kind, kind)}<br>{label}"
+                f"{setup.input_tokens:,.0f} in, {setup.output_tokens:,.0f} out, {setup.concurrency:g} in flight<br>"
+                f"{law}{_PUBLISHERS.get(kind, kind)}<br>{label}"
             )
             is_alike = (setup.engine, setup.weights, setup.devices) == alike
             points.append(MeasuredPoint(1e3 / metrics["tpot_mean"], throughput / setup.devices, is_alike, words))

@@ -29,7 +29,7 @@ _OTHER = "with"
 MAX_DEPLOYMENTS = 4  # side by side
 _LONGEST_QUERY, _LONGEST_VALUE, _MAX_FIELDS = 16_000, 4_000, 120
 PACKED = "z="  # begins a compressed query
-_LONG_QUERY = 600  # characters; chats and mail break longer links
+_LONG_QUERY = 400  # characters; chats and mail break longer links
 _SCENARIO = re.compile(r"(drop:[0-9a-f]{16}/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PATH = re.compile(r"[a-z_]+(\.[A-Za-z0-9_-]+)+")
 _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}

@@ -331,6 +331,7 @@ def opened(state: PageState, data: Any, row: Mapping[str, Any]) -> str:
     """Address query of a deployment in row `row` of `perfmodel plan --json` (`data`), other fields unchanged."""
     base = value_at(data, "provenance.inputs.scenario")
     fields: dict[str, str | None] = dict.fromkeys(_CHOSEN)
+    fields |= {"hardware": state.get("devices")} if state.get("devices") else {}  # of several it is a choice
     choices = {path: value for path, value in row["choices"].items() if path != "cluster"}
     choices |= {f"cluster.{name}": value for name, value in (row["choices"].get("cluster") or {}).items()}
     for path, value in choices.items():
