@@ -92,11 +92,12 @@ class SpeedReading:
     """Where a curve gives its users the speed that is asked for.
 
     in_flight: requests at the points around it; at the last point if even that is faster
-    values:    metric -> read off the curve there, as it is drawn"""
+    values:    metric -> read off the curve there, as it is drawn
+    lead:      of the cheapest of several, the share by which it costs less than the next; else None"""
 
     in_flight: str
     values: Mapping[str, float]
-    is_cheapest: bool = False
+    lead: float | None = None
 
 
 COST, _THROUGHPUT = "usd_per_million_output_tokens", "output_throughput_per_gpu"
@@ -110,9 +111,12 @@ SPEED_METRICS = {
 def at_speed(answers: Sequence[QueryResult | None], speed: float) -> list[SpeedReading | None]:
     """A reading of each curve at `speed`, in tokens/s of a user; None where one request in flight is slower already."""
     readings = [None if answer is None else _reading(answer.data["points"], speed) for answer in answers]
-    costs = [reading.values[COST] for reading in readings if reading is not None and COST in reading.values]
+    costs = sorted(reading.values[COST] for reading in readings if reading is not None and COST in reading.values)
+    if len(costs) < 2:
+        return readings
+    lead = 1 - costs[0] / costs[1]
     return [
-        replace(reading, is_cheapest=len(costs) > 1 and reading.values.get(COST) == min(costs)) if reading else None
+        replace(reading, lead=lead) if reading is not None and reading.values.get(COST) == costs[0] else reading
         for reading in readings
     ]
 

@@ -352,10 +352,11 @@ def front(
     if own is not None:
         marks = _measured_marks([(number, answer.data) for number, answer in enumerate(answers) if answer], own)
     is_first = metric == "output_throughput_per_gpu"
-    x = axis("tokens/s of a user", **_linear_axis(lines, marks, "x"))
+    curves = [trace for trace in lines if "fill" not in trace]
+    x = axis("tokens/s of a user", **_linear_axis(curves, marks, "x"))
     if by_load:
         x = axis("requests in flight", **_log_axis([count for curve in lines for count in curve["x"] if count]))
-    y = axis(shown.title, **(_linear_axis(lines, marks, "y") if is_first else _log_axis(heights)))
+    y = axis(shown.title, **(_linear_axis(curves, marks, "y") if is_first else _log_axis(heights)))
     look = {"hovermode": "closest", "margin": {"l": 64, "r": 16, "t": 60 if is_first else 12, "b": 48}}
     shapes = [] if speed is None or by_load else [upright(speed, GREY, width=1.5, dash="dot", layer="below")]
     traces, height = [*marks, *lines], 420 if is_first else _HEIGHT

@@ -215,12 +215,12 @@ def test_a_reading_lies_on_the_curve_as_it_is_drawn():
     assert first.in_flight == "1 to 2"
     assert first.values["output_throughput_per_gpu"] == pytest.approx(200.0)
     assert first.values["usd_per_million_output_tokens"] == pytest.approx(4.0)
-    assert first.is_cheapest
+    assert first.lead == pytest.approx(1 - 4 / 50)
     assert reading_text("usd_per_million_output_tokens", first) == "≈ 4"
     assert (late.in_flight, late.values["usd_per_million_output_tokens"]) == ("2 or more", 50.0)
-    assert not late.is_cheapest
+    assert late.lead is None
     assert missing is last is None
-    assert not at_speed([slow], 50.0)[0].is_cheapest  # of one there is nothing to say
+    assert at_speed([slow], 50.0)[0].lead is None  # of one there is nothing to say
 
 
 @pytest.mark.parametrize("speed", ["0", "-3x", "many", "1e99"])
