@@ -29,7 +29,7 @@ from starlette.routing import Route
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.listening import Bounds, HostCheck, Listening, is_loopback, serve_apps
 from perfmodel.web.pages import Pages
-from perfmodel.web.results import MAX_BYTES, QueryResult, without_marks
+from perfmodel.web.results import MAX_BYTES, QueryResult, field_of, upload, without_marks
 from perfmodel.web.service import QueryService, read_line, scenario_file, serve_line
 from perfmodel.web.state import PACKED, PageState, packed, read_state, unpacked
 from perfmodel.web.views import View, ViewPart, find_part, find_view
@@ -240,7 +240,7 @@ class _Site:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
         content = await _body(request, MAX_BYTES)
         mark = self._desk.take(name, content, _num_bytes(size))
-        field = await run_in_threadpool(self._desk.field_of, name, content, mark)
+        field = await run_in_threadpool(field_of, name, content, upload(mark, self._desk.uploads.folder))
         return JSONResponse({"mark": mark, "field": field})
 
     async def _line(self, request: Request) -> Response:
@@ -255,7 +255,6 @@ class _Site:
 
     async def _share(self, request: Request) -> Response:
         """The query of a link to the state."""
-        read_state(request.url.query)
         return JSONResponse({"query": packed(request.url.query)})
 
     async def _scenario(self, request: Request) -> Response:

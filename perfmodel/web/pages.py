@@ -18,7 +18,7 @@ from perfmodel.version import __version__
 from perfmodel.web import compare, pictures, views
 from perfmodel.web.figures import GROUPS, choices_of, default_of, figure
 from perfmodel.web.results import without_marks
-from perfmodel.web.service import QueryService, QueryState, own_results, resolved_fields
+from perfmodel.web.service import QueryService, QueryState, resolved_fields
 from perfmodel.web.state import PageState
 from perfmodel.web.views import View, ViewPart
 
@@ -42,7 +42,7 @@ class Pages:
             **{"compare": compare, "metric_of": study_metric, "pictures": pictures},
             "others_of": lambda state, known: [(k, v) for k, v in state.fields if "." in k and k not in known],
             **{"plan_defaults": PlanSpec(), "resolved_fields": _resolved_fields},
-            "own_results": lambda state, scenario: own_results(state, scenario, desk.uploads.folder),
+            "own_results": lambda state, scenario: compare.own_results(state, scenario, desk.uploads.folder),
             **{"version": __version__, "views": views},
         }
         self._templates.filters |= {

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +24,8 @@ from perfmodel.files.sandbox import PACKAGE
 
 MAX_BYTES = 64_000_000  # of one file, or of the header at its beginning
 _MAX_FILES, _MAX_TOGETHER = 20, 320_000_000
-HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
-_SUFFIXES = (".json", *HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
+_HEADED = (".gguf", ".safetensors")  # of which the beginning says it all
+_SUFFIXES = (".json", *_HEADED, ".yaml", ".yml", ".csv", ".jsonl", ".txt")
 _LARGEST = 10**13  # of a file of which the beginning is here
 _KEY = re.compile(r"^([a-z_]+):", re.MULTILINE)
 _TELLING = {"hardware": {"declared"}, "traffic": {"arrivals", "input_tokens"}}  # of what a file's keys tell
@@ -54,10 +55,10 @@ class Uploads:
         if suffix not in _SUFFIXES:
             raise SpecError(f"{name or 'the file'}: got {suffix or 'no suffix'}; expected {', '.join(_SUFFIXES)}.")
         size = max(full_size or 0, len(content))
-        most = _LARGEST if suffix in HEADED else MAX_BYTES
+        most = _LARGEST if suffix in _HEADED else MAX_BYTES
         if size > most or len(content) > MAX_BYTES:
             raise SpecError(f"{name}: {size:,} bytes; expected at most {most:,}.")
-        if size > len(content) and suffix not in HEADED:
+        if size > len(content) and suffix not in _HEADED:
             raise SpecError(f"{name}: {len(content):,} of its {size:,} bytes came; drop it again.")
         digest = sha256(b"%d " % size + content).hexdigest()[:16]
         if digest not in self._files:
@@ -78,9 +79,13 @@ class Uploads:
         return f"drop:{digest}/{self._files[digest][0].name}"
 
 
-def field_of(name: str, content: bytes) -> str:
-    """State key for an upload: by its keys for YAML, else a model."""
+def field_of(name: str, content: bytes, path: Path | None = None) -> str:
+    """State key for an upload: by its keys for YAML, `results` if it is a load tool's at `path`, else a model."""
     if not name.lower().endswith((".yaml", ".yml")):
+        from perfmodel.evidence.sources.bench import read_bench_files
+
+        with suppress(PerfmodelError):
+            return "results" if path and not name.lower().endswith(_HEADED) and read_bench_files((path,)) else "model"
         return "model"
     keys = set(_KEY.findall(content.decode("utf-8", "replace")))
     if {"model", "traffic"} <= keys or {"model", "hardware"} <= keys:

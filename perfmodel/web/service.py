@@ -16,7 +16,6 @@ from perfmodel.commands.runs import SimulateRequest
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.web import results
 from perfmodel.web.jobs import BackgroundJob, JobQueue, Lane
-from perfmodel.web.measured import MeasuredPoint, own_points
 from perfmodel.web.state import PageState, request_of
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tup
     are read. Raises SpecError as `perfmodel new`."""
     device = state.flags.get("hardware")
     given = {} if device is None else {"hardware": results.resolved(device, folder)}
-    with _only_dropped(folder):
+    with only_dropped(folder):
         answer = answer_line(text, "line", folder, given)
     fields: dict[str, str] = {}
     for block, value in answer.data.items():
@@ -58,7 +57,7 @@ def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
 
 def _scenario(state: PageState, folder: Path) -> "Scenario":
     request: SimulateRequest = results.with_files(request_of(SimulateRequest, state), folder)
-    with _only_dropped(folder):
+    with only_dropped(folder):
         return request.load()
 
 
@@ -73,16 +72,6 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
     return [*lines, shlex.join(["vllm", "serve", name, *engine_arguments(scenario.engine, scenario.model)])]
 
 
-def own_results(state: PageState, scenario: Mapping[str, Any], folder: Path) -> tuple[Sequence[MeasuredPoint], str]:
-    """(points, refusal) of the result file that a state marks; scenario: resolved, of the devices that ran."""
-    mark = state.get("results")
-    try:
-        with _only_dropped(folder):
-            return (own_points(results.upload(mark, folder), scenario), "") if mark else ((), "")
-    except PerfmodelError as error:
-        return (), str(error)
-
-
 def scenario_file(state: PageState, folder: Path) -> tuple[str, str]:
     """(name, text) of a YAML file that says what the state says. Raises SpecError for an invalid scenario, and for a
     changed device, which is a file of its own."""
@@ -93,20 +82,17 @@ def scenario_file(state: PageState, folder: Path) -> tuple[str, str]:
     scenario = _scenario(state, folder)
     request = results.with_files(request_of(SimulateRequest, state), folder)
     data: dict[str, Any] = read_scenario(request.source())[0].data
-    changes = [parse_override(text) for text in request.overrides]
-    for change in changes:
+    for change in map(parse_override, request.overrides):
         if len(change.path) > 1 and change.path[0] == "hardware":
             raise SpecError(f"{change.text}: a scenario names its device; copy the device's file and change it there.")
-        if len(change.path) == 1 or change.path[0] != "traffic":
+        if change.path[0] != "traffic":
             apply_override(change, data, change.path, Positions(scenario.name))
-    if any(change.path[0] == "traffic" for change in changes):
-        hidden = {"name", "aliases", "source"}
-        data["traffic"] = scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
+    data["traffic"] = scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude={"name", "source"})
     return f"{scenario.name}.yaml", results.hidden(dump_yaml({"name": scenario.name, **data}), folder)
 
 
 @contextmanager
-def _only_dropped(folder: Path) -> Iterator[None]:
+def only_dropped(folder: Path) -> Iterator[None]:
     """Context that allows only uploads and hides their folder in errors."""
     from perfmodel.files.sandbox import restrict_paths
 
@@ -155,17 +141,6 @@ class QueryService:
         self.known.forget_refusals()  # of requests that missed it
         return mark
 
-    def field_of(self, name: str, content: bytes, mark: str) -> str:
-        """State key for an upload: `results` if it is a load tool's; else as `results.field_of`."""
-        from perfmodel.evidence.sources.bench import read_bench_files
-
-        field = results.field_of(name, content)
-        with suppress(PerfmodelError):
-            if field == "model" and not name.lower().endswith(results.HEADED):
-                read_bench_files((results.upload(mark, self.uploads.folder),))
-                return "results"
-        return field
-
     def answer(self, request: CommandRequest) -> QueryState:
         """Answer a closed form; called in a thread."""
         try:
@@ -206,7 +181,7 @@ class QueryService:
 def _answer(folder: Path, request: CommandRequest, console: Console) -> results.QueryResult:
     """Answer in this process, with upload paths hidden."""
     placed = results.with_files(request, folder)
-    with _only_dropped(folder):
+    with only_dropped(folder):
         shown = results.run_query(placed, console, (folder,))
     if placed == request:
         return shown

@@ -48,13 +48,12 @@ class ViewPart:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One page. lead: the question it answers; has_controls: `<view>/controls.html` exists"""
+    """One page, with the fields of `<view>/controls.html` if there is one. lead: the question it answers"""
 
     name: str
     title: str
     lead: str
     parts: Sequence[ViewPart]
-    has_controls: bool = False
 
 
 _COUNT, _DURATION = "traffic.num_requests", "traffic.duration_s"
@@ -83,9 +82,7 @@ _DEPLOYMENT_PARTS = (
     ViewPart("glance", lambda state: (request_of(MemoryRequest, state), request_of(ExplainRequest, state))),
     ViewPart("device", _device),
 )
-DEPLOYMENT = View(
-    "deployment", "Deployment", "What does it take, and what does a step last?", _DEPLOYMENT_PARTS, has_controls=True
-)
+DEPLOYMENT = View("deployment", "Deployment", "What does it take, and what does a step last?", _DEPLOYMENT_PARTS)
 
 
 @cache
@@ -132,7 +129,7 @@ _STEP_PARTS = (
     ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
     ViewPart("prefill", _prefill, is_kept=True, drawn=("plot",)),
 )
-STEP = View("step", "Step", "Where does the time of a step go?", _STEP_PARTS, has_controls=True)
+STEP = View("step", "Step", "Where does the time of a step go?", _STEP_PARTS)
 PAUSE_S = "30"  # of a user between an answer and the next request, unless the address says it
 _RATE, _PAUSE = "traffic.arrivals.rate", "traffic.arrivals.think_time_s"
 _QUICK, _POINTS = 400, 7
@@ -229,7 +226,6 @@ TRAFFIC = View(
         ViewPart("curve", _rate_curve, "quick", help="latencies against the rate of requests", later=_bands),
         ViewPart("prompts", _prompts, "quick", help="time to first token against the length of prompts"),
     ),
-    has_controls=True,
 )
 _FEW_REQUESTS = 100  # eighteen runs of these take some seconds
 
@@ -286,7 +282,6 @@ WHATIF = View(
         ViewPart("tornado", _tornado, "quick", help="varying what could be bought, and the load"),
         ViewPart("against", _against, "quick", help="looking for where the alternative begins to pay"),
     ),
-    has_controls=True,
 )
 
 
@@ -355,7 +350,6 @@ PLAN = View(
             "what was simulated is kept, and the next start goes on from there.",
         ),
     ),
-    has_controls=True,
 )
 _SOME_LOADS = "traffic.arrivals.rate=0.5x,1x,2x"
 _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "joules_per_output_token")
@@ -401,7 +395,6 @@ TECHNIQUES = View(
         ViewPart("gain", _gain, "quick", help="simulating the deployment with it and without it"),
         ViewPart("gallery", lambda state: (TechniquesRequest(),)),
     ),
-    has_controls=True,
 )
 _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
 _SHARED = ("rate", "traffic", *LIMITS, "seed")
@@ -522,10 +515,7 @@ _PARETO_PARTS = (
         later=_front_bands,
     ),
 )  # fmt: skip
-PARETO = View(
-    *("pareto", "Pareto", "How many tokens a second for a user, and how many of a device?", _PARETO_PARTS),
-    has_controls=True,
-)
+PARETO = View("pareto", "Pareto", "How many tokens a second for a user, and how many of a device?", _PARETO_PARTS)
 VIEWS: tuple[View, ...] = (*(DEPLOYMENT, MEMORY, STEP), *(TRAFFIC, COMPARE, PARETO), *(WHATIF, PLAN, TECHNIQUES))
 
 

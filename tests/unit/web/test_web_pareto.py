@@ -16,11 +16,20 @@ from web_site import Page
 
 from perfmodel.errors import SpecError
 from perfmodel.trust import measured_rows
-from perfmodel.web.compare import at_speed, reading_text
+from perfmodel.web.compare import (
+    MeasuredPoint,
+    _num_devices,
+    _throughput,
+    at_speed,
+    cheapest,
+    own_points,
+    own_results,
+    published_points,
+    reading_text,
+)
 from perfmodel.web.export import export_page
-from perfmodel.web.measured import MeasuredPoint, _throughput, own_points, published_points
 from perfmodel.web.pictures import front
-from perfmodel.web.service import own_results, resolved_fields
+from perfmodel.web.service import resolved_fields
 from perfmodel.web.state import PageState, read_state
 from perfmodel.web.views import OVERLAYS, PARETO, columns_of, in_flight, name_of, overlaid, without
 
@@ -177,12 +186,12 @@ def test_throughput_by_littles_law_is_the_measured_one():
 def test_own_results_are_points_on_the_forms_devices():
     """vllm.json says a mean TPOT of 10.33 ms, 315.5 output tokens/s and at most 4 in flight; two devices ran it."""
     fields = resolved("model=llama-3.1-8b&hardware=h100&engine.tensor_parallel_size=2")
-    (point,) = own_points(BENCH / "vllm.json", fields)
+    (point,) = own_points(BENCH / "vllm.json", _num_devices(fields["engine"]))
     assert point.speed == pytest.approx(1e3 / 10.326446, rel=1e-6)
     assert point.throughput == pytest.approx(315.4717 / 2, rel=1e-6)
     assert "2 devices, 4 in flight" in point.words
     with pytest.raises(SpecError, match="no run has both"):
-        own_points(BENCH / "llama_bench.csv", fields)
+        own_points(BENCH / "llama_bench.csv", 1)
 
 
 def test_marks_are_drawn_with_the_curves_and_leave_them_their_room():
@@ -193,7 +202,7 @@ def test_marks_are_drawn_with_the_curves_and_leave_them_their_room():
     drawn = front([answer], "output_throughput_per_gpu", [START], own=[mark], speed=60.0)
     published, own, curve = drawn["data"]
     assert len(published["x"]) == len(published_points(fields)) == len(published["marker"]["symbol"])
-    assert (own["x"], own["y"], own["text"]) == ([500.0], [9000.0], ["a<br>b"])
+    assert (own["x"], own["y"], list(own["text"])) == ([500.0], [9000.0], ["a<br>b"])
     assert curve["x"] == [100.0, 50.0]
     assert drawn["layout"]["yaxis"]["range"] == [0, pytest.approx(1.05 * 320)]  # twice the curve
     assert [shape["x0"] for shape in drawn["layout"]["shapes"]] == [60.0]
@@ -211,16 +220,16 @@ def test_a_reading_lies_on_the_curve_as_it_is_drawn():
     slow = priced([1e3 / 60, 1e3 / 40], [100.0, 300.0], [8.0, 2.0])
     fast = priced([1e3 / 200, 1e3 / 100], [10.0, 20.0], [90.0, 50.0])
     never = priced([1e3 / 30, 1e3 / 20], [1.0, 2.0], [1.0, 0.1])
-    first, missing, late, last = at_speed([slow, None, fast, never], 50.0)
+    readings = [at_speed(answer.data["points"], 50.0) for answer in (slow, fast, never)]
+    first, late, last = readings
     assert first.in_flight == "1 to 2"
     assert first.values["output_throughput_per_gpu"] == pytest.approx(200.0)
     assert first.values["usd_per_million_output_tokens"] == pytest.approx(4.0)
-    assert first.lead == pytest.approx(1 - 4 / 50)
     assert reading_text("usd_per_million_output_tokens", first) == "≈ 4"
     assert (late.in_flight, late.values["usd_per_million_output_tokens"]) == ("2 or more", 50.0)
-    assert late.lead is None
-    assert missing is last is None
-    assert at_speed([slow], 50.0)[0].lead is None  # of one there is nothing to say
+    assert last is None
+    assert cheapest([late, None, first]) == (2, pytest.approx(1 - 4 / 50))
+    assert cheapest([first, None]) is None  # of one there is nothing to say
 
 
 @pytest.mark.parametrize("speed", ["0", "-3x", "many", "1e99"])
@@ -231,7 +240,7 @@ def test_a_speed_that_is_none_is_refused(speed):
 
 @pytest.mark.parametrize("mark", ["/etc/passwd", "drop:0123456789abcdef/../x", "drop:0123456789abcdef/gone.json"])
 def test_results_are_a_dropped_file_or_nothing(mark, tmp_path):
-    none, refusal = own_results(START.changed({"results": mark}), {}, tmp_path)
+    none, refusal = own_results(START.changed({"results": mark}), resolved(START.query), tmp_path)
     assert none == ()
     assert "drop" in refusal
     assert str(tmp_path) not in refusal
