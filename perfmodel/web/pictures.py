@@ -369,12 +369,12 @@ def _linear_axis(curves: Sequence[Trace], marks: Sequence[Trace], name: str) -> 
 
 def _measured_marks(answers: Sequence[Any], own: Sequence[MeasuredPoint]) -> list[Trace]:
     """Published points of each answer's model and device, filled where they are alike; and the user's own."""
-    groups: list[tuple[str, str, str, Sequence[MeasuredPoint]]] = [("measured, own file", fig.VERMILION, "star", own)]
+    groups: list[tuple[str, str, str, Sequence[MeasuredPoint]]] = []
     for letter, colour, answer in zip(_LETTERS, _COLUMN_COLOURS, answers, strict=False):
         if answer is not None and "provenance" in answer.data:
             published = published_points(answer.data["provenance"]["inputs"]["scenario"])
-            groups.insert(0, (f"{letter} measured, published", colour, "diamond", published))
-    traces = []
+            groups.append((f"{letter} measured, published", colour, "diamond", published))
+    groups, traces = [*groups, ("measured, own file", fig.VERMILION, "star", own)], []
     for name, colour, symbol, points in (group for group in groups if group[-1]):
         symbols = [symbol if point.is_alike else f"{symbol}-open" for point in points]
         marker = {"color": colour, "size": 8 if symbol == "diamond" else 13, "opacity": 0.75, "symbol": symbols}
