@@ -1,4 +1,4 @@
-"""How quick the page is in a browser: first paint, its weight, a slider's round trip, a simulated curve.
+"""How quick the page is in a browser: first paint, layout shift, weight, a slider's round trip, a simulated curve.
 
     python benchmarks/web_page.py [--moves 100] [--report FILE]
 
@@ -23,6 +23,8 @@ QUERY = "?model=llama-3.1-8b&hardware=h100-sxm-80gb&rate=4"
 PAINT = 'performance.getEntriesByName("first-contentful-paint")[0].startTime'
 WEIGHT = """performance.getEntriesByType("resource").concat(performance.getEntriesByType("navigation"))
   .map(each => [new URL(each.name).pathname, each.transferSize])"""
+WATCH_SHIFTS = """window.shift = 0; new PerformanceObserver(list => { for (const entry of list.getEntries())
+  if (!entry.hadRecentInput) window.shift += entry.value; }).observe({ type: "layout-shift", buffered: true })"""
 MOVE = """share => new Promise(done => {
   const range = document.querySelector('input[type=range][data-for="c-batch"]'), start = performance.now();
   const swapped = event => { if (event.detail.target.id !== "answers") return;
@@ -51,7 +53,8 @@ def served():
 
 def measured(page, root, moves):
     """Seconds and bytes, by what they are of."""
-    paints, weights = [], {}
+    paints, shifts, weights = [], [], {}
+    page.add_init_script(WATCH_SHIFTS)
     page.goto(f"{root}/deployment{QUERY}")  # the server's first answer loads what it knows of models
     page.wait_for_selector(".main-svg")
     weights |= dict(page.evaluate(WEIGHT))
@@ -59,6 +62,8 @@ def measured(page, root, moves):
         page.goto(f"{root}/deployment{QUERY}")
         page.wait_for_selector(".main-svg")
         paints.append(page.evaluate(PAINT) / 1000)
+        page.wait_for_timeout(300)
+        shifts.append(page.evaluate("window.shift"))
     page.goto(f"{root}/step{QUERY}")
     took = [page.evaluate(MOVE, 350 + (-1) ** number * (30 + 3 * number)) for number in range(moves)]
     trips = [item / 1000 for item in took if item is not None]
@@ -67,7 +72,9 @@ def measured(page, root, moves):
     curve = page.evaluate("performance.now()") / 1000
     return {
         "first_paint_s": {"median": statistics.median(paints), "largest": max(paints)},
+        "layout_shift": max(shifts),
         "weight_bytes": weights,
+        "script_bytes": sum(size for path, size in weights.items() if path.endswith(".js")),
         "slider_s": {
             "median": statistics.median(trips),
             "p95": statistics.quantiles(trips, n=20)[-1],
@@ -81,10 +88,12 @@ def as_text(found):
     """The report as Markdown."""
     rows = [
         ("first paint of a page (median of 5)", f"{found['first_paint_s']['median']:.2f} s"),
+        ("layout shift while it loads (largest of 5)", f"{found['layout_shift']:.3f}"),
         ("a slider's answer, median", f"{1000 * found['slider_s']['median']:.0f} ms"),
         (f"a slider's answer, 95 % of {found['slider_s']['moves']}", f"{1000 * found['slider_s']['p95']:.0f} ms"),
         ("a page with a simulated curve, from its address on", f"{found['curve_s']:.2f} s"),
         *((f"bytes of {path}", f"{size:,}") for path, size in sorted(found["weight_bytes"].items())),
+        ("bytes of scripts", f"{found['script_bytes']:,}"),
         ("bytes in all", f"{sum(found['weight_bytes'].values()):,}"),
     ]
     lines = ["# The page in a browser", "", "Written by `benchmarks/web_page.py`.", "", "| | |", "|---|---:|"]

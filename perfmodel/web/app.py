@@ -29,9 +29,9 @@ from starlette.routing import Route
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.listening import Bounds, HostCheck, Listening, is_loopback, serve_apps
 from perfmodel.web.pages import Pages
-from perfmodel.web.results import MAX_BYTES, QueryResult, field_of, without_marks
-from perfmodel.web.service import QueryService, read_line, serve_line
-from perfmodel.web.state import PageState, read_state
+from perfmodel.web.results import MAX_BYTES, QueryResult, field_of, upload, without_marks
+from perfmodel.web.service import QueryService, read_line, scenario_file, serve_line
+from perfmodel.web.state import PACKED, PageState, packed, read_state, unpacked
 from perfmodel.web.views import View, ViewPart, find_part, find_view
 
 TOKEN_HEADER = "x-perfmodel-token"
@@ -80,10 +80,10 @@ _PATIENCE_S = 1.5  # wait for a worker before the page is asked to poll
 _MAX_LINE_BYTES = 200_000
 _PAGE_HEADER, _LONGEST_PAGE = "x-perfmodel-page", 40  # each tab has a name of its own
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
-_PLOTLY = "plotly.min.js"
+_PLOTLY = "vendor/plotly-basic.min.js"  # all trace types here are bars and lines
 _STATIC = (
     *("app.css", "app.js", "choices.css", "choices.js", "columns.js", "files.js", "plots.js", "icon.svg"),
-    "vendor/htmx.min.js",
+    *("vendor/htmx.min.js", _PLOTLY),
 )
 
 
@@ -107,6 +107,8 @@ class _Site:
             Route("/drop", self._drop, methods=["POST"]),
             Route("/line", self._line, methods=["POST"]),
             Route("/serve-line", self._serve_line),
+            Route("/share", self._share),
+            Route("/scenario", self._scenario),
             Route("/open", self._open),
             Route("/close", self._close, methods=["POST"]),
             Route("/data/{view}/{part}", self._data),
@@ -152,6 +154,8 @@ class _Site:
         view, state = find_view(request.path_params["view"]), read_state(request.url.query)
         if view is None:
             return self._sentence(request, 404, f"there is no page {request.scope['path'][:80]!r}.")
+        if request.url.query.startswith(PACKED):
+            return RedirectResponse(f"/{view.name}?{unpacked(request.url.query)}", 307)
         return await _drawn(self._pages.page, view, state, request.headers.get("hx-target", ""))
 
     async def _open(self, request: Request) -> Response:
@@ -236,7 +240,8 @@ class _Site:
         name, size = request.query_params.get("name", ""), request.query_params.get("size", "")
         content = await _body(request, MAX_BYTES)
         mark = self._desk.take(name, content, _num_bytes(size))
-        return JSONResponse({"mark": mark, "field": field_of(name, content)})
+        field = await run_in_threadpool(field_of, name, content, upload(mark, self._desk.uploads.folder))
+        return JSONResponse({"mark": mark, "field": field})
 
     async def _line(self, request: Request) -> Response:
         text = (await _body(request, _MAX_LINE_BYTES)).decode("utf-8", "replace")
@@ -248,9 +253,19 @@ class _Site:
         state = read_state(request.url.query)
         return JSONResponse({"lines": await run_in_threadpool(serve_line, state, self._desk.uploads.folder)})
 
+    async def _share(self, request: Request) -> Response:
+        """The query of a link to the state."""
+        return JSONResponse({"query": packed(request.url.query)})
+
+    async def _scenario(self, request: Request) -> Response:
+        """The deployment as a scenario file."""
+        state = read_state(request.url.query)
+        name, text = await run_in_threadpool(scenario_file, state, self._desk.uploads.folder)
+        return Response(text, media_type="application/yaml", headers=_attached(name))
+
     async def _static(self, request: Request) -> Response:
         path = request.path_params["path"]
-        if path not in (*_STATIC, _PLOTLY):
+        if path not in _STATIC:
             return JSONResponse({"error": "there is no such file."}, 404)
         content, tag = await run_in_threadpool(_packaged, path)
         headers = {"etag": tag, "cache-control": "no-cache"}
@@ -307,11 +322,9 @@ def _attached(name: str) -> dict[str, str]:
 
 @cache
 def _packaged(path: str) -> tuple[bytes, str]:
-    """(file, etag); plotly's script from its package, compressed once."""
-    if path == _PLOTLY:
-        content = gzip.compress(files("plotly").joinpath("package_data", path).read_bytes(), 6, mtime=0)
-    else:
-        content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
+    """(file, etag); plotly's script is compressed once."""
+    content = files("perfmodel.web").joinpath("static", *path.split("/")).read_bytes()
+    content = gzip.compress(content, 9, mtime=0) if path == _PLOTLY else content
     return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 

@@ -1,12 +1,21 @@
-"""Deployments side by side: rows of figures relative to the first, as in `perfmodel compare`."""
+"""Deployments side by side: rows of figures relative to the first, as in `perfmodel compare`; curves of throughput
+against interactivity read at a speed, and what was measured beside them: published rows, a user's own results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import inf, prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from perfmodel.errors import PerfmodelError, SpecError
+from perfmodel.evidence.observation import PUBLISHED_RESULTS, STEADY_STATES
+from perfmodel.planning.metrics import study_metric
+from perfmodel.report.numbers import MISSING
+from perfmodel.trust import MeasuredSetup, measured_rows
 from perfmodel.web.figures import value_at
-from perfmodel.web.results import QueryResult, without_marks
-from perfmodel.web.service import QueryState
+from perfmodel.web.results import QueryResult, upload, without_marks
+from perfmodel.web.service import QueryState, only_dropped
 from perfmodel.web.state import PageState
 
 
@@ -85,6 +94,48 @@ def compared(findings: Sequence[QueryState], rows: Sequence[CellRow], num_column
     return compared_rows
 
 
+@dataclass(frozen=True, slots=True)
+class SpeedReading:
+    """Where a curve gives its users the speed that is asked for. in_flight: requests at the points around it, or at the
+    last point if even that is faster; values: metric -> read off the curve there, as it is drawn"""
+
+    in_flight: str
+    values: Mapping[str, float]
+
+
+COST, _THROUGHPUT = "usd_per_million_output_tokens", "output_throughput_per_gpu"
+
+
+def cheapest(readings: Sequence[SpeedReading | None]) -> tuple[int, float] | None:
+    """(its number, by which share it costs less than the next) of the cheapest of several."""
+    costs = [(reading.values[COST], i) for i, reading in enumerate(readings) if reading and COST in reading.values]
+    costs.sort()
+    return (costs[0][1], 1 - costs[0][0] / costs[1][0]) if len(costs) > 1 else None
+
+
+def at_speed(points: Sequence[Mapping[str, Any]], speed: float) -> SpeedReading | None:
+    """The curve through `points` of `perfmodel whatif` at `speed`, in tokens/s of a user; None if one request in flight
+    is slower already."""
+    rows = [(1e3 / tpot_ms, point) for point in points if (tpot_ms := point["values"].get("mean_tpot_ms"))]
+    number = max((number for number, (own_speed, _) in enumerate(rows) if own_speed >= speed), default=None)
+    if number is None:
+        return None
+    (above, first), (below, second) = rows[number], rows[min(number + 1, len(rows) - 1)]
+    share = (above - speed) / (above - below) if above > below else 0.0
+    counts, values = [point["set"].rpartition("=")[2] for point in (first, second)], {}
+    for metric, low in first["values"].items():
+        if low and (high := second["values"].get(metric)):  # axes of cost and energy are logarithmic
+            is_linear = metric == _THROUGHPUT
+            values[metric] = low + share * (high - low) if is_linear else low * (high / low) ** share
+    return SpeedReading(f"{counts[0]} to {counts[1]}" if first is not second else f"{counts[0]} or more", values)
+
+
+def reading_text(metric: str, reading: SpeedReading) -> str:
+    """A value that was read off a curve, to three digits."""
+    value = reading.values.get(metric)
+    return MISSING if value is None else f"≈ {value * study_metric(metric).scale:,.3g}"
+
+
 def headings(columns: Sequence[PageState], findings: Sequence[QueryState]) -> list[tuple[str, str]]:
     """(model, devices) per column from its first answer in `findings`, else from its address."""
     names = []
@@ -127,3 +178,83 @@ def _words(change: Mapping[str, Any] | None, number: int, first: float | None) -
     text = f"{abs(size):.1%} {'higher' if size > 0 else 'lower'}".replace("%", " %")
     text = f"{1 + size:.3g} times" if size >= 1 else text
     return f"{text}, {verdict}" if verdict else text, {"better": "good", "worse": "bad"}.get(verdict, "")
+
+
+_PUBLISHERS = {"steady-state": STEADY_STATES.publisher, "served": PUBLISHED_RESULTS.publisher}
+
+
+class MeasuredPoint(NamedTuple):
+    """One measured load. speed: tokens/s of a user; throughput: output tokens/s of a device; is_alike: of the curve's
+    engine, number format and number of devices; words: setup and source"""
+
+    speed: float
+    throughput: float
+    is_alike: bool
+    words: str
+
+
+def published_points(scenario: Mapping[str, Any]) -> list[MeasuredPoint]:
+    """Those of a resolved scenario's model and device, from servers whose prefill and decode share devices."""
+    model, engine, device = scenario["model"], scenario["engine"], scenario["hardware"]["name"]
+    weights = (model.get("quantization") or {}).get("weights") or model["dtype"]
+    alike = (engine["profile"], weights, _num_devices(engine))
+    loads: dict[tuple[str, MeasuredSetup, str], dict[str, float]] = {}
+    for row in measured_rows():
+        if (row.setup.model, row.setup.device, row.setup.separate) == (model["name"], device, False):
+            loads.setdefault((row.kind, row.setup, row.label), {})[row.metric] = row.measured
+    points = []
+    for (kind, setup, label), metrics in loads.items():
+        if "tpot_mean" in metrics and (throughput := _throughput(setup, metrics)):
+            law = "" if "output_tokens_per_s" in metrics else "throughput by Little's law<br>"
+            words = (
+                f"{setup.engine} {setup.version}, {setup.weights}, {setup.devices:g} devices, "
+                f"{setup.input_tokens:,.0f} in, {setup.output_tokens:,.0f} out, {setup.concurrency:g} in flight<br>"
+                f"{law}{_PUBLISHERS.get(kind, kind)}<br>{label}"
+            )
+            is_alike = (setup.engine, setup.weights, setup.devices) == alike
+            points.append(MeasuredPoint(1e3 / metrics["tpot_mean"], throughput / setup.devices, is_alike, words))
+    return points
+
+
+def _throughput(setup: MeasuredSetup, metrics: Mapping[str, float]) -> float:
+    """Output tokens/s of all devices, as measured, else by Little's law from the requests in flight and the time of
+    one; 0 if unknown. Of 119 rows that state both, the law's is 1.03 times the measured one in the median, within 25 %
+    in three of four: requests are fewer while a run starts and ends."""
+    if "output_tokens_per_s" in metrics:
+        return metrics["output_tokens_per_s"]
+    duration_ms = metrics.get("ttft_mean", inf) + max(setup.output_tokens - 1, 0.0) * metrics["tpot_mean"]
+    return setup.concurrency * setup.output_tokens / duration_ms * 1e3
+
+
+def _num_devices(engine: Mapping[str, Any]) -> int:
+    return prod(engine[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data"))
+
+
+@lru_cache(maxsize=16)
+def own_points(path: Path, devices: int) -> Sequence[MeasuredPoint]:
+    """Points of a load tool's result file, of a server on so many devices. Raises SpecError for another file, and for
+    one without a run that can be marked."""
+    from perfmodel.evidence.sources.bench import read_bench_files
+
+    points = []
+    for run in read_bench_files((path,))[0]:
+        tpot_ms, throughput = run.metrics.get("mean_tpot_ms"), run.metrics.get("output_throughput")
+        if tpot_ms and throughput:
+            load = f", {run.load.concurrency:g} in flight" if getattr(run.load, "concurrency", None) else ""
+            words = f"{run.source} {run.setup.version}".strip() + f", {devices} devices{load}<br>{run.name}"
+            points.append(MeasuredPoint(1e3 / tpot_ms, throughput / devices, True, words))
+    if not points:
+        raise SpecError(f"{path.name}: no run has both a mean TPOT and an output throughput; nothing can be marked.")
+    return points
+
+
+def own_results(state: PageState, scenario: Mapping[str, Any], folder: Path) -> tuple[Sequence[MeasuredPoint], str]:
+    """(points, refusal) of the result file that a state marks; scenario: resolved, of the devices that ran."""
+    if not (mark := state.get("results")):
+        return (), ""
+    try:
+        with only_dropped(folder):
+            devices = _num_devices(scenario["engine"]) * scenario["cluster"]["replicas"]
+            return own_points(upload(mark, folder), devices), ""
+    except PerfmodelError as error:
+        return (), str(error)

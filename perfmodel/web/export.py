@@ -11,8 +11,7 @@ from perfmodel.web.service import QueryService
 from perfmodel.web.state import read_state
 from perfmodel.web.views import VIEWS, find_view
 
-_FILES = ("app.css", "choices.css", "plots.js", "icon.svg")
-_PLOTLY = "plotly.min.js"
+_FILES = ("app.css", "choices.css", "plots.js", "icon.svg", "vendor/plotly-basic.min.js")
 
 
 def export_page(address: str, folder: Path, console: Console = QUIET) -> None:
@@ -43,8 +42,7 @@ def export_page(address: str, folder: Path, console: Console = QUIET) -> None:
     finally:
         service.uploads.close()  # no worker was started
     static = files("perfmodel.web").joinpath("static")
-    content = {name: static.joinpath(name).read_bytes() for name in _FILES}
-    content[_PLOTLY] = files("plotly").joinpath("package_data", _PLOTLY).read_bytes()
+    content = {name.rpartition("/")[2]: static.joinpath(name).read_bytes() for name in _FILES}
     content["index.html"] = html.encode()
     content["data.json"] = json.dumps(answers, indent=2, allow_nan=False, ensure_ascii=False).encode()
     try:

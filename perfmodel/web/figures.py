@@ -145,8 +145,8 @@ GROUPS: Sequence[FieldGroup] = (
     FieldGroup(
         "Deployment",
         (
-            _flag("model", "model", "names", _MODEL),
-            _flag("hardware", "hardware", "names", "The device, by its name or an alias."),
+            _flag("model", "model", "names", _MODEL, resolved="model.name"),
+            _flag("hardware", "hardware", "names", "The device, by its name or an alias.", resolved="hardware.name"),
             _engine("tensor_parallel_size", "choice", _POWERS),
             Field("cluster.replicas", "replicas", "number", _REPLICAS, (), 1, 10_000, 1, resolved="cluster.replicas"),
         ),

@@ -42,6 +42,7 @@ class Pages:
             **{"compare": compare, "metric_of": study_metric, "pictures": pictures},
             "others_of": lambda state, known: [(k, v) for k, v in state.fields if "." in k and k not in known],
             **{"plan_defaults": PlanSpec(), "resolved_fields": _resolved_fields},
+            "own_results": lambda state, scenario: compare.own_results(state, scenario, desk.uploads.folder),
             **{"version": __version__, "views": views},
         }
         self._templates.filters |= {

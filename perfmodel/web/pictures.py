@@ -11,6 +11,7 @@ from perfmodel.report.drawing import figures as fig
 from perfmodel.report.drawing.figures import BLUE, GREEN, GREY, ORANGE, SKY, Figure, Trace, axis, figure, line, upright
 from perfmodel.report.plots.step import memory_figure
 from perfmodel.report.views.whatif import path_label
+from perfmodel.web.compare import MeasuredPoint, published_points
 from perfmodel.web.service import QueryState
 from perfmodel.web.state import PageState
 from perfmodel.web.views import in_flight, name_of
@@ -318,11 +319,17 @@ def column_bars(findings: Sequence[QueryState], metric: str) -> Figure:
 
 
 def front(
-    answers: Sequence[Any], metric: str, columns: Sequence[PageState], bands: Sequence[Any] = (), by_load: bool = False
+    answers: Sequence[Any],
+    metric: str,
+    columns: Sequence[PageState],
+    bands: Sequence[Any] = (),
+    by_load: bool = False,
+    speed: float | None = None,
+    own: Sequence[MeasuredPoint] = (),
 ) -> Figure:
     """`metric` against tokens per second of a user, or against requests in flight (`by_load`), a curve for each of
     `columns`; a point opens the deployment under its load. answers: of `perfmodel whatif`, None where there is none;
-    bands: the same with intervals, at some points."""
+    bands: the same with intervals, at some points; speed: marked; own: measured points, beside published ones."""
     lines: list[Trace] = []
     shown = study_metric(metric)
     for number, answer in enumerate(answers):
@@ -340,14 +347,41 @@ def front(
         if number < len(bands) and bands[number] is not None:
             lines.insert(0, _front_band(bands[number].data, metric, shown.scale, fig.translucent(colour, 0.2)))
     heights = [value for curve in lines for value in curve["y"] if value]
-    linear: Trace = {"rangemode": "tozero"}
     is_first = metric == "output_throughput_per_gpu"
-    x = axis("tokens/s of a user", **linear)
+    marks = _measured_marks(answers, own) if is_first else []
+    curves = [trace for trace in lines if "fill" not in trace]
+    x = axis("tokens/s of a user", **_linear_axis(curves, marks, "x"))
     if by_load:
         x = axis("requests in flight", **_log_axis([count for curve in lines for count in curve["x"] if count]))
-    y = axis(shown.title, **(linear if is_first else _log_axis(heights)))
+    y = axis(shown.title, **(_linear_axis(curves, marks, "y") if is_first else _log_axis(heights)))
     look = {"hovermode": "closest", "margin": {"l": 64, "r": 16, "t": 60 if is_first else 12, "b": 48}}
-    return figure(lines, 420 if is_first else _HEIGHT, x, y, showlegend=is_first and len(lines) > 1, **look)
+    shapes = [] if speed is None else [upright(speed, GREY, width=1.5, dash="dot", layer="below")]
+    traces, height = [*marks, *lines], 420 if is_first else _HEIGHT
+    return figure(traces, height, x, y, showlegend=is_first and len(traces) > 1, shapes=shapes, **look)
+
+
+def _linear_axis(curves: Sequence[Trace], marks: Sequence[Trace], name: str) -> Trace:
+    """Linear axis from 0, with marks at most twice as far as the curves."""
+    high = max((value for trace in curves for value in trace[name] if value), default=1.0)
+    most = max((value for trace in marks for value in trace[name]), default=0.0)
+    return {"range": [0, 1.05 * max(high, min(most, 2 * high))]} if marks else {"rangemode": "tozero"}
+
+
+def _measured_marks(answers: Sequence[Any], own: Sequence[MeasuredPoint]) -> list[Trace]:
+    """Published points of each answer's model and device, filled where they are alike; and the user's own."""
+    groups: list[tuple[str, str, str, Sequence[MeasuredPoint]]] = []
+    for letter, colour, answer in zip(_LETTERS, _COLUMN_COLOURS, answers, strict=False):
+        if answer is not None and "provenance" in answer.data:
+            published = published_points(answer.data["provenance"]["inputs"]["scenario"])
+            groups.append((f"{letter} measured, published", colour, "diamond", published))
+    groups, traces = [*groups, ("measured, own file", fig.VERMILION, "star", own)], []
+    for name, colour, symbol, points in (group for group in groups if group[-1]):
+        symbols = [symbol if point.is_alike else f"{symbol}-open" for point in points]
+        marker = {"color": colour, "size": 8 if symbol == "diamond" else 13, "opacity": 0.75, "symbol": symbols}
+        hover = "measured: %{x:,.4g} tokens/s of a user, %{y:,.4g} of a device<br>%{text}<extra></extra>"
+        xs, ys, _, texts = zip(*points, strict=True)
+        traces.append(fig.dots(xs, ys, marker, name=name, hovertemplate=hover, text=texts))
+    return traces
 
 
 def _front_band(data: Any, metric: str, scale: float, fill: str) -> Trace:

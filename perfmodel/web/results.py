@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -78,9 +79,13 @@ class Uploads:
         return f"drop:{digest}/{self._files[digest][0].name}"
 
 
-def field_of(name: str, content: bytes) -> str:
-    """State key for an upload: by its keys for YAML, else a model."""
+def field_of(name: str, content: bytes, path: Path | None = None) -> str:
+    """State key for an upload: by its keys for YAML, `results` if it is a load tool's at `path`, else a model."""
     if not name.lower().endswith((".yaml", ".yml")):
+        from perfmodel.evidence.sources.bench import read_bench_files
+
+        with suppress(PerfmodelError):
+            return "results" if path and not name.lower().endswith(_HEADED) and read_bench_files((path,)) else "model"
         return "model"
     keys = set(_KEY.findall(content.decode("utf-8", "replace")))
     if {"model", "traffic"} <= keys or {"model", "hardware"} <= keys:
@@ -98,6 +103,13 @@ def resolved(text: str, folder: Path) -> str:
         return str(path)
 
     return _MARK.sub(place, text)
+
+
+def upload(mark: str, folder: Path) -> Path:
+    """Path of an uploaded file. Raises SpecError for an unknown upload, and for what is none."""
+    if _MARK.fullmatch(mark) is None:
+        raise SpecError(f"results: got {mark[:60]!r}; drop the result file on the page.")
+    return Path(resolved(mark, folder))
 
 
 AnyRequest = TypeVar("AnyRequest", bound=CommandRequest)

@@ -26,7 +26,7 @@ def read_line(text: str, state: PageState, folder: Path) -> tuple[PageState, tup
     are read. Raises SpecError as `perfmodel new`."""
     device = state.flags.get("hardware")
     given = {} if device is None else {"hardware": results.resolved(device, folder)}
-    with _only_dropped(folder):
+    with only_dropped(folder):
         answer = answer_line(text, "line", folder, given)
     fields: dict[str, str] = {}
     for block, value in answer.data.items():
@@ -56,7 +56,7 @@ def resolved_fields(state: PageState, folder: Path) -> dict[str, Any]:
 
 def _scenario(state: PageState, folder: Path) -> "Scenario":
     request: SimulateRequest = results.with_files(request_of(SimulateRequest, state), folder)
-    with _only_dropped(folder):
+    with only_dropped(folder):
         return request.load()
 
 
@@ -68,8 +68,27 @@ def serve_line(state: PageState, folder: Path) -> list[str]:
     return [results.without_marks(results.hidden(line, folder)) for line in lines]
 
 
+def scenario_file(state: PageState, folder: Path) -> tuple[str, str]:
+    """(name, text) of a YAML file that says what the state says. Raises SpecError for an invalid scenario, and for a
+    changed device, which is a file of its own."""
+    from perfmodel.files.yaml_loader import Positions, dump_yaml
+    from perfmodel.specs.overrides import apply_override, parse_override
+    from perfmodel.specs.scenario_source import read_scenario
+
+    scenario = _scenario(state, folder)
+    request = results.with_files(request_of(SimulateRequest, state), folder)
+    data: dict[str, Any] = read_scenario(request.source())[0].data
+    for change in map(parse_override, request.overrides):
+        if len(change.path) > 1 and change.path[0] == "hardware":
+            raise SpecError(f"{change.text}: a scenario names its device; copy the device's file and change it there.")
+        if change.path[0] != "traffic":
+            apply_override(change, data, change.path, Positions(scenario.name))
+    data["traffic"] = scenario.traffic.model_dump(mode="json", exclude_defaults=True, exclude={"name", "source"})
+    return f"{scenario.name}.yaml", results.hidden(dump_yaml({"name": scenario.name, **data}), folder)
+
+
 @contextmanager
-def _only_dropped(folder: Path) -> Iterator[None]:
+def only_dropped(folder: Path) -> Iterator[None]:
     """Context that allows only uploads and hides their folder in errors."""
     from perfmodel.files.sandbox import restrict_paths
 
@@ -158,7 +177,7 @@ class QueryService:
 def _answer(folder: Path, request: CommandRequest, console: Console) -> results.QueryResult:
     """Answer in this process, with upload paths hidden."""
     placed = results.with_files(request, folder)
-    with _only_dropped(folder):
+    with only_dropped(folder):
         shown = results.run_query(placed, console, (folder,))
     if placed == request:
         return shown

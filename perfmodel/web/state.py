@@ -4,7 +4,9 @@ and no file.
 Keys are flags (`model`, `hardware`, `rate` ...), scenario paths (`engine.tensor_parallel_size`), which become `--set`,
 and view options (`batch`, `context`). Deployments to compare with are nested states in values of `with`."""
 
+import base64
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,11 +22,14 @@ _OF_SCENARIOS = (
 )
 _OF_VIEWS = (
     *("batch", "context", "prefill", "low", "high", "vary", "metric", "against", "devices", "family", "technique"),
+    *("speed", "results"),
 )
 _ALONE = ("scenario", "seed")
 _OTHER = "with"
 MAX_DEPLOYMENTS = 4  # side by side
 _LONGEST_QUERY, _LONGEST_VALUE, _MAX_FIELDS = 16_000, 4_000, 120
+PACKED = "z="  # begins a compressed query
+_LONG_QUERY = 400  # characters; chats and mail break longer links
 _SCENARIO = re.compile(r"(drop:[0-9a-f]{16}/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PATH = re.compile(r"[a-z_]+(\.[A-Za-z0-9_-]+)+")
 _START = {"model": "llama-3.1-8b", "hardware": "h100-sxm-80gb"}
@@ -86,8 +91,30 @@ def request_of(kind: type[Kind], state: PageState, *overrides: str, **options: A
     return kind(scenario, flags=tuple(given.items()), overrides=all_overrides, **options)
 
 
+def packed(query: str) -> str:
+    """A query to share: compressed if it is long and becomes shorter. `unpacked` restores it exactly."""
+    text = base64.urlsafe_b64encode(zlib.compress(query.encode(), 9)).decode().rstrip("=")
+    return PACKED + text if len(query) > max(_LONG_QUERY, len(PACKED + text)) else query
+
+
+def unpacked(query: str) -> str:
+    """The query that `packed` was given. Raises SpecError for one that was cut off or changed."""
+    if not query.startswith(PACKED):
+        return query
+    text, stream = query.removeprefix(PACKED), zlib.decompressobj()
+    try:
+        content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        plain = stream.decompress(content, _LONGEST_QUERY + 1).decode()
+    except (ValueError, zlib.error):
+        plain = ""
+    if not plain or not (stream.eof or len(plain) > _LONGEST_QUERY):
+        raise SpecError("the address: its compressed part was cut off or changed; copy the whole link again.")
+    return plain
+
+
 def read_state(query: str) -> PageState:
     """State of an address query, without empty and unknown fields. SpecError for duplicate keys, or too long."""
+    query = unpacked(query)
     if len(query) > _LONGEST_QUERY:
         expected = f"expected at most {_LONGEST_QUERY:,}; change fewer fields."
         raise SpecError(f"the address has {len(query):,} characters; {expected}")

@@ -11,7 +11,7 @@ from functools import cache
 from math import floor, log10
 from typing import Any
 
-from perfmodel.commands.catalog import HardwareShowRequest, TechniquesRequest
+from perfmodel.commands.catalog import HardwareShowRequest, ScenariosListRequest, TechniquesRequest
 from perfmodel.commands.request import LIMITS, CommandRequest, count
 from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
 from perfmodel.commands.searches import PlanRequest, WhatIfRequest
@@ -48,13 +48,12 @@ class ViewPart:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One page. lead: the question it answers; has_controls: `<view>/controls.html` exists"""
+    """One page, with the fields of `<view>/controls.html` if there is one. lead: the question it answers"""
 
     name: str
     title: str
     lead: str
     parts: Sequence[ViewPart]
-    has_controls: bool = False
 
 
 _COUNT, _DURATION = "traffic.num_requests", "traffic.duration_s"
@@ -84,6 +83,15 @@ _DEPLOYMENT_PARTS = (
     ViewPart("device", _device),
 )
 DEPLOYMENT = View("deployment", "Deployment", "What does it take, and what does a step last?", _DEPLOYMENT_PARTS)
+
+
+@cache
+def presets() -> tuple[Mapping[str, str], ...]:
+    """Rows of `perfmodel scenarios list` that a state can name, without tiny models."""
+    rows = ScenariosListRequest().answer().data["scenarios"]
+    return tuple(row for row in rows if "/" not in row["name"] and not row["model"].startswith("tiny-"))
+
+
 _MEMORY_PARTS = (ViewPart("plan", lambda state: (request_of(MemoryRequest, state),), is_kept=True),)
 MEMORY = View("memory", "Memory", "Does it fit, and how many tokens can it keep?", _MEMORY_PARTS)
 
@@ -121,7 +129,7 @@ _STEP_PARTS = (
     ViewPart("curve", _curve, "quick", help="how a step grows with batch and context"),
     ViewPart("prefill", _prefill, is_kept=True, drawn=("plot",)),
 )
-STEP = View("step", "Step", "Where does the time of a step go?", _STEP_PARTS, has_controls=True)
+STEP = View("step", "Step", "Where does the time of a step go?", _STEP_PARTS)
 PAUSE_S = "30"  # of a user between an answer and the next request, unless the address says it
 _RATE, _PAUSE = "traffic.arrivals.rate", "traffic.arrivals.think_time_s"
 _QUICK, _POINTS = 400, 7
@@ -218,7 +226,6 @@ TRAFFIC = View(
         ViewPart("curve", _rate_curve, "quick", help="latencies against the rate of requests", later=_bands),
         ViewPart("prompts", _prompts, "quick", help="time to first token against the length of prompts"),
     ),
-    has_controls=True,
 )
 _FEW_REQUESTS = 100  # eighteen runs of these take some seconds
 
@@ -275,7 +282,6 @@ WHATIF = View(
         ViewPart("tornado", _tornado, "quick", help="varying what could be bought, and the load"),
         ViewPart("against", _against, "quick", help="looking for where the alternative begins to pay"),
     ),
-    has_controls=True,
 )
 
 
@@ -320,6 +326,7 @@ def opened(state: PageState, data: Any, row: Mapping[str, Any]) -> str:
     """Address query of a deployment in row `row` of `perfmodel plan --json` (`data`), other fields unchanged."""
     base = value_at(data, "provenance.inputs.scenario")
     fields: dict[str, str | None] = dict.fromkeys(_CHOSEN)
+    fields |= {"hardware": state.get("devices")} if state.get("devices") else {}  # of several it is a choice
     choices = {path: value for path, value in row["choices"].items() if path != "cluster"}
     choices |= {f"cluster.{name}": value for name, value in (row["choices"].get("cluster") or {}).items()}
     for path, value in choices.items():
@@ -343,7 +350,6 @@ PLAN = View(
             "what was simulated is kept, and the next start goes on from there.",
         ),
     ),
-    has_controls=True,
 )
 _SOME_LOADS = "traffic.arrivals.rate=0.5x,1x,2x"
 _METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "joules_per_output_token")
@@ -389,7 +395,6 @@ TECHNIQUES = View(
         ViewPart("gain", _gain, "quick", help="simulating the deployment with it and without it"),
         ViewPart("gallery", lambda state: (TechniquesRequest(),)),
     ),
-    has_controls=True,
 )
 _BATCH, _CONTEXT = "32", "2048"  # of the step that all are asked for
 _SHARED = ("rate", "traffic", *LIMITS, "seed")
@@ -481,7 +486,16 @@ def in_flight(column: PageState, count: str) -> PageState:
     return column.changed({**dict.fromkeys(("rate", *others)), **arrivals})
 
 
+def asked_speed(state: PageState) -> float:
+    """Tokens/s that a user is to get. Raises SpecError for what is no such number."""
+    speed = _number(text := state.get("speed", "50"))
+    if speed is None:
+        raise SpecError(f"speed: got {text[:60]!r}; expected tokens/s above 0, as in 50.")
+    return speed
+
+
 def _fronts(state: PageState) -> tuple[CommandRequest, ...]:
+    asked_speed(state)
     return tuple(_front(column, "1..128:8") for column in columns_of(state))
 
 

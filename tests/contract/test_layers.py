@@ -68,7 +68,6 @@ HOMES = {
     "simpy": {"perfmodel.sim"},
     "typer": {"perfmodel.cli"},
     "rich": {"perfmodel.cli", "perfmodel.report"},
-    "plotly": {"perfmodel.report"},
     "yaml": {"perfmodel.files", "perfmodel.cost", "perfmodel_executors"},
     "pandas": {"perfmodel.renderable"},
     "ray": {"perfmodel.planning"},

@@ -1,4 +1,4 @@
-"""A figure as an SVG element: a page with such pictures needs no script; plotly's alone is 4.8 MB.
+"""A figure as an SVG element: a page with such pictures needs no script; plotly's alone is 1 MB.
 
 Only what the figures of reports use is known: axes are linear, logarithmic or categorical, panels stand side by side.
 `<title>` elements carry the hover text of `hovertemplate`."""

@@ -279,6 +279,9 @@ document.addEventListener("click", (event) => {
     navigator.clipboard.writeText(text).then(() => say("Copied."), () => say("The browser did not let it be copied."));
     return;
   }
+  if (event.target.closest("[data-share]")) share();
+  const save = event.target.closest("[data-save]");
+  if (save) saveFile(save.dataset.save + "?" + queryOf());
   if (event.target.closest("#theme")) setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
   if (event.target.closest("#read-line")) readLine();
   const set = event.target.closest("[data-set]");
@@ -287,6 +290,21 @@ document.addEventListener("click", (event) => {
     setFields(JSON.parse(set.dataset.set)).then(() => to && $(to)?.scrollIntoView({ block: "start" }));
   }
 });
+
+// A link to all that is shown; a long one is compressed by the server, which restores it.
+async function share() {
+  const answer = await (await fetch("/share?" + queryOf())).json().catch(() => ({ error: "The server does not answer." }));
+  if (answer.error) { say(answer.error); return; }
+  const link = `${location.origin}/${currentView()}${answer.query ? "?" + answer.query : ""}`;
+  const lacks = /drop%3A/.test(queryOf()) ? " A dropped file is not in it." : "";
+  await navigator.clipboard.writeText(link).then(() => say("Link copied." + lacks), () => say(link));
+}
+
+async function saveFile(address) {
+  const answer = await fetch(address).catch(() => null);
+  if (!answer?.ok) { say(answer ? (await answer.json()).error : "The server does not answer."); return; }
+  Plots.download(/filename="(.+)"/.exec(answer.headers.get("content-disposition"))[1], await answer.blob());
+}
 
 // Values that a button sets, as what a gallery or a plan offers: {key: value}; null takes a key out.
 function setFields(values) {

@@ -34,6 +34,12 @@ async function drop(file) {
     location.href = "/" + currentView() + "?" + query;
     return;
   }
+  if (answer.field === "results") {
+    const query = new URLSearchParams(queryOf());
+    query.set("results", answer.mark);
+    location.href = "/pareto?" + query;
+    return;
+  }
   const field = $(`#state [name="${answer.field}"]`);
   field.value = answer.mark.split("/").pop();
   field.dataset.mark = answer.mark;

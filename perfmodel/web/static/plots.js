@@ -12,9 +12,9 @@ const Plots = (() => {
   function load() {
     loading ??= new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = isExported ? "plotly.min.js" : "/static/plotly.min.js";
+      script.src = `${isExported ? "" : "/static/vendor/"}plotly-basic.min.js`;
       script.onload = () => resolve(window.Plotly);
-      script.onerror = () => { loading = null; reject(new Error("plotly.min.js did not load")); };
+      script.onerror = () => { loading = null; reject(new Error("plotly-basic.min.js did not load")); };
       document.head.append(script);
     });
     return loading;
@@ -25,7 +25,7 @@ const Plots = (() => {
   function themed(layout, isNarrow) {
     const ink = css("--ink"), soft = css("--soft"), line = css("--line");
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickcolor: line, automargin: true,
-      title: { standoff: 8 }, ticks: "outside", ticklen: 4 };
+      title: { standoff: 8, font: { size: isNarrow ? 11 : 13 } }, ticks: "outside", ticklen: 4 };
     const template = { layout: {
       font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: isNarrow ? 11 : 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", xaxis: axis, yaxis: axis,
@@ -63,8 +63,7 @@ const Plots = (() => {
     if (isNarrow && layout.margin) layout.margin = { ...layout.margin, l: Math.min(layout.margin.l ?? 56, 56), r: 8 };
     layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") };
     const config = { displaylogo: false, responsive: true, plotlyServerURL: "",
-      modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"],
-      toImageButtonOptions: { format: "svg", filename: element.getAttribute("aria-label").slice(0, 60).replace(/\W+/g, "-") } };
+      modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud", "toImage"] };
     if (width) Object.assign(layout, { width, autosize: false });
     const drawing = plotly.react(element, inked(figure.data), layout, config);
     element.setAttribute("role", "group");  // its buttons are no part of an image
@@ -77,9 +76,63 @@ const Plots = (() => {
     return drawing;
   }
 
+  // ---------------------------------------------------------------- a plot as a file
+
+  const KINDS = ["csv", "png", "svg"];
+
+  function addFiles(element) {
+    const row = document.createElement("div");
+    row.className = "plot-files";
+    for (const kind of KINDS) {
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", className: "quiet", textContent: kind.toUpperCase() });
+      button.dataset.plot = kind;
+      button.setAttribute("aria-label", `${kind.toUpperCase()} of the plot: ${element.getAttribute("aria-label")}`);
+      row.append(button);
+    }
+    element.after(row);
+  }
+
+  // A row for each point. from: where a bar begins that does not begin at 0; x is then where it ends.
+  function csvOf({ data, layout }) {
+    const titles = ["xaxis", "yaxis"].map((name) => layout[name]?.title?.text || name[0]);
+    const rows = [["series", ...titles, "from", "note"]];
+    for (const trace of data) {
+      (trace.x ?? []).forEach((x, number) => {
+        const of = (values) => (Array.isArray(values) ? values[number] : values) ?? "";
+        const from = of(trace.base);
+        rows.push([trace.name ?? "", from === "" || x === null ? x : from + x, trace.y[number], from, of(trace.text)]);
+      });
+    }
+    const quoted = (cell) => (/[",\n]/.test(cell) ? `"${String(cell).replaceAll('"', '""')}"` : String(cell ?? ""));
+    return rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+  }
+
+  function download(name, blob) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+
+  document.addEventListener("click", async (event) => {
+    const kind = event.target.closest?.("[data-plot]")?.dataset.plot;
+    if (!kind) return;
+    const element = event.target.closest(".plot-files").previousElementSibling, figure = JSON.parse(element.dataset.figure);
+    const filename = element.getAttribute("aria-label").slice(0, 60).replace(/\W+/g, "-");
+    if (kind === "csv") { download(`${filename}.csv`, new Blob([csvOf(figure)], { type: "text/csv" })); return; }
+    const plotly = await load(), size = { width: element.clientWidth, height: element.clientHeight };
+    const layout = { ...element.layout, ...size, paper_bgcolor: css("--card") };
+    await plotly.downloadImage({ data: element.data, layout }, { format: kind, scale: kind === "png" ? 2 : 1, filename, ...size });
+  });
+
   function drawAll(root) {
     const plots = [...root.querySelectorAll(".plot:not(.drawn)")];
-    for (const element of plots) seen.observe(element);
+    for (const element of plots) {
+      seen.observe(element);
+      if (!element.nextElementSibling?.matches(".plot-files")) addFiles(element);
+    }
     if (plots.length) window.requestIdleCallback?.(() => load().catch(() => {}));  // for paper, which takes those out of sight, too
   }
 
@@ -101,5 +154,5 @@ const Plots = (() => {
   }
 
   if (isExported) drawAll(document);
-  return { drawAll, redraw };
+  return { download, drawAll, redraw };
 })();

@@ -15,10 +15,14 @@ from typer.testing import CliRunner
 from web_site import HOST, Page, say_nothing_of_here
 
 from perfmodel.cli import app
+from perfmodel.commands.runs import MemoryRequest, SimulateRequest
+from perfmodel.specs import load_scenario
 from perfmodel.web.app import _MAX_LINE_BYTES, _STATIC, HEADERS
 from perfmodel.web.results import MAX_BYTES
+from perfmodel.web.state import read_state, request_of
 from perfmodel.web.views import VIEWS
 
+BENCH = Path(__file__).parents[2] / "data" / "bench"
 HTML = ("accept", "text/html")
 PARTS = [(view, part) for view in VIEWS for part in view.parts]
 HOSTILE = "<img src=x onerror=alert(1)>\"'{{97*983}}${97*983}"
@@ -253,7 +257,7 @@ def test_a_bug_is_a_sentence_and_its_trace_is_in_the_log(site, monkeypatch, capl
 
 
 def test_static_files_are_kept_by_their_tags(site):
-    for path in (*_STATIC, "plotly.min.js"):
+    for path in _STATIC:
         response = site.get(f"/static/{path}")
         assert response.status == 200
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -278,6 +282,60 @@ def test_data_is_what_the_command_prints(site):
     site.get("/deployment?batch=3")
     both = site.get("/data/deployment/glance?batch=3").json()
     assert [each["command"].split()[1] for each in both] == ["memory", "explain"]
+
+
+def test_a_long_state_is_shared_by_a_short_link_that_opens_it(site):
+    query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&" + "&".join(f"engine.field_{n}=1" for n in range(60))
+    link = site.get(f"/share?{query}").json()["query"]
+    assert len(link) < 0.5 * len(query)
+    response = site.get(f"/step?{link}")
+    assert (response.status, response.headers["location"]) == (307, f"/step?{query}")
+    assert site.get("/share?rate=3").json() == {"query": "rate=3"}
+    assert "cut off or changed" in sentence(site.get(f"/step?{link[:-5]}"), 422)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "model=llama-3.1-70b&hardware=h200&engine.tensor_parallel_size=4&rate=3&ttft=1s&traffic=chat&cluster.replicas=2",
+        "scenario=llama-3.1-8b-a100&rate=9&engine.quantization=fp8&traffic.input_tokens.max=4000&seed=7",
+        "model=qwen3-0.6b&hardware=l40s&traffic.arrivals=%7Bprocess%3A+closed_loop%2C+concurrency%3A+8%7D",
+        "scenario=kimi-k2.5-b200-agents&price.usd_per_gpu_hour=3",
+    ],
+)
+def test_the_scenario_as_a_file_is_the_deployment_that_is_shown(site, query, tmp_path):
+    response = site.get(f"/scenario?{query}")
+    name = re.search('filename="(.+)"', response.headers["content-disposition"])[1]
+    (tmp_path / name).write_bytes(response.body)
+    shown = request_of(SimulateRequest, read_state(query)).load()
+    file = load_scenario(tmp_path / name)
+    hidden = {"traffic": {"name", "aliases", "source"}}
+    assert file.model_dump(exclude=hidden) == shown.model_dump(exclude=hidden)
+
+
+def test_a_changed_device_is_no_scenario_file(site):
+    assert "copy the device's file" in sentence(site.get("/scenario?hardware=h100&hardware.hbm.bandwidth=2x"), 422)
+
+
+def test_each_preset_is_a_scenario_of_the_list_and_opens(site):
+    listed = json.loads(CliRunner().invoke(app, ["scenarios", "list", "--json"]).stdout)["scenarios"]
+    html = site.get("/deployment").body.decode()
+    names = re.findall(r'href="/deployment\?scenario=([^"]+)"', html)
+    assert {"llama-3.1-70b-h100-tp4", "deepseek-v3-h200"} <= set(names) <= {row["name"] for row in listed}
+    for name in names:
+        memory = request_of(MemoryRequest, read_state(f"scenario={name}"))
+        assert site.desk.answer(memory).shown is not None, name
+    chosen = site.get("/deployment?scenario=deepseek-v3-h200").body.decode()
+    assert re.search(r'scenario=deepseek-v3-h200"[^>]*aria-current="true"', chosen)
+
+
+def test_a_load_tools_result_is_taken_for_one(site):
+    def dropped(name, content):
+        return site.post(f"/drop?name={name}&size={len(content)}", content).json()
+
+    for name in ("vllm.json", "sglang.jsonl", "llama_bench.csv"):
+        assert dropped(name, (BENCH / name).read_bytes())["field"] == "results", name
+    assert dropped("config.json", b'{"model_type": "llama", "hidden_size": 64}')["field"] == "model"
 
 
 def test_a_line_comes_in_and_goes_out(site):

@@ -70,6 +70,13 @@ def test_an_opened_row_is_the_deployment_that_was_planned(plan: QueryResult) -> 
         assert memory["hardware"] == row["choices"]["hardware"]
 
 
+def test_a_row_of_the_only_device_that_was_ticked_opens_on_it() -> None:
+    """One device is no choice, so the row does not name it."""
+    state = read_state("model=llama-3.1-8b&hardware=h100-sxm-80gb&devices=l40s")
+    data: dict[str, Any] = {"provenance": {"inputs": {"scenario": {}}}}
+    assert read_state(opened(state, data, {"choices": {}})).get("hardware") == "l40s"
+
+
 def test_what_a_plan_chooses_is_no_part_of_its_question() -> None:
     """So an opened row leads back to the plan that it is from."""
     (part,) = _view("plan").parts

@@ -93,6 +93,8 @@ def states(pages):
 def compare(page, answered):
     """Each figure of each card with its command's; how many there are."""
     assert not page.figures  # a figure without a command
+    types = {trace["type"] for plot in page.plots for trace in plot["data"]}
+    assert types <= {"scatter", "bar"}  # that plotly's basic bundle draws
     number = 0
     for arguments, figures in page.cards:
         data = answered(arguments)

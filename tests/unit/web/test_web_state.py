@@ -1,6 +1,9 @@
 """What an address may say, and that it says the same again."""
 
+import base64
+import re
 import shlex
+import zlib
 from urllib.parse import quote
 
 import pytest
@@ -12,7 +15,7 @@ pytest.importorskip("jinja2", reason="pages need jinja2, of the extra web")
 from perfmodel.commands.runs import ExplainRequest, MemoryRequest, SimulateRequest
 from perfmodel.commands.searches import PlanRequest, WhatIfRequest
 from perfmodel.errors import SpecError
-from perfmodel.web.state import FLAGS, MAX_DEPLOYMENTS, PageState, read_state, request_of
+from perfmodel.web.state import FLAGS, MAX_DEPLOYMENTS, PageState, packed, read_state, request_of, unpacked
 
 KEYS = (*FLAGS, "seed", "batch", "context", "engine.max_num_seqs", "traffic.arrivals.rate", "slo.ttft_ms", "price.usd")
 VALUES = st.text("aZ09 -.,:=&%+#?/ü漢🙂\"'<>", min_size=1, max_size=20).filter(
@@ -53,6 +56,35 @@ def test_any_query_is_a_state_or_a_refusal(query):
         assert read_state(state.query) == state
     assert said.isprintable()
     assert len(said) < 600
+
+
+@given(STATES)
+def test_a_shared_query_restores_the_address_exactly(state):
+    query = state.query
+    link = packed(query)
+    assert unpacked(link) == query
+    assert len(link) <= len(query)
+    assert read_state(link) == read_state(query)
+    assert link == query or re.fullmatch(r"z=[A-Za-z0-9_-]+", link)
+
+
+def test_a_long_query_is_shared_compressed_and_a_short_one_as_it_is():
+    long = "model=llama-3.1-70b&" + "&".join(f"engine.field_{number}=1" for number in range(60))
+    assert len(packed(long)) < 0.5 * len(long)
+    assert packed("model=llama-3.1-70b&hardware=h200") == "model=llama-3.1-70b&hardware=h200"
+
+
+def test_a_link_that_was_cut_off_or_changed_or_swells_is_refused():
+    link = packed("model=" + "&engine.max_num_seqs=8" * 100)
+    middle = len(link) // 2
+    other = "A" if link[middle] != "A" else "B"
+    for broken in (link[:-9], f"{link[:middle]}{other}{link[middle + 1 :]}", "z=", "z=!!!!", f"{link}&rate=2"):
+        with pytest.raises(SpecError, match="cut off or changed"):
+            read_state(broken)
+    bomb = base64.urlsafe_b64encode(zlib.compress(b"a" * 10_000_000, 9)).decode().rstrip("=")
+    assert len(bomb) < 16_000
+    with pytest.raises(SpecError, match="16,001 characters"):
+        read_state(f"z={bomb}")
 
 
 def test_an_empty_field_is_no_field():
