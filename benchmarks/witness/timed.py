@@ -16,7 +16,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -72,9 +71,15 @@ def draw_case(engine: str, seed: int) -> dict[str, Any]:
         "async_scheduling": rng.random() < 0.6,
         "num_blocks": fitting + rng.choice([0, rng.randrange(fitting), 20_000]),
     }
-    named = {"profile": engine, "tensor_parallel_size": degree, "async_scheduling": config["async_scheduling"]}
-    changes = [f"model={model}", f"hardware={hardware}", *(f"engine.{k}={json.dumps(v)}" for k, v in named.items())]
     requests = _requests(rng, longest, has_shared=config["enable_prefix_caching"] and rng.random() < 0.7)
+    trace = _BUILD / "traces" / f"{engine}-{seed}.jsonl"
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    rows = [_trace_row(number, request, block_size) for number, request in enumerate(requests)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    named = {"profile": engine, "tensor_parallel_size": degree, **config}
+    named["num_gpu_blocks_override"] = named.pop("num_blocks")
+    changes = [f"model={model}", f"hardware={hardware}", *(f"engine.{k}={json.dumps(v)}" for k, v in named.items())]
+    changes.append(f"traffic={json.dumps({'trace': {'path': str(trace), 'format': 'jsonl'}})}")
     return {"scenario": "llama-3.1-8b-a100", "set": changes, "engine": config, "requests": requests}
 
 
@@ -97,18 +102,10 @@ def _requests(rng: random.Random, longest: int, has_shared: bool) -> list[dict[s
 
 def simulated(case: dict[str, Any]) -> tuple[list[list[float]], int]:
     """[first token, last token] in seconds of each request by `simulate`, and how often one was preempted."""
-    size = case["engine"]["block_size"]
-    names = {"num_blocks": "num_gpu_blocks_override"}
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.jsonl")
-        rows = [_trace_row(number, request, size) for number, request in enumerate(case["requests"])]
-        trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        settings = [f"engine.{names.get(name, name)}={json.dumps(value)}" for name, value in case["engine"].items()]
-        traffic = f"traffic={json.dumps({'trace': {'path': str(trace), 'format': 'jsonl'}})}"
-        scenario = load_scenario(case["scenario"], [*case["set"], *settings, traffic])
-        profile = scenario_fits(scenario)[1].model_copy(update={"server": ServerFit()})
-        requests = simulate(scenario, profile=profile).requests
-    times: list[list[float]] = [[] for _ in rows]
+    scenario = load_scenario(case["scenario"], case["set"])
+    profile = scenario_fits(scenario)[1].model_copy(update={"server": ServerFit()})
+    requests = simulate(scenario, profile=profile).requests
+    times: list[list[float]] = [[] for _ in case["requests"]]
     columns = (requests.request_id, requests.first_token_s, requests.finished_s)
     for number, first, last in zip(*(column.tolist() for column in columns), strict=True):
         times[number] = [first, last]
@@ -144,12 +141,20 @@ def compare(case: dict[str, Any], engine: list[list[float]], ours: list[list[flo
     return result
 
 
+def _packages() -> Path:
+    """What engines' environments have not and perfmodel needs there."""
+    folder = _BUILD / "simpy"
+    if not folder.exists():
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", folder, "simpy"], check=True)
+    return folder
+
+
 def engine_times(engine: str, version: str, cases: list[dict[str, Any]]) -> list[list[list[float]]]:
     """[first token, last token] of each request of each workload, by the engine's own scheduler."""
     python = python_of(engine, version, _BUILD)
     asked, result = _BUILD / f"timed-{engine}.json", _BUILD / f"times-{engine}.json"
     asked.write_text(json.dumps(cases), encoding="utf-8")
-    packages = os.pathsep.join(map(str, [_ROOT, _ROOT / "executors"]))
+    packages = os.pathsep.join(map(str, [_ROOT, _ROOT / "executors", _packages()]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
     subprocess.run([python, _HERE / f"timed_{engine}.py", asked, result], check=True, env=environment)
     times: list[list[list[float]]] = json.loads(result.read_text(encoding="utf-8"))["times"]

@@ -22,6 +22,7 @@ from typing import Any
 from perfmodel.cost.memory.plan import plan_memory
 from perfmodel.cost.steps.step_time import StepTimer
 from perfmodel.errors import SpecError, UnsupportedError
+from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.scenario import Scenario
 from perfmodel.specs.scenario_file import load_scenario
 
@@ -85,7 +86,7 @@ class TimedExecutor:
                     f"{field}: ",
                 )
         config.scheduler_config.async_scheduling = engine.plans_ahead  # CPU builds take it back
-        self._timer, self._num_blocks = StepTimer(scenario), memory.num_kv_blocks
+        self._timer, self._num_blocks = StepTimer(scenario, shared_step_costs(scenario)), memory.num_kv_blocks
         self._free_at_s = 0.0  # when the devices have done all steps that they were given
         self._requests: dict[str, tuple[int, int]] = {}  # prompt tokens, and the token that is sampled
         self._numbers: Iterator[int] = count(1)
@@ -176,7 +177,8 @@ class SglangTimePredictor:
     configuration file, without the name."""
 
     def __init__(self, model: Any, hw: Any, config: Any, **asked: Any) -> None:
-        self._timer = StepTimer(_scenario(asked, "predictor"))
+        scenario = _scenario(asked, "predictor")
+        self._timer = StepTimer(scenario, shared_step_costs(scenario))
 
     def predict_infer_time(self, batch: Any) -> float:
         """Seconds of a `ScheduleBatch`."""
