@@ -60,8 +60,8 @@ class _StepFuture(Future[Any]):
 
 
 class TimedExecutor:
-    """What `VllmExecutor` adds to vLLM's `Executor`: no worker, no model. A step ends when its predicted time is over and
-    samples a token that ends no answer. clock: has `monotonic` and `sleep`, as `time`; set before the first step"""
+    """What `VllmExecutor` adds to vLLM's `Executor`: no worker, no model. A step ends when its predicted time is over
+    and samples a token that ends no answer. clock: has `monotonic` and `sleep`, as `time`; set before the first step"""
 
     vllm_config: Any
     clock: Any = time
