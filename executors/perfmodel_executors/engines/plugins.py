@@ -144,8 +144,7 @@ class TimedExecutor:
             {sampling.eos_token_id, *sampling.all_stop_token_ids},
             self.vllm_config.model_config.get_vocab_size(),
         )
-        token: int = next(token for number in self._numbers if (token := number % size) not in ends)
-        return token
+        return int(next(token for number in self._numbers if (token := number % size) not in ends))
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """Raises UnsupportedError for what only a worker could do."""
@@ -201,11 +200,11 @@ def register_in_sglang() -> None:
         hooks.HookRegistry.register(target, _predictor, hooks.HookType.AROUND)
 
 
-def _predictor(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
+def _predictor(original: Callable[..., Any], manager: Any, model: Any, hw: Any, sched_config: Any) -> Any:
     asked = manager._get_raw_config().get("predictor", {})
     if asked.get("name") != _NAME:
-        return original(manager, *args, **kwargs)
-    return SglangTimePredictor(*args, asked=asked)
+        return original(manager, model, hw, sched_config)
+    return SglangTimePredictor(model, hw, sched_config, asked)
 
 
 def _scenario(asked: Any, where: str, flags: Sequence[str] = ()) -> Scenario:
