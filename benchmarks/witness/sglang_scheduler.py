@@ -10,7 +10,7 @@ requests arrive in an iteration, and the forward pass, which "samples" a token o
 One iteration of the loop is one step.
 """
 
-__all__ = ["run_case"]
+__all__ = ["Case", "published_arguments", "run_case"]
 
 import json
 import logging
@@ -20,7 +20,8 @@ import tempfile
 import types
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _publish(config: dict[str, Any]) -> None:
     )
 
 
-class _Case:
+class Case:
     """One workload on its way through a scheduler of SGLang's."""
 
     def __init__(self, case: dict[str, Any], model_config: Any, server_args: Any) -> None:
@@ -239,7 +240,7 @@ class _Case:
 
         scheduler._add_request_to_queue = queue
         scheduler.ingest_requests = self._arrive
-        scheduler.run_batch = self._run
+        scheduler.run_batch = self.forward
         scheduler.on_idle = self._rest
         scheduler.publish_load_snapshot = scheduler._record_step_counters = lambda *args, **kwargs: None
         scheduler._maybe_clear_mm_inputs = scheduler._process_hicache_events = lambda *args, **kwargs: None
@@ -256,8 +257,13 @@ class _Case:
         if step == _MAX_STEPS:
             raise RuntimeError(f"not done after {step} steps")
         self.steps.append([step, [], []])
-        while self.pending and self.recorded[self.pending[0]]["arrival"] <= step:
+        now = self.now()
+        while self.pending and self.recorded[self.pending[0]]["arrival"] <= now:
             self._add(self.pending.popleft())
+
+    def now(self) -> float:
+        """What arrivals are counted in: steps, here."""
+        return self.steps[-1][0]
 
     def _add(self, number: int) -> None:
         recorded = self.recorded[number]
@@ -280,7 +286,7 @@ class _Case:
         self.requests.append(request)
         self.scheduler._add_request_to_queue(request)
 
-    def _run(self, batch: Any) -> Any:
+    def forward(self, batch: Any) -> Any:
         """A forward pass: its grants are recorded, each request's token is its own."""
         scheduler = self.scheduler
         scheduler.forward_ct += 1
@@ -318,14 +324,12 @@ class _Case:
 
 def run_case(case: dict[str, Any], model_config: Any, server_args: Any) -> list[Any]:
     """The steps of one case; see the module."""
-    return _Case(case, model_config, server_args).run()
+    return Case(case, model_config, server_args).run()
 
 
-def main(cases_file: str, out_file: str) -> None:
-    """Run all cases of a file."""
-    cases = json.loads(Path(cases_file).read_text(encoding="utf-8"))
-    logging.disable(logging.CRITICAL)
-    recorded = []
+@contextmanager
+def published_arguments() -> Iterator[tuple[Any, Any]]:
+    """SGLang's configuration of a small model and its arguments, which its parts read from now on."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
         args = ServerArgs(
@@ -338,10 +342,18 @@ def main(cases_file: str, out_file: str) -> None:
             mem_fraction_static=0.5,
         )
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0, gpu_id=0))
-        model_config = ModelConfig.from_server_args(args)
+        yield ModelConfig.from_server_args(args), args
+
+
+def main(cases_file: str, out_file: str) -> None:
+    """Run all cases of a file."""
+    cases = json.loads(Path(cases_file).read_text(encoding="utf-8"))
+    logging.disable(logging.CRITICAL)
+    recorded = []
+    with published_arguments() as arguments:
         for case in cases:
             try:
-                recorded.append({**case, "steps": run_case(case, model_config, args)})
+                recorded.append({**case, "steps": run_case(case, *arguments)})
             except Exception as error:  # a case that SGLang refuses is told, not lost
                 if os.environ.get("WITNESS_RAISES"):
                     raise

@@ -7,7 +7,7 @@ are accepted, and what a connector finds. Each step makes one plan; under async 
 outcome of the oldest plan is taken once as many are under way as `step_with_batch_queue` allows.
 """
 
-__all__ = ["run_case"]
+__all__ = ["MODEL", "prompt_of", "run_case"]
 
 import json
 import os
@@ -42,7 +42,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 _HASH = get_hash_fn_by_name("sha256")
 init_none_hash(_HASH)
-_MODEL = {
+MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 64,
@@ -139,7 +139,7 @@ def _group(group: dict[str, Any], config: dict[str, Any]) -> Any:
             return FullAttentionSpec(**heads)
 
 
-def _tokens(number: int, recorded: dict[str, Any]) -> list[int]:
+def prompt_of(number: int, recorded: dict[str, Any]) -> list[int]:
     """Prompts share their first tokens within a group; every other token chain is its own."""
     shared, group = recorded.get("shared", 0), recorded.get("group", 0)
     common = [100 + (group * 7919 + place * 31) % 20000 for place in range(shared)]
@@ -172,7 +172,7 @@ class _Case:
         sampling = SamplingParams(max_tokens=recorded["output"], ignore_eos=True, detokenize=False)
         request = Request(
             str(number),
-            _tokens(number, recorded),
+            prompt_of(number, recorded),
             sampling,
             None,
             arrival_time=float(len(self.requests)),
@@ -264,7 +264,7 @@ def main(cases_file: str, out_file: str) -> None:
     cases = json.loads(Path(cases_file).read_text(encoding="utf-8"))
     recorded = []
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+        Path(folder, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         for case in cases:
             try:
                 recorded.append({**case, "steps": run_case(case, folder)})

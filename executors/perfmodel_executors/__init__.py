@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfmodel_executors.compiled.step import explain_occupancy
-    from perfmodel_executors.engines.calibrate import calibrate_on
-    from perfmodel_executors.engines.run import execute_on
+    from perfmodel_executors.engines.run import calibrate_on, execute_on
     from perfmodel_executors.measure.calibrate import calibrate_cpu
     from perfmodel_executors.measure.repeated import execute_repeatedly
     from perfmodel_executors.quality.measure import measure_quality
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 _LAZY_NAMES = {
     **dict.fromkeys(("execute_scenario", "validate_executor"), "run"),
     "calibrate_cpu": "measure.calibrate",
-    "calibrate_on": "engines.calibrate",
-    "execute_on": "engines.run",
+    **dict.fromkeys(("calibrate_on", "execute_on"), "engines.run"),
     "execute_repeatedly": "measure.repeated",
     "explain_occupancy": "compiled.step",
     "measure_quality": "quality.measure",

@@ -8,20 +8,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory, TemporaryFile
 from textwrap import shorten
 from typing import IO, Any, NamedTuple
 
+from perfmodel.cost import Calibration
 from perfmodel.engine import Request
 from perfmodel.errors import MissingExtraError, PerfmodelError, SpecError
+from perfmodel.evidence.fit.whole_steps import EngineSteps, fit_engine_steps, read_chunks
 from perfmodel.sim import RunResult, Workload
 from perfmodel.specs.scenario import Scenario
 from perfmodel_executors.clocks import PS_PER_NS
 from perfmodel_executors.engines import arguments as vllm_arguments
 from perfmodel_executors.engines import vllm_process
-from perfmodel_executors.engines.results import Progress, collected, described
+from perfmodel_executors.engines.results import CHUNKS, Progress, collected, described
 from perfmodel_executors.tokens import TokenStore
 
 _END_S = 20.0
@@ -63,6 +67,43 @@ def execute_all_on(target: str, runs: Sequence[OnEngine], progress: Progress | N
     for numbers in groups.values():
         results |= zip(numbers, _on_one_engine(python, [runs[number] for number in numbers], progress), strict=True)
     return [results[number] for number in range(len(runs))]
+
+
+def calibrate_on(
+    target: str, scenarios: Sequence[tuple[Scenario, str]], progress: Progress | None = None
+) -> Calibration:
+    """Whole steps of this device under vLLM: run (scenario, its model's name) one after another on the engine that
+    `target` names, and fit their steps. progress: called with (requests of the current run finished, in all if known).
+    Raises SpecError for several models or devices, PerfmodelError for a server, which records no steps, and what
+    `execute_on` raises."""
+    first, name = scenarios[0]
+    for scenario, model in scenarios[1:]:
+        if (model, scenario.hardware) != (name, first.hardware):
+            raise SpecError(
+                f"got {scenario.name} of {model} on {scenario.hardware.name} beside {first.name} of {name} on "
+                f"{first.hardware.name}; a calibration of whole steps is of one model on one device: fit each alone."
+            )
+    if target.partition(":")[2].startswith("http"):
+        raise PerfmodelError(
+            f"--on {target}: a server records no steps to fit to; name the vLLM that is installed here, or fit load "
+            f"tests of the server: perfmodel calibrate --from FILE... --name NAME."
+        )
+    with TemporaryDirectory(prefix="perfmodel-calibrate-") as folder:
+        outs = [Path(folder, str(number)) for number in range(len(scenarios))]
+        runs = [OnEngine(*pair, out) for pair, out in zip(scenarios, outs, strict=True)]
+        results = execute_all_on(target, runs, progress)
+        chunks = [read_chunks(out / CHUNKS) for out in outs]
+    steps = [result.steps for result in results if result.steps is not None]
+    fit = fit_engine_steps([EngineSteps(*item) for item in zip((s for s, _ in scenarios), steps, chunks, strict=True)])
+    facts = results[0].measured_on or {}
+    source = (
+        f"{sum(map(len, steps)):,} whole steps of vLLM {facts['versions']['vllm']} ({facts['device']}, "
+        f"{facts['num_threads']} threads) with {first.model.name}, in {len(runs)} runs: "
+        f"{', '.join(scenario.name for scenario, _ in scenarios)}. Steps left out are predicted within "
+        f"{fmean(map(abs, fit.errors)):.1%} on average; single fractions are not identified"
+    )
+    command = f"perfmodel calibrate --on {target.partition(':')[0]} {' '.join(s.name for s, _ in scenarios)}"
+    return fit.calibration.model_copy(update={"source": source, "date": date.today(), "command": command})
 
 
 def _on_one_engine(python: str, runs: Sequence[OnEngine], progress: Progress | None) -> list[RunResult]:

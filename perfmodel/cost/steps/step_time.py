@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.cost.calibrations.draws import NUM_SCORES, Z_P90, Uncertainty
 from perfmodel.cost.steps.cost_model import GraphCostModel
-from perfmodel.cost.steps.step_costs import step_costs
+from perfmodel.cost.steps.step_costs import StepCosts, step_costs
 from perfmodel.cost.steps.tables import PS_PER_S
 from perfmodel.errors import SpecError
 from perfmodel.ops.work import BatchShape
@@ -36,11 +36,12 @@ class StepTime(NamedTuple):
 
 
 class StepTimer:
-    """Times steps of `scenario`'s model on its hardware under its engine, set up once. Raises SpecError, or
-    UnsupportedError for what the engine does not start with."""
+    """Times steps of `scenario`'s model on its hardware under its engine, set up once. costs: of these steps; default:
+    decodes of a batch have equal contexts. Raises SpecError, or UnsupportedError for what the engine does not start
+    with."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        costs = step_costs(scenario)
+    def __init__(self, scenario: Scenario, costs: StepCosts | None = None) -> None:
+        costs = costs or step_costs(scenario)
         self._cost_model, self._spans = costs.cost_model(), scenario.model.attention_spans
         uncertainty = Uncertainty.of(costs.calibration, costs.profile)
         one_each = [(place, score) for place in range(NUM_SCORES) for score in (Z_P90, -Z_P90)]
