@@ -80,7 +80,7 @@ def test_what_cannot_be_suggested_is_one_sentence(arguments, sentence):
 
 
 def test_a_block_given_whole_has_none_of_the_fields_set_before():
-    """`--set traffic.arrivals.rate` stayed in a traffic that was given anew; a device's name keeps what was set of it."""
+    """`--set traffic.arrivals.rate` stayed in a traffic given anew; a device's name keeps what was set of it."""
     scenario = load_scenario(SCENARIO, ["traffic.arrivals.rate=7", "hardware.power_cap_w=300"])
     arrivals = {"process": "poisson", "rate": 2}
     lengths = {"distribution": "fixed", "value": 9}
