@@ -7,7 +7,17 @@ The machine is calibrated by whole steps of vLLM (`perfmodel calibrate --on`); t
 have, since the machine's other work would be a drift, too. Half an hour; needs Linux.
 """
 
-__all__ = ["main"]
+__all__ = [
+    "BUILD",
+    "HERE",
+    "at_first",
+    "calibrated_model",
+    "main",
+    "perfmodel",
+    "scenario_file",
+    "send",
+    "serve_command",
+]
 
 import argparse
 import json
@@ -17,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +37,8 @@ from surface import running, surroundings, vllm_command
 from surface_model import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
-_BUILD = ROOT / "build" / "witness"
-_HERE = _BUILD / "drift"
+BUILD = ROOT / "build" / "witness"
+HERE = BUILD / "drift"
 _SHAPE = {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 4}
 _SHAPE |= {"intermediate_size": 2048, "max_position_embeddings": 2048}
 _ENGINE: dict[str, Any] = {
@@ -73,9 +83,7 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("--only", action="append", choices=list(DRIFTS))
     asked = parser.parse_args()
-    model = write_model(_HERE / "model", **_SHAPE)
-    if not (_HERE / "calibrations" / "engine@here.yaml").exists():
-        _calibrate(model)
+    model = calibrated_model()
     rows = []
     for name in asked.only or DRIFTS:
         rows.append({"drift": name, **_watched(model, DRIFTS[name])})
@@ -84,13 +92,21 @@ def main() -> None:
     asked.report.write_text(_text(rows), encoding="utf-8")
 
 
-def _scenario(model: Path, name: str, engine: dict[str, Any], **traffic: Any) -> Path:
+def calibrated_model() -> Path:
+    """The model's folder; the machine is calibrated on it."""
+    model = write_model(HERE / "model", **_SHAPE)
+    if not (HERE / "calibrations" / "engine@here.yaml").exists():
+        _calibrate(model)
+    return model
+
+
+def scenario_file(model: Path, name: str, engine: dict[str, Any], **traffic: Any) -> Path:
     lengths = {"input_tokens": (_PREFIX + _INPUT // 2, _PREFIX + _INPUT * 3 // 2)}
     lengths["output_tokens"] = (_OUTPUT // 2, _OUTPUT * 3 // 2)
     drawn = {key: {"distribution": "uniform", "low": low, "high": high} for key, (low, high) in lengths.items()}
     base = {"arrivals": {"process": "poisson", "rate": _RATE}, "num_requests": 100, **drawn}
     data = {"name": name, "model": str(model), "hardware": "cpu", "engine": {**_ENGINE, **engine}}
-    file = _HERE / f"{name}.yaml"
+    file = HERE / f"{name}.yaml"
     file.write_text(json.dumps({**data, "traffic": {**base, **traffic}}), encoding="utf-8")
     return file
 
@@ -109,15 +125,15 @@ def _calibrate(model: Path) -> None:
         "mixed": closed(4, 20, (24, 96), (16, 40)),
         "long prompts": closed(2, 8, (256, 640), (8, 24)),
     }
-    plain = [_scenario(model, name, {}, **load) for name, load in loads.items()]
-    drafts = _scenario(model, "drafts", {"speculative_config": _DRAFTS}, **closed(4, 20, (24, 96), (16, 40)))
-    engine = f"vllm:{vllm_command(NEWEST['vllm'], _BUILD)[0]}"
+    plain = [scenario_file(model, name, {}, **load) for name, load in loads.items()]
+    drafts = scenario_file(model, "drafts", {"speculative_config": _DRAFTS}, **closed(4, 20, (24, 96), (16, 40)))
+    engine = f"vllm:{vllm_command(NEWEST['vllm'], BUILD)[0]}"
     words = ["calibrate", *map(str, plain), str(drafts), "--on", engine, "--name", "here", "--to"]
-    _perfmodel([*words, str(_HERE / "calibrations"), "--force"], check=True)
+    perfmodel([*words, str(HERE / "calibrations"), "--force"], check=True)
 
 
-def _perfmodel(words: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
-    place = {**surroundings(), "cwd": _HERE}
+def perfmodel(words: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
+    place = {**surroundings(), "cwd": HERE}
     place["env"]["PYTHONPATH"] = os.pathsep.join([place["env"]["PYTHONPATH"], str(ROOT / "executors")])
     command = [sys.executable, "-m", "perfmodel", *words]
     return subprocess.run(command, check=check, stderr=subprocess.PIPE, text=True, **place)
@@ -128,23 +144,17 @@ def _watched(model: Path, drift: Drift) -> dict[str, Any]:
     engine: dict[str, Any] = {"profile": "here"}
     if drift.drafts:
         engine["speculative_config"] = {**_DRAFTS, "acceptance": {"rate": 0.98}}
-    scenario = _scenario(model, "watched", engine, prefix={"num_groups": 1, "shared_tokens": _PREFIX})
-    flags = ["--served-model-name", "m", "--load-format", "dummy", "--dtype", "float32", "--enforce-eager"]
-    for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
-        flags += [f"--{name.replace('_', '-')}", str(_ENGINE[name])]
-    command = [*_first(), *vllm_command(NEWEST["vllm"], _BUILD), "serve", str(model), *flags, *drift.server]
-    with running(None, [*command, "--host", "127.0.0.1"]) as url:
-        _send(url, model, drift, 40).wait()  # the first requests of a server take seconds
+    scenario = scenario_file(model, "watched", engine, prefix={"num_groups": 1, "shared_tokens": _PREFIX})
+    with running(None, serve_command(model, drift.server)) as url:
+        send(url, model, _load_of(drift, 40)).wait()  # the first requests of a server take seconds
         seconds = _READING_S * (_READINGS + 1)
-        load = _send(url, model, drift, int(drift.rate * seconds))
+        load = send(url, model, _load_of(drift, int(drift.rate * seconds)))
         slowed: AbstractContextManager[None] = _slowed() if drift.slowed else nullcontext()
         with slowed:
             time.sleep(_READING_S / 2)
             words = ["watch", str(scenario), "--url", f"{url}/metrics", "--fail-on", "drift"]
             words += ["--every", str(_READING_S)]
-            end = _perfmodel(
-                [*words, "--minutes", str(_READING_S * _READINGS / 60), "--longest", str(1.5 * _READING_S)]
-            )
+            end = perfmodel([*words, "--minutes", str(_READING_S * _READINGS / 60), "--longest", str(1.5 * _READING_S)])
         load.terminate()
         load.wait()
     lines = [line for line in end.stderr.splitlines() if "req/s" in line or end.returncode == 2]
@@ -158,21 +168,33 @@ def _is_right(drift: Drift, status: int, lines: list[str]) -> bool:
     return status == 1 and sum(drift.named in line for line in lines) > len(lines) / 2
 
 
-def _first() -> list[str]:
+def at_first() -> list[str]:
     """Before other processes, and as a session before other sessions, where that is allowed."""
     if os.geteuid():
         return []
     return ["setsid", "sh", "-c", 'echo -20 > /proc/self/autogroup; exec nice -n -20 "$@"', "sh"]
 
 
-def _send(url: str, model: Path, drift: Drift, number: int) -> "subprocess.Popen[bytes]":
-    port = url.rpartition(":")[2]
-    words = ["bench", "serve", "--backend", "vllm", "--host", "127.0.0.1", "--port", port, "--model", "m"]
-    words += ["--tokenizer", str(model), "--dataset-name", "random", "--random-range-ratio", "0.5", "--ignore-eos"]
-    words += ["--random-prefix-len", str(_PREFIX), "--random-input-len", str(_INPUT)]
-    words += ["--random-output-len", str(_OUTPUT), "--temperature", "0", *drift.load]
-    words += ["--request-rate", str(drift.rate), "--num-prompts", str(number), "--disable-tqdm"]
-    command = [*_first(), *vllm_command(NEWEST["vllm"], _BUILD), *words]
+def serve_command(model: Path, more: Sequence[str] = ()) -> list[str]:
+    """The words that start vLLM's server, but for its port."""
+    flags = ["--served-model-name", "m", "--load-format", "dummy", "--dtype", "float32", "--enforce-eager"]
+    for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
+        flags += [f"--{name.replace('_', '-')}", str(_ENGINE[name])]
+    vllm = vllm_command(NEWEST["vllm"], BUILD)
+    return [*at_first(), *vllm, "serve", str(model), *flags, *more, "--host", "127.0.0.1"]
+
+
+def _load_of(drift: Drift, number: int) -> list[str]:
+    shared = ["--random-prefix-len", str(_PREFIX), "--random-input-len", str(_INPUT)]
+    return [*shared, *drift.load, "--request-rate", str(drift.rate), "--num-prompts", str(number)]
+
+
+def send(url: str, model: Path, load: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Sends the server random prompts."""
+    words = ["bench", "serve", "--backend", "openai", "--base-url", url, "--model", "m", "--tokenizer", str(model)]
+    words += ["--dataset-name", "random", "--random-range-ratio", "0.5", "--ignore-eos", "--disable-tqdm"]
+    words += ["--random-output-len", str(_OUTPUT), "--temperature", "0", *load]
+    command = [*at_first(), *vllm_command(NEWEST["vllm"], BUILD), *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **surroundings())
 
 
