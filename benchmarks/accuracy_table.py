@@ -584,6 +584,7 @@ def main() -> int:
             _recorded(lost, given.because)
             _list_dropped([item.name for item in chosen], dropped)
             _written(lines, kept, text)
+            import_module("accuracy_by_setup").write_by_setup()
             return 0
     result = page_lines(text)
     differing = [key for key, cells in lines.items() if result.get(key) != cells]

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "calibrate")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "evidence")]
 
 from test_own_server import METRICS, NOISE, OTHERS, RATES, SCENARIO, hidden_profile, load_test, served  # noqa: E402
 

@@ -84,12 +84,14 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(DRIFTS))
     asked = parser.parse_args()
     model = calibrated_model()
-    rows = []
+    file = asked.report.with_suffix(".json")
+    rows = {row["drift"]: row for row in json.loads(file.read_text(encoding="utf-8"))} if file.exists() else {}
     for name in asked.only or DRIFTS:
-        rows.append({"drift": name, **_watched(model, DRIFTS[name])})
-        print(json.dumps(rows[-1], indent=1), flush=True)
-        asked.report.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    asked.report.write_text(_text(rows), encoding="utf-8")
+        rows[name] = {"drift": name, **_watched(model, DRIFTS[name])}
+        print(json.dumps(rows[name], indent=1), flush=True)
+        in_order = [rows[name] for name in DRIFTS if name in rows]
+        file.write_text(json.dumps(in_order, indent=1) + "\n", encoding="utf-8")
+        asked.report.write_text(_text(in_order), encoding="utf-8")
 
 
 def calibrated_model() -> Path:
@@ -200,7 +202,7 @@ def send(url: str, model: Path, load: Sequence[str]) -> "subprocess.Popen[bytes]
 
 @contextmanager
 def _slowed() -> Iterator[None]:
-    """The engine's process is stopped half of the time."""
+    """The process that computes is stopped half of the time."""
     engine, is_over = _engine_process(), threading.Event()
 
     def alternate() -> None:
@@ -221,7 +223,7 @@ def _slowed() -> Iterator[None]:
 
 def _engine_process() -> int:
     names = ((int(file.parent.name), file.read_text(encoding="utf-8")) for file in Path("/proc").glob("[0-9]*/comm"))
-    return max(number for number, name in names if name.startswith("VLLM::EngineCor"))
+    return max(number for number, name in names if name.startswith("VLLM::Worker"))
 
 
 def _text(rows: list[dict[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """The page that says how right predictions are: README's table, then each report by device, with its worst rows."""
 
-__all__ = ["REPORTS", "accuracy_page"]
+__all__ = ["REPORTS", "accuracy_page", "setups_page"]
 
 import json
 import re
@@ -40,6 +40,18 @@ def accuracy_page() -> str:
     text = "## In short\n\n" + _of_readme() + "\n"
     text += "## By device, and where it is worst\n\n"
     return text + "".join(_section(report) for report in REPORTS) + _of_single_machines()
+
+
+def setups_page() -> str:
+    """A table of setups for each metric."""
+    by_metric = dict[str, list[tuple[str, ...]]]()
+    for line in _content("accuracy_by_setup_202611")["rows"]:
+        names = (line[key] for key in ("device", "engine", "version", "weights"))
+        shares = (line.get(key) for key in ("median", "nine_in_ten", "trivial", "covered"))
+        cells = ("" if share is None else f"{100 * share:.0f} %" for share in shares)
+        by_metric.setdefault(line["metric"], []).append((*map(in_cell, names), f"{line['rows']:,}", *cells))
+    header = ("device", "engine", "version", "format", "rows", "median", "nine in ten", "trivial", "within 80 %")
+    return "\n".join(f"## {metric_of(key).name}\n\n{table(header, rows)}" for key, rows in by_metric.items())
 
 
 def _of_readme() -> str:

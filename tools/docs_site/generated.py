@@ -7,7 +7,7 @@ __all__ = ["filled", "pages", "with_questions"]
 
 import re
 
-from docs_site.accuracy_page import accuracy_page
+from docs_site.accuracy_page import accuracy_page, setups_page
 from docs_site.cli_reference import cli_page
 from docs_site.kernel_models_reference import forms_page
 from docs_site.metrics_reference import metrics_page
@@ -46,6 +46,7 @@ def pages() -> dict[str, str]:
     """What is generated, by the page below docs/."""
     return {
         "how-right.md": accuracy_page(),
+        "accuracy-by-setup.md": setups_page(),
         "techniques/README.md": techniques_table(),
         "reference/cli.md": cli_page(),
         "reference/scenario.md": scenario_page(),
