@@ -12,6 +12,7 @@ from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.observation import PUBLISHED_RESULTS, STEADY_STATES
 from perfmodel.planning.metrics import study_metric
 from perfmodel.report.numbers import MISSING
+from perfmodel.specs.traffic import Lengths
 from perfmodel.trust import MeasuredSetup, measured_rows
 from perfmodel.web.figures import value_at
 from perfmodel.web.results import QueryResult, upload, without_marks
@@ -185,7 +186,7 @@ _PUBLISHERS = {"steady-state": STEADY_STATES.publisher, "served": PUBLISHED_RESU
 
 class MeasuredPoint(NamedTuple):
     """One measured load. speed: tokens/s of a user; throughput: output tokens/s of a device; is_alike: of the curve's
-    engine, number format and number of devices; words: setup and source"""
+    engine, number format, number of devices, and lengths up to a factor of two; words: setup and source"""
 
     speed: float
     throughput: float
@@ -197,7 +198,7 @@ def published_points(scenario: Mapping[str, Any]) -> list[MeasuredPoint]:
     """Those of a resolved scenario's model and device, from servers whose prefill and decode share devices."""
     model, engine, device = scenario["model"], scenario["engine"], scenario["hardware"]["name"]
     weights = (model.get("quantization") or {}).get("weights") or model["dtype"]
-    alike = (engine["profile"], weights, _num_devices(engine))
+    alike: tuple[Any, ...] = (engine["profile"], weights, _num_devices(engine))
     loads: dict[tuple[str, MeasuredSetup, str], dict[str, float]] = {}
     for row in measured_rows():
         if (row.setup.model, row.setup.device, row.setup.separate) == (model["name"], device, False):
@@ -211,9 +212,18 @@ def published_points(scenario: Mapping[str, Any]) -> list[MeasuredPoint]:
                 f"{setup.input_tokens:,.0f} in, {setup.output_tokens:,.0f} out, {setup.concurrency:g} in flight<br>"
                 f"{law}{_PUBLISHERS.get(kind, kind)}<br>{label}"
             )
-            is_alike = (setup.engine, setup.weights, setup.devices) == alike
+            is_alike = (setup.engine, setup.weights, setup.devices) == alike and _has_lengths(
+                setup, scenario["traffic"]
+            )
             points.append(MeasuredPoint(1e3 / metrics["tpot_mean"], throughput / setup.devices, is_alike, words))
     return points
+
+
+def _has_lengths(setup: MeasuredSetup, traffic: Mapping[str, Any]) -> bool:
+    """Whether its prompts and answers are at most twice or half as long; true where the traffic's are in a file."""
+    pairs = ((setup.input_tokens, traffic.get("input_tokens")), (setup.output_tokens, traffic.get("output_tokens")))
+    means = [(measured, Lengths.model_validate(given).mean_tokens) for measured, given in pairs if given]
+    return all(mean is None or mean / 2 <= measured <= 2 * mean for measured, mean in means)
 
 
 def _throughput(setup: MeasuredSetup, metrics: Mapping[str, float]) -> float:

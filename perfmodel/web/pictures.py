@@ -363,24 +363,30 @@ def front(
 def _linear_axis(curves: Sequence[Trace], marks: Sequence[Trace], name: str) -> Trace:
     """Linear axis from 0, with marks at most twice as far as the curves."""
     high = max((value for trace in curves for value in trace[name] if value), default=1.0)
-    most = max((value for trace in marks for value in trace[name]), default=0.0)
+    most = max((value for trace in marks if trace["visible"] is True for value in trace[name]), default=0.0)
     return {"range": [0, 1.05 * max(high, min(most, 2 * high))]} if marks else {"rangemode": "tozero"}
 
 
 def _measured_marks(answers: Sequence[Any], own: Sequence[MeasuredPoint]) -> list[Trace]:
-    """Published points of each answer's model and device, filled where they are alike; and the user's own."""
+    """Published points of each answer's model and device, of other setups only where the legend is asked for them; and
+    the user's own."""
     groups: list[tuple[str, str, str, Sequence[MeasuredPoint]]] = []
     for letter, colour, answer in zip(_LETTERS, _COLUMN_COLOURS, answers, strict=False):
         if answer is not None and "provenance" in answer.data:
             published = published_points(answer.data["provenance"]["inputs"]["scenario"])
-            groups.append((f"{letter} measured, published", colour, "diamond", published))
+            for is_alike, words, symbol in (
+                (True, "measured alike", "diamond"),
+                (False, "other setups", "diamond-open"),
+            ):
+                points: Sequence[MeasuredPoint] = [point for point in published if point.is_alike == is_alike]
+                groups.append((f"{letter} {words} ({len(points)})", colour, symbol, points))
     groups, traces = [*groups, ("measured, own file", fig.VERMILION, "star", own)], []
     for name, colour, symbol, points in (group for group in groups if group[-1]):
-        symbols = [symbol if point.is_alike else f"{symbol}-open" for point in points]
-        marker = {"color": colour, "size": 8 if symbol == "diamond" else 13, "opacity": 0.75, "symbol": symbols}
+        marker = {"color": colour, "size": 13 if symbol == "star" else 8, "opacity": 0.75, "symbol": symbol}
         hover = "measured: %{x:,.4g} tokens/s of a user, %{y:,.4g} of a device<br>%{text}<extra></extra>"
         xs, ys, _, texts = zip(*points, strict=True)
-        traces.append(fig.dots(xs, ys, marker, name=name, hovertemplate=hover, text=texts))
+        shown = "legendonly" if symbol == "diamond-open" else True
+        traces.append(fig.dots(xs, ys, marker, name=name, hovertemplate=hover, text=texts, visible=shown))
     return traces
 
 

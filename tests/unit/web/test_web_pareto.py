@@ -152,7 +152,9 @@ def test_published_points_are_the_measured_rows_of_the_model_and_device():
     answers of 0.8 to 1.0 times 1,024 tokens: 921.5 in the mean; 100.8 ms to the first, 8.925 ms for each other. One
     takes 100.8 + 920.5 x 8.925 = 8,316 ms, so that by Little's law 16 x 921.5 / 8.316 / 8 = 221.6 tokens/s come from a
     device."""
+    lengths = {"distribution": "fixed", "value": 1024}
     fields = resolved("model=qwen3-32b&hardware=h100-sxm-80gb&engine.tensor_parallel_size=8")
+    fields["traffic"] = {**fields["traffic"], "input_tokens": lengths, "output_tokens": lengths}
     points = published_points(fields)
     assert len(points) > 100
     (point,) = [point for point in points if point.words.endswith("_1024x1024_c16_tp8_epnone_36")]
@@ -162,6 +164,8 @@ def test_published_points_are_the_measured_rows_of_the_model_and_device():
     assert "vllm 0.12, bf16, 8 devices, 922 in, 922 out, 16 in flight" in point.words
     assert "aiconfigurator" in point.words
     assert {point.is_alike for point in points} == {True, False}
+    lengths_alike = {point.words.partition(" in, ")[2].partition(" out")[0] for point in points if point.is_alike}
+    assert lengths_alike == {"922"}  # 8,192 tokens in or out are others
     four = published_points({**fields, "engine": {**fields["engine"], "tensor_parallel_size": 4}})
     assert {", 4 devices," in point.words for point in four if point.is_alike} == {True}
     assert not published_points(resolved("model=qwen3-32b&hardware=l4"))
@@ -200,8 +204,9 @@ def test_marks_are_drawn_with_the_curves_and_leave_them_their_room():
     answer = points([10.0, 20.0], [90.0, 160.0])
     answer.data["provenance"] = {"inputs": {"scenario": fields}}
     drawn = front([answer], "output_throughput_per_gpu", [START], own=[mark], speed=60.0)
-    published, own, curve = drawn["data"]
-    assert len(published["x"]) == len(published_points(fields)) == len(published["marker"]["symbol"])
+    *published, own, curve = drawn["data"]
+    assert sum(len(trace["x"]) for trace in published) == len(published_points(fields))
+    assert all(trace["visible"] == "legendonly" for trace in published if "other setups" in trace["name"])
     assert (own["x"], own["y"], list(own["text"])) == ([500.0], [9000.0], ["a<br>b"])
     assert curve["x"] == [100.0, 50.0]
     assert drawn["layout"]["yaxis"]["range"] == [0, pytest.approx(1.05 * 320)]  # twice the curve
