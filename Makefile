@@ -79,7 +79,8 @@ docs: $(VENV)/.docs
 # (six, needs GuideLLM, AIPerf, Prometheus and haproxy), deployment_files.py (one, downloads linters);
 # web_screenshots.py and web_page.py (three each, need playwright and Chromium); closed_loop.py (eight, needs a
 # server); llama_rates (fourteen on a core of its own, needs what make witness ENGINE=llama.cpp installs);
-# write_measurements.py, which takes the cited files; and left_out_index.py, which reads the reports of
+# write_measurements.py, which takes the cited files; accuracy_by_setup.py, which make validate WRITE=1 runs; and
+# left_out_index.py, which reads the reports of
 # `perfmodel validate --leave-out`.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/simulator_speed.py

@@ -32,7 +32,7 @@ FROZEN = {
         "--softmax",
         "--acceptance",
         "--rows",
-        *("--on", "--name", "--scenario", "--hardware", "--set", "--to", "--force"),
+        *("--on", "--name", "--suggest", "--scenario", "--hardware", "--set", "--to", "--force"),
         "--out",
         "--json",
     ],
