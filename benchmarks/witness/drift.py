@@ -138,7 +138,7 @@ def perfmodel(words: list[str], check: bool = False) -> subprocess.CompletedProc
     place = {**surroundings(), "cwd": HERE}
     place["env"]["PYTHONPATH"] = os.pathsep.join([place["env"]["PYTHONPATH"], str(ROOT / "executors")])
     command = [sys.executable, "-m", "perfmodel", *words]
-    return subprocess.run(command, check=check, stderr=subprocess.PIPE, text=True, **place)
+    return subprocess.run(command, check=check, capture_output=True, text=True, **place)
 
 
 def _watched(model: Path, drift: Drift) -> dict[str, Any]:

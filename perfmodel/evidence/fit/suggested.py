@@ -4,8 +4,9 @@ Mean latencies depend on four errors that a run keeps (`perfmodel.cost.calibrati
 score; ensembles of simulations give the derivatives J of their logarithms. A load test measures TTFT and TPOT, up to
 what is left of a run once its server is known. After it the scores' covariance is (1 + sum of J^T J / noise^2)^-1, and
 the variance of the deployment's figures follows (MacKay 1992, "Information-based objective functions for active data
-selection"). Runs are chosen one after another, each the one that leaves least. How wide the intervals will be is told
-by the rule of the fit (`server_fit`), which trusts few runs less: theirs, where runs left out are off by the noise."""
+selection"). Runs are chosen one after another, each the shortest of those that leave about the least. How wide the
+intervals will be is told by the rule of the fit (`server_fit`), which trusts few runs less: as it would have them where
+runs left out are off by the noise."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ _NUM_RUNS = 3
 _PER_SLOT = 5  # requests of a load test in a closed loop
 _MOST = 400  # requests of the deployment's own run, whose means have settled
 _LOADS = (0.25, 0.6, 1.0)  # of the deployment's
+_AS_GOOD = 1.05  # times the least variance left: of such runs the shortest
 _SHORT = 8  # times shorter prompts or answers
 
 
@@ -92,7 +94,9 @@ def suggest_runs(scenario: Scenario, source: str, progress: Progress | None = No
 
     now = np.diag(_covariance(deployment, information))
     while candidates and len(runs) < _NUM_RUNS:
-        best = min(candidates, key=lambda what: float(left(what).sum()))
+        most = _AS_GOOD * min(float(left(what).sum()) for what in candidates)
+        as_good = [what for what in candidates if float(left(what).sum()) <= most]
+        best = min(as_good, key=lambda what: float(candidates[what][1].summary["duration"]))
         candidate, tried, slopes = candidates.pop(best)
         information = _known(information, slopes)
         number = len(runs) + 1
