@@ -8,6 +8,7 @@ that of each run (a file, or a rate of a sweep) under a fit to the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from operator import attrgetter
 from pathlib import Path
 from shutil import copyfile
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from perfmodel.cost import EngineProfile, Residuals, ServerFit, load_engine_profile
 from perfmodel.cost.calibrations.draws import Z_P90
 from perfmodel.cost.calibrations.engine_profile import profile_of
+from perfmodel.cost.steps.step_costs import scenario_fits
 from perfmodel.dates import today
 from perfmodel.errors import PerfmodelError, SpecError
 from perfmodel.evidence.fit.kernels import Floats
@@ -150,7 +152,7 @@ def fit_server(
         if not members:
             raise SpecError(left_out[0][1])
         shipped = _begin(members[0].scenario)
-        profile, logs = _fitted(shipped, members, progress)
+        profile, logs, spreads = _fitted(shipped, members, progress)
     metrics = np.array([metric for run in members for metric in run.measured])
     errors = {
         metric: {what: float(np.median(np.abs(np.exp(values[metrics == metric]) - 1))) for what, values in logs.items()}
@@ -159,7 +161,7 @@ def fit_server(
     }
     profile = profile.model_copy(update=_description(name, members, errors, shipped))
     if len(members) >= FEWEST_FOR_INTERVALS:
-        profile = profile.model_copy(update=_residuals(shipped, members, metrics, logs["held out"]))
+        profile = profile.model_copy(update=_residuals(shipped, members, metrics, spreads))
     fewest = min(run.num_requests for run in members)
     names = tuple(run.name for run in members)
     return UserServerFit(
@@ -308,11 +310,21 @@ class _Figures(NamedTuple):
         result: Floats = least_squares(misses, begin, bounds=ends, loss="soft_l1", f_scale=_LOSS_SCALE).x
         return np.exp(result)
 
+    def predictive(self, spreads: Floats, values: Floats) -> Floats:
+        """Standard deviations of the logarithms in a further run: its own error, `spreads`, and what the parameters, at
+        `values`, are still uncertain by (Gauss-Newton covariance of errors and priors)."""
+        slopes = self.slopes * values / np.exp(self.errors(values))[:, None] / self.measured[:, None]
+        weighted = slopes / spreads[:, None]
+        precision = weighted.T @ weighted + np.diag([1 / spread**2 for _, spread in self.priors])
+        result: Floats = np.sqrt(spreads**2 + np.sum(slopes @ np.linalg.inv(precision) * slopes, axis=1))
+        return result
+
 
 def _fitted(
     shipped: EngineProfile, runs: Sequence[_Run], progress: Progress | None
-) -> tuple[EngineProfile, dict[str, Floats]]:
-    """The profile, and log errors of each figure: "shipped", "fitted" and, with several runs, "held out"."""
+) -> tuple[EngineProfile, dict[str, Floats], Floats]:
+    """The profile, log errors of each figure: "shipped", "fitted" and, with several runs, "held out"; and each figure's
+    standard deviation in a further run."""
     priors = _priors(shipped, max(_spread_of("mean_tpot_ms", run.scenario, shipped) for run in runs))
     measured = np.array([value for run in runs for value in run.measured.values()])
     done, total = 0, (_ROUNDS * (len(priors) + 1) + 2) * len(runs)
@@ -351,7 +363,7 @@ def _fitted(
         logs["held out"] = np.empty(len(measured))
         for members in masks(np.array([run.name for run in runs for _ in run.measured])):
             logs["held out"][members] = figures.errors(figures.optimum(spreads, ~members))[members]
-    return profile_at(values), logs
+    return profile_at(values), logs, figures.predictive(spreads, values)
 
 
 def _spreads(figures: _Figures, runs: Sequence[_Run], shipped: EngineProfile) -> Floats:
@@ -368,13 +380,19 @@ def _spreads(figures: _Figures, runs: Sequence[_Run], shipped: EngineProfile) ->
     return spreads
 
 
+def _half(residuals: Residuals) -> float:
+    """Half of their 80 % interval; infinite without any."""
+    return (residuals.p90 - residuals.p10) / 2 if residuals.num_rows else inf
+
+
 def _spread_of(metric: str, scenario: Scenario, shipped: EngineProfile) -> float:
-    """Standard deviation of the shipped profile's log residuals on published runs."""
-    residuals = getattr(shipped, _RESIDUALS[metric])
-    if not residuals.num_rows:
+    """Standard deviation of the profile's log residuals on published runs, or of whole steps of the device."""
+    known = getattr(shipped, _RESIDUALS[metric])
+    if not known.num_rows and metric == METRICS[0]:
+        known = scenario_fits(scenario)[0].step_residuals
+    if not known.num_rows:
         return _UNKNOWN[metric]
-    units = spread_of(scenario) if metric == "mean_tpot_ms" else 1.0
-    return float((residuals.p90 - residuals.p10) / (2 * Z_P90) * units)
+    return _half(known) / Z_P90 * (spread_of(scenario) if metric == METRICS[0] else 1.0)
 
 
 def _description(
@@ -397,17 +415,18 @@ def _description(
 
 
 def _residuals(
-    shipped: EngineProfile, runs: Sequence[_Run], metrics: NDArray[np.str_], held_out: Floats
+    shipped: EngineProfile, runs: Sequence[_Run], metrics: NDArray[np.str_], spreads: Floats
 ) -> dict[str, Any]:
-    """Spread of a further run of this server: what runs left out were off by, the shipped spread counting as one more.
-    Under open-loop load a slower step lengthens latencies by more than itself, so there it is rather too wide."""
+    """Residuals of a further run of this server from each figure's metric and standard deviation. Under open-loop load
+    a slower step lengthens latencies by more than itself, so there they are rather too wide."""
     devices = dict.fromkeys((*shipped.devices, *(run.scenario.hardware.name for run in runs)))
     update: dict[str, Any] = {"devices": tuple(devices)}
-    for name, metric in (*((name, metric) for metric, name in _RESIDUALS.items()), ("latency_residuals", METRICS[0])):
-        errors, given = held_out[metrics == metric], [run.scenario for run in runs if metric in run.measured]
-        if len(errors) >= FEWEST_FOR_INTERVALS:
-            before, unit = getattr(shipped, name), max(map(spread_of, given)) if metric == METRICS[0] else 1.0
-            prior = (before.p90 - before.p10) / (2 * Z_P90) * unit if before.num_rows else _UNKNOWN[metric]
-            end = Z_P90 * float(np.sqrt((prior**2 + np.sum(errors**2)) / (1 + len(errors)))) / unit
-            update[name] = Residuals(num_rows=len(errors), p10=-end, p90=end)
+    for metric, name in _RESIDUALS.items():
+        own = spreads[metrics == metric]
+        if len(own) >= FEWEST_FOR_INTERVALS:
+            unit = max(spread_of(run.scenario) for run in runs) if metric == METRICS[0] else 1.0
+            end = Z_P90 * float(np.sqrt(np.mean(own**2))) / unit
+            update[name] = Residuals(num_rows=len(own), p10=-end, p90=end)
+    if (own_steps := update.get("tpot_residuals")) is not None and own_steps.p90 < _half(shipped.latency_residuals):
+        update["latency_residuals"] = own_steps
     return update

@@ -177,7 +177,8 @@ def _command(candidate: Scenario, number: int) -> str:
         *("vllm", "bench", "serve", "--backend", "openai", "--base-url", "http://127.0.0.1:8000"),
         *("--model", candidate.model.hf_id or candidate.model.name, "--dataset-name", "random"),
         *("--random-input-len", traffic.input_tokens.value, "--random-output-len", traffic.output_tokens.value),
-        *("--ignore-eos", "--num-prompts", traffic.num_requests, *load),
+        # Another seed each: the prompts of a run before would be in the prefix cache.
+        *("--ignore-eos", "--seed", number, "--num-prompts", traffic.num_requests, *load),
         *("--save-result", "--save-detailed", "--result-filename", f"suggested-{number}.json"),
     )
     return shlex.join(map(str, words))

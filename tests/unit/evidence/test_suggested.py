@@ -60,6 +60,8 @@ def test_the_command_names_runs_that_a_load_tool_takes(suggestion):
     answer = json.loads(found.stdout)
     assert [run["command"] for run in answer["runs"]] == [run.command for run in suggestion.runs]
     assert all(run.command.startswith("vllm bench serve --backend openai") for run in suggestion.runs)
+    seeds = [run.command.partition("--seed ")[2].partition(" ")[0] for run in suggestion.runs]
+    assert len(set(seeds)) == 3  # else prompts of one run are in the cache at the next
     assert answer["then"].endswith(f"suggested-3.json --scenario {SCENARIO} --name my-server")
     loop = ("--set", "traffic.num_requests=40", "--set", "traffic.arrivals={process: closed_loop, concurrency: 8}")
     closed = CliRunner().invoke(app, ["calibrate", "--suggest", "--scenario", SCENARIO, "--json", *loop])
