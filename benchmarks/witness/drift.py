@@ -10,10 +10,10 @@ have, since the machine's other work would be a drift, too. Half an hour; needs 
 __all__ = [
     "BUILD",
     "HERE",
-    "at_first",
     "calibrated_model",
     "main",
     "perfmodel",
+    "priority_prefix",
     "scenario_file",
     "send",
     "serve_command",
@@ -170,7 +170,7 @@ def _is_right(drift: Drift, status: int, lines: list[str]) -> bool:
     return status == 1 and sum(drift.named in line for line in lines) > len(lines) / 2
 
 
-def at_first() -> list[str]:
+def priority_prefix() -> list[str]:
     """Before other processes, and as a session before other sessions, where that is allowed."""
     if os.geteuid():
         return []
@@ -183,7 +183,7 @@ def serve_command(model: Path, more: Sequence[str] = ()) -> list[str]:
     for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
         flags += [f"--{name.replace('_', '-')}", str(_ENGINE[name])]
     vllm = vllm_command(NEWEST["vllm"], BUILD)
-    return [*at_first(), *vllm, "serve", str(model), *flags, *more, "--host", "127.0.0.1"]
+    return [*priority_prefix(), *vllm, "serve", str(model), *flags, *more, "--host", "127.0.0.1"]
 
 
 def _load_of(drift: Drift, number: int) -> list[str]:
@@ -196,7 +196,7 @@ def send(url: str, model: Path, load: Sequence[str]) -> "subprocess.Popen[bytes]
     words = ["bench", "serve", "--backend", "openai", "--base-url", url, "--model", "m", "--tokenizer", str(model)]
     words += ["--dataset-name", "random", "--random-range-ratio", "0.5", "--ignore-eos", "--disable-tqdm"]
     words += ["--random-output-len", str(_OUTPUT), "--temperature", "0", *load]
-    command = [*at_first(), *vllm_command(NEWEST["vllm"], BUILD), *words]
+    command = [*priority_prefix(), *vllm_command(NEWEST["vllm"], BUILD), *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **surroundings())
 
 

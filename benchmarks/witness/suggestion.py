@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from drift import BUILD, HERE, at_first, calibrated_model, perfmodel, scenario_file, send, serve_command
+from drift import BUILD, HERE, calibrated_model, perfmodel, priority_prefix, scenario_file, send, serve_command
 from environments import NEWEST
 from surface import running, surroundings, vllm_command
 
@@ -70,7 +70,7 @@ def _run(url: str, model: Path, command: str) -> Path:
     for name, value in {"--base-url": url, "--model": "m"}.items():
         words[words.index(name) + 1] = value
     more = ["--tokenizer", str(model), "--temperature", "0", "--disable-tqdm", "--result-dir", str(HERE)]
-    command = [*at_first(), *vllm_command(NEWEST["vllm"], BUILD), *words[1:], *more]
+    command = [*priority_prefix(), *vllm_command(NEWEST["vllm"], BUILD), *words[1:], *more]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **surroundings())
     return file
 
