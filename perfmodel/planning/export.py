@@ -83,7 +83,7 @@ class PoolServer:
 
     @property
     def image(self) -> str:
-        """Of the engine's version, as its releases are tagged."""
+        """The image of the engine's version, as its releases are tagged."""
         version = self.pool.engine.described.version
         tag = version.asked if version.asked and version.age == "described" else version.described
         return self.rules.images[str(self.hardware.maker)].format(version=tag if tag.count(".") > 1 else f"{tag}.0")

@@ -87,7 +87,7 @@ def _rule(winner: Finalist, rules: ServingRules, name: str) -> dict[str, Any]:
 
 
 def _monitor(rules: ServingRules, name: str) -> dict[str, Any]:
-    """Of several nodes only the first has the port."""
+    """A PodMonitor. Of several nodes only the first has the port."""
     labels = {"app.kubernetes.io/name": name}
     endpoint = {"port": "http", "path": rules.metrics_path, "interval": "15s"}
     spec = {"selector": {"matchLabels": labels}, "podMetricsEndpoints": [endpoint]}

@@ -17,7 +17,7 @@ from perfmodel.sim.replica.backend import SimulatedBackend
 from perfmodel.sim.replica.lockstep import Lockstep
 from perfmodel.sim.replica.pipeline import Pipeline
 from perfmodel.sim.replica.replica import EngineRank, FrontEnd, Replica
-from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, scheduler_config, second_tier
+from perfmodel.sim.replica.serving import build_locksteps, build_serve_loop, cache_layout, scheduler_config, second_tier
 from perfmodel.sim.replica.step_costs import shared_step_costs
 from perfmodel.specs.cluster import PoolGroup, PoolSpec, deployments
 from perfmodel.specs.engine.speculation import Acceptance
@@ -139,9 +139,11 @@ class Cluster:
         if spec.role != "unified":  # KV comes and goes by the rules of one scheduler, that of free blocks
             config = replace(config, defers_frees=own.engine.defers_frees, estimates=None)
 
+        layout = cache_layout(own)
+
         def engine(index: int, lockstep: Lockstep) -> EngineRank:
             host = tier.blocks(has_tensors=executed is not None) if tier is not None else None
-            loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config)
+            loop = build_serve_loop(own, memory.num_kv_blocks, host=host, config=config, layout=layout)
             return EngineRank(lockstep, index, loop, on_finished, on_step, FrontEnd(server))
 
         engines = [engine(index, lockstep) for index, lockstep in enumerate(locksteps, first)]

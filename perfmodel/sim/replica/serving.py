@@ -115,24 +115,39 @@ def _slots_of(engine: EngineSpec) -> Slots | None:
     return Slots(rules.least_similarity, engine.enable_prefix_caching, rules.saves_prompts, is_unified)
 
 
+class CacheLayout(NamedTuple):
+    """What the KV blocks of all engines of a scenario are like. span, buffers, groups: see `kv_block_manager`"""
+
+    span: int | None
+    buffers: int
+    groups: tuple[KVGroup, ...]
+
+
+def cache_layout(scenario: Scenario) -> CacheLayout:
+    """The layout, from the model as served; worked out once for all engines of a pool."""
+    engine, model = scenario.engine, served_model(scenario.model, scenario.engine)
+    is_off = engine.kv_cache == "off"
+    buffers = 0 if is_off else num_buffers(model, scenario.hardware, engine)
+    groups = kv_groups(scenario.model, scenario.hardware, engine)
+    return CacheLayout(0 if is_off else model.rolling_span, buffers, groups)
+
+
 def build_serve_loop(
     scenario: Scenario,
     num_blocks: int,
     record_positions: bool = False,
     host: HostBlocks | None = None,
     config: SchedulerConfig | None = None,
+    layout: CacheLayout | None = None,
 ) -> ServeLoop:
     """Serve loop of an empty engine with `num_blocks` KV blocks and the optional second tier `host`.
 
-    record_positions: plans list token positions; config: default: that of the scenario"""
+    record_positions: plans list token positions; config, layout: default: those of the scenario"""
     engine = scenario.engine
     config = config or scheduler_config(scenario, record_positions)
-    model = served_model(scenario.model, engine)
-    span = 0 if engine.kv_cache == "off" else model.rolling_span
+    span, buffers, groups = layout or cache_layout(scenario)
     if span is not None and config.speculation is not None:
         span += config.speculation.nodes[-1]  # a drafted token must not evict one that is still visible
-    buffers = num_buffers(model, scenario.hardware, engine) if engine.kv_cache != "off" else 0
-    groups = kv_groups(scenario.model, scenario.hardware, engine)
     blocks = kv_block_manager(engine, num_blocks, groups, span, buffers, host, config.estimates is not None)
     return ServeLoop(eng.scheduler_for(config, blocks, token_watch(scenario)), engine.plans_ahead)
 
