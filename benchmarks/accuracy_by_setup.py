@@ -3,7 +3,7 @@
     python benchmarks/accuracy_by_setup.py   # writes reports/accuracy_by_setup_202611.json
 
 Errors are those of the index that answers' trust is read from (hardware_specs/validated), all rows of it; the trivial
-predictor's and the coverage of 80 % intervals are of the rows that reports/accuracy_202611.csv.gz lists beside them.
+predictor's and the coverage of 80 % intervals are of the rows that reports/accuracy_202611.csv.gz lists.
 `make validate WRITE=1` writes all three; the documentation makes a page of the file.
 """
 
@@ -34,7 +34,7 @@ def _rows(file: Path) -> Iterator[dict[str, str]]:
 
 def by_setup() -> list[dict[str, Any]]:
     """A line for each device, engine, version, format and metric, sorted."""
-    errors, beside = defaultdict[tuple[str, ...], list[float]](list), defaultdict[tuple[str, ...], list[Any]](list)
+    errors, stored = defaultdict[tuple[str, ...], list[float]](list), defaultdict[tuple[str, ...], list[Any]](list)
     for file in sorted(_INDEX.glob("*.csv")):
         for row in _rows(file):
             errors[tuple(row[key] for key in _KEYS)] += map(float, row["errors"].split())
@@ -45,23 +45,23 @@ def by_setup() -> list[dict[str, Any]]:
             setups[row["metric"], label] = tuple(row[key] for key in _KEYS)
     for row in _rows(_STORE):
         if (setup := setups.get((row["metric"], row["row"]))) is not None:
-            beside[setup].append(
+            stored[setup].append(
                 [float(row[name] or "nan") for name in ("predicted", "measured", "low", "high", "trivial")]
             )
-    return [_line(setup, np.abs(errors[setup]), beside.get(setup, [])) for setup in sorted(errors)]
+    return [_line(setup, np.abs(errors[setup]), stored.get(setup, [])) for setup in sorted(errors)]
 
 
-def _line(setup: tuple[str, ...], errors: Any, beside: list[list[float]]) -> dict[str, Any]:
+def _line(setup: tuple[str, ...], errors: Any, stored: list[list[float]]) -> dict[str, Any]:
     line = dict(zip(_KEYS, setup, strict=True)) | {"rows": len(errors), "median": round(float(np.median(errors)), 4)}
     line["nine_in_ten"] = round(float(np.quantile(errors, 0.9)), 4)
-    if beside:
-        predicted, measured, low, high, trivial = np.array(beside).T
+    if stored:
+        predicted, measured, low, high, trivial = np.array(stored).T
         naive = np.abs(trivial / measured - 1)
         ratio, has_ends = measured / predicted, np.isfinite(low)
         line["trivial"] = round(float(np.nanmedian(naive)), 4) if np.isfinite(naive).any() else None
         inside = (low <= ratio) & (ratio <= high)
         line["covered"] = round(float(inside[has_ends].mean()), 3) if has_ends.any() else None
-        line["rows_beside"] = len(beside)
+        line["stored_rows"] = len(stored)
     return line
 
 

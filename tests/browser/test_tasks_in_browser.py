@@ -257,9 +257,9 @@ def test_own_measurements_are_marked_beside_the_curve(user):
     user.tab.finalize()
     plot = user.page.wait_for_selector("#part-fronts .plot.drawn")
     (own,) = plot.evaluate("element => element.data.filter(trace => trace.name === 'measured, own file')")
-    said = json.loads((BENCH / "vllm.json").read_text(encoding="utf-8"))
-    assert own["x"] == [pytest.approx(1e3 / said["mean_tpot_ms"])]
-    assert own["y"] == [pytest.approx(said["output_throughput"])]
+    result = json.loads((BENCH / "vllm.json").read_text(encoding="utf-8"))
+    assert own["x"] == [pytest.approx(1e3 / result["mean_tpot_ms"])]
+    assert own["y"] == [pytest.approx(result["output_throughput"])]
     assert "4 in flight" in own["text"][0]
     user.go("p >> text=Own results: vllm.json >> a")
     assert user.clicks == 1

@@ -43,5 +43,5 @@ def test_errors_coverage_and_trivial_predictor_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(setups, "_INDEX", tmp_path)
     monkeypatch.setattr(setups, "_STORE", tmp_path / "stored")
     (line,) = setups.by_setup()
-    assert (line["rows"], line["rows_beside"]) == (3, 2)
+    assert (line["rows"], line["stored_rows"]) == (3, 2)
     assert (line["median"], line["trivial"], line["covered"]) == (0.2, 0.1, 0.5)

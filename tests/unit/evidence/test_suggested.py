@@ -55,9 +55,9 @@ def test_prompts_are_measured_where_their_time_is_least_known(suggestion):
 
 
 def test_the_command_names_runs_that_a_load_tool_takes(suggestion):
-    found = CliRunner().invoke(app, ["calibrate", "--suggest", "--scenario", SCENARIO, "--json"])
-    assert found.exit_code == 0, found.output
-    answer = json.loads(found.stdout)
+    result = CliRunner().invoke(app, ["calibrate", "--suggest", "--scenario", SCENARIO, "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
     assert [run["command"] for run in answer["runs"]] == [run.command for run in suggestion.runs]
     assert all(run.command.startswith("vllm bench serve --backend openai") for run in suggestion.runs)
     seeds = [run.command.partition("--seed ")[2].partition(" ")[0] for run in suggestion.runs]
@@ -76,9 +76,9 @@ def test_the_command_names_runs_that_a_load_tool_takes(suggestion):
     ],
 )
 def test_what_cannot_be_suggested_is_one_sentence(arguments, sentence):
-    found = CliRunner().invoke(app, ["calibrate", *arguments])
-    assert found.exit_code == 2, found.output
-    assert sentence in " ".join(found.stderr.split())
+    result = CliRunner().invoke(app, ["calibrate", *arguments])
+    assert result.exit_code == 2, result.output
+    assert sentence in " ".join(result.stderr.split())
 
 
 def test_a_block_given_whole_has_none_of_the_fields_set_before():

@@ -72,12 +72,12 @@ def objects(planned: Scenario) -> list[tuple[str, Any]]:
     documents = [kubernetes_manifest(planned), dynamo_manifest(planned), *llm_d_files(planned).values()]
     if len(planned.pools) == 1:
         documents.append(operations_manifest(plan(), winner(planned), scale_target(planned)))
-    found = [(item["kind"], item) for text in documents for item in yaml.safe_load_all(text) if item]
+    objects = [(item["kind"], item) for text in documents for item in yaml.safe_load_all(text) if item]
     if text := compose_file(planned):
-        found.append(("compose", yaml.safe_load(text)))
+        objects.append(("compose", yaml.safe_load(text)))
     if len(planned.pools) == 1:
-        found.append(("dashboard", json.loads(dashboard(plan(), winner(planned)))))
-    return found
+        objects.append(("dashboard", json.loads(dashboard(plan(), winner(planned)))))
+    return objects
 
 
 ALL_KINDS = set(PUBLISHED) - {"$defs"}
@@ -227,9 +227,9 @@ SAME = (
 
 def settings_of(engine: EngineSpec) -> dict[str, Any]:
     """What a line says: experts on one rank are not split, and fp8 is e4m3."""
-    found = {key: getattr(engine, key) for key in SAME}
-    found["enable_expert_parallel"] &= engine.tensor_parallel_size * engine.data_parallel_size > 1
-    return {key: value.replace("fp8_e4m3", "fp8") if isinstance(value, str) else value for key, value in found.items()}
+    fields = {key: getattr(engine, key) for key in SAME}
+    fields["enable_expert_parallel"] &= engine.tensor_parallel_size * engine.data_parallel_size > 1
+    return {key: value.replace("fp8_e4m3", "fp8") if isinstance(value, str) else value for key, value in fields.items()}
 
 
 def test_each_kind_with_arguments_is_read_back() -> None:
@@ -282,9 +282,9 @@ def test_what_is_written_is_read_back_as_planned(name: str, layout: list[str]) -
         total = sum(pool.replicas * pool.engine.num_devices for pool in planned.pools)
         assert total > 8 if name == "compose.yaml" else several_nodes and name == "llm-d.yaml"
         return
-    found = read_line(text, Asking(hardware="h100-sxm-80gb"))
-    assert found.unmodelled == ()
-    data = {key: value for key, value in found.data.items() if key in ("engine", "cluster")}
+    server = read_line(text, Asking(hardware="h100-sxm-80gb"))
+    assert server.unmodelled == ()
+    data = {key: value for key, value in server.data.items() if key in ("engine", "cluster")}
     again = load_scenario("qwen3-30b-a3b-h100", _overrides(planned, data))
     assert sorted(pool.role for pool in again.pools) == sorted(pool.role for pool in planned.pools)
     for pool, read in zip(planned.pools, again.pools, strict=True):

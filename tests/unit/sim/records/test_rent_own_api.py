@@ -35,16 +35,16 @@ def by_hand(rent: float = 6.0) -> dict[str, float | None]:
 
 def test_costs_of_an_hour_and_break_even_points_by_hand() -> None:
     """API: (0.6 x 2 + 0.4 x 0.5 + 0.5 x 8) / 0.5 h = 10.8 USD per hour. Owned: 1 + 0.4 idle, 1 + 1.0 in use."""
-    found = by_hand()
-    assert found["api_usd_per_hour"] == pytest.approx(10.8)
-    assert found["own_idle_usd_per_hour"] == pytest.approx(1.4)
-    assert found["own_usd_per_hour"] == pytest.approx(2.0)
-    assert found["own_usd_per_million_tokens"] == pytest.approx(2.0 / 3)
-    assert found["api_usd_per_million_tokens"] == pytest.approx(10.8 / 3)
-    assert found["rent_api_break_even_share"] == pytest.approx(6 / 10.8)
-    assert found["rent_api_break_even_req_s"] == pytest.approx(3 * 6 / 10.8)
+    costs = by_hand()
+    assert costs["api_usd_per_hour"] == pytest.approx(10.8)
+    assert costs["own_idle_usd_per_hour"] == pytest.approx(1.4)
+    assert costs["own_usd_per_hour"] == pytest.approx(2.0)
+    assert costs["own_usd_per_million_tokens"] == pytest.approx(2.0 / 3)
+    assert costs["api_usd_per_million_tokens"] == pytest.approx(10.8 / 3)
+    assert costs["rent_api_break_even_share"] == pytest.approx(6 / 10.8)
+    assert costs["rent_api_break_even_req_s"] == pytest.approx(3 * 6 / 10.8)
     for name, hourly in (("own_rent_break_even_share", 6.0), ("own_api_break_even_share", 10.8)):
-        share = found[name]
+        share = costs[name]
         assert share is not None
         assert 1.4 + (2.0 - 1.4) * share == pytest.approx(hourly * share)  # the lines cross there
 
